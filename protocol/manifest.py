@@ -124,8 +124,8 @@ class RoundSection(Section):
     ramp_share: Fraction = 0.0
     local_steps: Literal["", "auto"] = ""
     first_local_steps: Count | None = None
-    target_utilisation: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
-    link_mbit_per_s: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
+    target_utilisation: Annotated[float, Field(ge=0.01, lt=1.0)] = 0.95
+    link_mbit_per_s: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
     mode: Literal["overlap", "blocking", "streaming"] = "overlap"
     fragments: Annotated[int, Field(ge=1, le=512)] | None = None
     delay_steps: Annotated[int, Field(ge=0, le=1000)] | None = None

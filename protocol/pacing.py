@@ -57,10 +57,8 @@ def _of_the_ramp(numbers: PacingNumbers) -> str:
     taken = f"which the first local steps of {numbers.min_members} members take"
     if not target.ramp_share and not target.exchange_share:
         return ""
-    if target.most_tokens < least:
-        return f"round.target_tokens {target.most_tokens}: expected at least {least}, {taken}"
-    if target.most_tokens == least:
-        return f"round.target_tokens {least}: no round could grow: expected more than {least}, {taken}"
+    if target.most_tokens <= least:
+        return f"round.target_tokens {target.most_tokens}: no round could grow: expected more than {least}, {taken}"
     largest = int(numbers.total_tokens * target.ramp_share)
     if target.ramp_share and largest <= least:
         found = f"round.ramp_share {target.ramp_share:g} of run.total_tokens {numbers.total_tokens} is {largest} tokens"

@@ -39,21 +39,29 @@ def contradiction(numbers: StreamingNumbers) -> str:
     """What in these numbers cannot work, with the number that would; "" where they can."""
     if numbers.num_fragments > numbers.num_layers:
         return f"round.fragments {numbers.num_fragments}: expected at most the {numbers.num_layers} of model.num_layers"
-    between = numbers.steps_between
-    if numbers.delay_steps >= between:
-        step_tokens = numbers.batch_tokens * numbers.min_members * numbers.num_units
-        enough = step_tokens * (numbers.delay_steps + 1)
-        less = f"a delay of at most {between - 1}, or " if between > 1 else ""
-        return (
-            f"round.delay_steps {numbers.delay_steps}: with {numbers.min_members} peers the rounds of {numbers.num_units} units are "
-            f"{between} local steps apart: expected {less}round.target_tokens of at least {enough}"
-        )
+    if problem := _too_close(numbers):
+        return problem
     if numbers.total_tokens < 2 * numbers.target_tokens:
         return (
             f"run.total_tokens {numbers.total_tokens}: expected at least twice round.target_tokens, "
             f"{2 * numbers.target_tokens}, so that each unit has its rounds"
         )
     return ""
+
+
+def _too_close(numbers: StreamingNumbers) -> str:
+    """Rounds of two units between which not even a step lies, or, where commits are mixed in, no more than the delay."""
+    between = numbers.steps_between
+    if numbers.delay_steps < between:
+        return ""
+    apart = f"with {numbers.min_members} peers the rounds of {numbers.num_units} units are {between} local steps apart"
+    enough = numbers.batch_tokens * numbers.min_members * numbers.num_units * (numbers.delay_steps + 1)
+    total_tokens = 2 * enough
+    longer = f" and run.total_tokens of at least {total_tokens}" if numbers.total_tokens < total_tokens else ""
+    if not numbers.delay_steps:
+        return f"round.target_tokens {numbers.target_tokens}: {apart}: expected at least {enough}{longer}"
+    less = f"a delay of at most {between - 1}, or " if between > 1 else ""
+    return f"round.delay_steps {numbers.delay_steps}: {apart}: expected {less}round.target_tokens of at least {enough}{longer}"
 
 
 def what_is_wrong_with_mixing(delay_steps: int | None, alpha: float | None) -> str:

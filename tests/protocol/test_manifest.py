@@ -109,10 +109,16 @@ def test_the_optimizer_is_written_only_where_it_is_chosen() -> None:
         (
             "# ramp_share = 0.02",
             "ramp_share = 0.01\nfirst_local_steps = 40",
-            "round.target_tokens 122880: expected at least 163840, which the first local steps of 2 members take",
+            "round.target_tokens 122880: no round could grow: expected more than 163840, which the first local steps",
         ),
         ("# local_steps = ", "target_utilisation = 0.9 # ", 'target_utilisation 0.9 belongs to local_steps = "auto"'),
         ("# local_steps = ", "target_utilisation = 1.0\nlocal_steps = ", "round.target_utilisation is 1.0"),
+        (
+            "# local_steps = ",
+            'link_mbit_per_s = 1.0\ntarget_utilisation = 5e-324\nlocal_steps = "auto" # ',
+            "round.target_utilisation is 5e-324; expected greater than or equal to 0.01",
+        ),
+        ("# local_steps = ", "link_mbit_per_s = 1e-320 # ", "expected greater than or equal to 0.000001"),
         ("[data]", "[data", "is no TOML"),
         ("learning_rate = 0.003", "", "inner.learning_rate is missing"),
         ('source = "python-stdlib"', 'source = "text"', "glob"),

@@ -79,6 +79,14 @@ def test_a_link_on_which_measured_rounds_would_outlast_the_longest_interval_is_r
         assert too_slow(replace(link, target_utilisation=kept)) == ""
 
 
+def test_the_slowest_links_and_shares_that_a_manifest_may_name_are_refused_in_a_line_that_can_be_read() -> None:
+    slowest = replace(SLOW, mbit_per_s=1e-6, longest_interval_s=1.0)
+    for utilisation, is_blocking in ((0.0, False), (0.01, False), (1.0 - 2.0**-53, True)):
+        found = too_slow(replace(slowest, target_utilisation=utilisation, is_blocking=is_blocking))
+        assert "expected a link of at least" in found
+        assert len(found) < 400
+
+
 def test_a_link_that_is_just_too_slow_does_not_seem_to_be_fast_enough() -> None:
     assert "takes this link 61 s of round.longest_interval_s 60:" in too_slow(replace(SLOW, mbit_per_s=3.53))
 
