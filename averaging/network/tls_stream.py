@@ -209,12 +209,13 @@ class TlsStream:
 
     async def _send_part(self, part: memoryview) -> None:
         begin = 0
-        while begin < len(part):
-            with trio.fail_after(STALLED_S):
+        with trio.fail_after(STALLED_S) as scope:
+            while begin < len(part):
                 begin = await self._connection.send(part, begin)
-            self._unsent[0] = part[begin:]
-            if begin < len(part):
-                await trio.lowlevel.checkpoint()
+                scope.deadline = trio.current_time() + STALLED_S
+                self._unsent[0] = part[begin:]
+                if begin < len(part):
+                    await trio.lowlevel.checkpoint()
 
     def _keep_unsent(self) -> None:
         for place, part in enumerate(self._unsent):

@@ -427,9 +427,11 @@ class Exchange:
         )
 
     def _have_left(self, chunks: Sequence[bytes | memoryview], moving: Moving, run: range) -> None:
+        now_s = trio.current_time()
         for chunk in run:
-            moving.num_bytes += len(chunks[chunk])
-            self._upload.sent(chunk, len(chunks[chunk]), trio.current_time())
+            num_bytes = len(chunks[chunk])
+            moving.num_bytes += num_bytes
+            self._upload.sent(chunk, num_bytes, now_s)
 
     async def _take_result(self, part: SliceSpec, stream: Stream) -> None:
         tools = self._tools
