@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from averaging.codecs import Codec
@@ -86,9 +87,7 @@ def encode_run(
     return [view[begin : begin + size_bytes] for begin in range(0, num_bytes, size_bytes)]
 
 
-def _write_run(
-    codec: Codec, values_n: torch.Tensor, chunk_elements: int, written: np.ndarray[tuple[int], np.dtype[np.uint8]]
-) -> None:
+def _write_run(codec: Codec, values_n: torch.Tensor, chunk_elements: int, written: npt.NDArray[np.uint8]) -> None:
     """As `encode_run`, without the library."""
     num_whole, size_bytes = values_n.numel() // chunk_elements, codec.encoded_bytes(chunk_elements)
     vector = _as_vector(codec, chunk_elements) if num_whole > 1 and not isinstance(codec, SparseCodec) else None

@@ -1,4 +1,5 @@
-/* The block codecs (dense.py) in compiled form: the same bytes and the same numbers, in one pass instead of six to ten.
+/* The block codecs (dense.py) in compiled form: the same bytes and the same numbers, in one pass instead of six to ten. And which values
+   of a block are the largest (sparse.py).
 
    Every operation is one IEEE 754 operation in single precision or an integer one, in the order in which dense.py and
    weighted_mean.py do it. Build with -ffp-contract=off and without -ffast-math: a fused multiplication and addition would round once
@@ -229,6 +230,62 @@ EVERY_MACHINE int potluck_step(
     if (kind == INT4)
         return step_kind(INT4, chunks, num_chunks, n, rate, from, to);
     return step_kind(E3M0, chunks, num_chunks, n, rate, from, to);
+}
+
+enum { SPARSE_BLOCK = 4096, GROUP = 16 };
+
+INSIDE int64_t num_least(const int32_t *sizes, int32_t least)
+{
+    int32_t num = 0;
+    for (int i = 0; i < SPARSE_BLOCK; i++)
+        num += sizes[i] >= least;
+    return num;
+}
+
+/* Where the `num` largest of each block of 4096 values lie by absolute value, ascending, equal ones by the lower place; 4096 in the
+   places that are left where fewer are not zero. 1 where a value is not finite. */
+EVERY_MACHINE int potluck_largest(const float *values, int64_t num_blocks, int64_t num, int64_t *places)
+{
+    int32_t sizes[SPARSE_BLOCK];
+    for (int64_t b = 0; b < num_blocks; b++, values += SPARSE_BLOCK, places += num) {
+        int32_t most = 0;
+        for (int i = 0; i < SPARSE_BLOCK; i++) {
+            sizes[i] = (int32_t)(bits_of(values[i]) & MAGNITUDE);
+            most = sizes[i] > most ? sizes[i] : most;
+        }
+        if ((uint32_t)most >= INFINITY_BITS)
+            return 1;
+        /* The bits of floats without their sign are ordered as their sizes are: the least size that is kept, from its highest bit on. */
+        int32_t least = 0;
+        int64_t found = SPARSE_BLOCK;
+        for (int32_t bit = 1 << 30; bit && found > num; bit >>= 1) {
+            int64_t with_bit = (least | bit) > most ? 0 : num_least(sizes, least | bit);
+            if (with_bit >= num) {
+                least |= bit;
+                found = with_bit;
+            }
+        }
+        if (least == 0) {
+            least = 1;
+            found = num_least(sizes, least);
+        }
+        int32_t num_equal = found > num ? (int32_t)(num - num_least(sizes, least + 1)) : SPARSE_BLOCK, written = 0;
+        int32_t at[SPARSE_BLOCK + 1];
+        for (int begin = 0; begin < SPARSE_BLOCK; begin += GROUP) {
+            int32_t any = 0;
+            for (int i = begin; i < begin + GROUP; i++)
+                any |= sizes[i] >= least;
+            for (int i = begin; any && i < begin + GROUP; i++) { /* without a branch, which would be guessed wrong at each that is kept */
+                int32_t is_equal = sizes[i] == least;
+                at[written] = i;
+                written += (sizes[i] > least) | (is_equal & (num_equal > 0));
+                num_equal -= is_equal;
+            }
+        }
+        for (int64_t i = 0; i < num; i++)
+            places[i] = i < written ? at[i] : SPARSE_BLOCK;
+    }
+    return 0;
 }
 
 /* Of the source that this was built from; the program compares it with the source that it was installed with. */

@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from averaging.codecs.codec import Codec
+from averaging.codecs.codec import Codec, FloatArray
 from averaging.codecs.dense import BlockCodec, E3m0Codec, Int4Codec, Int8Codec
 
 _FOLDER: Final = Path(__file__).parent
 _KINDS: Final[dict[type[BlockCodec], int]] = {Int8Codec: 0, Int4Codec: 1, E3m0Codec: 2}
 """As `blocks.c` numbers them."""
 
+SPARSE_BLOCK_ELEMENTS: Final = 4096
+
 Encoded = Sequence[bytes | memoryview]
+IntArray = npt.NDArray[np.int64]
 
 
 class CompiledBlocks:
@@ -39,6 +43,7 @@ class CompiledBlocks:
             told = library.potluck_source
             self._encode, self._decode = library.potluck_encode, library.potluck_decode
             self._add, self._step = library.potluck_add, library.potluck_step
+            self._largest = library.potluck_largest
         except AttributeError as error:
             raise OSError(str(error)) from error
         told.restype = ctypes.c_char_p
@@ -48,6 +53,7 @@ class CompiledBlocks:
         self._decode.argtypes = [ctypes.c_int, pointer, count, count, pointer]
         self._add.argtypes = [ctypes.c_int, pointer, count, count, ctypes.c_float, ctypes.c_float, pointer]
         self._step.argtypes = [ctypes.c_int, pointer, count, count, ctypes.c_float, pointer, pointer]
+        self._largest.argtypes = [pointer, count, count, pointer]
 
     def encode(
         self, codec: Codec, values_n: torch.Tensor, minus_n: torch.Tensor | None, chunk_elements: int, room: memoryview
@@ -102,6 +108,17 @@ class CompiledBlocks:
         at, places = _addresses(chunks), (before_n.data_ptr(), after_n.data_ptr())
         return not self._step(kind, at.ctypes.data, len(chunks), chunk_elements, rate, *places)
 
+    def largest(self, values: FloatArray, num_places: int) -> IntArray | None:
+        """(blocks x num_places,) where the largest of (blocks x 4096,) values lie in their blocks, as sparse.py tells them; None where
+        a value is not finite.
+        """
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        num_blocks = len(values) // SPARSE_BLOCK_ELEMENTS
+        places = np.empty(num_blocks * num_places, dtype=np.int64)
+        if self._largest(values.ctypes.data, num_blocks, num_places, places.ctypes.data):
+            return None
+        return places
+
     def _kind_of(self, codec: Codec, chunks: Encoded, chunk_elements: int, values_n: torch.Tensor) -> int | None:
         size_bytes = codec.encoded_bytes(chunk_elements)
         fits = len(values_n) == len(chunks) * chunk_elements and all(len(chunk) == size_bytes for chunk in chunks)
@@ -120,7 +137,7 @@ def _is_plain(values_n: torch.Tensor) -> bool:
     return is_vector and values_n.is_contiguous()
 
 
-def _addresses(chunks: Encoded) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def _addresses(chunks: Encoded) -> npt.NDArray[np.uint64]:
     views = (np.frombuffer(chunk, dtype=np.uint8) for chunk in chunks)
     return np.fromiter((view.__array_interface__["data"][0] for view in views), dtype=np.uint64, count=len(chunks))
 

@@ -33,6 +33,7 @@ from averaging.codecs.codec import (
     require_length,
     require_vector,
 )
+from averaging.codecs.compiled import BLOCKS
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 
 BLOCK_ELEMENTS: Final = 4096
@@ -165,6 +166,9 @@ class SparseCodec:
             LocalProtocolError: a value that is not finite.
         """
         end = len(values) // BLOCK_ELEMENTS * BLOCK_ELEMENTS
+        places = BLOCKS.largest(values[:end], self._block_places) if BLOCKS is not None and end else None
+        if places is not None and end == len(values):
+            return places
         sizes = values.view(np.uint32) & MAGNITUDE
         found = [_largest(sizes[:end].reshape(-1, BLOCK_ELEMENTS), self._block_places)] if end else []
         if end < len(values):

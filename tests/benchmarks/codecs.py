@@ -2,8 +2,9 @@
 does it.
 
 The real deltas are of the product's own decoder: genesis, steps to get past the first ones, an anchor, then H local steps of AdamW on
-Python's standard library. Speeds are processor seconds of this process, one thread, in chunks as they travel; each trial measures all
-codecs in turn, so that all see the same machine. Speed is told in GB (1e9 bytes) of the float32 values.
+Python's standard library. Speeds are processor seconds of this process, one thread, in chunks as they travel, as many at once as
+rounds take (averaging/chunk_runs.py); each trial measures all codecs in turn, so that all see the same machine, and once more without
+the compiled library. Speed is told in GB (1e9 bytes) of the float32 values.
 
 Results of the sparse mode are means of "topk" contributions: of four members' real deltas, and of noise, on which
 members never agree, of 8 and 16. Those codecs are timed on the means of as many members as they have room for.
@@ -12,21 +13,27 @@ members never agree, of 8 and 16. Those codecs are timed on the means of as many
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from averaging.codecs import Codec, codec_by_name, codec_names
+from averaging import chunk_runs
+from averaging.chunk_runs import decode_run, encode_run, run_chunks
+from averaging.codecs import Codec, codec_by_name, codec_names, sparse
+from averaging.codecs.compiled import BLOCKS
 from averaging.codecs.sparse import RESULTS, TOPK, SparseCodec
 from averaging.data.corpus import python_stdlib_documents
 from averaging.genesis import genesis_anchor
@@ -49,6 +56,8 @@ NUM_MEMBERS: Final = 4
 """Whose real deltas are averaged."""
 
 RESULT_CODECS: Final = ("int8", "int4", "e3m0", *(codec.name for codec in RESULTS))
+
+WITHOUT: Final = " without the library"
 
 LEAST_ENCODE: Final = {"int8": 1.0, "int4": 1.0, "topk": 0.6}
 MOST_BITS_A_KEPT_VALUE: Final = {"topk": 10.2}
@@ -157,24 +166,43 @@ def kept_rows(
 
 
 def timed_values(codec: Codec, chunk: int) -> tuple[torch.Tensor, ...]:
-    """Noise, in chunks; for a result of sparse contributions the mean of some of noise."""
+    """Noise, in runs of chunks; for a result of sparse contributions the mean of some of noise."""
+    run = chunk * run_chunks(chunk)
     if codec not in RESULTS or not isinstance(codec, SparseCodec):
-        return torch.split(noise(NUM_TIMED, 2), chunk)
+        return torch.split(noise(NUM_TIMED, 2), run)
     num_members = TOPK.numbers.stride // codec.numbers.stride
-    return torch.split(sparse_mean([noise(NUM_TIMED, 10 + member) for member in range(num_members)], chunk), chunk)
+    return torch.split(sparse_mean([noise(NUM_TIMED, 10 + member) for member in range(num_members)], chunk), run)
+
+
+@contextmanager
+def not_compiled() -> Iterator[None]:
+    """Everything by torch and NumPy."""
+    with ExitStack() as stack:
+        for module in (chunk_runs, sparse):
+            stack.enter_context(patch.object(module, "BLOCKS", None))
+        yield
 
 
 def measure_speeds(codecs: Sequence[Codec], num_trials: int, chunk: int) -> dict[str, Speeds]:
     """All codecs in turn, again and again."""
     parts_n = {codec.name: timed_values(codec, chunk) for codec in codecs}
-    encoded = {codec.name: [codec.encode(part_n) for part_n in parts_n[codec.name]] for codec in codecs}
-    speeds = {codec.name: Speeds() for codec in codecs}
+    encoded = {codec.name: [encode_run(codec, part_n, chunk) for part_n in parts_n[codec.name]] for codec in codecs}
+    ways: dict[str, Callable[[], AbstractContextManager[None]]] = {"": nullcontext}
+    if BLOCKS is not None:
+        ways[WITHOUT] = not_compiled
+    speeds = {codec.name + way: Speeds() for codec in codecs for way in ways}
     for _ in range(num_trials):
-        for codec in codecs:
-            datas = encoded[codec.name]
-            speeds[codec.name].encode.append(_speed(codec.encode, parts_n[codec.name]))
-            speeds[codec.name].decode.append(_speed(partial(codec.decode, num_elements=chunk), datas))
+        for (way, opened), codec in itertools.product(ways.items(), codecs):
+            with opened():
+                run, speed = len(parts_n[codec.name][0]), speeds[codec.name + way]
+                speed.encode.append(_speed(partial(encode_run, codec, chunk_elements=chunk), parts_n[codec.name]))
+                decode = partial(_decode_run, codec, chunk, run)
+                speed.decode.append(_speed(decode, encoded[codec.name]))
     return speeds
+
+
+def _decode_run(codec: Codec, chunk: int, num_elements: int, chunks: Sequence[bytes | memoryview]) -> torch.Tensor:
+    return decode_run(codec, chunks, chunk, num_elements)
 
 
 def _speed(work: Callable[[Any], object], parts: Sequence[object]) -> float:
@@ -228,6 +256,10 @@ def main(arguments: Sequence[str]) -> int:
         rows += error_rows(codec, means if name in RESULT_CODECS else {}, chunk, settings)
         rows.append(speed_row(f"{name}: encode", measured.encode, LEAST_ENCODE.get(name), settings))
         rows.append(speed_row(f"{name}: decode", measured.decode, LEAST_DECODE.get(name), settings))
+        plain = speeds.get(name + WITHOUT)
+        if plain is not None:
+            rows.append(speed_row(f"{name}: encode{WITHOUT}", plain.encode, None, settings))
+            rows.append(speed_row(f"{name}: decode{WITHOUT}", plain.decode, None, settings))
     write_rows(rows, options.json)
     print_rows(rows, "codecs, one core")
     return 0 if all(row.met is not False for row in rows) else 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from averaging.codecs import Codec, codec_by_name
+from averaging.codecs import Codec, codec_by_name, sparse
 from averaging.codecs.build_hook import compile_blocks
 from averaging.codecs.compiled import BLOCKS, CompiledBlocks, load
 from averaging.codecs.dense import Int8Codec
@@ -149,6 +149,46 @@ def test_values_beyond_the_bound_of_a_sum_are_left_to_be_judged_one_by_one(
 ) -> None:
     chunks = [codec.encode(torch.full((CHUNK,), 2e18))]
     assert not blocks.add(codec, chunks, CHUNK, 1.0, 1e18, torch.zeros(CHUNK))
+
+
+SPARSE = 4096
+
+
+@pytest.mark.parametrize("num_places", [64, 256, 1024])
+def test_the_largest_values_are_those_that_the_sparse_codec_finds(blocks: CompiledBlocks, num_places: int) -> None:
+    generator = np.random.default_rng(4)
+    noise = generator.standard_normal(2 * SPARSE)
+    for values in (
+        noise,
+        np.round(noise * 2),  # many are equal
+        np.where(generator.random(2 * SPARSE) < 0.01, noise, 0.0),  # fewer than there is room for
+        np.full(2 * SPARSE, -2.0),
+        np.zeros(2 * SPARSE),
+        noise * 1e-42,
+        np.sign(noise) * 3e38,
+        np.where(np.arange(2 * SPARSE) == SPARSE - 1, 1.0, 0.0),
+    ):
+        single = values.astype(np.float32)
+        expected = sparse._largest((single.view(np.uint32) & 0x7FFFFFFF).reshape(-1, SPARSE), num_places)
+        found = blocks.largest(single, num_places)
+        assert found is not None
+        assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("value", [float("nan"), -float("inf")])
+def test_of_values_that_are_not_finite_none_are_the_largest(blocks: CompiledBlocks, value: float) -> None:
+    values = np.ones(2 * SPARSE, dtype=np.float32)
+    values[-1] = value
+    assert blocks.largest(values, 64) is None
+
+
+@pytest.mark.parametrize("name", ["topk", "top6"])
+def test_sparse_chunks_have_the_same_bytes_without_the_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = codec_by_name(name)
+    vectors = [torch.randn(num, generator=torch.Generator().manual_seed(num)) for num in (SPARSE, 3 * SPARSE + 100, 50)]
+    compiled = [codec.encode(values_n) for values_n in vectors]
+    monkeypatch.setattr(sparse, "BLOCKS", None)
+    assert [codec.encode(values_n) for values_n in vectors] == compiled
 
 
 def test_what_does_not_fit_is_not_touched(blocks: CompiledBlocks) -> None:
