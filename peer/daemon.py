@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 import trio
 
+from averaging.codecs.compiled import BLOCKS
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache
 from averaging.network.asyncio_thread import open_asyncio_thread
@@ -118,6 +119,8 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
         print(f"log: {log_path}", flush=True)
         comes_back = True
         with keep_log(log_path):
+            if BLOCKS is None:
+                log.warning("codecs_not_compiled", costs="more processor time a round", mend="README.md, Try it")
             while comes_back:
                 session = take_session(config.state_dir, clock.unix_s())
                 comes_back = run_unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))

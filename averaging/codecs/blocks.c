@@ -13,6 +13,17 @@
 #include <stdint.h>
 #include <string.h>
 
+/* Each of these would give other bytes than dense.py: no library then. */
+#ifdef __FAST_MATH__
+#error "-ffast-math: operations would not round as IEEE 754 says"
+#endif
+#if FLT_EVAL_METHOD != 0
+#error "floats are computed in another precision"
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "scales are little-endian"
+#endif
+
 #if defined(CLONES) && defined(__x86_64__)
 #define EVERY_MACHINE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

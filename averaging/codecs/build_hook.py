@@ -6,10 +6,13 @@ is none the installation says so and goes on, and the codecs are computed by tor
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import shlex
 import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +23,11 @@ LIBRARY: Final = SOURCE.with_suffix(".so")
 COMPILE_LIMIT_S: Final = 120.0
 
 # No -ffast-math and no contraction: each operation rounds once, as it does in torch's and NumPy's kernels.
-_FLAGS: Final = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-Wall", "-Wextra")
+# They come after what CC names, and so hold against a -ffast-math there.
+_FLAGS: Final = (
+    *("-std=c11", "-O3", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno"),
+    *("-fPIC", "-shared", "-Wall", "-Wextra"),
+)
 _CLONES: Final = "-DCLONES"
 """A function for each generation of x86-64, of which the one that fits is taken when the library is loaded. Not all compilers and
 C libraries can do that, and then there is the one for all machines.
@@ -33,7 +40,10 @@ def compile_blocks(root: Path, library: Path, *flags: str) -> str:
     Args:
         flags: in the place of a function for each generation of the processor, such as `-march=x86-64-v3`.
     """
-    compiler = shlex.split(os.environ.get("CC", "cc"))
+    try:
+        compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    except ValueError as error:
+        return f"CC: {error}"
     digest = hashlib.sha256((root / SOURCE).read_bytes()).hexdigest()
     unfinished = library.with_suffix(f".{os.getpid()}.tmp")
     said = ""
@@ -47,14 +57,21 @@ def compile_blocks(root: Path, library: Path, *flags: str) -> str:
                 timeout=COMPILE_LIMIT_S,
                 check=False,
             )
+            if not done.returncode:
+                unfinished.replace(library)
+                return ""
         except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
-        if not done.returncode:
-            unfinished.replace(library)
-            return ""
+            said = str(error)
+            break
         said = (done.stderr.strip().splitlines() or [f"{compiler[0]} ended with {done.returncode}"])[0]
-    unfinished.unlink(missing_ok=True)
+    _remove(unfinished)
     return said
+
+
+def _remove(path: Path) -> None:
+    """As far as that can be: a source tree may be read-only, or another user's. A library of another source is not used anyway."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 class BlocksHook(BuildHookInterface[Any]):
@@ -67,11 +84,12 @@ class BlocksHook(BuildHookInterface[Any]):
         library = Path(self.root) / LIBRARY
         problem = compile_blocks(Path(self.root), library)
         if problem:
-            library.unlink(missing_ok=True)  # of another source, maybe
+            _remove(library)  # of another source, maybe
             self.app.display_warning(
                 f"codecs are not compiled ({problem}): rounds take more of the processor; install a C compiler, then again"
             )
             return
         build_data["artifacts"].append(f"/{LIBRARY.as_posix()}")
         build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        platform = re.sub(r"[-.]", "_", sysconfig.get_platform())
+        build_data["tag"] = f"py3-none-{platform}"  # the library knows nothing of Python

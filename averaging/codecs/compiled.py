@@ -64,7 +64,8 @@ class CompiledBlocks:
         kind, num_chunks = _kind(codec, chunk_elements), len(values_n) // chunk_elements
         vectors = (values_n,) if minus_n is None else (values_n, minus_n)
         is_plain = all(_is_plain(each_n) and len(each_n) == num_chunks * chunk_elements for each_n in vectors)
-        if kind is None or not is_plain or len(room) != num_chunks * codec.encoded_bytes(chunk_elements):
+        size_bytes = num_chunks * codec.encoded_bytes(chunk_elements)
+        if kind is None or not is_plain or room.readonly or room.nbytes != size_bytes:
             return False
         minus = None if minus_n is None else minus_n.data_ptr()
         written = np.frombuffer(room, dtype=np.uint8).ctypes.data
@@ -133,8 +134,9 @@ def _kind(codec: Codec, chunk_elements: int) -> int | None:
 
 
 def _is_plain(values_n: torch.Tensor) -> bool:
+    """Whether C may take it for an array of floats: in memory as its values are, each at a place where a float may lie."""
     is_vector = values_n.dtype == torch.float32 and values_n.dim() == 1 and values_n.device.type == "cpu"
-    return is_vector and values_n.is_contiguous()
+    return is_vector and values_n.is_contiguous() and not values_n.is_neg() and values_n.data_ptr() % 4 == 0
 
 
 def _addresses(chunks: Encoded) -> npt.NDArray[np.uint64]:

@@ -166,16 +166,17 @@ class SparseCodec:
             LocalProtocolError: a value that is not finite.
         """
         end = len(values) // BLOCK_ELEMENTS * BLOCK_ELEMENTS
-        places = BLOCKS.largest(values[:end], self._block_places) if BLOCKS is not None and end else None
-        if places is not None and end == len(values):
-            return places
-        sizes = values.view(np.uint32) & MAGNITUDE
-        found = [_largest(sizes[:end].reshape(-1, BLOCK_ELEMENTS), self._block_places)] if end else []
+        bits, found = values.view(np.uint32), list[IntArray]()
+        if end:
+            places = None if BLOCKS is None else BLOCKS.largest(values[:end], self._block_places)
+            if places is None:
+                places = _largest((bits[:end] & MAGNITUDE).reshape(-1, BLOCK_ELEMENTS), self._block_places)
+            found.append(places)
         if end < len(values):
             rest = np.zeros((1, BLOCK_ELEMENTS), dtype=np.uint32)
-            rest[0, : len(values) - end] = sizes[end:]
+            rest[0, : len(values) - end] = bits[end:] & MAGNITUDE
             found.append(_largest(rest, self.num_places(len(values) - end)))
-        return np.concatenate(found)
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _quantised(self, sizes: FloatArray, layout: _Layout, num_chunks: int) -> tuple[FloatArray, ByteArray, IntArray]:
         """(chunks, levels) codebooks, scale bytes, and (K,) levels of (K,) magnitudes; -1 for what is not worth writing."""

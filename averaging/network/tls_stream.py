@@ -209,13 +209,15 @@ class TlsStream:
 
     async def _send_part(self, part: memoryview) -> None:
         begin = 0
-        with trio.fail_after(STALLED_S) as scope:
-            while begin < len(part):
-                begin = await self._connection.send(part, begin)
-                scope.deadline = trio.current_time() + STALLED_S
-                self._unsent[0] = part[begin:]
-                if begin < len(part):
-                    await trio.lowlevel.checkpoint()
+        while begin < len(part):
+            with trio.fail_after(STALLED_S) as scope:
+                # once its deadline has passed a scope stays cancelled, also where something left in that very moment
+                while begin < len(part) and not scope.cancel_called:
+                    begin = await self._connection.send(part, begin)
+                    scope.deadline = trio.current_time() + STALLED_S
+                    self._unsent[0] = part[begin:]
+                    if begin < len(part) and not scope.cancel_called:
+                        await trio.lowlevel.checkpoint()
 
     def _keep_unsent(self) -> None:
         for place, part in enumerate(self._unsent):

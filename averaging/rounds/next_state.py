@@ -96,6 +96,9 @@ class NextState:
         lacking = (chunk for chunk, by in zip(numbers, hashes, strict=True) if self._made_by.get(chunk) != by)
         for run in consecutive(lacking, run_chunks(self._grid.chunk_elements)):
             part = slice(run.start - first_chunk, run.stop - first_chunk)
+            for chunk in run:  # bytes that are refused may have been written in part over what was made before
+                self._made_by.pop(chunk, None)
+                self._leaves.pop(chunk, None)
             self._step(run, encoded[part])
             self._made_by.update(zip(run, hashes[part], strict=True))
 

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import errno
+import os
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from averaging.codecs import codec_by_name
 from averaging.codecs.build_hook import LIBRARY, SOURCE, compile_blocks
+from averaging.codecs.compiled import CompiledBlocks
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,6 +42,34 @@ def test_where_functions_for_each_processor_cannot_be_built_there_is_one_for_all
     monkeypatch.setenv("CC", str(compiler))
     assert compile_blocks(ROOT, tmp_path / "blocks.so") == ""
     assert (tmp_path / "blocks.so").exists()
+
+
+@pytest.mark.parametrize("name", ["", "cc -ffast-math"])
+def test_what_cc_names_does_not_change_how_numbers_are_rounded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", name)
+    assert compile_blocks(ROOT, tmp_path / "blocks.so", "-O1") == ""
+    small = np.float32(1e-40)
+    blocks, codec, room = CompiledBlocks(tmp_path / "blocks.so"), codec_by_name("int4"), bytearray(68)
+    assert small * np.float32(0.5) > 0, "numbers below the smallest normal one are not flushed by whoever loads it"
+    for seed in range(50):
+        values_n = torch.randn(128, generator=torch.Generator().manual_seed(seed))
+        assert blocks.encode(codec, values_n, None, 128, memoryview(room))
+        assert bytes(room) == codec.encode(values_n)
+
+
+def test_a_compiler_that_cannot_be_named_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc '")
+    assert compile_blocks(ROOT, tmp_path / "blocks.so").startswith("CC: ")
+
+
+def test_where_nothing_can_be_written_or_removed_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert compile_blocks(ROOT, tmp_path / "nowhere" / "blocks.so") != ""
 
 
 def test_installations_and_wheels_build_it() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -191,13 +192,32 @@ def test_sparse_chunks_have_the_same_bytes_without_the_library(name: str, monkey
     assert [codec.encode(values_n) for values_n in vectors] == compiled
 
 
+def test_of_a_sparse_chunk_with_a_rest_only_the_rest_is_looked_through_without_the_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_through, largest = list[int](), sparse._largest
+
+    def watched(sizes: npt.NDArray[np.uint32], num_places: int) -> sparse.IntArray:
+        looked_through.append(len(sizes))
+        return largest(sizes, num_places)
+
+    monkeypatch.setattr(sparse, "_largest", watched)
+    codec_by_name("topk").encode(torch.randn(3 * SPARSE + 100))
+    assert looked_through == [1]
+
+
 def test_what_does_not_fit_is_not_touched(blocks: CompiledBlocks) -> None:
     codec = codec_by_name("int8")
     values_n, chunks = torch.ones(2 * CHUNK), _encoded(codec, torch.ones(2 * CHUNK))
     room = memoryview(bytearray(2 * codec.encoded_bytes(CHUNK)))
     assert blocks.encode(codec, values_n, None, CHUNK, room)
     assert not blocks.encode(codec, values_n, None, CHUNK, room[:-1])
+    assert not blocks.encode(codec, values_n, None, CHUNK, memoryview(bytes(len(room))))
     assert not blocks.encode(codec, values_n, values_n[1:], CHUNK, room)
+    assert not blocks.encode(codec, torch._neg_view(values_n), None, CHUNK, room)
+    uneven_n = torch.frombuffer(bytearray(4 * 2 * CHUNK + 1), dtype=torch.float32, offset=1)
+    assert not blocks.encode(codec, uneven_n, None, CHUNK, room)
+    assert not blocks.decode(codec, chunks, CHUNK, uneven_n)
     assert not blocks.encode(codec, values_n.double(), None, CHUNK, room)
     assert not blocks.encode(codec, torch.ones(4 * CHUNK)[::2], None, CHUNK, room)
     assert not blocks.encode(codec, values_n[: CHUNK + 1], None, CHUNK, room)

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 import trio
@@ -199,3 +200,32 @@ async def test_a_reader_that_takes_nothing_is_not_waited_for_for_ever(monkeypatc
                 await send_on()
             with pytest.raises(PeerUnreachable):
                 await receive_on()
+
+
+class _Woken:
+    """A connection that was waited on until its deadline had passed, and is found writable in the same moment: as after SIGSTOP."""
+
+    def __init__(self, clock: trio.testing.MockClock) -> None:
+        self._clock = clock
+        self._num_calls = 0
+
+    async def send(self, data: memoryview, begin: int) -> int:
+        self._num_calls += 1
+        if self._num_calls == 2:
+            self._clock.jump(tls_stream.STALLED_S + 1)
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        else:
+            await trio.lowlevel.checkpoint()
+        return begin + 1
+
+
+def test_what_left_when_the_deadline_had_just_passed_is_no_stall() -> None:
+    clock = trio.testing.MockClock()
+
+    async def send() -> None:
+        stream = object.__new__(TlsStream)
+        stream._connection, stream._unsent = cast(Any, _Woken(clock)), [memoryview(b"abcd")]
+        await stream._send_part(memoryview(b"abcd"))
+        assert stream._unsent == [memoryview(b"")]
+
+    trio.run(send, clock=clock)

@@ -6,12 +6,15 @@ import pytest
 import torch
 import trio
 
+from averaging.codecs import codec_by_name
 from averaging.outer_step import apply_outer_step
 from averaging.rounds.next_state import MomentumHashes, NextState, examined
 from averaging.state import UnitState, chunk_hashes, state_root
 from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.ids import CommitId, UnitName
 from protocol.merkle import leaf_hash
 from protocol.rounds.messages import OuterStep
+from protocol.tensor_schema import ChunkGrid
 from tests.averaging.rounds.counting_codec import CountingCodec
 from tests.averaging.rounds.round_world import CODEC, GRID, OUTER, MadeCommit, open_world
 
@@ -84,6 +87,23 @@ def test_bytes_that_mean_nothing_are_not_taken_for_made(scene: Scene) -> None:
         ahead.make(2, [bad], [leaf_hash(bad)])
     ahead.make(0, scene.chunks, scene.hashes)
     scene.check(ahead)
+
+
+@pytest.mark.parametrize("outer", [OUTER, OuterStep("mean", 1.0, 0.0)])
+def test_bytes_that_are_refused_half_way_leave_nothing_that_is_taken_for_made(outer: OuterStep) -> None:
+    grid, codec = ChunkGrid(num_elements=512, chunk_elements=512), codec_by_name("int8")
+    anchor_N, update_N = (torch.randn(512, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    state = UnitState(UnitName("unit"), CommitId(bytes(32)), 0, 0, anchor_N, torch.zeros(512))
+    good = codec.encode(update_N)
+    bad = bytearray(codec.encode(update_N + 1.0))
+    bad[-1] = 0x80  # in the second block: the first one is applied before this is seen
+    ahead = NextState(state, outer, codec, grid)
+    ahead.make(0, [good], [leaf_hash(good)])
+    with pytest.raises(RemoteProtocolError):
+        ahead.make(0, [bytes(bad)], [leaf_hash(bytes(bad))])
+    ahead.make(0, [good], [leaf_hash(good)])
+    expected_N, _ = apply_outer_step(anchor_N, torch.zeros(512), codec.decode(good, 512), outer)
+    assert torch.equal(ahead._anchor_N, expected_N)
 
 
 def test_a_state_with_a_chunk_missing_is_none(scene: Scene) -> None:
