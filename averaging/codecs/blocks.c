@@ -141,63 +141,41 @@ INSIDE int is_scale(uint32_t bits)
     return bits == 0 || bits - SMALLEST_NORMAL_BITS < INFINITY_BITS - SMALLEST_NORMAL_BITS;
 }
 
-INSIDE int decode_kind(int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float *out)
-{
-    const int block = block_of(kind);
-    const int64_t blocks = n / block;
-    for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
-        const uint8_t *scales = chunks[chunk], *codes = scales + 4 * blocks;
-        for (int64_t b = 0; b < blocks; b++, codes += code_bytes(kind, block), out += block) {
-            float levels[MOST_BLOCK], scale;
-            memcpy(&scale, scales + 4 * b, 4);
-            uint32_t bits = bits_of(scale);
-            if (!is_scale(bits) || scale > FLT_MAX / 128.0f || levels_of(kind, codes, bits, levels))
-                return 1;
-            for (int i = 0; i < block; i++)
-                out[i] = levels[i] * scale;
-        }
-    }
-    return 0;
-}
+enum { DECODE, ADD, STEP };
 
-INSIDE int add_kind(
-    int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float weight, float most, float *sum)
+/* What is made of the values of chunks; nothing of a value that could be beyond `most` in size. */
+INSIDE int read_kind(int work, int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float factor, float most,
+                     const float *from, float *to)
 {
     const int block = block_of(kind);
     const int64_t blocks = n / block;
     for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
         const uint8_t *scales = chunks[chunk], *codes = scales + 4 * blocks;
-        for (int64_t b = 0; b < blocks; b++, codes += code_bytes(kind, block), sum += block) {
+        for (int64_t b = 0; b < blocks; b++, codes += code_bytes(kind, block), to += block) {
             float levels[MOST_BLOCK], scale;
             memcpy(&scale, scales + 4 * b, 4);
             uint32_t bits = bits_of(scale);
             if (!is_scale(bits) || scale > most / 128.0f || levels_of(kind, codes, bits, levels))
                 return 1;
-            for (int i = 0; i < block; i++)
-                sum[i] = sum[i] + (levels[i] * scale) * weight;
+            for (int i = 0; i < block; i++) {
+                float value = levels[i] * scale;
+                to[i] = work == DECODE ? value : work == ADD ? to[i] + value * factor : from[i] - value * factor;
+            }
+            if (work == STEP)
+                from += block;
         }
     }
     return 0;
 }
 
-INSIDE int step_kind(int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float rate, const float *from,
-                     float *to)
+INSIDE int read_chunks(int work, int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float factor, float most,
+                       const float *from, float *to)
 {
-    const int block = block_of(kind);
-    const int64_t blocks = n / block;
-    for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
-        const uint8_t *scales = chunks[chunk], *codes = scales + 4 * blocks;
-        for (int64_t b = 0; b < blocks; b++, codes += code_bytes(kind, block), from += block, to += block) {
-            float levels[MOST_BLOCK], scale;
-            memcpy(&scale, scales + 4 * b, 4);
-            uint32_t bits = bits_of(scale);
-            if (!is_scale(bits) || scale > FLT_MAX / 128.0f || levels_of(kind, codes, bits, levels))
-                return 1;
-            for (int i = 0; i < block; i++)
-                to[i] = from[i] - (levels[i] * scale) * rate;
-        }
-    }
-    return 0;
+    if (kind == INT8)
+        return read_kind(work, INT8, chunks, num_chunks, n, factor, most, from, to);
+    if (kind == INT4)
+        return read_kind(work, INT4, chunks, num_chunks, n, factor, most, from, to);
+    return read_kind(work, E3M0, chunks, num_chunks, n, factor, most, from, to);
 }
 
 /* (values - minus), or values where minus is null, (num_chunks * n,), as chunks in `out`. */
@@ -214,33 +192,21 @@ EVERY_MACHINE int potluck_encode(
 /* The values of chunks into `out`, (num_chunks * n,). */
 EVERY_MACHINE int potluck_decode(int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float *out)
 {
-    if (kind == INT8)
-        return decode_kind(INT8, chunks, num_chunks, n, out);
-    if (kind == INT4)
-        return decode_kind(INT4, chunks, num_chunks, n, out);
-    return decode_kind(E3M0, chunks, num_chunks, n, out);
+    return read_chunks(DECODE, kind, chunks, num_chunks, n, 1.0f, FLT_MAX, 0, out);
 }
 
 /* sum + values * weight into `sum`, (num_chunks * n,): a multiplication, then an addition. 1 where a value could be beyond `most`. */
 EVERY_MACHINE int potluck_add(
     int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float weight, float most, float *sum)
 {
-    if (kind == INT8)
-        return add_kind(INT8, chunks, num_chunks, n, weight, most, sum);
-    if (kind == INT4)
-        return add_kind(INT4, chunks, num_chunks, n, weight, most, sum);
-    return add_kind(E3M0, chunks, num_chunks, n, weight, most, sum);
+    return read_chunks(ADD, kind, chunks, num_chunks, n, weight, most, 0, sum);
 }
 
 /* from - values * rate into `to`, (num_chunks * n,) both: a multiplication, then a subtraction. */
 EVERY_MACHINE int potluck_step(
     int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float rate, const float *from, float *to)
 {
-    if (kind == INT8)
-        return step_kind(INT8, chunks, num_chunks, n, rate, from, to);
-    if (kind == INT4)
-        return step_kind(INT4, chunks, num_chunks, n, rate, from, to);
-    return step_kind(E3M0, chunks, num_chunks, n, rate, from, to);
+    return read_chunks(STEP, kind, chunks, num_chunks, n, rate, FLT_MAX, from, to);
 }
 
 enum { SPARSE_BLOCK = 4096, GROUP = 16 };
