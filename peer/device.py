@@ -64,6 +64,14 @@ def limit_memory(device: torch.device, most_bytes: int) -> None:
         torch.mps.set_per_process_memory_fraction(min(_MOST_MPS_SHARE, share))
 
 
+def give_back_memory(device: torch.device) -> None:
+    """What torch keeps of an accelerator's memory for later goes back to the system, for others on that card."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether torch or Python ran out of memory, on any device."""
     return isinstance(error, MemoryError) or (

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenBytes, TokenReader
-from peer.device import autocast_dtype, choose_device, is_out_of_memory, limit_memory
+from peer.device import autocast_dtype, choose_device, give_back_memory, is_out_of_memory, limit_memory
 from peer.expert_turns import expert_of_step
 from peer.memory_core import MemoryUse, may_double
 from peer.memory_use import forget_own_peak, memory_use
@@ -32,6 +32,9 @@ from protocol.training_sections import InnerSection
 HELDOUT_WINDOWS: Final = 64
 EVALUATED_WINDOWS: Final = 16
 """At a time."""
+
+WORTH: Final = 0.05
+"""Of the time a token. On an H200 two peers of 136M parameters took 57 GB each: micro-batches of 128 were 4% faster than of 64."""
 
 MEASURED_STEPS: Final = 2
 MIN_LEARNING_RATE_SHARE: Final = 0.1
@@ -201,8 +204,9 @@ class LocalTrainer:
         return self.plan.inner.batch_tokens // self.plan.model.context_tokens
 
     def find_micro_batch(self) -> int:
-        """Time doubling micro-batches and keep the fastest per token; what does not fit in memory ends the search. Under a limit of
-        memory it begins with one sequence, and ends before a size that would pass it.
+        """Time doubling micro-batches and keep the fastest per token, but none that is faster than a smaller one by less than WORTH;
+        what does not fit in memory ends the search. Under a limit of memory it begins with one sequence, and ends before a size that
+        would pass it.
         """
         best, best_s = 1, math.inf
         before = self._memory_before_search() if self.plan.max_memory_bytes else None
@@ -215,13 +219,18 @@ class LocalTrainer:
                     raise
                 self._optimizer.zero_grad()
                 break
-            if elapsed_s < best_s:
+            if elapsed_s < best_s * (1.0 - WORTH):
                 best, best_s = size, elapsed_s
             if before is not None and not self._may_double(before):
                 break
             size *= 2
         self.micro_batch = best
+        self.give_back_memory()  # what the sizes took that were not kept
         return best
+
+    def give_back_memory(self) -> None:
+        """To others on the card, what is held there for steps that do not come now."""
+        give_back_memory(self._device)
 
     def _memory_before_search(self) -> MemoryUse:
         """After a first pass: what libraries take once is not taken again by larger sizes."""

@@ -145,6 +145,7 @@ class Worker:
                 self._slowdown = max(1.0, command.factor)
             case "pause":
                 self._is_paused = True
+                trainer.give_back_memory()
             case "resume":
                 self._is_paused = not trainer.plan.trains
             case "fail":

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from peer.device import autocast_dtype, choose_device, is_out_of_memory, limit_memory
+from peer.device import autocast_dtype, choose_device, give_back_memory, is_out_of_memory, limit_memory
 from protocol.errors import MachineError
 
 
@@ -86,3 +86,12 @@ def test_a_torch_that_cannot_limit_a_device_is_one_clear_line(monkeypatch: pytes
 def test_the_processors_memory_is_not_limited_so() -> None:
     limit_memory(torch.device("cpu"), 1)
     assert float(torch.zeros(1000).sum()) == 0.0
+
+
+def test_memory_is_given_back_on_the_accelerator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("cuda"))
+    monkeypatch.setattr(torch.mps, "empty_cache", lambda: given.append("mps"))
+    for name in ("cpu", "cuda", "mps"):
+        give_back_memory(torch.device(name))
+    assert given == ["cuda", "mps"]

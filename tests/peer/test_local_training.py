@@ -162,6 +162,21 @@ def test_the_micro_batch_is_the_fastest_per_token(tmp_path: Path, monkeypatch: p
     assert trainer.find_micro_batch() == trainer.micro_batch == 8
 
 
+def test_a_micro_batch_that_is_hardly_faster_does_not_take_twice_the_memory_and_what_was_tried_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(local_training, "give_back_memory", lambda device: given.append(device.type))
+    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 32), micro_batch=0)
+    trainer = LocalTrainer(plan)
+    times_s = {4: 4.0, 8: 7.8, 16: 15.3, 32: 30.0}
+    monkeypatch.setattr(trainer, "_time_micro_batch", times_s.__getitem__)
+    assert trainer.find_micro_batch() == 32, "6% in all"
+    monkeypatch.setattr(trainer, "_time_micro_batch", {**times_s, 32: 30.5}.__getitem__)
+    assert trainer.find_micro_batch() == 4
+    assert given == ["cpu", "cpu"]
+
+
 @pytest.mark.parametrize(("first_failure", "found"), [(4, 1), (8, 4), (64, 32)])
 def test_what_does_not_fit_in_memory_ends_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_failure: int, found: int
@@ -172,7 +187,7 @@ def test_what_does_not_fit_in_memory_ends_the_search(
     def time_of(size: int) -> float:
         if size >= first_failure:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
-        return 1.0
+        return 1.0  # whatever the size
 
     monkeypatch.setattr(trainer, "_time_micro_batch", time_of)
     assert trainer.find_micro_batch() == found

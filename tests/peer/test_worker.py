@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from averaging.genesis import genesis_anchor
+from peer import local_training
 from peer import worker as worker_module
 from peer.local_training import Counters, LocalTrainer, TrainingPlan
 from peer.worker import EXIT_OUT_OF_MEMORY, Worker
@@ -301,6 +302,26 @@ def test_a_pause_gives_up_the_step_that_is_under_way_and_other_orders_wait_for_i
         daemon.order(Command(number=2, op="pause"))
         paused = daemon.order(Command(number=3, op="snapshot"))
         assert paused.tokens == paused.num_steps * BATCH_TOKENS
+        ours.shutdown(socket.SHUT_WR)
+        loop.join(ENDS_WITHIN_S)
+        assert not loop.is_alive()
+
+
+def test_a_pause_gives_back_what_steps_held_of_the_accelerators_memory(
+    plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(local_training, "give_back_memory", lambda device: given.append(device.type))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, _memory() as (_, vectors):
+        trainer = LocalTrainer(plan.model_copy(update={"micro_batch": 1}))
+        loop = threading.Thread(target=Worker(theirs, trainer, vectors).run)
+        loop.start()
+        daemon = Daemon(ours, vectors)
+        daemon.order(Command(number=1, op="slow", factor=1.0))
+        assert given == []
+        daemon.order(Command(number=2, op="pause"))
+        assert given == ["cpu"]
         ours.shutdown(socket.SHUT_WR)
         loop.join(ENDS_WITHIN_S)
         assert not loop.is_alive()
