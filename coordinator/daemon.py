@@ -331,7 +331,7 @@ def _checkpointer(host: Host, network: Network, keeper: UnitKeeper | None) -> Ch
 
     manifest, folder = host.run.manifest, host.run.folder
     schema, *beside = manifest.unit_schemas().values()
-    elements = manifest.config.round.chunk_elements
+    elements = manifest.config.chunk_elements
     place = CheckpointPlace(
         folder=folder / CHECKPOINT_FOLDER,
         run_name=manifest.config.run.name,

@@ -153,7 +153,7 @@ def start_units(
     model = manifest.model_schema
     units = []
     for unit, schema in manifest.unit_schemas().items():
-        grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)
+        grid = ChunkGrid(schema.num_elements, config.chunk_elements)
         units.append(StartUnit(unit, schema.fingerprint(), start_root(schema, grid, config.run.seed, given, model)))
     return tuple(units)
 

@@ -54,7 +54,7 @@ def _place(tools: PlaceTools, schema: TensorSchema, folder: Path) -> KeptPlace:
     if folder.exists():
         clear_unfinished(folder)
     storage = FileStorage(folder, tools.offload)
-    grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)
+    grid = ChunkGrid(schema.num_elements, config.chunk_elements)
     unit_tools = UnitTools(
         tools.run.manifest.run_id,
         schema.unit,

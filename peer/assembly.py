@@ -119,7 +119,7 @@ def _unit_tools(
     membership: Membership, schema: TensorSchema, storage: Storage, verifier: Verifier, me: PeerId, unit_log: UnitLog
 ) -> UnitTools:
     config, offload = membership.manifest.config, ThreadOffload()
-    numbers, grid = config.round, ChunkGrid(schema.num_elements, config.round.chunk_elements)
+    numbers, grid = config.round, ChunkGrid(schema.num_elements, config.chunk_elements)
     feedback = ErrorFeedback(me, numbers.feedback, grid, storage, offload) if numbers.feedback else None
     return UnitTools(
         membership.run_id,
@@ -158,12 +158,12 @@ def result_codec(config: RunConfig) -> Codec | None:
 
 def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
     """What a lender knows of every unit of the run."""
-    numbers = membership.manifest.config.round
-    codec, results = codec_by_name(numbers.codec), result_codec(membership.manifest.config)
+    config, numbers = membership.manifest.config, membership.manifest.config.round
+    codec, results = codec_by_name(numbers.codec), result_codec(config)
     schemas = membership.manifest.unit_schemas()
     return {
         unit: UnitShape(
-            codec, ChunkGrid(schema.num_elements, numbers.chunk_elements), numbers.longest_interval_s, results
+            codec, ChunkGrid(schema.num_elements, config.chunk_elements), numbers.longest_interval_s, results
         )
         for unit, schema in schemas.items()
     }
@@ -287,7 +287,7 @@ def round_config(
     config, schemas = membership.manifest.config, membership.manifest.unit_schemas()
     results, schema = result_codec(config), schemas[unit]
     target, stagger = unit_pace(config, unit, tuple(schemas))
-    grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)
+    grid = ChunkGrid(schema.num_elements, config.chunk_elements)
     return RoundConfig(
         run_id=membership.run_id,
         unit=unit,

@@ -36,6 +36,7 @@ from protocol.pacing import PacingNumbers
 from protocol.pacing import contradiction as pacing_contradiction
 from protocol.pipeline_section import PipelineSection, pipeline_contradiction
 from protocol.plain_file import check_plain_file
+from protocol.round_bytes import RESULT_ROOM, SPARSE_FEEDBACK, default_chunk_elements, sparse_result_codec
 from protocol.rounds.target import RoundTarget
 from protocol.section import Count, Fraction, Section
 from protocol.stage_schema import StageMap, stage_schema
@@ -83,22 +84,13 @@ class RunSection(Section):
         return self.used(handler(self), _FIRST_RUN_KEYS)
 
 
-SPARSE_FEEDBACK: Final = 0.95
-_RESULT_ROOM: Final = (("top6", 4), ("top12", 8), ("top25", 16))
-"""Of the codecs for means of sparse contributions: as many members' values have room (averaging/codecs/sparse.py)."""
-
-
-def leaves_out(codec: str) -> bool:
-    """Whether a result in this codec may be without values that its mean has."""
-    return codec in ("topk", *dict(_RESULT_ROOM))
-
-
 class RoundSection(Section):
     """When a round is due and how its bytes look.
 
     `codec` is that of contributions, `result_codec` that of results: empty for the same, or, with "topk", for what has room for the
     values of all members (`RunConfig.result_codec`). `error_feedback` is the share of what the codec left out of a contribution that
-    goes into the next one (averaging/error_feedback.py); left out it is `feedback`.
+    goes into the next one (averaging/error_feedback.py); left out it is `feedback`. `chunk_elements`, left out, is
+    `RunConfig.chunk_elements`.
 
     `target_tokens` is every round's, or the largest one's: with `ramp_share` a round takes that share of the tokens committed before
     it, and with `local_steps` "auto" it lasts so long that its exchange takes `target_utilisation` of it (protocol/rounds/target.py).
@@ -119,7 +111,7 @@ class RoundSection(Section):
     longest_interval_s: Annotated[float, Field(ge=1.0, le=MOST_INTERVAL_S)] = 60.0
     codec: Literal["fp32", "fp16", "int8", "int4", "e3m0", "topk"] = "int8"
     result_codec: Literal["", "fp32", "fp16", "int8", "int4", "e3m0", "top6", "top12", "top25"] = ""
-    chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] = 16384
+    chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] | None = None
     error_feedback: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     ramp_share: Fraction = 0.0
     local_steps: Literal["", "auto"] = ""
@@ -133,9 +125,7 @@ class RoundSection(Section):
 
     @property
     def feedback(self) -> float:
-        """`error_feedback`; else 0.95 with "topk" (SparseLoCo, 2508.15706), without which most of the work would be lost, and 0 with
-        others.
-        """
+        """`error_feedback`; else 0.95 with "topk", without which most of the work would be lost, and 0 with others."""
         if self.error_feedback is not None:
             return self.error_feedback
         return SPARSE_FEEDBACK if self.codec == "topk" else 0.0
@@ -170,7 +160,7 @@ class RoundSection(Section):
 
     @model_validator(mode="after")
     def _check_codecs(self) -> RoundSection:
-        if self.codec != "topk" and self.result_codec in dict(_RESULT_ROOM):
+        if self.codec != "topk" and self.result_codec in RESULT_ROOM:
             raise ValueError(
                 f'result_codec = "{self.result_codec}" belongs to codec = "topk": it would leave out most of what "{self.codec}" sends'
             )
@@ -213,6 +203,8 @@ class RunConfig(Section):
             raise ValueError(problem)
         if (link := self._link()) is not None and (problem := too_slow(link)):
             raise ValueError(problem)
+        # peers agree on the number, and not on how it is found
+        self.__dict__["round"] = self.round.model_copy(update={"chunk_elements": self.chunk_elements})
         return self
 
     def _mean_problem(self) -> str:
@@ -308,7 +300,7 @@ class RunConfig(Section):
 
     @property
     def _each_way_bytes(self) -> int:
-        num_values, chunk = self.held_elements, self.round.chunk_elements
+        num_values, chunk = self.held_elements, self.chunk_elements
         up, down = (update_bytes(codec, num_values, chunk) for codec in (self.round.codec, self.result_codec))
         return max(round_bytes(up, down, self.run.max_members, reduces=True))
 
@@ -344,8 +336,14 @@ class RunConfig(Section):
         """
         if self.round.result_codec or self.round.codec != "topk":
             return self.round.result_codec or self.round.codec
-        names = [name for name, num_members in _RESULT_ROOM if self.run.max_members <= num_members]
-        return names[0] if names else _RESULT_ROOM[-1][0]
+        return sparse_result_codec(self.run.max_members)
+
+    @property
+    def chunk_elements(self) -> int:
+        """Values in a chunk: as the round section says; else by the size of what is averaged at once (protocol/round_bytes.py)."""
+        num_elements = self.held_elements // max(1, self.num_fragments)
+        by_size = default_chunk_elements(num_elements, self.run.max_members, self.round.link_mbit_per_s)
+        return self.round.chunk_elements or by_size
 
 
 class RunManifest(Section):

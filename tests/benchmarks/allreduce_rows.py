@@ -9,6 +9,7 @@ from typing import Final
 
 from averaging.codecs import codec_by_name
 from averaging.rounds.keeping import update_bytes
+from protocol.round_bytes import default_chunk_elements
 from protocol.tensor_schema import ChunkGrid
 from tests.benchmarks.allreduce_groups import Trial
 from tests.benchmarks.results import Row
@@ -22,6 +23,10 @@ BYTES_OVER_BOUND: Final = 1.05
 IDLE_BYTES_PER_S: Final = 200.0
 
 
+MAX_MEMBERS: Final = 64
+"""The manifest's default."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One place to measure in: values, members, link (0 for loopback), and the codecs, the first one beside all baselines."""
@@ -30,7 +35,6 @@ class Setting:
     num_peers: int
     rate_mbit_s: int
     codecs: tuple[str, ...]
-    chunk_elements: int = 16384
     has_baselines: bool = True
     compressions: tuple[str, ...] = ("fp16", "fp32")
     """Of hivemind's averagers, among the baselines."""
@@ -46,6 +50,11 @@ class Setting:
         """For people."""
         link = f"{self.rate_mbit_s} Mbit/s" if self.rate_mbit_s else "loopback"
         return f"{link}, {self.num_elements / 1e6:g}M, N = {self.num_peers}"
+
+    @property
+    def chunk_elements(self) -> int:
+        """As in a run whose host says nothing of it."""
+        return default_chunk_elements(self.num_elements, MAX_MEMBERS, None)
 
     @property
     def is_main(self) -> bool:

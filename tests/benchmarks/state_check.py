@@ -122,7 +122,7 @@ async def _check_unit(run_folder: Path, manifest: RunManifest, start: bytes, fou
     offload, verifier = ThreadOffload(), Ed25519Verifier()
     storage = FileStorage(run_folder / WHOLE_MODEL, offload)
     schema = manifest.unit_schemas()[WHOLE_MODEL]
-    grid = ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements)
+    grid = ChunkGrid(schema.num_elements, manifest.config.chunk_elements)
     log, generations = UnitLog(storage), Generations(storage, grid, offload)
     codec = codec_by_name(manifest.config.round.codec)
     tools = UnitTools(

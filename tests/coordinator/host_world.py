@@ -90,7 +90,7 @@ class HostWorld:
     @property
     def grid(self) -> ChunkGrid:
         schema = self.manifest.unit_schemas()[UNIT]
-        return ChunkGrid(schema.num_elements, self.manifest.config.round.chunk_elements)
+        return ChunkGrid(schema.num_elements, self.manifest.config.chunk_elements)
 
     def invite(self, uses: int = 10, life_s: int = 3600) -> None:
         now = int(self.clock.unix_s())
@@ -127,7 +127,7 @@ def open_host(folder: Path, clock: Clock | None = None, texts: RunTexts | None =
     authority = load_ca(b"a" * 32, authority_file.read_bytes())
     manifest = tiny_manifest(authority)
     schema = manifest.unit_schemas()[UNIT]
-    grid = ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements)
+    grid = ChunkGrid(schema.num_elements, manifest.config.chunk_elements)
     units = (StartUnit(UNIT, schema.fingerprint(), start_root(schema, grid, manifest.config.run.seed)),)
     offload = InlineOffload()
     with open_ledger(folder / "ledger.sqlite3") as ledger:

@@ -139,7 +139,7 @@ class LaneRun:
         manifest = self._manifest
         units = []
         for stage, schema in enumerate(manifest.units_held([0, 1]).schemas):
-            grid = ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements)
+            grid = ChunkGrid(schema.num_elements, manifest.config.chunk_elements)
             root = start_root(schema, grid, manifest.config.run.seed, (), manifest.model_schema)
             units.append(StartUnit(schema.unit, schema.fingerprint(), root, (self._identities[stage].peer_id,)))
         roster = tuple(sorted(identity.peer_id for identity in self._identities))

@@ -72,7 +72,7 @@ def _start() -> bytes:
     model, numbers = MANIFEST.model_schema, MANIFEST.config
     units = []
     for schema in MANIFEST.units_held([0, 1]).schemas:
-        grid = ChunkGrid(schema.num_elements, numbers.round.chunk_elements)
+        grid = ChunkGrid(schema.num_elements, numbers.chunk_elements)
         root = start_root(schema, grid, numbers.run.seed, (), model)
         units.append(StartUnit(schema.unit, schema.fingerprint(), root))
     return encode_body(StartRecord(MANIFEST.run_id, tuple(units), (ME,), 100, 0))

@@ -388,3 +388,18 @@ def test_the_slowest_link_that_a_run_names_carries_its_rounds_and_a_slower_one_i
     assert with_link(needed).needed_mbit_per_s == needed
     with pytest.raises(ConfigError, match=f"expected a link of at least {needed:g},"):
         with_link(0.98 * needed)
+
+
+def test_chunks_are_as_long_as_the_host_says_or_as_its_model_asks_for_and_peers_agree_on_the_number() -> None:
+    text = default_run_toml()
+    by_size = parse_run_config(text)
+    assert by_size.chunk_elements == 16384
+    large = parse_run_config(text.replace("dim = 128", "dim = 1024").replace("ffn_dim = 352", "ffn_dim = 2816"))
+    assert large.chunk_elements == 65536
+    chosen = parse_run_config(text.replace('codec = "int8"', 'codec = "int8"\nchunk_elements = 512'))
+    assert chosen.chunk_elements == 512
+    for config in (by_size, large, chosen):
+        assert config.round.chunk_elements == config.chunk_elements, (
+            "written, whatever a later release takes for a default"
+        )
+        assert RunConfig.model_validate_json(config.model_dump_json()) == config
