@@ -19,6 +19,7 @@ from averaging.codecs import Codec
 from averaging.codecs.compiled import BLOCKS
 from averaging.codecs.dense import BlockCodec
 from averaging.codecs.sparse import SparseCodec
+from averaging.vectors import new_bytes
 from protocol.errors import RemoteProtocolError
 from protocol.tensor_schema import ChunkGrid
 
@@ -169,3 +170,14 @@ def _one_by_one(
     sizes = (min(chunk_elements, num_elements - begin) for begin in range(0, num_elements, chunk_elements))
     parts = [codec.decode(chunk, size) for chunk, size in zip(chunks, sizes, strict=True)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def new_room(codec: Codec, grid: ChunkGrid) -> memoryview:
+    """Writable, for the encodings of all chunks, one behind the other. Raises MachineError: there is no memory for it."""
+    return new_bytes(len(span_bytes(codec, grid, 0, grid.num_chunks)))
+
+
+def chunk_views(room: memoryview, codec: Codec, grid: ChunkGrid) -> tuple[memoryview, ...]:
+    """The places of all chunks in that room, read-only."""
+    view, size_bytes = room.toreadonly(), codec.encoded_bytes(grid.chunk_elements)
+    return tuple(view[begin : begin + size_bytes] for begin in range(0, len(view), size_bytes))

@@ -21,10 +21,10 @@ from typing import Final
 import numpy as np
 import torch
 
-from averaging.chunk_runs import decode_run, encode_run, runs_in, span_bytes
+from averaging.chunk_runs import chunk_views, decode_run, encode_run, new_room, runs_in, span_bytes
 from averaging.codecs import Codec
 from averaging.delta import pseudo_gradient
-from averaging.vectors import new_bytes, new_vector
+from averaging.vectors import new_vector
 from protocol.errors import LocalProtocolError
 from protocol.ids import HASH_BYTES, Root
 from protocol.tensor_schema import ChunkGrid
@@ -129,39 +129,69 @@ def bounded(left_n: torch.Tensor, most: float) -> tuple[torch.Tensor, bool]:
     return torch.mul(left_n, float(np.float32(most / norm))), True
 
 
-def encode_fed(
-    anchor_N: torch.Tensor, theta_N: torch.Tensor, residual: Residual, beta: float, codec: Codec, grid: ChunkGrid
-) -> FedDelta:
-    """The work of a snapshot and the residual, encoded together: some chunks at a time, so that no whole vector is held but what is
-    left; the bytes and the numbers are those of chunk by chunk work.
+class FedEncoder:
+    """Encodes the work of a snapshot and the residual together, some chunks at a time, so that no whole vector is held but what is
+    left; the bytes and the numbers are those of chunk by chunk work, in whatever order.
 
-    Args:
-        anchor_N, theta_N: (N,) float32.
-
-    Raises:
-        LocalProtocolError: the local parameters are not finite; nothing is offered.
+    `chunks` are in grid order, one behind the other in one memory; a chunk's bytes are there once it was encoded.
     """
-    left_N, size = new_vector(grid.num_elements), grid.chunk_elements
-    room, chunks, norms = new_bytes(len(span_bytes(codec, grid, 0, grid.num_chunks))), list[memoryview](), list[float]()
-    num_clipped = num_dropped = 0
-    for run in runs_in(0, grid.num_chunks, size):
-        begin, stop = grid.span(run.start, run.stop)
-        delta_n = pseudo_gradient(anchor_N[begin:stop], theta_N[begin:stop])
+
+    def __init__(
+        self,
+        anchor_N: torch.Tensor,
+        theta_N: torch.Tensor,
+        residual: Residual,
+        beta: float,
+        codec: Codec,
+        grid: ChunkGrid,
+    ) -> None:
+        """Args: anchor_N, theta_N: (N,) float32."""
+        self._anchor_N, self._theta_N, self._residual, self._beta = anchor_N, theta_N, residual, beta
+        self._codec, self._grid = codec, grid
+        self._room = new_room(codec, grid)
+        self.chunks = chunk_views(self._room, codec, grid)
+        self._left_N = new_vector(grid.num_elements)
+        self._norms = [0.0] * grid.num_chunks
+        self._num_clipped = self._num_dropped = 0
+
+    def encode(self, run: range) -> None:
+        """Encode these chunks, each once.
+
+        Raises:
+            LocalProtocolError: the local parameters are not finite; nothing is to be offered.
+        """
+        codec, size = self._codec, self._grid.chunk_elements
+        begin, stop = self._grid.span(run.start, run.stop)
+        delta_n = pseudo_gradient(self._anchor_N[begin:stop], self._theta_N[begin:stop])
         found = chunk_norms(delta_n, size)
         if not np.isfinite(found).all():
             raise LocalProtocolError(
                 "a delta with values that are not finite", "finite values", "skip this contribution"
             )
-        norms += [max(norm, NORM_DECAY * residual.norms[chunk]) for norm, chunk in zip(found, run, strict=True)]
-        fed_n = torch.add(torch.mul(residual.values_N[begin:stop], beta), delta_n)
-        num_dropped += _drop_overflown(fed_n, delta_n, size)
-        place = span_bytes(codec, grid, run.start, run.stop)
-        data = encode_run(codec, fed_n, size, room[place.start : place.stop])
-        left_n = left_N[begin:stop]
+        before = self._residual.norms[run.start : run.stop]
+        norms = [max(norm, NORM_DECAY * known) for norm, known in zip(found, before, strict=True)]
+        self._norms[run.start : run.stop] = norms
+        fed_n = torch.add(torch.mul(self._residual.values_N[begin:stop], self._beta), delta_n)
+        self._num_dropped += _drop_overflown(fed_n, delta_n, size)
+        place = span_bytes(codec, self._grid, run.start, run.stop)
+        data = encode_run(codec, fed_n, size, self._room[place.start : place.stop])
+        left_n = self._left_N[begin:stop]
         torch.sub(fed_n, decode_run(codec, data, size, stop - begin), out=left_n)
-        num_clipped += _bound(left_n, norms[run.start :], size)
-        chunks += data
-    return FedDelta(tuple(chunks), left_N, tuple(norms), num_clipped, num_dropped)
+        self._num_clipped += _bound(left_n, norms, size)
+
+    def finished(self) -> FedDelta:
+        """When all chunks were encoded."""
+        return FedDelta(self.chunks, self._left_N, tuple(self._norms), self._num_clipped, self._num_dropped)
+
+
+def encode_fed(
+    anchor_N: torch.Tensor, theta_N: torch.Tensor, residual: Residual, beta: float, codec: Codec, grid: ChunkGrid
+) -> FedDelta:
+    """All of it at once. Arguments and errors as of `FedEncoder`."""
+    encoder = FedEncoder(anchor_N, theta_N, residual, beta, codec, grid)
+    for run in runs_in(0, grid.num_chunks, grid.chunk_elements):
+        encoder.encode(run)
+    return encoder.finished()
 
 
 def _drop_overflown(fed_n: torch.Tensor, delta_n: torch.Tensor, chunk_elements: int) -> int:

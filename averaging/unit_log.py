@@ -140,7 +140,7 @@ class UnitLog:
             _count(entry, self._sizes)
 
     async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
-        """Before the contribution's first byte leaves (rule 8)."""
+        """Before the contribution's header leaves (rule 8): chunks without one count for nothing."""
         work = _WORK.pack(contribution.tokens, contribution.next_step)
         await self._append(_CONTRIBUTION + base + contribution.root + work)
 

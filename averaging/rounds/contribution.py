@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
+from typing import Final
 
 import torch
 
-from averaging.chunk_runs import decode_run, encode_run, runs_in, span_bytes
+from averaging.chunk_runs import chunk_views, decode_run, encode_run, new_room, runs_in, span_bytes
 from averaging.codecs import Codec
 from averaging.delta import encode_delta
-from averaging.error_feedback import FedDelta, Feedback, encode_fed
-from averaging.vectors import new_bytes
-from protocol.errors import RemoteProtocolError
+from averaging.error_feedback import FedDelta, FedEncoder, Feedback
+from averaging.rounds.batches import consecutive
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import HASH_BYTES, Root
 from protocol.merkle import MerkleTree, leaf_hash, merkle_root
 from protocol.rounds.messages import Proposal, SliceSpec
 from protocol.rounds.requests import ExchangeHello
 from protocol.tensor_schema import ChunkGrid
+
+LEAST_RUNS: Final = 8
+"""Two million values in one call, some milliseconds: fewer would cost more in calls than they bring forward what leaves."""
+
+MOST_STRETCHES: Final = 16
 
 
 @dataclass(frozen=True)
@@ -56,34 +62,102 @@ def encode_chunks(values_N: torch.Tensor, codec: Codec, grid: ChunkGrid) -> tupl
     return tuple(chain.from_iterable(encode_run(codec, values_N[span], grid.chunk_elements) for span in spans))
 
 
+class DeltaEncoder:
+    """Encodes the delta of a snapshot some chunks at a time, in any order, with the residual in it where there is feedback.
+
+    Attributes:
+        chunks: in grid order, one behind the other in one memory; a chunk's bytes are there once it was encoded.
+    """
+
+    def __init__(
+        self,
+        anchor_N: torch.Tensor,
+        theta_N: torch.Tensor,
+        tokens: int,
+        codec: Codec,
+        grid: ChunkGrid,
+        feedback: Feedback | None = None,
+    ) -> None:
+        """Args: anchor_N, theta_N: (N,) float32."""
+        self._anchor_N, self._theta_N, self._tokens, self._codec, self._grid = anchor_N, theta_N, tokens, codec, grid
+        self._fed = None
+        if feedback is not None:
+            self._fed = FedEncoder(anchor_N, theta_N, feedback.residual, feedback.beta, codec, grid)
+            self.chunks = self._fed.chunks
+        else:
+            self._room = new_room(codec, grid)
+            self.chunks = chunk_views(self._room, codec, grid)
+        self._hashes = [b""] * grid.num_chunks
+
+    def encode(self, run: range) -> None:
+        """Encode these chunks, each once; may run in a thread.
+
+        Raises:
+            LocalProtocolError: the local parameters are not finite; nothing is to be offered.
+        """
+        if self._fed is not None:
+            self._fed.encode(run)
+        else:
+            span, place = (
+                slice(*self._grid.span(run.start, run.stop)),
+                span_bytes(self._codec, self._grid, run.start, run.stop),
+            )
+            room = self._room[place.start : place.stop]
+            encode_delta(self._codec, self._anchor_N[span], self._theta_N[span], self._grid.chunk_elements, room)
+        for chunk in run:  # while they are in the processor's cache
+            self._hashes[chunk] = leaf_hash(self.chunks[chunk])
+
+    def finished(self) -> tuple[EncodedContribution, FedDelta | None]:
+        """When all chunks were encoded: the contribution, whose header is added when it is signed, and what the codec left out.
+
+        Raises:
+            LocalProtocolError: some were not.
+        """
+        if not all(self._hashes):
+            raise LocalProtocolError("a contribution of which chunks are not encoded", "all of them")
+        encoded = EncodedContribution(self._theta_N, self._tokens, self.chunks, MerkleTree.over(tuple(self._hashes)))
+        return encoded, None if self._fed is None else self._fed.finished()
+
+
 def encode_contribution(
     anchor_N: torch.Tensor, theta_N: torch.Tensor, tokens: int, codec: Codec, grid: ChunkGrid
 ) -> EncodedContribution:
-    """The delta of a snapshot, encoded; the header is added when it is signed.
-
-    Raises:
-        LocalProtocolError: the local parameters are not finite; nothing is offered.
-    """
-    # run by run, each while it is in the processor's cache
-    room = new_bytes(len(span_bytes(codec, grid, 0, grid.num_chunks)))
-    chunks, hashes = list[memoryview](), list[bytes]()
-    for run in runs_in(0, grid.num_chunks, grid.chunk_elements):
-        span, place = slice(*grid.span(run.start, run.stop)), span_bytes(codec, grid, run.start, run.stop)
-        encoded = encode_delta(
-            codec, anchor_N[span], theta_N[span], grid.chunk_elements, room[place.start : place.stop]
-        )
-        chunks += encoded
-        hashes += map(leaf_hash, encoded)
-    return EncodedContribution(theta_N, tokens, tuple(chunks), MerkleTree.over(tuple(hashes)))
+    """All of it at once. Arguments and errors as of `DeltaEncoder`."""
+    return _at_once(DeltaEncoder(anchor_N, theta_N, tokens, codec, grid), grid)[0]
 
 
 def encode_with_feedback(
     anchor_N: torch.Tensor, theta_N: torch.Tensor, tokens: int, codec: Codec, feedback: Feedback
 ) -> tuple[EncodedContribution, FedDelta]:
     """As `encode_contribution`, with the residual in it; and what the codec left out."""
-    fed = encode_fed(anchor_N, theta_N, feedback.residual, feedback.beta, codec, feedback.grid)
-    hashes = tuple(leaf_hash(chunk) for chunk in fed.chunks)
-    return EncodedContribution(theta_N, tokens, fed.chunks, MerkleTree.over(hashes)), fed
+    encoder = DeltaEncoder(anchor_N, theta_N, tokens, codec, feedback.grid, feedback)
+    encoded, fed = _at_once(encoder, feedback.grid)
+    if fed is None:
+        raise LocalProtocolError("no rest of an encoding with feedback", "one")
+    return encoded, fed
+
+
+def _at_once(encoder: DeltaEncoder, grid: ChunkGrid) -> tuple[EncodedContribution, FedDelta | None]:
+    for run in runs_in(0, grid.num_chunks, grid.chunk_elements):
+        encoder.encode(run)
+    return encoder.finished()
+
+
+def stretches(parts: Sequence[range], grid: ChunkGrid) -> list[list[range]]:
+    """All chunks in the order in which they are encoded where some leave while others are still to be encoded, as runs that one call
+    after another takes.
+
+    Args:
+        parts: disjoint, each going to another reducer: a run of each in its turn, so that all of them get something soon. What is in
+            none of them goes nowhere and comes last.
+    """
+    covered = set(chain.from_iterable(parts))
+    rest = consecutive((chunk for chunk in range(grid.num_chunks) if chunk not in covered), grid.num_chunks)
+    turns = zip_longest(*(runs_in(part.start, part.stop, grid.chunk_elements) for part in parts))
+    order = [run for turn in turns for run in turn if run is not None]
+    order += [run for part in rest for run in runs_in(part.start, part.stop, grid.chunk_elements)]
+    step = max(LEAST_RUNS, -(-len(order) // MOST_STRETCHES))
+    return [order[begin : begin + step] for begin in range(0, len(order), step)]
 
 
 def split_hashes(data: bytes, num_chunks: int) -> tuple[bytes, ...]:
@@ -153,3 +227,8 @@ def hello_of(
     hashes = mine.hashes[part.first_chunk : part.stop_chunk]
     path = mine.tree.path(part.first_chunk, part.stop_chunk)
     return ExchangeHello(*named, mine.header, b"".join(hashes), b"".join(path))
+
+
+def hello_before(proposal: Proposal, part: SliceSpec) -> ExchangeHello:
+    """What opens a stream while the contribution is still being encoded."""
+    return ExchangeHello(proposal.unit, proposal.base, proposal.ballot, part.first_chunk, b"", b"", follows=True)

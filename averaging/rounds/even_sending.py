@@ -9,7 +9,7 @@ by themselves, mostly: this is for those that are not paced yet, or go another w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -25,6 +25,15 @@ streams held back, too, and never caught up: four members at 100 Mbit/s took 0.1
 
 MOST_HELD_BACK_S: Final = 0.05
 """At each frame. A frame that was long on its way says little of how long it should wait: with no limit lines were idle meanwhile."""
+
+
+Ready = Callable[[range], Awaitable[bool]]
+"""Waits until these chunks can be sent; False where nothing more will be."""
+
+
+async def is_ready(run: range) -> bool:
+    """Of chunks that are all there."""
+    return True
 
 
 class EvenSending:
@@ -67,6 +76,7 @@ async def send_evenly(
     frame_of: Callable[[range], bytes | memoryview],
     even: EvenSending,
     left: Callable[[range], None] = lambda run: None,
+    ready: Ready = is_ready,
 ) -> None:
     """Send these chunks, several in a frame, together with the other streams of `even`.
 
@@ -74,6 +84,7 @@ async def send_evenly(
         numbers: of the chunks, ascending; places in `chunks`.
         frame_of: what goes out for chunks that follow one another.
         left: told of chunks that have left.
+        ready: asked before each frame.
 
     Raises:
         TransportError: the stream broke.
@@ -82,6 +93,8 @@ async def send_evenly(
     even.begin(stream, sum(len(chunks[number]) for number in numbers))
     try:
         for run in runs_of(numbers, chunks, lambda: pace.max_bytes(trio.current_time())):
+            if not await ready(run):
+                return
             frame, began_s = frame_of(run), trio.current_time()
             await stream.send_frame(frame)
             pace.sent(len(frame))

@@ -6,6 +6,8 @@ stream: so a peer without inbound connections takes part fully. Two quantisation
     member  -> reducer   ExchangeHello, with the hashes of the slice's chunks
     reducer -> member    bitmap of the chunks of this slice that it has
     member  -> reducer   "C" chunk number, the bytes of that chunk and of some that follow it ... then "E"
+                         (while the contribution is still being encoded the hello says so, the answer is "S", and after some chunks
+                         "O" and a hello with the hashes follow)
     reducer -> member    signed ResultHeader to the attempt's leader, ResultWord to others
     member  -> reducer   "N" to get the chunks, "H" when it has their bytes already
     reducer -> member    the chunks in order, some in each frame
@@ -15,9 +17,7 @@ Hashing, decoding and summing are done beside trio, for the chunks of a frame to
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Final
 
@@ -27,16 +27,17 @@ import trio
 from averaging.chunk_runs import run_chunks, span_bytes
 from averaging.network.seams import Stream
 from averaging.rooms import Room
-from averaging.rounds.batches import CHUNK_HEAD, split_batch
-from averaging.rounds.contribution import EncodedContribution, hello_of
-from averaging.rounds.even_sending import EvenSending, send_evenly, send_joined
+from averaging.rounds.contribution import EncodedContribution
+from averaging.rounds.even_sending import EvenSending, send_joined
 from averaging.rounds.exchange_tools import ExchangeTools
+from averaging.rounds.growing import GrowingContribution
 from averaging.rounds.next_state import SliceBytes
-from averaging.rounds.reduction import Offer, Offers, Reduction, SliceResult
+from averaging.rounds.receiving import Receiving
+from averaging.rounds.reduction import Offers, Reduction, SliceResult
 from averaging.rounds.result_word import NamedResult, read_word, word_of
-from averaging.rounds.spans import Moving, spanned
+from averaging.rounds.scattering import Scattering
+from averaging.rounds.spans import Moving
 from averaging.rounds.taking import RefusedResult, take_result
-from averaging.rounds.upload_meter import UploadMeter
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError, VersionError
 from protocol.ids import PeerId, Root, short
@@ -49,7 +50,6 @@ from protocol.wire import decode_body, encode_body
 log = structlog.get_logger()
 
 EXCHANGE_CHANNEL: Final = "exchange"
-_END: Final = b"E"
 _NEED: Final = b"N"
 _HAVE: Final = b"H"
 OPEN_WITHIN_S: Final = 10.0
@@ -79,15 +79,12 @@ class Exchange:
         self.proposal = proposal
         self._tools = tools
         self._offers = offers
-        self._contribution: EncodedContribution | None = None
-        self._no_part = False
-        self._is_offer_known = trio.Event()
         self._reductions: dict[int, Reduction] = {}
         self._scopes: dict[SliceSpec, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
         self._left_out: dict[PeerId, str] = {}
-        self._upload = UploadMeter(last_upload_s)
-        self._even = EvenSending()
+        self._scattering = Scattering(tools, last_upload_s)
+        self._receiving = Receiving(tools, offers, self._moved)
         self._even_results = EvenSending()
         results = tools.result_codec, tools.grid
         self._results = Room(len(span_bytes(*results, 0, tools.grid.num_chunks)))
@@ -120,7 +117,7 @@ class Exchange:
     async def run(self) -> None:
         """Until cancelled."""
         self._began_s = trio.current_time()
-        self._upload.begin(self._began_s)
+        self._scattering.upload.begin(self._began_s)
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -135,11 +132,16 @@ class Exchange:
             for reduction in self._reductions.values():
                 reduction.closed.set()  # members that wait for a slice of this attempt are let go
 
+    def grow(self, growing: GrowingContribution) -> None:
+        """Our own contribution is being encoded: what is of it leaves at once. `offer` says what came of it."""
+        self._scattering.grow(growing)
+        for part in self._scopes:
+            self._scattering.want(part)
+
     def offer(self, contribution: EncodedContribution | None, *, no_part: bool = False) -> None:
         """Our own contribution is ready, or there is none: with `no_part` because we were to bring nothing."""
-        if self._is_offer_known.is_set():
+        if self._scattering.is_known.is_set():
             return
-        self._contribution, self._no_part = contribution, no_part
         me = self._tools.me.peer
         if contribution is None:
             self.drop(me, NO_PART if no_part else NOTHING_TO_OFFER)
@@ -148,9 +150,9 @@ class Exchange:
             offer.chunks.update(enumerate(contribution.chunks))
             for reduction in self._reductions.values():
                 reduction.wake()
-            for part in self._scopes:
-                self._want(part)
-        self._is_offer_known.set()
+        self._scattering.offer(contribution, no_part=no_part)
+        for part in self._scopes:
+            self._scattering.want(part)
 
     def mend(self, proposal: Proposal) -> None:
         """Slices have other reducers now: what is no longer wanted stops, what is new begins, the rest goes on (rule 12)."""
@@ -160,8 +162,7 @@ class Exchange:
             if part not in wanted:
                 scope.cancel()
                 del self._scopes[part]
-                for chunk in range(part.first_chunk, part.stop_chunk):
-                    self._upload.spare(chunk)
+                self._scattering.spare(part)
                 gone = self._reductions.pop(part.first_chunk, None)
                 if gone is not None:
                     gone.closed.set()
@@ -181,15 +182,15 @@ class Exchange:
 
     def upload_s(self, now_s: float) -> float | None:
         """How long our upload took, or would have taken at its pace so far; None when nothing was to be sent."""
-        return self._upload.seconds(now_s)
+        return self._scattering.upload.seconds(now_s)
 
     def late_upload_s(self, now_s: float) -> float:
         """What our upload will take at its pace so far, once it takes longer than the last one did; else 0."""
-        return self._upload.late_s(now_s)
+        return self._scattering.upload.late_s(now_s)
 
     def upload_bytes_per_s(self, now_s: float) -> int:
         """The pace of our upload so far, 0 when nothing was sent."""
-        return self._upload.bytes_per_s(now_s)
+        return self._scattering.upload.bytes_per_s(now_s)
 
     def bringing(self) -> tuple[PeerId, ...]:
         """Whose streams have brought something since this was asked last."""
@@ -219,16 +220,9 @@ class Exchange:
                 self._reductions[part.first_chunk] = reduction
                 self._nursery.start_soon(self._in_scope, scope, part, self._reduce, reduction)
             else:
-                self._want(part)
+                self._scattering.want(part)
                 self._nursery.start_soon(self._in_scope, scope, part, self._trade, part)
             self._num_running += 1
-
-    def _want(self, part: SliceSpec) -> None:
-        """All that is to be sent counts, also where its reducer is not to be reached."""
-        if self._contribution is None or part.reducer == self._tools.me.peer:
-            return
-        for chunk in range(part.first_chunk, part.stop_chunk):
-            self._upload.want(chunk, len(self._contribution.chunks[chunk]))
 
     async def _in_scope(
         self, scope: trio.CancelScope, part: SliceSpec, work: Callable[..., Awaitable[None]], argument: object
@@ -250,14 +244,11 @@ class Exchange:
                 if reduction is not None:
                     reduction.closed.set()
 
-    def _spanned(self, name: str, detail: str = "") -> AbstractContextManager[Moving]:
-        return spanned(self._tools.record, name, self.proposal.unit, detail, self.proposal.index)
-
     # --- the reducer's side ---
 
     async def _reduce(self, reduction: Reduction) -> None:
         await reduction.wait_ready(self._reduce_within_s)
-        with self._spanned("reduce"):
+        with self._tools.spanned(self.proposal, "reduce"):
             result = await self._tools.offload.run(reduction.reduce, cost_s=REDUCE_COST_S)
         if result is None:
             log.warning("slice_without_contributions", first_chunk=reduction.part.first_chunk)
@@ -300,7 +291,7 @@ class Exchange:
         with trio.CancelScope() as scope:
             self._taking.add(scope)
             try:
-                await self._take(sender, hello, reduction, stream)
+                await self._receiving.take(self.proposal, sender, hello, reduction, stream)
             except (RemoteProtocolError, VersionError) as error:
                 reduction.set_refused(sender, error)
                 raise
@@ -317,49 +308,9 @@ class Exchange:
         with trio.move_on_after(ANSWER_WITHIN_S):
             answer = await stream.receive_frame()
         if answer == _NEED:
-            with self._spanned("send", f"a result to {short(sender)}") as moving:
+            with self._tools.spanned(self.proposal, "send", f"a result to {short(sender)}") as moving:
                 moving.num_bytes = len(reduction.result.data)
                 await send_joined(stream, reduction.result.data, reduction.result.chunks, self._even_results)
-
-    async def _take(self, sender: PeerId, hello: ExchangeHello, reduction: Reduction, stream: Stream) -> None:
-        if hello.contribution:
-            offer = self._offers.admit(sender, self.proposal, reduction.part, hello)
-            reduction.set_present(sender)
-            with self._spanned("receive", f"a contribution of {short(sender)}") as moving:
-                await self._take_chunks(reduction, offer, stream, moving)
-        else:
-            reduction.set_absent(sender, hello.why_nothing)
-            await stream.send_frame(b"")
-            await _expect(stream, _END, "an end mark: this member offers no chunks")
-
-    async def _take_chunks(self, reduction: Reduction, offer: Offer, stream: Stream, moving: Moving) -> None:
-        part = reduction.part
-        numbers = range(part.first_chunk, part.stop_chunk)
-        await stream.send_frame(bytes(chunk in offer.chunks for chunk in numbers))
-        while True:
-            frame = await stream.receive_view(reduction.place)
-            if frame is None:
-                raise RemoteProtocolError("a contribution that ends early", "all chunks and an end mark")
-            if len(frame) < CHUNK_HEAD.size:
-                if bytes(frame) == _END:
-                    return
-                raise RemoteProtocolError(f"a frame of {len(frame)} bytes", "a chunk")
-            tag, chunk = CHUNK_HEAD.unpack_from(frame)
-            if tag != b"C" or chunk not in numbers:
-                raise RemoteProtocolError(f"frame {tag!r} for chunk {chunk}", "a chunk of the slice")
-            moving.num_bytes += len(frame) - CHUNK_HEAD.size
-            self._moved(stream.remote, frame)
-            await self._take_batch(reduction, offer, chunk, frame[CHUNK_HEAD.size :])
-
-    async def _take_batch(self, reduction: Reduction, offer: Offer, first_chunk: int, data: memoryview) -> None:
-        """Check the chunks of a frame, keep them, and sum those that all have brought now."""
-        tools = self._tools
-        batch = split_batch(data, first_chunk, reduction.part.stop_chunk, self._offers.codec, tools.grid)
-        await tools.offload.run(partial(self._offers.check_batch, offer, batch))
-        summing = reduction.take(offer, batch)
-        if summing is not None:
-            with self._spanned("reduce"):
-                await tools.offload.run(summing)
 
     # --- the member's side ---
 
@@ -370,7 +321,7 @@ class Exchange:
             try:
                 if await self._trade_once(part):
                     return
-                await self._is_offer_known.wait()
+                await self._scattering.has_begun.wait()
                 continue
             except TransportError as error:
                 log.debug("exchange_stream_broke", reducer=short(part.reducer), reason=error.one_line())
@@ -384,54 +335,20 @@ class Exchange:
 
     async def _trade_once(self, part: SliceSpec) -> bool:
         """Whether it is done. The stream is opened while our delta is still made, and left where that takes very long."""
-        tools = self._tools
-        stream = await tools.network.open_stream(part.reducer, EXCHANGE_CHANNEL, timeout_s=OPEN_WITHIN_S)
+        stream = await self._tools.network.open_stream(part.reducer, EXCHANGE_CHANNEL, timeout_s=OPEN_WITHIN_S)
         try:
             with trio.move_on_after(OPEN_EARLY_S):
-                await self._is_offer_known.wait()
-            if not self._is_offer_known.is_set():
+                await self._scattering.has_begun.wait()
+            if not self._scattering.has_begun.is_set():
                 return False
-            proposal, mine = self.proposal, self._contribution
-            stream.count_as(proposal.unit, self._offers.codec.name)
-            await stream.send_frame(encode_body(hello_of(proposal, part, mine, no_part=self._no_part)))
-            held = await stream.receive_frame()
-            if held is None:
-                raise RemoteProtocolError("a reducer that hung up", "its list of chunks")
-            if mine is not None:
-                with self._spanned("send", f"our contribution to {short(part.reducer)}") as moving:
-                    await self._send_chunks(part, mine, held, stream, moving)
-            await stream.send_frame(_END)
+            stream.count_as(self.proposal.unit, self._offers.codec.name)
+            if not await self._scattering.bring(self.proposal, part, stream):
+                return False
             await self._take_result(part, stream)
             return True
         finally:
             with trio.move_on_after(1.0, shield=True):
                 await stream.aclose()
-
-    async def _send_chunks(
-        self, part: SliceSpec, mine: EncodedContribution, held: bytes, stream: Stream, moving: Moving
-    ) -> None:
-        """What the reducer does not have of ours, of any attempt (rule 9)."""
-        wanted: list[int] = []
-        for position, chunk in enumerate(range(part.first_chunk, part.stop_chunk)):
-            if position < len(held) and held[position]:
-                self._upload.spare(chunk)
-            else:
-                wanted.append(chunk)
-        await send_evenly(
-            stream,
-            wanted,
-            mine.chunks,
-            lambda run: b"".join((CHUNK_HEAD.pack(b"C", run.start), *mine.chunks[run.start : run.stop])),
-            self._even,
-            partial(self._have_left, mine.chunks, moving),
-        )
-
-    def _have_left(self, chunks: Sequence[bytes | memoryview], moving: Moving, run: range) -> None:
-        now_s = trio.current_time()
-        for chunk in run:
-            num_bytes = len(chunks[chunk])
-            moving.num_bytes += num_bytes
-            self._upload.sent(chunk, num_bytes, now_s)
 
     async def _take_result(self, part: SliceSpec, stream: Stream) -> None:
         tools = self._tools
@@ -449,7 +366,7 @@ class Exchange:
         else:
             await self._contributions_first()
             await stream.send_frame(_NEED)
-            with self._spanned("receive", f"a result of {short(part.reducer)}") as moving:
+            with self._tools.spanned(self.proposal, "receive", f"a result of {short(part.reducer)}") as moving:
                 await self._take_result_chunks(part, named, stream, moving)
         if is_leader:
             await tools.learn(ResultReady(proposal.unit, proposal.base, proposal.ballot, signed))
@@ -493,8 +410,3 @@ class Exchange:
     async def _refuse(self, reducer: PeerId, error: RemoteProtocolError, result_hash: Root | None) -> None:
         proposal = self.proposal
         await self._tools.refused(ResultRefused(proposal.base, proposal.ballot, reducer, error.found, result_hash))
-
-
-async def _expect(stream: Stream, frame: bytes, what: str) -> None:
-    if await stream.receive_frame() != frame:
-        raise RemoteProtocolError("another frame than expected", what)

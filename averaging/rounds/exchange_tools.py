@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from averaging.codecs import Codec
 from averaging.network.seams import Network, Offload
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.result_word import NamedResult
-from averaging.rounds.spans import Record, nowhere
+from averaging.rounds.spans import Moving, Record, nowhere, spanned
 from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId
 from protocol.rounds.events import ResultRefused
-from protocol.rounds.messages import Member, ResultReady
+from protocol.rounds.messages import Member, Proposal, ResultReady
 from protocol.tensor_schema import ChunkGrid
 
 
@@ -51,3 +52,7 @@ class ExchangeTools:
     refused: Callable[[ResultRefused], Awaitable[None]] = _nothing
     """A reducer gave a result that cannot be used."""
     record: Record = nowhere
+
+    def spanned(self, proposal: Proposal, name: str, detail: str = "") -> AbstractContextManager[Moving]:
+        """Record how long a block of this attempt takes."""
+        return spanned(self.record, name, proposal.unit, detail, proposal.index)

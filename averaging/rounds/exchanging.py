@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Final
 
@@ -14,10 +15,11 @@ import trio
 from averaging.error_feedback import FedDelta
 from averaging.network.seams import NoPart, Snapshot, Stream
 from averaging.rounds.adopting import Adopter
-from averaging.rounds.contribution import EncodedContribution, encode_contribution, encode_with_feedback
+from averaging.rounds.contribution import DeltaEncoder, EncodedContribution, stretches
 from averaging.rounds.exchange import Exchange
 from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.gathering import EXCHANGE_PATIENCE_S
+from averaging.rounds.growing import GrowingContribution
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offers
 from averaging.rounds.result_word import NamedResult
@@ -63,6 +65,9 @@ class Exchanging:
         self._offers: Offers | None = None
         self._base: CommitId | None = None
         self._contribution: EncodedContribution | None = None
+        self._growing: GrowingContribution | None = None
+        """What of our contribution on the base is encoded, as long as it is not all of it, signed."""
+
         self._without_delta: CommitId | None = None
         self._no_part = False
         self._exchange: Exchange | None = None
@@ -90,11 +95,11 @@ class Exchanging:
             if isinstance(error, StorageError):
                 tell_failure(self._tools.publish, "prepare", error)
             if base == self._chain.head.commit:
-                self._without_delta, self._no_part = base, isinstance(error, NoPart)
+                self._without_delta, self._no_part, self._growing = base, isinstance(error, NoPart), None
             await self._tell(ContributionFailed(base))
             return
         self._at(base)
-        self._contribution = contribution
+        self._contribution, self._growing = contribution, None
         adopter.remember(contribution)
         if self._chain.tools.feedback is not None and fed is not None:
             self._chain.tools.feedback.offer(contribution.root, fed)
@@ -118,9 +123,10 @@ class Exchanging:
         self._check_head(base)
         work = f"{snapshot.tokens} tokens in {snapshot.num_steps} steps"
         with spanned(tools.record, "encode", self._config.unit, work, index) as moving:
-            encoded, fed = await tools.offload.run(lambda: _encode(chain, anchor_N, snapshot), cost_s=ENCODE_COST_S)
-            moving.num_bytes = sum(map(len, encoded.chunks))
-        # durable before its first byte leaves; a head that moves meanwhile makes it a contribution to nothing
+            encoder = await tools.offload.run(lambda: _encoder(chain, anchor_N, snapshot))
+            moving.num_bytes = sum(map(len, encoder.chunks))
+            encoded, fed = await self._encode(base, encoder)
+        # durable before its header leaves; a head that moves meanwhile makes it a contribution to nothing
         await chain.log_contribution(base, LoggedContribution(encoded.root, snapshot.tokens, snapshot.next_step))
         config = self._config
         header = ContributionHeader(
@@ -129,6 +135,30 @@ class Exchanging:
         signed = await tools.seal(encode_body(header))
         self._check_head(base)
         return replace(encoded, header=signed), fed, taken_s
+
+    async def _encode(self, base: CommitId, encoder: DeltaEncoder) -> tuple[EncodedContribution, FedDelta | None]:
+        """Chunk after chunk, each on its way as soon as it is there: without a header it counts for nothing yet."""
+        self._check_head(base)
+        self._at(base)
+        growing = self._growing = GrowingContribution(encoder.chunks)
+        exchange, offload = self._exchange, self._tools.offload
+        if exchange is not None and exchange.proposal.base == base:
+            exchange.grow(growing)
+        order = stretches(self._others_parts(), self._chain.tools.grid)
+        try:
+            for runs in order:
+                await offload.run(partial(_encode_runs, encoder, runs), cost_s=ENCODE_COST_S / len(order))
+                growing.grew(runs)
+            return await offload.run(encoder.finished)
+        except PotluckError:
+            growing.give_up()
+            raise
+
+    def _others_parts(self) -> list[range]:
+        """The chunks that go to each of the other reducers, as far as that is known."""
+        slices = () if self._exchange is None else self._exchange.proposal.slices
+        others = (part for part in slices if part.reducer != self._config.me.peer)
+        return [range(part.first_chunk, part.stop_chunk) for part in others]
 
     def _check_head(self, base: CommitId) -> None:
         if self._chain.head.commit != base:
@@ -158,18 +188,20 @@ class Exchanging:
             exchange.offer(self._contribution)
         elif self._without_delta == proposal.base:
             exchange.offer(None, no_part=self._no_part)
+        elif self._growing is not None:
+            exchange.grow(self._growing)
 
     def head_moved(self) -> None:
         """What was scattered to us on another base is not needed any more: its memory is free until the next round."""
         if self._base is not None and self._base != self._chain.head.commit:
-            self._base = self._contribution = self._offers = None
+            self._base = self._contribution = self._growing = self._offers = None
 
     def _at(self, base: CommitId) -> None:
         """What is kept belongs to one base."""
         if self._base != base:
             tools = self._chain.tools
             self._base = base
-            self._contribution = None
+            self._contribution = self._growing = None
             self._offers = Offers(self._config.run_id, self._config.verifier, tools.codec, tools.grid)
 
     async def _run(self, exchange: Exchange) -> None:
@@ -309,12 +341,14 @@ class Exchanging:
         raise TransportError("an exchange that is not running here", "the running attempt", "try again")
 
 
-def _encode(
-    chain: UnitChain, anchor_N: torch.Tensor, snapshot: Snapshot
-) -> tuple[EncodedContribution, FedDelta | None]:
+def _encoder(chain: UnitChain, anchor_N: torch.Tensor, snapshot: Snapshot) -> DeltaEncoder:
     if snapshot.tokens <= 0:
         raise LocalProtocolError("a snapshot without tokens", "trained tokens")
     tools = chain.tools
-    if tools.feedback is not None:
-        return encode_with_feedback(anchor_N, snapshot.theta_N, snapshot.tokens, tools.codec, tools.feedback.state)
-    return encode_contribution(anchor_N, snapshot.theta_N, snapshot.tokens, tools.codec, tools.grid), None
+    feedback = None if tools.feedback is None else tools.feedback.state
+    return DeltaEncoder(anchor_N, snapshot.theta_N, snapshot.tokens, tools.codec, tools.grid, feedback)
+
+
+def _encode_runs(encoder: DeltaEncoder, runs: Sequence[range]) -> None:
+    for run in runs:
+        encoder.encode(run)

@@ -58,6 +58,8 @@ class ExchangeHello:
         chunk_hashes: leaf hashes (32 bytes each) of the slice's chunks, in order.
         path: what they need to make the header's root (protocol/merkle.py, `MerkleTree.path`), 32 bytes each.
         no_part: of a member that offers nothing, whether it was to bring nothing.
+        follows: the contribution is still being encoded. Chunks come before its header, which is said in a second hello once it is
+            signed.
     """
 
     unit: UnitName
@@ -68,9 +70,17 @@ class ExchangeHello:
     chunk_hashes: bytes
     path: bytes = b""
     no_part: bool = False
+    follows: bool = False
 
     def __post_init__(self) -> None:
         require(not (self.no_part and self.contribution), "a contribution of a member without a part", "one of the two")
+        said = bool(self.contribution) or self.no_part
+        require(not (self.follows and said), "a contribution that is here and still to follow", "one of the two")
+
+    def is_of(self, other: ExchangeHello) -> bool:
+        """Whether both are about the same slice of the same attempt."""
+        mine = (self.unit, self.base, self.ballot, self.first_chunk)
+        return mine == (other.unit, other.base, other.ballot, other.first_chunk)
 
     @property
     def why_nothing(self) -> str:

@@ -18,14 +18,13 @@ import torch
 import trio
 from structlog.testing import capture_logs
 
-from averaging.error_feedback import FedDelta
 from averaging.network.seams import Snapshot
 from averaging.rounds import exchanging
-from averaging.rounds.contribution import EncodedContribution
+from averaging.rounds.contribution import DeltaEncoder
 from averaging.rounds.exchange import Exchange
 from averaging.rounds.reduction import Reduction, SliceResult, _Counted, _Sum, _Written
 from protocol.ids import PeerId, short
-from protocol.merkle import MerkleTree, leaf_hash
+from protocol.merkle import leaf_hash
 from protocol.rounds.messages import CommitRecord
 from protocol.rounds.quorum import first_opener
 from tests.simulation import virtual_time
@@ -42,20 +41,29 @@ NO_VALUE: Final = np.float32("nan").tobytes()
 Spoil = Callable[[Node], AbstractContextManager[None]]
 
 
+class _Spoilt(DeltaEncoder):
+    """Its chunks mean nothing, and what is signed are the hashes of these very bytes."""
+
+    def encode(self, run: range) -> None:
+        super().encode(run)
+        room, size_bytes = self._fed._room if self._fed is not None else self._room, len(self.chunks[0])
+        for chunk in run:
+            room[chunk * size_bytes :][: len(NO_VALUE)] = NO_VALUE
+            self._hashes[chunk] = leaf_hash(self.chunks[chunk])
+
+
 @contextmanager
 def _contributing(bad: Node) -> Iterator[None]:
-    real = exchanging._encode
+    real = exchanging._encoder
 
-    def encode(
-        chain: WatchedChain, anchor_N: torch.Tensor, snapshot: Snapshot
-    ) -> tuple[EncodedContribution, FedDelta | None]:
-        made, fed = real(chain, anchor_N, snapshot)
-        if chain.node is bad:
-            chunks = tuple(NO_VALUE + bytes(chunk[len(NO_VALUE) :]) for chunk in made.chunks)
-            made = replace(made, chunks=chunks, tree=MerkleTree.over(tuple(map(leaf_hash, chunks))))
-        return made, fed
+    def encoder(chain: WatchedChain, anchor_N: torch.Tensor, snapshot: Snapshot) -> DeltaEncoder:
+        if chain.node is not bad:
+            return real(chain, anchor_N, snapshot)
+        tools = chain.tools
+        feedback = None if tools.feedback is None else tools.feedback.state
+        return _Spoilt(anchor_N, snapshot.theta_N, snapshot.tokens, tools.codec, tools.grid, feedback)
 
-    with replaced(exchanging, _encode=encode):
+    with replaced(exchanging, _encoder=encoder):
         yield
 
 

@@ -1,0 +1,288 @@
+"""Contributions that leave while they are being encoded: the member's side and the reducer's, without and with faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import trio
+import trio.testing
+
+from averaging.network.seams import Stream
+from averaging.rounds import contribution
+from averaging.rounds.contribution import EncodedContribution
+from averaging.rounds.exchange import EXCHANGE_CHANNEL, RETRY_AFTER_S, Exchange
+from averaging.rounds.growing import GrowingContribution
+from averaging.rounds.scattering import OFFER, SEND_ON
+from protocol.errors import PeerUnreachable
+from protocol.ids import PeerId
+from protocol.rounds.messages import Proposal
+from protocol.rounds.requests import NO_PART, NOTHING_TO_OFFER, ExchangeHello
+from protocol.wire import decode_body, encode_body
+from tests.averaging.rounds.exchange_world import (
+    END,
+    NEED,
+    ONE_SLICE,
+    TWO_SLICES,
+    Side,
+    chunk_frame,
+    contribution_of,
+    hello_of,
+    running,
+    signed_header,
+    talk,
+    three_sides,
+    until_over,
+)
+from tests.averaging.rounds.round_world import CHUNK_BYTES, GRID, RoundWorld
+
+Clock = trio.testing.MockClock
+
+
+def _ahead_hello(proposal: Proposal, number: int = 0) -> ExchangeHello:
+    return contribution.hello_before(proposal, proposal.slices[number])
+
+
+def _said(proposal: Proposal, mine: EncodedContribution, number: int = 0, **changes: object) -> list[bytes]:
+    return [OFFER, encode_body(hello_of(proposal, mine, number, **changes))]
+
+
+def _frames(mine: EncodedContribution, chunks: Sequence[int]) -> list[bytes]:
+    return [chunk_frame(chunk, bytes(mine.chunks[chunk])) for chunk in chunks]
+
+
+def _growing(mine: EncodedContribution) -> GrowingContribution:
+    return GrowingContribution([memoryview(chunk) for chunk in mine.chunks])
+
+
+# --- the member's side --------------------------------------------------------------------------------------------------------
+
+
+async def test_chunks_leave_as_they_are_encoded_and_the_header_follows_them(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        proposal, mine = world.proposal(ONE_SLICE, reduce_within_s=60.0), sides[2].contribution
+        assert mine is not None
+        growing = _growing(mine)
+        async with running(sides[:2], proposal), trio.open_nursery() as nursery:
+            exchange = sides[2].begin(proposal, has_offer=False)
+            nursery.start_soon(exchange.run)
+            exchange.grow(growing)
+            await trio.sleep(1.0)
+            bulk_bytes = world.parties[2].network.traffic().bulk_bytes_up
+            for chunk in range(4):
+                growing.grew([range(chunk, chunk + 1)])
+                await trio.sleep(1.0)
+            carried = world.parties[2].network.traffic().bulk_bytes_up - bulk_bytes
+            assert 0 < carried <= 4 * (5 + CHUNK_BYTES)
+            assert sides[0].offers.get(world.parties[2].peer) is None, "without a header nothing counts"
+            growing.grew([range(4, 6)])
+            await trio.sleep(1.0)
+            assert sides[0].kept == {}
+            exchange.offer(mine)
+            await until_over([exchange])
+            nursery.cancel_scope.cancel()
+        assert sides[0].omitted() == []
+        assert sides[2].kept[0][1] == sides[0].kept[0][1]
+        carried = world.parties[2].network.traffic().bulk_bytes_up - bulk_bytes
+        assert carried < 6 * (5 + CHUNK_BYTES) + 1000, "no chunk twice"
+
+
+async def test_results_are_those_of_contributions_that_were_whole_at_first(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        async with running(sides, world.proposal(TWO_SLICES)):
+            pass
+        expected = {first: data for first, (_, data) in sides[0].kept.items()}
+    async with three_sides() as (world, sides), trio.open_nursery() as nursery:
+        exchanges = [side.begin(world.proposal(TWO_SLICES), has_offer=False) for side in sides]
+        for exchange, side in zip(exchanges, sides, strict=True):
+            nursery.start_soon(exchange.run)
+            nursery.start_soon(_encode_slowly, exchange, side)
+        await until_over(exchanges)
+        nursery.cancel_scope.cancel()
+        for side in sides:
+            assert {first: data for first, (_, data) in side.kept.items()} == expected
+
+
+async def _encode_slowly(exchange: Exchange, side: Side) -> None:
+    assert side.contribution is not None
+    growing = _growing(side.contribution)
+    exchange.grow(growing)
+    for chunk in (4, 0, 5, 1, 2, 3):
+        await trio.sleep(0.3)
+        growing.grew([range(chunk, chunk + 1)])
+    exchange.offer(side.contribution)
+
+
+@pytest.mark.parametrize(("no_part", "reason"), [(False, NOTHING_TO_OFFER), (True, NO_PART)])
+async def test_a_contribution_that_comes_to_nothing_is_withdrawn_and_its_member_gets_the_result(
+    no_part: bool, reason: str, autojump_clock: Clock
+) -> None:
+    async with three_sides() as (world, sides):
+        proposal, mine = world.proposal(ONE_SLICE, reduce_within_s=60.0), sides[2].contribution
+        assert mine is not None
+        growing = _growing(mine)
+        async with running(sides[:2], proposal, within_s=10.0), trio.open_nursery() as nursery:
+            exchange = sides[2].begin(proposal, has_offer=False)
+            nursery.start_soon(exchange.run)
+            exchange.grow(growing)
+            growing.grew([range(2)])
+            await trio.sleep(1.0)
+            growing.give_up()
+            await trio.sleep(1.0)
+            exchange.offer(None, no_part=no_part)
+            await until_over([exchange])
+            left_s = exchange.upload_s(trio.current_time())
+            nursery.cancel_scope.cancel()
+        assert sides[0].omitted() == [(world.parties[2].peer, reason)]
+        assert sides[2].kept[0][1] == sides[0].kept[0][1]
+        assert left_s is not None
+        assert left_s < 2.0, "what will not be sent is not waited for"
+
+
+async def test_a_reducer_that_takes_no_chunks_without_a_header_gets_the_contribution_when_it_is_whole(
+    autojump_clock: Clock,
+) -> None:
+    """One of an older release takes the first hello for that of a member without a contribution."""
+    async with three_sides() as (world, sides):
+        frames: list[list[bytes]] = []
+
+        async def older(sender: PeerId, stream: Stream) -> None:
+            hello = decode_body(ExchangeHello, await stream.receive_frame() or b"")
+            frames.append([])
+            await stream.send_frame(bytes(GRID.num_chunks) if hello.contribution else b"")
+            while (frame := await stream.receive_frame()) is not None:
+                frames[-1].append(frame)
+
+        mine, proposal = sides[2].contribution, world.proposal(ONE_SLICE)
+        assert mine is not None
+        world.parties[0].network.serve_streams(EXCHANGE_CHANNEL, older)
+        async with trio.open_nursery() as nursery:
+            exchange = sides[2].begin(proposal, has_offer=False)
+            nursery.start_soon(exchange.run)
+            growing = _growing(mine)
+            exchange.grow(growing)
+            growing.grew([range(6)])
+            await trio.sleep(1.0)
+            assert frames == [[]]
+            exchange.offer(mine)
+            await trio.sleep(1.0)
+            assert [len(taken) > 0 for taken in frames] == [False, True]
+            assert b"".join(frame[5:] for frame in frames[1][:-1]) == b"".join(mine.chunks)
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_stream_that_breaks_before_the_header_costs_nothing_of_the_contribution(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        proposal, mine = world.proposal(ONE_SLICE, reduce_within_s=60.0), sides[2].contribution
+        assert mine is not None
+        growing = _growing(mine)
+        async with running(sides[:2], proposal), trio.open_nursery() as nursery:
+            exchange = sides[2].begin(proposal, has_offer=False)
+            nursery.start_soon(exchange.run)
+            exchange.grow(growing)
+            growing.grew([range(5)])
+            await trio.sleep(1.0)
+            world.swarm.cut([world.parties[2].peer], [world.parties[0].peer])
+            await trio.sleep(1.0)
+            world.swarm.heal()
+            await trio.sleep(2 * RETRY_AFTER_S)
+            growing.grew([range(5, 6)])
+            exchange.offer(mine)
+            await until_over([exchange])
+            nursery.cancel_scope.cancel()
+        assert sides[0].omitted() == []
+
+
+# --- the reducer's side -------------------------------------------------------------------------------------------------------
+
+
+async def test_chunks_that_come_before_and_after_their_header_are_all_counted(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        mine, proposal = contribution_of(world.parties[2], 2), world.proposal(ONE_SLICE)
+        frames = [*_frames(mine, (3, 0)), *_said(proposal, mine), *_frames(mine, (1, 2, 4, 5)), END, NEED]
+        async with running(sides[:2], proposal):
+            answers = await talk(world.parties[2], world.parties[0], _ahead_hello(proposal), frames)
+        assert answers[0] == SEND_ON
+        assert sides[0].omitted() == []
+        assert b"".join(answers[2:]) == sides[0].kept[0][1]
+
+
+Wrong = Callable[[RoundWorld, Proposal, EncodedContribution], list[bytes]]
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        pytest.param(lambda w, p, mine: [*_frames(mine, (0, 0)), *_said(p, mine)], "chunk 0 twice", id="a chunk twice"),
+        pytest.param(
+            lambda w, p, mine: [chunk_frame(0, bytes(mine.chunks[1])), *_said(p, mine), END],
+            "chunk 0 with another hash",
+            id="another chunk than was signed",
+        ),
+        pytest.param(
+            lambda w, p, mine: [chunk_frame(6, bytes(mine.chunks[0]))], "frame b'C' for chunk 6", id="a chunk too many"
+        ),
+        pytest.param(lambda w, p, mine: [chunk_frame(0, b"x")], "chunk 0 of 1 bytes", id="a short chunk"),
+        pytest.param(lambda w, p, mine: [b"X"], "a frame of 1 bytes; expected a chunk", id="no chunk"),
+        pytest.param(
+            lambda w, p, mine: [*_frames(mine, (0,)), END], "chunks without the header", id="no header at all"
+        ),
+        pytest.param(
+            lambda w, p, mine: [OFFER, encode_body(_ahead_hello(p))], "a header for another slice", id="no header again"
+        ),
+        pytest.param(
+            lambda w, p, mine: _said(p, mine, first_chunk=1), "a header for another slice", id="of another slice"
+        ),
+        pytest.param(lambda w, p, mine: [OFFER, b"\xff"], "", id="bytes that are no hello"),
+        pytest.param(
+            lambda w, p, mine: [
+                *_frames(mine, (0,)),
+                *_said(p, replace(mine, header=signed_header(w.stranger, mine, member=w.parties[2].member))),
+            ],
+            "a contribution of",
+            id="signed by another",
+        ),
+        pytest.param(
+            lambda w, p, mine: [*_said(p, mine), *_said(p, mine)], "two headers of a contribution", id="two headers"
+        ),
+    ],
+)
+async def test_what_does_not_fit_before_a_header_resets_the_stream_and_its_sender_is_named(
+    frames: Wrong, why: str, autojump_clock: Clock
+) -> None:
+    async with three_sides() as (world, sides):
+        mine, proposal = contribution_of(world.parties[2], 2), world.proposal(ONE_SLICE, reduce_within_s=5.0)
+        async with running(sides[:2], proposal):
+            with pytest.raises(PeerUnreachable):
+                await talk(world.parties[2], world.parties[0], _ahead_hello(proposal), frames(world, proposal, mine))
+        ((peer, reason),) = sides[0].omitted()
+        assert peer == world.parties[2].peer
+        assert why in reason
+
+
+async def test_a_header_of_nobody_withdraws_the_chunks_before_it(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        mine, proposal = contribution_of(world.parties[2], 2), world.proposal(ONE_SLICE)
+        nothing = encode_body(contribution.hello_of(proposal, proposal.slices[0], None))
+        frames = [*_frames(mine, range(6)), OFFER, nothing, END, NEED]
+        async with running(sides[:2], proposal):
+            answers = await talk(world.parties[2], world.parties[0], _ahead_hello(proposal), frames)
+        assert sides[0].omitted() == [(world.parties[2].peer, NOTHING_TO_OFFER)]
+        assert b"".join(answers[2:]) == sides[0].kept[0][1]
+
+
+async def test_a_members_second_stream_ends_the_one_that_had_no_header_yet(autojump_clock: Clock) -> None:
+    """Else who opens many would fill our memory with chunks that nobody signed."""
+    async with three_sides() as (world, sides):
+        mine, proposal = contribution_of(world.parties[2], 2), world.proposal(ONE_SLICE, reduce_within_s=60.0)
+        async with running(sides[:2], proposal):
+            first = await world.parties[2].network.open_stream(world.parties[0].peer, EXCHANGE_CHANNEL, timeout_s=1.0)
+            await first.send_frame(encode_body(_ahead_hello(proposal)))
+            assert await first.receive_frame() == SEND_ON
+            await first.send_frame(_frames(mine, (0,))[0])
+            frames = [*_frames(mine, range(6)), *_said(proposal, mine), END, NEED]
+            await talk(world.parties[2], world.parties[0], _ahead_hello(proposal), frames)
+            with pytest.raises(PeerUnreachable):
+                await first.receive_frame()
+        assert sides[0].omitted() == []
