@@ -1,7 +1,4 @@
-"""A member's side of the scatter: what it offers in one attempt, brought to each reducer while it is still being encoded (rule 9).
-
-Encoding everything first cost four members on two cores 0.2 to 0.3 s of a round of 3.8 s at 100 Mbit/s, in which no line was used.
-"""
+"""A member's side of the scatter: what it offers in one attempt, brought to each reducer while it is still being encoded (rule 9)."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from averaging.network.clocks import Timers, VirtualClock
 from averaging.network.memory_network import MemoryNetwork
 from averaging.network.memory_storage import MemoryStorage
 from averaging.network.seams import DirectoryEntry, TrafficCount
+from averaging.rounds import exchanging
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lending import UnitShape
 from averaging.rounds.membership import announce, list_peers
@@ -57,6 +58,8 @@ MESSAGE_LIFE_S = 300.0
 TIDY_WITHIN_S = 60.0
 """A commit's generation is written and its log tidied beside the next round."""
 _ROTTING = ("generations/", "results/", "feedback/")
+
+setattr(exchanging, "GROWS_FROM_ELEMENTS", 1)  # noqa: B010 - a constant; short vectors leave as long ones do here
 
 
 class SimulatedOffload:

@@ -52,6 +52,14 @@ from tests.averaging.rounds.service_world import Bench, bench_in, proposal_by, u
 Clock = trio.testing.MockClock
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["encoded at once", "growing"])
+def grows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether chunks leave while others are still to be encoded, as those of a long vector do."""
+    grows: bool = request.param
+    monkeypatch.setattr("averaging.rounds.exchanging.GROWS_FROM_ELEMENTS", GRID.num_elements + 1 - grows)
+    return grows
+
+
 @dataclass
 class Scene:
     """The exchanging of the first party; the second is a reducer that notes what comes and never sums it.
@@ -189,7 +197,7 @@ async def test_a_delta_asked_for_while_a_commit_is_being_adopted_waits_for_the_a
 
 @pytest.mark.parametrize("moment", ["snapshot", "seal"])
 async def test_a_head_that_moves_while_the_delta_is_taken_makes_it_fail_and_no_header_leaves(
-    moment: str, autojump_clock: Clock
+    moment: str, grows: bool, autojump_clock: Clock
 ) -> None:
     async with _scene() as scene:
         bench, released = scene.bench, trio.Event()
@@ -209,7 +217,7 @@ async def test_a_head_that_moves_while_the_delta_is_taken_makes_it_fail_and_no_h
         assert (scene.exchanging.contribution, await scene.logged()) == (None, ())
         await trio.sleep(5.0)
         assert scene.hellos == []
-        assert (scene.ahead == []) == (moment == "snapshot"), "what is encoded leaves, and counts for nothing"
+        assert (scene.ahead != []) == (grows and moment == "seal"), "what is encoded leaves, and counts for nothing"
 
 
 async def test_a_head_that_moves_after_the_delta_was_taken_leaves_no_contribution(autojump_clock: Clock) -> None:
