@@ -1,4 +1,4 @@
-"""Several chunks encoded or decoded at once: one call of a codec costs as much as 15,000 values, and a default chunk has 16,384.
+"""Several chunks encoded or decoded at once: one call of a codec costs as much as 15,000 values, and a short chunk has 16,384.
 
 The bytes are those of chunk by chunk encoding. A codec that writes values one after another, or blocks' scales and then their codes,
 writes a run of whole chunks as one long vector, but for where the scales lie; moving these is cheap. `Codec.head_bytes` says which do.

@@ -47,6 +47,10 @@ class FramePace:
         self._sent_bytes = 0
         self._last_bytes = 0
 
+    def waited(self, seconds: float) -> None:
+        """There was nothing to send for so long, which says nothing of the line."""
+        self._began_s += seconds
+
     def sent(self, num_bytes: int) -> None:
         """A frame has left."""
         self._sent_bytes += num_bytes

@@ -18,7 +18,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import HASH_BYTES, Root
 from protocol.merkle import MerkleTree, leaf_hash, merkle_root
 from protocol.rounds.messages import Proposal, SliceSpec
-from protocol.rounds.requests import ExchangeHello
+from protocol.rounds.requests import LATER, ExchangeHello
 from protocol.tensor_schema import ChunkGrid
 
 LEAST_RUNS: Final = 8
@@ -231,4 +231,4 @@ def hello_of(
 
 def hello_before(proposal: Proposal, part: SliceSpec) -> ExchangeHello:
     """What opens a stream while the contribution is still being encoded."""
-    return ExchangeHello(proposal.unit, proposal.base, proposal.ballot, part.first_chunk, b"", b"", follows=True)
+    return ExchangeHello(proposal.unit, proposal.base, proposal.ballot, part.first_chunk, LATER, b"", follows=True)

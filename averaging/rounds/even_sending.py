@@ -93,8 +93,10 @@ async def send_evenly(
     even.begin(stream, sum(len(chunks[number]) for number in numbers))
     try:
         for run in runs_of(numbers, chunks, lambda: pace.max_bytes(trio.current_time())):
+            asked_s = trio.current_time()
             if not await ready(run):
                 return
+            pace.waited(trio.current_time() - asked_s)
             frame, began_s = frame_of(run), trio.current_time()
             await stream.send_frame(frame)
             pace.sent(len(frame))

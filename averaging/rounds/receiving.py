@@ -13,7 +13,7 @@ from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.reduction import Offer, Offers, Reduction
 from averaging.rounds.scattering import END, OFFER, SEND_ON
 from averaging.rounds.spans import Moving
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, TransportError
 from protocol.ids import PeerId, short
 from protocol.rounds.messages import Proposal
 from protocol.rounds.requests import ExchangeHello
@@ -38,6 +38,9 @@ class Receiving:
             RemoteProtocolError: what it sends does not fit. Chunks that were checked before are kept, and the others forgotten.
             TransportError: the stream broke.
         """
+        former = self._ahead.pop((sender, reduction.part.first_chunk), None)
+        if former is not None:
+            former.cancel()
         if not (hello.contribution or hello.follows):
             await stream.send_frame(b"")
             await self._take_nothing(sender, hello, reduction, stream)
@@ -91,12 +94,9 @@ class Receiving:
         self, sender: PeerId, hello: ExchangeHello, reduction: Reduction, stream: Stream, moving: Moving
     ) -> tuple[ExchangeHello, list[Batch]]:
         """The hello that says under what header the chunks come, and those that came before it. They take no more room than the slice:
-        no chunk comes twice, and a member's next stream takes the place of the one before.
+        no chunk comes twice, and whatever a member's next stream brings ends this one.
         """
         place = (sender, reduction.part.first_chunk)
-        former = self._ahead.get(place)
-        if former is not None:
-            former.cancel()
         with trio.CancelScope() as scope:
             self._ahead[place] = scope
             try:
@@ -104,7 +104,9 @@ class Receiving:
             finally:
                 if self._ahead.get(place) is scope:
                     del self._ahead[place]
-        raise RemoteProtocolError("a stream whose member has opened another one", "one of each member for a slice")
+        raise TransportError(
+            "a stream whose member has opened another one", "one of each member for a slice", "go on there"
+        )
 
     async def _receive_ahead(
         self, hello: ExchangeHello, reduction: Reduction, stream: Stream, moving: Moving

@@ -16,7 +16,7 @@ from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.growing import GrowingContribution
 from averaging.rounds.spans import Moving
 from averaging.rounds.upload_meter import UploadMeter
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, TransportError
 from protocol.ids import short
 from protocol.rounds.messages import Proposal, SliceSpec
 from protocol.wire import encode_body
@@ -26,7 +26,7 @@ OFFER: Final = b"O"
 """The hello with the header comes next, for the chunks before it and those after it."""
 
 SEND_ON: Final = b"S"
-"""A reducer's word to a hello without a header: it takes chunks before that. One of an older release says that it has none of ours."""
+"""A reducer's word to a hello without a header: it takes chunks before that. One of an older release refuses such a hello."""
 
 
 class Scattering:
@@ -58,9 +58,8 @@ class Scattering:
     def offer(self, contribution: EncodedContribution | None, *, no_part: bool) -> None:
         """Our contribution is signed, or there is none: with `no_part` because we were to bring nothing."""
         self.contribution, self._no_part = contribution, no_part
-        if contribution is None and self._growing is not None:
-            for chunk in range(len(self._growing.chunks)):
-                self.upload.spare(chunk)
+        if contribution is None:
+            self.upload = UploadMeter()  # what has left of it says nothing of a whole upload
         self.is_known.set()
         self.has_begun.set()
 
@@ -121,7 +120,12 @@ class Scattering:
         self, proposal: Proposal, part: SliceSpec, growing: GrowingContribution, stream: Stream
     ) -> bool:
         await stream.send_frame(encode_body(hello_before(proposal, part)))
-        if await stream.receive_frame() != SEND_ON:
+        try:
+            answer = await stream.receive_frame()
+        except TransportError:  # it broke; or one of an older release has refused the hello
+            self._tools.probe(part.reducer)
+            answer = None
+        if answer != SEND_ON:
             await self.is_known.wait()
             return False
         is_said = False
@@ -135,7 +139,7 @@ class Scattering:
         async def ready(run: range) -> bool:
             if self.is_known.is_set() and not is_said:
                 await say()
-            return (is_said and self.contribution is not None) or await growing.wait(run)
+            return self.contribution is not None if is_said else await growing.wait(run)
 
         with self._tools.spanned(proposal, "send", f"our contribution to {short(part.reducer)}") as moving:
             numbers = range(part.first_chunk, part.stop_chunk)
@@ -171,4 +175,5 @@ class Scattering:
         for chunk in run:
             num_bytes = len(chunks[chunk])
             moving.num_bytes += num_bytes
-            self.upload.sent(chunk, num_bytes, now_s)
+            if self.contribution is not None or not self.is_known.is_set():
+                self.upload.sent(chunk, num_bytes, now_s)

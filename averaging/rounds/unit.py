@@ -209,7 +209,7 @@ class UnitChain:
         return position
 
     async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
-        """Write our contribution on a base to disk, before its first byte leaves (rule 8)."""
+        """Write our contribution on a base to disk, before its header leaves (rule 8)."""
         await self.tools.log.log_contribution(base, contribution)
         self._offered[base] = (*self._offered.get(base, ()), contribution)
 

@@ -17,6 +17,11 @@ NOTHING_TO_OFFER: Final = "nothing to offer"
 NO_PART: Final = "a spare, with no part in this round"
 """Why a member is left out that was to bring nothing, for it serves no lane: nothing of the round is missing with it."""
 
+LATER: Final = b"later"
+"""In place of a header that follows: no header. A reducer of an older release refuses it and goes on waiting for the member; with
+none at all it would take the member for one that offers nothing, and close its slice without it.
+"""
+
 MAX_KNOWN: Final = 64
 """Ten dense steps and doublings after them reach back 2^54 commits."""
 
@@ -74,7 +79,7 @@ class ExchangeHello:
 
     def __post_init__(self) -> None:
         require(not (self.no_part and self.contribution), "a contribution of a member without a part", "one of the two")
-        said = bool(self.contribution) or self.no_part
+        said = self.contribution not in (b"", LATER) or self.no_part
         require(not (self.follows and said), "a contribution that is here and still to follow", "one of the two")
 
     def is_of(self, other: ExchangeHello) -> bool:

@@ -20,7 +20,7 @@ from coordinator.run_tokenizer import RunTokenizer
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import ConfigError, PotluckError, RemoteProtocolError, StorageError, VersionError
 from protocol.identity import Identity
-from protocol.manifest import MANIFEST_DOMAIN
+from protocol.manifest import MANIFEST_DOMAIN, load_run_config
 from protocol.tensor_schema import ChunkGrid
 from tests.coordinator.chain_world import Chain
 from tests.coordinator.test_checkpoints import checkpoint_of, decoder
@@ -89,6 +89,21 @@ def test_changed_run_file_names_the_key(run_file: Path, tmp_path: Path) -> None:
     run_file.write_text(RUN_TOML.replace("learning_rate = 0.01", "learning_rate = 0.02"))
     with pytest.raises(ConfigError, match=r"inner\.learning_rate differs"):
         open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+
+
+def test_a_run_goes_on_with_its_chunks_where_the_file_says_nothing_of_them(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its release may have found another number for such a model."""
+    run_file.write_text(RUN_TOML.replace("chunk_elements = 256\n", ""))
+    first = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    monkeypatch.setattr("protocol.manifest.default_chunk_elements", lambda *_: 512)
+    assert load_run_config(run_file).chunk_elements == 512
+    second = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_800_000_000.0)
+    assert second.signed_manifest == first.signed_manifest
+    run_file.write_text(RUN_TOML)
+    with pytest.raises(ConfigError, match=r"round\.chunk_elements differs"):
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_800_000_000.0)
 
 
 def test_crash_before_the_manifest_begins_anew(run_file: Path, tmp_path: Path) -> None:

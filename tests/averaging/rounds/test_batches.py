@@ -24,6 +24,13 @@ def test_frames_grow_to_what_their_stream_carries_in_a_tenth_of_a_second() -> No
     assert pace.max_bytes(100.5) == BATCH_BYTES
 
 
+def test_what_was_waited_for_says_nothing_of_the_line() -> None:
+    pace = FramePace(100.0)
+    pace.waited(3.0)
+    pace.sent(20_000)
+    assert 4_999 <= pace.max_bytes(103.4) <= 5_000
+
+
 def test_what_an_empty_buffer_takes_at_once_does_not_make_the_next_frame_as_large_as_it_may_be() -> None:
     pace = FramePace(100.0)
     for num_bytes in (8_000, 16_000, 32_000):
