@@ -203,8 +203,7 @@ class RunConfig(Section):
             raise ValueError(problem)
         if (link := self._link()) is not None and (problem := too_slow(link)):
             raise ValueError(problem)
-        # peers agree on the number, and not on how it is found
-        pace = self.round.model_copy()
+        pace = self.round.model_copy()  # peers agree on the number, and not on how it is found
         pace.__dict__["chunk_elements"] = self.chunk_elements  # not among what was set: the file does not say it
         self.__dict__["round"] = pace
         return self
@@ -342,9 +341,7 @@ class RunConfig(Section):
 
     @property
     def chunk_elements(self) -> int:
-        """Values in a chunk: as the round section says; else by the size of what a peer averages at once (protocol/round_bytes.py), of
-        experts all that it holds.
-        """
+        """Values in a chunk: as the round section says; else by what a peer averages at once, of experts all that it holds."""
         num_elements = self.held_elements // max(1, self.num_fragments)
         by_size = default_chunk_elements(num_elements, self.run.max_members, self.round.link_mbit_per_s)
         return self.round.chunk_elements or by_size
