@@ -188,7 +188,8 @@ def results_changed(state: RoundState, now_s: float) -> Step:
     if led is None or proposal is None or led.stage != "collecting" or proposal.ballot != led.ballot:
         return Step(state, remark="a result is here; the leader of its attempt settles")
     headers = [state.open.results.get(part.first_chunk) for part in proposal.slices]
-    results = [header for header in headers if header is not None]
+    # one that means nothing stays in its place until the mend that gives its slice to another has come to us, too
+    results = [header for header in headers if header is not None and header.result_hash not in state.open.useless]
     if len(results) < len(proposal.slices):
         return Step(
             state, remark=f"{len(results)} of {len(proposal.slices)} results are here; expected all before settling"

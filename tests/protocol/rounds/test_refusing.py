@@ -49,6 +49,25 @@ def test_where_results_are_still_awaited_the_slice_goes_to_another_within_the_at
     assert any("a scale that is not normal; its slice is given to others" in reason for reason in opener.reasons)
 
 
+def test_the_last_results_that_come_before_our_own_mend_do_not_settle_the_one_that_was_refused() -> None:
+    """The mend is on its way to us, too. Nobody could ack a record that names bytes which mean nothing."""
+    table = Table(4)
+    opener = table.opener()
+    bad, slow, *_ = table.others(opener)
+    held = table.hold_results(slow)
+    table.run_until(lambda: len(opener.state.open.results) == 3, 10.0)
+    opener.feed(_refused(_proposal(opener), bad))
+    for to, message in list(held):
+        if to == opener.peer:
+            opener.hear(slow, message)
+    assert opener.sent(Settle) == []
+    table.let_go(slow, held)
+    table.run_until(lambda: table.all_at(1), 10.0)
+    record = opener.disk.chain[0][0].record
+    assert record is not None
+    assert bad.peer not in {part.reducer for part in record.slices}
+
+
 def test_an_attempt_whose_record_names_it_ends_at_once_and_the_next_one_leaves_its_reducer_out() -> None:
     table = Table(4)
     opener = table.opener()
