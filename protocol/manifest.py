@@ -36,7 +36,7 @@ from protocol.pacing import PacingNumbers
 from protocol.pacing import contradiction as pacing_contradiction
 from protocol.pipeline_section import PipelineSection, pipeline_contradiction
 from protocol.plain_file import check_plain_file
-from protocol.round_bytes import RESULT_ROOM, SPARSE_FEEDBACK, default_chunk_elements, sparse_result_codec
+from protocol.round_defaults import RESULT_ROOM, SPARSE_FEEDBACK, default_chunk_elements, sparse_result_codec
 from protocol.rounds.target import RoundTarget
 from protocol.section import Count, Fraction, Section
 from protocol.stage_schema import StageMap, stage_schema

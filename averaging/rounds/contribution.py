@@ -231,4 +231,4 @@ def hello_of(
 
 def hello_before(proposal: Proposal, part: SliceSpec) -> ExchangeHello:
     """What opens a stream while the contribution is still being encoded."""
-    return ExchangeHello(proposal.unit, proposal.base, proposal.ballot, part.first_chunk, LATER, b"", follows=True)
+    return ExchangeHello(proposal.unit, proposal.base, proposal.ballot, part.first_chunk, LATER, b"")

@@ -41,7 +41,7 @@ class Receiving:
         former = self._ahead.pop((sender, reduction.part.first_chunk), None)
         if former is not None:
             former.cancel()
-        if not (hello.contribution or hello.follows):
+        if not hello.contribution:
             await stream.send_frame(b"")
             await self._take_nothing(sender, hello, reduction, stream)
             return

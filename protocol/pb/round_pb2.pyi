@@ -454,7 +454,7 @@ class Leave(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., unit: _Optional[str] = ..., base: _Optional[bytes] = ..., promised: _Optional[_Union[Ballot, _Mapping]] = ..., acked: _Optional[_Union[AckedRecord, _Mapping]] = ...) -> None: ...
 
 class ExchangeHello(_message.Message):
-    __slots__ = ("unit", "base", "ballot", "first_chunk", "contribution", "chunk_hashes", "path", "no_part", "follows")
+    __slots__ = ("unit", "base", "ballot", "first_chunk", "contribution", "chunk_hashes", "path", "no_part")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
@@ -463,7 +463,6 @@ class ExchangeHello(_message.Message):
     CHUNK_HASHES_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     NO_PART_FIELD_NUMBER: _ClassVar[int]
-    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     ballot: Ballot
@@ -472,8 +471,7 @@ class ExchangeHello(_message.Message):
     chunk_hashes: bytes
     path: bytes
     no_part: bool
-    follows: bool
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., contribution: _Optional[bytes] = ..., chunk_hashes: _Optional[bytes] = ..., path: _Optional[bytes] = ..., no_part: bool = ..., follows: bool = ...) -> None: ...
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., contribution: _Optional[bytes] = ..., chunk_hashes: _Optional[bytes] = ..., path: _Optional[bytes] = ..., no_part: bool = ...) -> None: ...
 
 class FetchResult(_message.Message):
     __slots__ = ("unit", "base", "first_chunk", "stop_chunk", "result_hash")

@@ -17,7 +17,7 @@ from protocol.envelope import open_envelope
 from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionError
 from protocol.frozen import replace
 from protocol.ids import PeerId, Root, short
-from protocol.round_bytes import leaves_out
+from protocol.round_defaults import leaves_out
 from protocol.rounds import attempt, following, leading, liveness, refusing, voting
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, link_after
 from protocol.rounds.events import (

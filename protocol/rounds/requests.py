@@ -59,12 +59,11 @@ class ExchangeHello:
     """Opens a member's stream to a reducer: which slice of which attempt, and what the member offers for it.
 
     Attributes:
-        contribution: the signed ContributionHeader, empty for a member that offers nothing and only wants the result.
+        contribution: the signed ContributionHeader, empty for a member that offers nothing and only wants the result; LATER where
+            it is still being encoded.
         chunk_hashes: leaf hashes (32 bytes each) of the slice's chunks, in order.
         path: what they need to make the header's root (protocol/merkle.py, `MerkleTree.path`), 32 bytes each.
         no_part: of a member that offers nothing, whether it was to bring nothing.
-        follows: the contribution is still being encoded. Chunks come before its header, which is said in a second hello once it is
-            signed.
     """
 
     unit: UnitName
@@ -75,12 +74,14 @@ class ExchangeHello:
     chunk_hashes: bytes
     path: bytes = b""
     no_part: bool = False
-    follows: bool = False
 
     def __post_init__(self) -> None:
         require(not (self.no_part and self.contribution), "a contribution of a member without a part", "one of the two")
-        said = self.contribution not in (b"", LATER) or self.no_part
-        require(not (self.follows and said), "a contribution that is here and still to follow", "one of the two")
+
+    @property
+    def follows(self) -> bool:
+        """Whether chunks come before their header, which is said in a second hello once it is signed."""
+        return self.contribution == LATER
 
     def is_of(self, other: ExchangeHello) -> bool:
         """Whether both are about the same slice of the same attempt."""

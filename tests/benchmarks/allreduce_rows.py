@@ -9,7 +9,7 @@ from typing import Final
 
 from averaging.codecs import codec_by_name
 from averaging.rounds.keeping import update_bytes
-from protocol.round_bytes import default_chunk_elements
+from protocol.round_defaults import default_chunk_elements
 from protocol.tensor_schema import ChunkGrid
 from tests.benchmarks.allreduce_groups import Trial
 from tests.benchmarks.results import Row

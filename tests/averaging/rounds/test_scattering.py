@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 import pytest
 import trio
@@ -14,8 +15,6 @@ from averaging.rounds import contribution
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.exchange import EXCHANGE_CHANNEL, RETRY_AFTER_S, Exchange
 from averaging.rounds.growing import GrowingContribution
-from averaging.rounds.receiving import Receiving
-from averaging.rounds.reduction import Reduction
 from averaging.rounds.scattering import OFFER, SEND_ON
 from protocol.errors import PeerUnreachable
 from protocol.ids import PeerId
@@ -59,32 +58,47 @@ def _growing(mine: EncodedContribution) -> GrowingContribution:
     return GrowingContribution([memoryview(chunk) for chunk in mine.chunks])
 
 
+@dataclass
+class Member:
+    """One of three whose contribution is being encoded; the other two have theirs, and the first of them reduces."""
+
+    mine: EncodedContribution
+    growing: GrowingContribution
+    exchange: Exchange
+
+
+@asynccontextmanager
+async def _encoding(sides: Sequence[Side], proposal: Proposal, within_s: float = 20.0) -> AsyncIterator[Member]:
+    """The third side; at the end of the block until every slice has its result at all of them."""
+    mine = sides[2].contribution
+    assert mine is not None
+    async with running(sides[:2], proposal, within_s), trio.open_nursery() as nursery:
+        member = Member(mine, _growing(mine), sides[2].begin(proposal, has_offer=False))
+        nursery.start_soon(member.exchange.run)
+        member.exchange.grow(member.growing)
+        yield member
+        await until_over([member.exchange])
+        nursery.cancel_scope.cancel()
+
+
 # --- the member's side --------------------------------------------------------------------------------------------------------
 
 
 async def test_chunks_leave_as_they_are_encoded_and_the_header_follows_them(autojump_clock: Clock) -> None:
     async with three_sides() as (world, sides):
-        proposal, mine = world.proposal(ONE_SLICE, reduce_within_s=60.0), sides[2].contribution
-        assert mine is not None
-        growing = _growing(mine)
-        async with running(sides[:2], proposal), trio.open_nursery() as nursery:
-            exchange = sides[2].begin(proposal, has_offer=False)
-            nursery.start_soon(exchange.run)
-            exchange.grow(growing)
+        async with _encoding(sides, world.proposal(ONE_SLICE, reduce_within_s=60.0)) as member:
             await trio.sleep(1.0)
             bulk_bytes = world.parties[2].network.traffic().bulk_bytes_up
             for chunk in range(4):
-                growing.grew([range(chunk, chunk + 1)])
+                member.growing.grew([range(chunk, chunk + 1)])
                 await trio.sleep(1.0)
             carried = world.parties[2].network.traffic().bulk_bytes_up - bulk_bytes
             assert 0 < carried <= 4 * (5 + CHUNK_BYTES)
             assert sides[0].offers.get(world.parties[2].peer) is None, "without a header nothing counts"
-            growing.grew([range(4, 6)])
+            member.growing.grew([range(4, 6)])
             await trio.sleep(1.0)
             assert sides[0].kept == {}
-            exchange.offer(mine)
-            await until_over([exchange])
-            nursery.cancel_scope.cancel()
+            member.exchange.offer(member.mine)
         assert sides[0].omitted() == []
         assert sides[2].kept[0][1] == sides[0].kept[0][1]
         carried = world.parties[2].network.traffic().bulk_bytes_up - bulk_bytes
@@ -122,21 +136,14 @@ async def test_a_contribution_that_comes_to_nothing_is_withdrawn_and_its_member_
     no_part: bool, reason: str, autojump_clock: Clock
 ) -> None:
     async with three_sides() as (world, sides):
-        proposal, mine = world.proposal(ONE_SLICE, reduce_within_s=60.0), sides[2].contribution
-        assert mine is not None
-        growing = _growing(mine)
-        async with running(sides[:2], proposal, within_s=10.0), trio.open_nursery() as nursery:
-            exchange = sides[2].begin(proposal, has_offer=False)
-            nursery.start_soon(exchange.run)
-            exchange.grow(growing)
-            growing.grew([range(2)])
+        async with _encoding(sides, world.proposal(ONE_SLICE, reduce_within_s=60.0), within_s=10.0) as member:
+            member.growing.grew([range(2)])
             await trio.sleep(1.0)
-            growing.give_up()
+            member.growing.give_up()
             await trio.sleep(1.0)
-            exchange.offer(None, no_part=no_part)
-            await until_over([exchange])
-            told_s = exchange.upload_s(trio.current_time())
-            nursery.cancel_scope.cancel()
+            member.exchange.offer(None, no_part=no_part)
+            await until_over([member.exchange])
+            told_s = member.exchange.upload_s(trio.current_time())
         assert sides[0].omitted() == [(world.parties[2].peer, reason)]
         assert sides[2].kept[0][1] == sides[0].kept[0][1]
         assert told_s is None, "what left of it says nothing of a whole upload"
@@ -146,26 +153,12 @@ async def test_a_reducer_of_an_older_release_waits_for_the_whole_contribution(
     autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knows nothing of headers that follow. Taken for a member with nothing to offer this one would be left out."""
-    take = Receiving.take
-
-    async def older(
-        self: Receiving, proposal: Proposal, sender: PeerId, hello: ExchangeHello, reduction: Reduction, stream: Stream
-    ) -> None:
-        await take(self, proposal, sender, replace(hello, follows=False), reduction, stream)
-
-    monkeypatch.setattr(Receiving, "take", older)
+    monkeypatch.setattr(ExchangeHello, "follows", False)
     async with three_sides() as (world, sides):
-        proposal, mine = world.proposal(ONE_SLICE, reduce_within_s=60.0), sides[2].contribution
-        assert mine is not None
-        async with running(sides[:2], proposal), trio.open_nursery() as nursery:
-            exchange, growing = sides[2].begin(proposal, has_offer=False), _growing(mine)
-            nursery.start_soon(exchange.run)
-            exchange.grow(growing)
+        async with _encoding(sides, world.proposal(ONE_SLICE, reduce_within_s=60.0)) as member:
             await trio.sleep(2.0)
-            growing.grew([range(6)])
-            exchange.offer(mine)
-            await until_over([exchange])
-            nursery.cancel_scope.cancel()
+            member.growing.grew([range(6)])
+            member.exchange.offer(member.mine)
         assert sides[0].omitted() == []
 
 
@@ -197,23 +190,15 @@ async def test_nothing_leaves_after_a_withdrawal_though_all_is_encoded(autojump_
 
 async def test_a_stream_that_breaks_before_the_header_costs_nothing_of_the_contribution(autojump_clock: Clock) -> None:
     async with three_sides() as (world, sides):
-        proposal, mine = world.proposal(ONE_SLICE, reduce_within_s=60.0), sides[2].contribution
-        assert mine is not None
-        growing = _growing(mine)
-        async with running(sides[:2], proposal), trio.open_nursery() as nursery:
-            exchange = sides[2].begin(proposal, has_offer=False)
-            nursery.start_soon(exchange.run)
-            exchange.grow(growing)
-            growing.grew([range(5)])
+        async with _encoding(sides, world.proposal(ONE_SLICE, reduce_within_s=60.0)) as member:
+            member.growing.grew([range(5)])
             await trio.sleep(1.0)
             world.swarm.cut([world.parties[2].peer], [world.parties[0].peer])
             await trio.sleep(1.0)
             world.swarm.heal()
             await trio.sleep(2 * RETRY_AFTER_S)
-            growing.grew([range(5, 6)])
-            exchange.offer(mine)
-            await until_over([exchange])
-            nursery.cancel_scope.cancel()
+            member.growing.grew([range(5, 6)])
+            member.exchange.offer(member.mine)
         assert sides[0].omitted() == []
 
 

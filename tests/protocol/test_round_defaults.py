@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.round_bytes import (
+from protocol.round_defaults import (
     CHUNKS_A_MEMBER,
     LONGEST_CHUNK,
     SHORTEST_CHUNK,
