@@ -27,6 +27,7 @@ from averaging.network.frames import Status, refusal
 from averaging.network.libp2p_door import Admits
 from averaging.network.patience import patient_for
 from averaging.network.seams import CallHandler, Stream
+from averaging.network.spare_connections import SpareConnections
 from averaging.network.strand_dials import StrandDials
 from averaging.network.strands import STRAND_CHANNEL
 from averaging.network.tls_door import DoorRules, TlsDoor, bind_bulk
@@ -184,6 +185,7 @@ class DirectWay:
         )
         self.calls = DirectCalls(calls, nursery)
         self._strands = StrandDials(partial(self._dial_for, STRAND_CHANNEL), nursery, options.num_first_strands)
+        self.spares = SpareConnections(nursery)
 
     async def open_stream(self, peer: PeerId, channel: str, within_s: float) -> Stream | None:
         """A direct stream, None where there is no direct way now. `within_s`: what the caller allows.
@@ -193,11 +195,15 @@ class DirectWay:
         """
         if peer == self._host.peer_id:
             return None
+        until_s = trio.current_time() + CONNECTED_SHARE * within_s
+        own = self._options.credential()
+        spare = await self.spares.reopened(peer, channel, own, self._is(peer), until_s)
+        if spare is not None:
+            return self._stream(peer, channel, spare, own)
         route = self._route_to(peer)
         addresses = await self._where(peer, route)
         if not addresses or trio.current_time() < route.pause.not_before_s:
             return None
-        until_s = trio.current_time() + CONNECTED_SHARE * within_s
         try:
             with trio.fail_after(PLACE_SHARE * within_s):
                 await self._dials.acquire()
@@ -220,8 +226,13 @@ class DirectWay:
         if status is not Status.FINE:
             tls.close()
             raise refusal(status, peer, channel)
+        return self._stream(peer, channel, tls, own)
+
+    def _stream(self, peer: PeerId, channel: str, tls: TlsSocket, own: TlsCredential) -> TlsStream:
+        """Over a connection that was opened for it, and is kept after it."""
+        left = partial(self.spares.keep, peer, own=own)
         growth = self._strands.growth(peer)
-        return TlsStream(tls, peer, channel, self._lane, self.keep_until_done, growth=growth)
+        return TlsStream(tls, peer, channel, self._lane, self.keep_until_done, growth=growth, left=left)
 
     def _where_known(self, peer: PeerId) -> tuple[BulkAddress, ...]:
         """Where calls may try: the directory first, which hears of a new port, then what streams have found."""
@@ -296,6 +307,7 @@ class DirectWay:
 
     def forget(self, peer: PeerId) -> None:
         """Ask a peer anew where it listens, and try it at once."""
+        self.spares.forget(peer)
         self._routes.pop(peer, None)
 
     def _route_to(self, peer: PeerId) -> _Route:

@@ -45,6 +45,12 @@ WINDOWS_A_DOUBLING: Final = 2
 before it was seen.
 """
 
+FIRST_ROOM: Final = 1.25
+"""When a queue is seen for the first time, all may send so much more than they did. It may have been a pause of the processor; but
+left to itself BBR takes what comes through at once for what the line carries, and fills its queue for a third of a second: behind that
+wait acknowledgements of what comes in, and the other direction slows down, too.
+"""
+
 GUESSED_WINDOWS: Final = 5
 """The first guess is the most that was carried in so many: where the processor is short, streams stand still for a window or two with
 what looks like a queue.
@@ -114,6 +120,9 @@ class LinePace:
         self._acked: dict[object, int] = {}
         """What was acknowledged when this window began, of those streams that have had something waiting since then."""
 
+        self._queues: list[bool] = []
+        """Whether a queue was seen, by look since this window began."""
+
         self._parts: dict[object, float] = {}
         """What the streams of this window may send, or might where they are not paced."""
 
@@ -144,39 +153,44 @@ class LinePace:
         self._acked = {stream: acked for stream, acked in self._acked.items() if stream in waiting}
         if not self._acked:  # what was sent in this window is not what the line carries
             self._begin(waiting, now_s)
-        elif now_s - self._began_s >= self._window_s:
-            self._judge(waiting, now_s)
-            self._begin(waiting, now_s)
+        else:
+            self._queues.append(all(is_queued(waiting[stream]) for stream in self._acked))
+            if now_s - self._began_s >= self._window_s:
+                self._judge(waiting, now_s)
+                self._begin(waiting, now_s)
         self._parts = dict.fromkeys(paths, self._even_part(len(paths)))
         return dict(self._parts)
 
     def _begin(self, waiting: Mapping[object, PathLook], now_s: float) -> None:
-        self._began_s = now_s
+        self._began_s, self._queues = now_s, []
         self._acked = {stream: path.acked_bytes for stream, path in waiting.items()}
         self._window_s = max([WINDOW_S, *(WINDOW_RTTS * path.best_rtt_s for path in waiting.values())])
 
     def _judge(self, waiting: Mapping[object, PathLook], now_s: float) -> None:
         seconds = now_s - self._began_s
         rates = {stream: (waiting[stream].acked_bytes - acked) / seconds for stream, acked in self._acked.items()}
-        whole = [waiting[stream] for stream in rates]
-        if self.bytes_per_s < inf:
+        is_paced = self.bytes_per_s < inf
+        if is_paced:
             used = max(rate / self._parts.get(stream, inf) for stream, rate in rates.items())
             self._carried.append(used * self.bytes_per_s)
         else:
             self._unpaced.append(sum(rates.values()))
-        if all(map(is_queued, whole)):
-            self._queued(now_s)
+        # a queue of paced streams comes and goes slowly; what the kernel does by itself may be over before the window is
+        if self._queues[-1] if is_paced else 2 * sum(self._queues) > len(self._queues):
+            self._queued(now_s, is_whole=len(rates) == len(waiting))
         else:
             self._clear()
 
-    def _queued(self, now_s: float) -> None:
+    def _queued(self, now_s: float, *, is_whole: bool) -> None:
         was_queued, self._was_queued = self._was_queued, True
         if now_s < max(self._drained_s, self._unpaced_until_s):
             return
         if self.bytes_per_s == inf:
+            self._full_bytes_per_s = 0.0
             if was_queued:
-                self._full_bytes_per_s = 0.0
                 self._slow_to(max(self._unpaced), now_s)
+            elif is_whole and LEAST_BYTES_PER_S < FIRST_ROOM * max(self._unpaced) < MOST_BYTES_PER_S:
+                self.bytes_per_s = FIRST_ROOM * max(self._unpaced)
             return
         self._num_in_vain += 1
         if self._num_in_vain > MOST_IN_VAIN:

@@ -27,7 +27,9 @@ class PacedSocket(Protocol):
 
 
 class PacedLine:
-    """All direct bulk of one Network. Streams say when they send; one that has sent all is forgotten by itself."""
+    """All direct bulk of one Network. Streams say when they send, and when they are over; one that has sent all, and hears that it has
+    arrived, is forgotten by itself.
+    """
 
     def __init__(self) -> None:
         self._pace = LinePace()
@@ -50,6 +52,10 @@ class PacedLine:
         """A frame has left somewhere: time to look, perhaps."""
         if trio.current_time() - self._looked_s >= max(LOOK_EVERY_S, LOOK_STREAM_S * len(self._sending)):
             self._look()
+
+    def left(self, connections: Collection[PacedSocket]) -> None:
+        """Their stream is over: the others have the whole line, also where one of these is kept and says a word now and then."""
+        self._sending.difference_update(connections)
 
     def _look(self, newcomers: Collection[PacedSocket] = ()) -> None:
         self._looked_s = trio.current_time()

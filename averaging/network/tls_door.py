@@ -23,12 +23,13 @@ from averaging.network.frames import Status
 from averaging.network.libp2p_door import Admits, Gate
 from averaging.network.patience import patient_for
 from averaging.network.seams import Stream
+from averaging.network.spare_connections import LONGER_KEPT_FOR_S, MAX_SPARES, MAX_SPARES_OF_PEER
 from averaging.network.strand_rule import MOST_STRANDS
 from averaging.network.strands import STRAND_CHANNEL, StrandDesk, receive_token
 from averaging.network.tls_identity import CheckCredential
 from averaging.network.tls_socket import TlsSocket, wrap
 from averaging.network.tls_stream import Ending, KeepUntilDone, TlsStream, receive_opening, send_status
-from protocol.errors import MachineError, PotluckError
+from protocol.errors import MachineError, PotluckError, RefusedError
 from protocol.ids import PeerId
 
 log = structlog.get_logger()
@@ -146,6 +147,7 @@ class TlsDoor:
         self._handshakes: dict[str, int] = {}
         self._gate = Gate(MAX_STREAMS_PER_PEER, MAX_STREAMS)
         self._strand_gate = Gate(MAX_STRANDS_PER_PEER, MAX_STRANDS)
+        self._spare_gate = Gate(MAX_SPARES_OF_PEER, MAX_SPARES)
         self._desk = StrandDesk()
 
     @property
@@ -220,19 +222,25 @@ class TlsDoor:
         return peer
 
     async def _serve_peer(self, tls: TlsSocket, peer: PeerId) -> None:
+        """One stream after the other, or whatever else the connection is for."""
+        while await self._serve_opening(tls, peer) and await self._wait_for_next(tls, peer):
+            if self._rules.check(tls.shown) != peer:
+                raise RefusedError("another credential", f"that of {peer}")
+
+    async def _serve_opening(self, tls: TlsSocket, peer: PeerId) -> bool:
+        """What it is opened for now; whether it is over and the connection still there."""
         if not self._gate.enter(peer):
             await _turn_away(tls, Status.BUSY)
-            return
+            return False
         place = _Place(self._gate, peer)
         try:
             status, channel = await self._open(tls, peer)
             if status is not Status.FINE:
                 await _turn_away(tls, status)
-                return
+                return False
             if channel not in (CALLS_CHANNEL, STRAND_CHANNEL):
                 await send_status(tls, status)
-                await self._serve_stream(tls, peer, channel, place)
-                return
+                return await self._serve_stream(tls, peer, channel, place)
         finally:
             place.release()
         if channel == STRAND_CHANNEL:  # both stay, and have places of their own
@@ -240,6 +248,21 @@ class TlsDoor:
         else:
             await send_status(tls, status)
             await self._rules.calls.serve(tls, peer)
+        return False
+
+    async def _wait_for_next(self, tls: TlsSocket, peer: PeerId) -> bool:
+        """Keep a connection whose stream is over; whether its peer wants another one. It says nothing more where it ends it."""
+        is_wanted = False
+        if self._spare_gate.enter(peer):
+            try:
+                with trio.move_on_after(LONGER_KEPT_FOR_S):
+                    await tls.rest()
+                    is_wanted = True
+            finally:
+                self._spare_gate.leave(peer)
+        if not is_wanted:
+            tls.close()
+        return is_wanted
 
     async def _serve_strand(self, tls: TlsSocket, peer: PeerId) -> None:
         if not self._strand_gate.enter(peer):
@@ -256,20 +279,27 @@ class TlsDoor:
             self._strand_gate.leave(peer)
         tls.close(is_reset=True)
 
-    async def _serve_stream(self, tls: TlsSocket, peer: PeerId, channel: str, place: _Place) -> None:
-        stream = TlsStream(tls, peer, channel, self._lane, partial(self._keep, place), claim=self._desk.claim)
+    async def _serve_stream(self, tls: TlsSocket, peer: PeerId, channel: str, place: _Place) -> bool:
+        """Whether both sides have ended it, and its connection may carry another."""
+        left, over = trio.Event(), trio.Event()
+        keep = partial(self._keep, place, over)
+        stream = TlsStream(tls, peer, channel, self._lane, keep, claim=self._desk.claim, left=lambda _: left.set())
         if await self._rules.serve(peer, channel, stream):
             await stream.aclose()
         else:
             stream.reset()
+        if not tls.is_closed:
+            await over.wait()
+        return left.is_set()
 
-    def _keep(self, place: _Place, ending: Ending) -> None:
+    def _keep(self, place: _Place, over: trio.Event, ending: Ending) -> None:
         """A stream that was ended here is a socket until its other side has ended, too, and keeps its place so long."""
 
         async def end() -> None:
             try:
                 await ending()
             finally:
+                over.set()
                 place.release()
 
         place.hold()

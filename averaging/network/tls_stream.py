@@ -6,6 +6,7 @@
     frame    0xFFFFFFFD, length u32             its bytes come over the strands (strands.py)
 
 An end of the connection without the marker is a reset. The marker is inside TLS, so nobody on the way can make a clean end of one.
+Once both sides have sent it another opening may follow (spare_connections.py), or the end of the connection.
 """
 
 from __future__ import annotations
@@ -69,6 +70,9 @@ Ending = Callable[[], Coroutine[Any, Any, None]]
 KeepUntilDone = Callable[[Ending], None]
 """Runs the ending of a stream that its owner has left."""
 
+Left = Callable[[TlsSocket], None]
+"""Takes over the connection of a stream that both sides have ended, on which nothing is on its way any more."""
+
 
 Claim = Callable[[PeerId, bytes], Awaitable[TlsSocket]]
 """(who opened the stream, token) -> the connection that it has opened as a strand. Raises RemoteProtocolError: there is none."""
@@ -108,6 +112,7 @@ class TlsStream:
         *,
         claim: Claim = no_strands,
         growth: Grows | None = None,
+        left: Left = TlsSocket.close,
     ) -> None:
         self._connection = connection
         self._strands: list[StrandReading] = []
@@ -115,6 +120,8 @@ class TlsStream:
         self._joining: deque[tuple[TlsSocket, bytes, float]] = deque()
         self._claim = claim
         self._growth = growth
+        self._left = left
+        self._has_left = False
         self._remote = remote
         self._kind = BulkKind(Way.DIRECT, channel)
         self._lane = lane
@@ -158,6 +165,8 @@ class TlsStream:
             number, self._num_striped_up = self._num_striped_up, self._num_striped_up + 1
             await self._send(head, StrandSend(number, view, self.connections))
         else:
+            if fills_line:
+                self._connection.hold_for(len(view))
             await self._send(memoryview(_LENGTH.pack(len(view)) + view[:_FIRST_BYTES]), view[_FIRST_BYTES:])
         self._lane.line.sent()
         if fills_line and self._growth is not None:
@@ -345,11 +354,19 @@ class TlsStream:
                 await self._send(memoryview(_LENGTH.pack(_END)))
                 if not self._is_receiving:
                     await self._skip_to_end()
+                    self._lane.line.left(self.connections)
+                    self._leave()
         except (PeerUnreachable, RemoteProtocolError) as error:
             log.debug("stream_closed_unclean", peer=self._remote, error=error.one_line())
         finally:
             for connection in self._all_connections():
                 connection.close()
+
+    def _leave(self) -> None:
+        """Hand on the connection if it may carry another stream: with strands some frame may still be on its way on one of them."""
+        if self._is_ended and not self._strands:
+            self._has_left = True
+            self._left(self._connection)
 
     async def _skip_to_end(self) -> None:
         num_bytes = 0
@@ -366,7 +383,8 @@ class TlsStream:
             connection.close(is_reset=True)
 
     def _all_connections(self) -> Sequence[TlsSocket]:
-        return (self._connection, *self.connections, *(joining for joining, *_ in self._joining))
+        joining = (strand for strand, *_ in self._joining)
+        return tuple(joining) if self._has_left else (self._connection, *self.connections, *joining)
 
 
 async def send_opening(connection: TlsSocket, channel: str) -> Status:
@@ -376,8 +394,18 @@ async def send_opening(connection: TlsSocket, channel: str) -> Status:
         OSError: the connection broke.
         RemoteProtocolError: an answer that is none.
     """
+    await ask_opening(connection, channel)
+    return await hear_status(connection)
+
+
+async def ask_opening(connection: TlsSocket, channel: str) -> None:
+    """The first half of `send_opening`. Raises OSError."""
     name = channel.encode("ascii")
     await _send_all(connection, bytes([len(name)]) + name)
+
+
+async def hear_status(connection: TlsSocket) -> Status:
+    """The second half of `send_opening`; raises as that. When it is cancelled it may be called again."""
     answer = await _receive_exactly(connection, 1)
     try:
         return Status(answer[0])

@@ -43,8 +43,9 @@ ENCODE_COST_S: Final = 0.005
 """What encoding a delta costs in virtual time."""
 
 GROWS_FROM_ELEMENTS: Final = 1 << 25
-"""What is shorter is encoded before streams are open, which takes 0.07 s where each peer has cores of its own: 25M int8 values at 100
-Mbit/s gained nothing, and four peers on two cores spent 6% to 10% more, for two threads of each wanted the interpreter at once.
+GROWS_FROM_UPLOAD_S: Final = 0.5
+"""What is neither so long nor was sent for so long the last time is encoded before the first of it leaves: four peers on two cores,
+whose line is the processor, spent 6% to 10% more of that otherwise, for two threads of each wanted the interpreter at once.
 """
 
 SNAPSHOT_WITHIN_S: Final = 60.0
@@ -147,7 +148,7 @@ class Exchanging:
         self._check_head(base)
         self._at(base)
         exchange, offload, grid = self._exchange, self._tools.offload, self._chain.tools.grid
-        if grid.num_elements < GROWS_FROM_ELEMENTS:
+        if grid.num_elements < GROWS_FROM_ELEMENTS and self._upload_s < GROWS_FROM_UPLOAD_S:
             runs = runs_in(0, grid.num_chunks, grid.chunk_elements)
             await offload.run(partial(_encode_runs, encoder, runs), cost_s=ENCODE_COST_S)
             return await offload.run(encoder.finished)

@@ -294,6 +294,9 @@ async def test_where_a_peer_listens_is_not_asked_while_the_directory_tells_it_an
         listed.append(BulkAddress("127.0.0.1", bob.port))
         assert await _is_direct(alice, bob)
         assert bob.num_asked == 0
+        with trio.fail_after(10):
+            while not len(alice.way.spares):
+                await trio.sleep(0.005)
         with socket.create_server(("127.0.0.1", 0)) as server:
             listed[:] = [BulkAddress("127.0.0.1", server.getsockname()[1])]
         alice.way.forget(bob.peer_id)

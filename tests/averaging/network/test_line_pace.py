@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from averaging.network.line_pace import (
+    FIRST_ROOM,
     LEAST_BYTES_PER_S,
     LEAST_PART_BYTES_PER_S,
     MOST_BYTES_PER_S,
@@ -113,7 +114,31 @@ def test_the_first_guess_is_not_made_of_a_moment_in_which_the_processor_was_shor
         for _ in range(round(seconds / 0.05)):
             now_s, acked = now_s + 0.05, acked + carries * 0.05
             pace.look({"a": PathLook(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
-    assert 1e7 < pace.bytes_per_s < 1.2e7
+    assert 1e7 < pace.bytes_per_s < 1.01 * FIRST_ROOM * 1.2e7
+
+
+def test_what_an_unpaced_line_carries_leaves_room_once_a_queue_was_seen_for_most_of_a_window_though_it_is_gone_by_its_end() -> (
+    None
+):
+    """BBR, which took a burst for the line's pace, fills its queue for a third of a second each time: of that nothing was learned."""
+    pace, acked, now_s = LinePace(), 0.0, 0.0
+    for rtt_s in (0.002, 0.024, 0.026, 0.030, 0.010):
+        pace.look({"a": PathLook(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
+        now_s, acked = now_s + 0.06, acked + 1.2e7 * 0.06
+    assert pace.bytes_per_s == pytest.approx(FIRST_ROOM * 1.2e7, rel=0.01)
+
+
+def test_a_stream_that_came_while_a_line_was_looked_at_has_no_part_in_a_first_guess_which_waits_for_a_look_at_all() -> (
+    None
+):
+    pace, now_s = LinePace(), 0.0
+    for _ in range(5):
+        paths: dict[object, PathLook] = {"a": PathLook(int(4e6 * now_s), 100_000, False, 0.03, 0.002)}
+        if now_s:
+            paths["b"] = PathLook(int(8e6 * now_s), 100_000, False, 0.03, 0.002)
+        pace.look(paths, now_s)
+        now_s += 0.06
+    assert pace.bytes_per_s == inf
 
 
 def test_a_queue_that_stays_whatever_we_do_is_somebody_elses_and_the_kernel_alone_decides_for_a_while() -> None:

@@ -86,6 +86,19 @@ async def test_who_has_sent_all_or_says_nothing_is_no_longer_asked_and_takes_nob
     assert busy.num_looks > 2
 
 
+async def test_a_connection_whose_stream_is_over_takes_nobodys_part_though_a_word_is_said_on_it(
+    autojump_clock: Clock,
+) -> None:
+    """Kept connections, on which the next round is greeted, held the contributions of that to half of the line."""
+    line, sockets = PacedLine(), [Socket(), Socket()]
+    await _send_for(line, sockets, 0.7, 12e6)
+    line.left(sockets[:1])
+    line.sending(sockets[1:])
+    await trio.sleep(1.0)
+    line.sent()
+    assert sockets[1].paces[-1] == line.bytes_per_s < inf
+
+
 async def test_the_kernel_is_asked_some_twenty_times_a_second_and_less_often_where_there_are_many(
     autojump_clock: Clock,
 ) -> None:

@@ -409,6 +409,35 @@ async def test_an_upload_that_no_other_needed_is_not_measured(autojump_clock: Cl
         assert scene.bench.events == []
 
 
+@pytest.mark.parametrize("took_long", [False, True])
+async def test_a_short_vector_leaves_while_it_is_encoded_where_the_upload_before_took_long(
+    took_long: bool, grows: bool, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _scene() as scene:
+        scene.prepare()
+        await scene.bench.until_told(ContributionReady)
+        scene.exchanging.begin(proposal_by(scene.world, 1))
+        await until(lambda: bool(scene.hellos), 5.0)
+        await trio.sleep(8.0)
+        scene.exchanging.end()
+        measured = await scene.bench.until_told(ExchangeMeasured)
+        await scene.commit(scene.world.commits(1)[0])
+        scene.exchanging.head_moved()
+        scene.ahead.clear()
+        limit_s = measured.seconds * (0.9 if took_long else 1.1)
+        monkeypatch.setattr("averaging.rounds.exchanging.GROWS_FROM_UPLOAD_S", limit_s)
+        proposal = replace(proposal_by(scene.world, 1), base=scene.party.chain.head.commit, index=2)
+        scene.exchanging.begin(proposal)
+        scene.bench.sealing = released = trio.Event()
+        scene.prepare()
+        await trio.sleep(5.0)
+        assert (scene.ahead != []) == (grows or took_long)
+        released.set()
+        await scene.bench.until_told(ContributionReady)
+        scene.exchanging.begin(proposal)
+        await until(lambda: len(scene.hellos) == 2, 5.0)
+
+
 # --- members that come to us --------------------------------------------------------------------------------------------------
 
 
