@@ -23,7 +23,7 @@ import structlog
 import trio
 
 from averaging.log_sizes import LoggedCertificate, LogSizes
-from averaging.network.seams import LOG_FRAME_BYTES, Storage
+from averaging.network.seams import LOG_FRAME_BYTES, BegunFile, Storage
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, Root
@@ -202,9 +202,19 @@ class UnitLog:
             await self._append(self._owed[0])
             del self._owed[0]
 
-    async def write_result(self, base: CommitId, result_hash: Root, data: bytes | memoryview) -> None:
-        """The bytes of one slice's result."""
-        await self._storage.write_atomic(_result_name(base, result_hash), [data])
+    def begin_result(self, base: CommitId, result_hash: Root) -> BegunFile:
+        """A file for a result that is on its way here; `write_result` ends it, or its own `drop`."""
+        return self._storage.begin(_result_name(base, result_hash))
+
+    async def write_result(
+        self, base: CommitId, result_hash: Root, data: bytes | memoryview, begun: BegunFile | None = None
+    ) -> None:
+        """The bytes of one slice's result, of which `begun` has the first ones already."""
+        if begun is None:
+            await self._storage.write_atomic(_result_name(base, result_hash), [data])
+            return
+        await begun.add(memoryview(data)[begun.num_bytes :])
+        await begun.finish()
 
     async def read_result(self, base: CommitId, result_hash: Root) -> bytes | None:
         """The bytes of one slice's result, or None when they are not here."""

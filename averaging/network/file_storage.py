@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
+from io import BufferedWriter
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +61,10 @@ class FileStorage:
         """
         path = self._path(name)
         await self._offload.run(lambda: _write_atomic(path, parts))
+
+    def begin(self, name: str) -> FileBegun:
+        """Durable and whole when it is finished; before that nothing is there under its name."""
+        return FileBegun(self._path(name), self._offload)
 
     async def append(self, name: str, record: bytes) -> None:
         """Durable when it returns.
@@ -128,8 +133,76 @@ class FileStorage:
         return await self._offload.run(lambda: folder_bytes(self._folder))
 
 
+class FileBegun:
+    """A file that is being written under a temporary name. Made by `FileStorage.begin`."""
+
+    def __init__(self, path: Path, offload: Offload) -> None:
+        self._path = path
+        self._offload = offload
+        self._temporary = _temporary(path)
+        self._file: BufferedWriter | None = None
+        self._is_finished = False
+        self.num_bytes = 0
+
+    async def add(self, part: bytes | memoryview) -> None:
+        """Write what comes next. Raises StorageError: disk full or not writable."""
+        await self._offload.run(lambda: self._add(part))
+        self.num_bytes += len(part)
+
+    async def finish(self) -> None:
+        """Durable and whole when it returns. Raises StorageError: disk full or not writable; nothing of it stays."""
+        await self._offload.run(self._finish)
+        self._is_finished = True
+
+    async def drop(self) -> None:
+        """Leave nothing of it. One that is finished stays."""
+        if not self._is_finished:
+            await self._offload.run(self._drop)
+
+    def _opened(self) -> BufferedWriter:
+        if self._file is None:
+            try:
+                self._file = _open_new(self._temporary)
+            except FileNotFoundError:  # the folder was empty, and somebody who deletes took it away just now
+                self._file = _open_new(self._temporary)
+        return self._file
+
+    def _add(self, part: bytes | memoryview) -> None:
+        try:
+            self._opened().write(part)
+        except OSError as error:
+            raise _storage_error("write", self._path, error) from error
+
+    def _finish(self) -> None:
+        try:
+            with self._opened() as file:
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(self._temporary, self._path)
+            sync_folder(self._path.parent)
+        except OSError as error:
+            self._drop()
+            raise _storage_error("write", self._path, error) from error
+
+    def _drop(self) -> None:
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+        with suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{next(_WRITES)}{_TEMPORARY}")
+
+
+def _open_new(path: Path) -> BufferedWriter:
+    _make_folder(path.parent)
+    return open(path, "wb")
+
+
 def _write_atomic(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    temporary = path.with_name(f"{path.name}.{next(_WRITES)}{_TEMPORARY}")
+    temporary = _temporary(path)
     try:
         try:
             _write_and_rename(temporary, path, parts)
@@ -142,8 +215,7 @@ def _write_atomic(path: Path, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _write_and_rename(temporary: Path, path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    _make_folder(path.parent)
-    with open(temporary, "wb") as file:
+    with _open_new(temporary) as file:
         for part in parts:
             file.write(part)
         file.flush()

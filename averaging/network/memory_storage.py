@@ -71,10 +71,14 @@ class MemoryDisk:
         """A replacement of a log that is not durable yet; the old one takes its place until it is."""
         return self._begin(name, records, sum(map(len, records)))
 
-    def _begin(self, name: str, written: bytes | tuple[bytes, ...], num_bytes: int) -> int:
+    def check_room(self, num_bytes: int) -> None:
+        """Raises StorageError: the disk is gone, or has no room for so many bytes more."""
         self.check_alive()
         if self.capacity_bytes < UNBOUNDED_BYTES and self.used_bytes() + num_bytes > self.capacity_bytes:
             raise StorageError("no space left on the disk", f"{num_bytes} bytes", "free some space and start again")
+
+    def _begin(self, name: str, written: bytes | tuple[bytes, ...], num_bytes: int) -> int:
+        self.check_room(num_bytes)
         self._next_write += 1
         self._pending[self._next_write] = (name, written)
         return self._next_write
@@ -90,6 +94,35 @@ class MemoryDisk:
         self.capacity_bytes = self.used_bytes() + num_bytes
 
 
+class MemoryBegunFile:
+    """A file of a MemoryStorage that is being written. Made by `MemoryStorage.begin`."""
+
+    def __init__(self, storage: MemoryStorage, name: str) -> None:
+        self._storage = storage
+        self._name = check_name(name)
+        self._parts: list[bytes] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """So many were taken so far."""
+        return sum(map(len, self._parts))
+
+    async def add(self, part: bytes | memoryview) -> None:
+        """It is a copy from now on."""
+        await trio.lowlevel.checkpoint()
+        self._storage.check_room(self.num_bytes + len(part))
+        self._parts.append(bytes(part))
+
+    async def finish(self) -> None:
+        """After one sync."""
+        await self._storage.write_atomic(self._name, self._parts)
+
+    async def drop(self) -> None:
+        """Forget the parts."""
+        await trio.lowlevel.checkpoint()
+        self._parts.clear()
+
+
 class MemoryStorage:
     """Storage on a MemoryDisk, below an optional folder. `timers`, where given, carry the waits for the disk."""
 
@@ -98,6 +131,10 @@ class MemoryStorage:
         self._timers = timers
         self._append_lock = trio.Lock()
         self._prefix = f"{folder}/" if folder else ""
+
+    def check_room(self, num_bytes: int) -> None:
+        """As `MemoryDisk.check_room`."""
+        self._disk.check_room(num_bytes)
 
     def _path(self, name: str) -> str:
         return self._prefix + check_name(name)
@@ -108,6 +145,10 @@ class MemoryStorage:
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._sync(self._disk.begin("", data))
         self._disk.files[path] = data
+
+    def begin(self, name: str) -> MemoryBegunFile:
+        """Durable and whole after one sync at its end, or not there."""
+        return MemoryBegunFile(self, name)
 
     async def append(self, name: str, record: bytes) -> None:
         """Durable after one sync."""

@@ -259,6 +259,27 @@ class Offload(Protocol):
         ...
 
 
+class BegunFile(Protocol):
+    """A file whose bytes come one part after the other; nobody sees it before it is finished. Either `finish` or `drop` is called."""
+
+    @property
+    def num_bytes(self) -> int:
+        """So many were taken so far."""
+        ...
+
+    async def add(self, part: bytes | memoryview) -> None:
+        """Write what comes next; not durable yet. Raises StorageError: disk full or not writable."""
+        ...
+
+    async def finish(self) -> None:
+        """Give it its name, as `Storage.write_atomic` of all parts. Raises as that."""
+        ...
+
+    async def drop(self) -> None:
+        """Leave nothing of it. One that is finished stays."""
+        ...
+
+
 class Storage(Protocol):
     """Durable files below one folder. When a write returns, it survives a power cut; before that it may be lost, whole or in part.
 
@@ -271,6 +292,10 @@ class Storage(Protocol):
         Raises:
             StorageError: disk full or not writable; the old file, if any, is untouched.
         """
+        ...
+
+    def begin(self, name: str) -> BegunFile:
+        """The same for bytes that are not all there yet: most of them are with the disk when the last ones come."""
         ...
 
     async def append(self, name: str, record: bytes) -> None:

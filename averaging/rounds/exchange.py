@@ -64,6 +64,7 @@ ANSWER_WITHIN_S: Final = 20.0
 CONTRIBUTIONS_FIRST_S: Final = 10.0
 """A member puts off a result for so long at most: half of what its reducer waits for the answer."""
 
+DROP_WITHIN_S: Final = 1.0
 REDUCE_COST_S: Final = 0.002
 """What summing a slice costs in virtual time."""
 
@@ -257,7 +258,7 @@ class Exchange:
         reduction.signed_header = await self._tools.seal(encode_body(result.header))
         reduction.result = result
         reduction.closed.set()  # members take it while we write it: each acks what is on its own disk
-        await self._tools.keep_result(result.header, SliceBytes(result.data, result.hashes))
+        await self._tools.keep_result(result.header, SliceBytes(result.data, result.hashes), None)
         await self._announce(reduction.signed_header)
         await self._examine_own(result)
 
@@ -400,12 +401,16 @@ class Exchange:
             self._moved(part.reducer, frame)
             moving.num_bytes += len(frame)
 
+        begun = tools.begin_result(named)
         try:
-            result = await take_result(part, named, stream, room, tools, came)
+            result = await take_result(part, named, stream, room, tools, came, begun)
+            await tools.keep_result(named, result, begun)
         except RefusedResult as error:
             await self._refuse(part.reducer, error, named.result_hash if error.is_useless else None)
             raise
-        await tools.keep_result(named, result)
+        finally:
+            with trio.move_on_after(DROP_WITHIN_S, shield=True):
+                await begun.drop()
 
     async def _refuse(self, reducer: PeerId, error: RemoteProtocolError, result_hash: Root | None) -> None:
         proposal = self.proposal

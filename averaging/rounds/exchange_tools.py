@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from averaging.codecs import Codec
-from averaging.network.seams import Network, Offload
+from averaging.network.seams import BegunFile, Network, Offload
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.result_word import NamedResult
 from averaging.rounds.spans import Moving, Record, nowhere, spanned
@@ -38,7 +38,10 @@ class ExchangeTools:
     result_codec: Codec
     grid: ChunkGrid
     seal: Callable[[bytes], Awaitable[bytes]]
-    keep_result: Callable[[NamedResult, SliceBytes], Awaitable[None]]
+    begin_result: Callable[[NamedResult], BegunFile]
+    """A file for a result that comes."""
+    keep_result: Callable[[NamedResult, SliceBytes, BegunFile | None], Awaitable[None]]
+    """Have a whole result on disk, where the first bytes of it are in that file already."""
     examine: Callable[[int, Encoded], Awaitable[list[bytes]]]
     """Checks chunks of a result, from that number on, to be fit to be applied; returns their leaf hashes. What else can be done with
     them at once is done, too, beside trio.

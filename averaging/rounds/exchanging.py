@@ -14,7 +14,7 @@ import trio
 
 from averaging.chunk_runs import runs_in
 from averaging.error_feedback import FedDelta
-from averaging.network.seams import NoPart, Snapshot, Stream
+from averaging.network.seams import BegunFile, NoPart, Snapshot, Stream
 from averaging.rounds.adopting import Adopter
 from averaging.rounds.contribution import DeltaEncoder, EncodedContribution, stretches
 from averaging.rounds.exchange import Exchange
@@ -287,6 +287,7 @@ class Exchanging:
             result_codec=chain.result_codec,
             grid=chain.grid,
             seal=tools.seal,
+            begin_result=lambda named: chain.log.begin_result(named.base, named.result_hash),
             keep_result=self._keep_result,
             examine=self._examine,
             holds_result=self._holds_result,
@@ -301,8 +302,8 @@ class Exchanging:
         if self.probe is not None:
             self.probe(peer)
 
-    async def _keep_result(self, named: NamedResult, result: SliceBytes) -> None:
-        await self._chain.tools.log.write_result(named.base, named.result_hash, result.data)
+    async def _keep_result(self, named: NamedResult, result: SliceBytes, begun: BegunFile | None) -> None:
+        await self._chain.tools.log.write_result(named.base, named.result_hash, result.data, begun)
         self._chain.updates.remember(named.base, named.result_hash, result)
         self.changes.notify()
 

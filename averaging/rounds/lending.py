@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from averaging.codecs import Codec
-from averaging.network.seams import Network, Offload, Stream
+from averaging.network.seams import BegunFile, Network, Offload, Stream
 from averaging.rounds.exchange import Exchange
 from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.exchanging import WAIT_FOR_PROPOSAL_S
@@ -23,7 +23,7 @@ from averaging.rounds.reduction import Offers
 from averaging.rounds.result_word import NamedResult
 from averaging.rounds.round_tools import Changes, Seal, SendMessage, Tasks
 from averaging.rounds.transfer import PIECE_BYTES
-from protocol.errors import TransportError
+from protocol.errors import LocalProtocolError, TransportError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName, short
 from protocol.rounds.messages import Member, Proposal, ResultReady
@@ -171,7 +171,10 @@ class Lender:
     def _exchange_tools(self, unit: UnitName, shape: UnitShape) -> ExchangeTools:
         tools = self._tools
 
-        async def keep(named: NamedResult, result: SliceBytes) -> None:
+        def begin(named: NamedResult) -> BegunFile:
+            raise LocalProtocolError("a result taken for a unit that is not held here", "nobody's results")
+
+        async def keep(named: NamedResult, result: SliceBytes, begun: BegunFile | None) -> None:
             loan = self._loans.get(unit)
             if loan is not None:
                 loan.results[named.result_hash] = result.data
@@ -195,6 +198,7 @@ class Lender:
             result_codec=shape.results or shape.codec,
             grid=shape.grid,
             seal=tools.seal,
+            begin_result=begin,
             keep_result=keep,
             examine=examine,
             holds_result=holds,

@@ -99,8 +99,8 @@ def _wrap_steps(marks: Marks) -> None:
         await closed(reduction, within_s)
         marks.mark("closed")
 
-    async def write_result(log: UnitLog, base: CommitId, result_hash: Root, data: Any) -> None:
-        await result(log, base, result_hash, data)
+    async def write_result(log: UnitLog, base: CommitId, result_hash: Root, data: Any, begun: Any = None) -> None:
+        await result(log, base, result_hash, data, begun)
         marks.results_s[result_hash] = time.time()
 
     async def log_certificate(log: UnitLog, base: CommitId, raw: bytes) -> None:

@@ -44,6 +44,59 @@ async def test_a_second_write_replaces_the_first(storage: Storage) -> None:
     assert await storage.read("head") == b"second"
 
 
+async def test_a_file_that_is_begun_appears_when_it_is_finished_and_not_before(storage: Storage) -> None:
+    await storage.write_atomic("results/old", [b"old"])
+    begun = storage.begin("results/new")
+    assert begun.num_bytes == 0
+    part = bytearray(b"first ")
+    await begun.add(memoryview(part))
+    part[:] = bytes(len(part))
+    assert begun.num_bytes == 6
+    assert list(await storage.list_names("")) == ["results/old"]
+    assert await storage.read("results/new") is None
+    await begun.add(b"")
+    await begun.add(b"second")
+    await begun.finish()
+    assert await storage.read("results/new") == b"first second"
+    await begun.drop()
+    assert list(await storage.list_names("")) == ["results/new", "results/old"]
+    assert await storage.size_bytes() == len(b"oldfirst second")
+
+
+async def test_a_file_that_was_begun_and_left_leaves_nothing_and_the_old_one_stays(storage: Storage) -> None:
+    await storage.write_atomic("a/name", [b"old"])
+    begun = storage.begin("a/name")
+    await begun.add(b"new" * 1000)
+    await begun.drop()
+    await storage.begin("a/other").drop()
+    assert await storage.read("a/name") == b"old"
+    assert await storage.size_bytes() == 3
+
+
+async def test_a_file_without_a_part_is_empty_and_two_that_were_begun_under_one_name_are_each_whole(
+    storage: Storage,
+) -> None:
+    await storage.begin("empty").finish()
+    assert await storage.read("empty") == b""
+    first, second = storage.begin("a/name"), storage.begin("a/name")
+    for number in range(3):
+        await first.add(b"f%d" % number)
+        await second.add(b"s%d" % number)
+    await first.finish()
+    assert await storage.read("a/name") == b"f0f1f2"
+    await second.finish()
+    assert await storage.read("a/name") == b"s0s1s2"
+
+
+async def test_a_folder_that_goes_while_a_file_in_it_is_begun_is_made_again(storage: Storage) -> None:
+    await storage.write_atomic("a/old", [b"old"])
+    begun = storage.begin("a/new")
+    await storage.delete("a/old")
+    await begun.add(b"new")
+    await begun.finish()
+    assert await storage.read("a/new") == b"new"
+
+
 async def test_records_come_back_in_the_order_of_their_appends(storage: Storage) -> None:
     records = [b"", b"a", b"b" * 100_000]
     for record in records:
@@ -116,6 +169,8 @@ async def test_names_are_listed_by_prefix_and_sorted(storage: Storage) -> None:
 async def test_a_name_that_could_climb_out_is_refused(storage: Storage, name: str) -> None:
     with pytest.raises(LocalProtocolError):
         await storage.write_atomic(name, [b"x"])
+    with pytest.raises(LocalProtocolError):
+        storage.begin(name)
     with pytest.raises(LocalProtocolError):
         await storage.read(name)
     with pytest.raises(LocalProtocolError):

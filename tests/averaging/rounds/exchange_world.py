@@ -10,8 +10,9 @@ import torch
 import trio
 
 from averaging.codecs import Codec
+from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.offload import InlineOffload
-from averaging.network.seams import Stream
+from averaging.network.seams import BegunFile, Stream
 from averaging.rounds import contribution
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
 from averaging.rounds.exchange import EXCHANGE_CHANNEL, Exchange
@@ -59,14 +60,24 @@ class Side:
     examined: dict[int, bytes] = field(default_factory=dict)
     num_kept: int = 0
     is_disk_full: bool = False
+    disk: MemoryDisk = field(default_factory=MemoryDisk)
+    begun: list[BegunFile] = field(default_factory=list)
     exchange: Exchange | None = None
     num_serving: int = 0
     result_codec: Codec = CODEC
     spans: list[Span] = field(default_factory=list)
 
-    async def _keep(self, header: NamedResult, result: SliceBytes) -> None:
+    def _begin(self, _: NamedResult) -> BegunFile:
+        self.begun.append(MemoryStorage(self.disk).begin("result"))
+        return self.begun[-1]
+
+    async def _keep(self, header: NamedResult, result: SliceBytes, begun: BegunFile | None) -> None:
         if self.is_disk_full:
             raise StorageError("no space left on the disk", "room for a result")
+        if begun is not None:
+            await begun.add(result.data[begun.num_bytes :])
+            await begun.finish()
+            assert self.disk.files.pop("result") == bytes(result.data)
         self.kept[header.first_chunk] = (header, bytes(result.data))
         self.num_kept += 1
 
@@ -109,6 +120,7 @@ class Side:
             result_codec=self.result_codec,
             grid=GRID,
             seal=party.seal,
+            begin_result=self._begin,
             keep_result=self._keep,
             examine=self._examine,
             holds_result=self._holds,

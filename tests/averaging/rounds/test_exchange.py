@@ -667,9 +667,10 @@ async def test_a_restarted_member_may_offer_again_in_an_attempt_that_names_its_s
     ],
 )
 async def test_a_false_result_is_not_kept_and_the_true_one_is_asked_for_again(
-    fault: str, autojump_clock: Clock
+    fault: str, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the leader, which a reducer sends its signed header."""
+    monkeypatch.setattr("averaging.rounds.taking.WRITE_BYTES", 1)
     async with three_sides() as (world, sides):
         reducer, leader = world.parties[0], world.parties[1]
         chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
@@ -693,6 +694,7 @@ async def test_a_false_result_is_not_kept_and_the_true_one_is_asked_for_again(
         assert sides[1].num_kept == 1
         assert encode_body(sides[1].header()) == header()
         assert sides[1].kept[0][1] == b"".join(chunks)
+        assert {begun.num_bytes for begun in sides[1].begun} == {0}, "what came of a false one is gone from the disk"
 
 
 @pytest.mark.parametrize("fault", ["other bytes", "another slice", "cut short", "too long", "nothing", "garbage"])

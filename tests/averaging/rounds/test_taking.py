@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import trio.testing
 
+from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from averaging.network.seams import BegunFile
 from averaging.rooms import Room
 from averaging.rounds.next_state import SliceBytes
 from averaging.rounds.taking import RefusedResult, take_result
@@ -19,10 +21,16 @@ Clock = trio.testing.MockClock
 NO_VALUE = np.float32("nan").tobytes()
 
 
-async def _taken(world: RoundWorld, named: Sequence[bytes], sent: Sequence[bytes]) -> tuple[SliceBytes, int]:
+async def _taken(
+    world: RoundWorld, named: Sequence[bytes], sent: Sequence[bytes], begun: BegunFile | None = None
+) -> tuple[SliceBytes, int]:
     """What a member makes of these frames for a result of these chunks, and how many of them it looked at."""
+    begun = begun or MemoryStorage(MemoryDisk()).begin("result")
     reducer, member = world.parties[:2]
     seen = list[int]()
+
+    def came(frame: memoryview) -> None:
+        seen.append(len(frame))
 
     async def give(_: object, stream: object) -> None:
         for frame in sent:
@@ -33,7 +41,7 @@ async def _taken(world: RoundWorld, named: Sequence[bytes], sent: Sequence[bytes
     exchange = Side(member, None).begin(world.proposal(ONE_SLICE))
     stream = await member.network.open_stream(reducer.peer, "give", timeout_s=1.0)
     word = result_header(world, named)
-    taken = await take_result(part, word, stream, Room(1 << 20), exchange._tools, lambda frame: seen.append(len(frame)))
+    taken = await take_result(part, word, stream, Room(1 << 20), exchange._tools, came, begun)
     return taken, len(seen)
 
 
@@ -47,6 +55,22 @@ async def test_the_bytes_that_were_named_are_taken_with_the_hashes_of_their_chun
         taken, _ = await _taken(world, chunks, [chunks[0], b"".join(chunks[1:])])
         assert (bytes(taken.data), list(taken.hashes)) == (b"".join(chunks), [leaf_hash(chunk) for chunk in chunks])
         assert merkle_root(taken.hashes) == result_header(world, chunks).result_hash
+
+
+async def test_what_has_come_is_with_the_disk_before_the_rest_is_here(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("averaging.rounds.taking.WRITE_BYTES", 2 * CHUNK_BYTES)
+    disk = MemoryDisk()
+    begun = MemoryStorage(disk).begin("result")
+    async with three_sides() as (world, _):
+        chunks = _chunks(world)
+        await _taken(world, chunks, chunks, begun)
+        assert begun.num_bytes >= len(b"".join(chunks)) - 2 * CHUNK_BYTES
+        assert disk.files == {}, "whoever takes it says when it is whole"
+        await begun.add(b"".join(chunks)[begun.num_bytes :])
+        await begun.finish()
+        assert disk.files == {"result": b"".join(chunks)}
 
 
 @pytest.mark.parametrize("place", range(GRID.num_chunks))
