@@ -32,7 +32,7 @@ from coordinator.run_core import Phase, RunState
 from coordinator.run_view import PeerEntry, live_peers, root_by_majority
 from coordinator.stage_offsets import StageOffsets, seen
 from protocol.coordination import NO_COMMIT, NO_ROOT
-from protocol.errors import PotluckError, TemporaryError
+from protocol.errors import PotluckError, TemporaryError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 
 if TYPE_CHECKING:
@@ -347,11 +347,14 @@ class Checkpointer:
         self._offsets = NO_OFFSETS
 
     async def run(self, clock: Clock, offload: Offload) -> None:
-        """Write checkpoints for ever. A failed one is logged with its reason and tried again with fresh donors."""
+        """Write checkpoints for ever. A failed one is logged with its reason and tried again with fresh donors. That is usual once:
+        the commit is seconds old, and nobody has its state on disk yet.
+        """
         try:
             await self.recover(offload)
         except PotluckError as error:
             _log.warning("checkpoints_not_recovered", reason=error.one_line())
+        has_failed = False
         while True:
             target = self._due(clock)
             if target is None:
@@ -359,8 +362,12 @@ class Checkpointer:
                 continue
             try:
                 await self._write(target, clock, offload)
+                has_failed = False
             except PotluckError as error:
-                _log.warning("checkpoint_failed", index=target.index, reason=error.one_line(), retry_in_s=_RETRY_S)
+                is_usual = isinstance(error, UnreachableError) and not has_failed
+                tell = _log.info if is_usual else _log.warning
+                tell("checkpoint_failed", index=target.index, reason=error.one_line(), retry_in_s=_RETRY_S)
+                has_failed = True
                 await trio.sleep(_RETRY_S)
 
     async def recover(self, offload: Offload) -> None:

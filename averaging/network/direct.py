@@ -197,9 +197,11 @@ class DirectWay:
             return None
         until_s = trio.current_time() + CONNECTED_SHARE * within_s
         own = self._options.credential()
-        spare = await self.spares.reopened(peer, channel, own, self._is(peer), until_s)
+        spare = await self.spares.reopened(peer, channel, own, self._is(peer), CONNECTED_SHARE * within_s)
         if spare is not None:
-            return self._stream(peer, channel, spare, own)
+            return self._stream(peer, channel, *spare, own)
+        if trio.current_time() >= until_s:
+            return None  # it is busy, which says nothing about the way
         route = self._route_to(peer)
         addresses = await self._where(peer, route)
         if not addresses or trio.current_time() < route.pause.not_before_s:
@@ -223,13 +225,13 @@ class DirectWay:
             self._dials.release()
         route.worked(reached)
         self.calls.forget(peer)
+        return self._stream(peer, channel, tls, status, own)
+
+    def _stream(self, peer: PeerId, channel: str, tls: TlsSocket, status: Status, own: TlsCredential) -> TlsStream:
+        """Over a connection that was opened for it, and is kept after it. Raises as `open_stream` where that was refused."""
         if status is not Status.FINE:
             tls.close()
             raise refusal(status, peer, channel)
-        return self._stream(peer, channel, tls, own)
-
-    def _stream(self, peer: PeerId, channel: str, tls: TlsSocket, own: TlsCredential) -> TlsStream:
-        """Over a connection that was opened for it, and is kept after it."""
         left = partial(self.spares.keep, peer, own=own)
         growth = self._strands.growth(peer)
         return TlsStream(tls, peer, channel, self._lane, self.keep_until_done, growth=growth, left=left)

@@ -73,7 +73,7 @@ class _Attempt:
     done: trio.Event = field(default_factory=trio.Event)
 
 
-class _Verdicts:
+class RecentVerdicts:
     """Who was let in or refused a moment ago, as at libp2p's door; asked for once for all who wait."""
 
     def __init__(self, admits: Admits) -> None:
@@ -113,7 +113,7 @@ class DirectCalls:
         self._attempts: dict[PeerId, _Attempt] = {}
         self._dials = trio.Semaphore(MAX_DIALS)
         self._places = Gate(MAX_CALLS_PER_PEER, MAX_CALLS)
-        self._verdicts = _Verdicts(host.admits)
+        self._verdicts = RecentVerdicts(host.admits)
         self.num_found = 0
         """How often a call found a connection."""
 

@@ -154,10 +154,12 @@ class FileBegun:
         await self._offload.run(self._finish)
         self._is_finished = True
 
-    async def drop(self) -> None:
-        """Leave nothing of it. One that is finished stays."""
+    def drop(self) -> None:
+        """Leave nothing of it. One that is finished stays. It waits for no thread, of which there may be none: what an attempt that
+        ends leaves behind would stay until the next start.
+        """
         if not self._is_finished:
-            await self._offload.run(self._drop)
+            self._drop()
 
     def _opened(self) -> BufferedWriter:
         if self._file is None:

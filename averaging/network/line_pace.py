@@ -40,9 +40,10 @@ NEAR: Final = 0.02
 CATCH_UP: Final = 0.02
 NEAR_GROWTH: Final = 0.005
 MOST_GROWTH: Final = 0.1
+FIRST_GROWTH: Final = 0.25
 WINDOWS_A_DOUBLING: Final = 2
-"""Growth a window: 2% up to what the line carried when its queue was seen last, half a percent around it, then more and more. The most
-before it was seen.
+"""Growth a window: 2% up to what the line carried when its queue was seen last, half a percent around it, then more and more. A
+quarter before it was seen: what was guessed may be a processor's pause.
 """
 
 FIRST_ROOM: Final = 1.25
@@ -51,6 +52,7 @@ left to itself BBR takes what comes through at once for what the line carries, a
 wait acknowledgements of what comes in, and the other direction slows down, too.
 """
 
+LEAST_GUESSED_WINDOWS: Final = 2
 GUESSED_WINDOWS: Final = 5
 """The first guess is the most that was carried in so many: where the processor is short, streams stand still for a window or two with
 what looks like a queue.
@@ -189,8 +191,9 @@ class LinePace:
             self._full_bytes_per_s = 0.0
             if was_queued:
                 self._slow_to(max(self._unpaced), now_s)
-            elif is_whole and LEAST_BYTES_PER_S < FIRST_ROOM * max(self._unpaced) < MOST_BYTES_PER_S:
-                self.bytes_per_s = FIRST_ROOM * max(self._unpaced)
+            elif is_whole and len(self._unpaced) >= LEAST_GUESSED_WINDOWS:
+                bound = FIRST_ROOM * max(self._unpaced)
+                self.bytes_per_s = bound if LEAST_BYTES_PER_S < bound < MOST_BYTES_PER_S else inf
             return
         self._num_in_vain += 1
         if self._num_in_vain > MOST_IN_VAIN:
@@ -220,7 +223,7 @@ class LinePace:
 
     def _growth(self) -> float:
         if not self._full_bytes_per_s:
-            return MOST_GROWTH  # the first guess, made while streams pushed each other back
+            return FIRST_GROWTH  # the first guess, made while streams pushed each other back
         if self.bytes_per_s < (1.0 - NEAR) * self._full_bytes_per_s:
             return CATCH_UP
         if self.bytes_per_s < (1.0 + NEAR) * self._full_bytes_per_s:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
 from typing import Final, Protocol
 
 import trio
@@ -56,6 +57,8 @@ class PacedLine:
     def left(self, connections: Collection[PacedSocket]) -> None:
         """Their stream is over: the others have the whole line, also where one of these is kept and says a word now and then."""
         self._sending.difference_update(connections)
+        for connection in connections:
+            connection.pace(inf)
 
     def _look(self, newcomers: Collection[PacedSocket] = ()) -> None:
         self._looked_s = trio.current_time()

@@ -260,7 +260,9 @@ class Offload(Protocol):
 
 
 class BegunFile(Protocol):
-    """A file whose bytes come one part after the other; nobody sees it before it is finished. Either `finish` or `drop` is called."""
+    """A file whose bytes come one part after the other; nobody sees it before it is finished. Whoever begins it drops it in the end,
+    whatever came of it.
+    """
 
     @property
     def num_bytes(self) -> int:
@@ -275,8 +277,8 @@ class BegunFile(Protocol):
         """Give it its name, as `Storage.write_atomic` of all parts. Raises as that."""
         ...
 
-    async def drop(self) -> None:
-        """Leave nothing of it. One that is finished stays."""
+    def drop(self) -> None:
+        """Leave nothing of it. One that is finished stays. To be called while no other method runs; does not wait."""
         ...
 
 

@@ -10,6 +10,7 @@ import errno
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,12 +19,12 @@ import structlog
 import trio
 
 from averaging.network.bulk_lane import BulkLane
-from averaging.network.direct_calls import CALLS_CHANNEL, DirectCalls
+from averaging.network.direct_calls import CALLS_CHANNEL, DirectCalls, RecentVerdicts
 from averaging.network.frames import Status
 from averaging.network.libp2p_door import Admits, Gate
 from averaging.network.patience import patient_for
 from averaging.network.seams import Stream
-from averaging.network.spare_connections import LONGER_KEPT_FOR_S, MAX_SPARES, MAX_SPARES_OF_PEER
+from averaging.network.spare_connections import Resting
 from averaging.network.strand_rule import MOST_STRANDS
 from averaging.network.strands import STRAND_CHANNEL, StrandDesk, receive_token
 from averaging.network.tls_identity import CheckCredential
@@ -49,6 +50,9 @@ MAX_STREAMS: Final = 256
 MAX_STRANDS_PER_PEER: Final = 2 * MOST_STRANDS
 MAX_STRANDS: Final = 128
 """They take no place of a stream: one that is full of strands can still be opened anew."""
+
+MAX_STREAMS_PER_CONNECTION: Final = 256
+"""Then another handshake: an opening costs its sender a few bytes, and us some milliseconds."""
 
 BACKLOG: Final = 128
 TURNED_AWAY_S: Final = 1.0
@@ -147,7 +151,8 @@ class TlsDoor:
         self._handshakes: dict[str, int] = {}
         self._gate = Gate(MAX_STREAMS_PER_PEER, MAX_STREAMS)
         self._strand_gate = Gate(MAX_STRANDS_PER_PEER, MAX_STRANDS)
-        self._spare_gate = Gate(MAX_SPARES_OF_PEER, MAX_SPARES)
+        self._resting = Resting()
+        self._verdicts = RecentVerdicts(rules.admits)
         self._desk = StrandDesk()
 
     @property
@@ -223,18 +228,25 @@ class TlsDoor:
 
     async def _serve_peer(self, tls: TlsSocket, peer: PeerId) -> None:
         """One stream after the other, or whatever else the connection is for."""
-        while await self._serve_opening(tls, peer) and await self._wait_for_next(tls, peer):
+        channel: str | None = None
+        for number in range(1, MAX_STREAMS_PER_CONNECTION + 1):
+            if not await self._serve_opening(tls, peer, channel):
+                return
+            channel = await self._next_channel(tls, peer) if number < MAX_STREAMS_PER_CONNECTION else None
+            if channel is None:
+                tls.close()
+                return
             if self._rules.check(tls.shown) != peer:
                 raise RefusedError("another credential", f"that of {peer}")
 
-    async def _serve_opening(self, tls: TlsSocket, peer: PeerId) -> bool:
-        """What it is opened for now; whether it is over and the connection still there."""
+    async def _serve_opening(self, tls: TlsSocket, peer: PeerId, channel: str | None) -> bool:
+        """What it is opened for now, where that was not said yet; whether it is over and the connection still there."""
         if not self._gate.enter(peer):
             await _turn_away(tls, Status.BUSY)
             return False
         place = _Place(self._gate, peer)
         try:
-            status, channel = await self._open(tls, peer)
+            status, channel = await self._open(tls, peer, channel)
             if status is not Status.FINE:
                 await _turn_away(tls, status)
                 return False
@@ -250,19 +262,15 @@ class TlsDoor:
             await self._rules.calls.serve(tls, peer)
         return False
 
-    async def _wait_for_next(self, tls: TlsSocket, peer: PeerId) -> bool:
-        """Keep a connection whose stream is over; whether its peer wants another one. It says nothing more where it ends it."""
-        is_wanted = False
-        if self._spare_gate.enter(peer):
-            try:
-                with trio.move_on_after(LONGER_KEPT_FOR_S):
-                    await tls.rest()
-                    is_wanted = True
-            finally:
-                self._spare_gate.leave(peer)
-        if not is_wanted:
-            tls.close()
-        return is_wanted
+    async def _next_channel(self, tls: TlsSocket, peer: PeerId) -> str | None:
+        """What a connection whose stream is over is opened for next; None where it ends, which is not told from an opening before that
+        is here, and takes no place.
+        """
+        channel: str | None = None
+        if await self._resting.rest(tls, peer):
+            with trio.move_on_after(OPENING_WITHIN_S), suppress(OSError):  # it ends, mostly
+                channel = await receive_opening(tls)
+        return channel
 
     async def _serve_strand(self, tls: TlsSocket, peer: PeerId) -> None:
         if not self._strand_gate.enter(peer):
@@ -305,15 +313,18 @@ class TlsDoor:
         place.hold()
         self._keep_until_done(end)
 
-    async def _open(self, tls: TlsSocket, peer: PeerId) -> tuple[Status, str]:
-        """Whether it is let in, and then what it wants: nothing of it is read before."""
+    async def _open(self, tls: TlsSocket, peer: PeerId, channel: str | None) -> tuple[Status, str]:
+        """Whether it is let in, and then what it wants: nothing of it is read before. On a connection that was kept it has said so,
+        and how it was judged a moment ago counts.
+        """
         is_let_in = False
         with trio.move_on_after(ADMIT_WITHIN_S):
-            is_let_in = await self._rules.admits(peer) is True
+            admits = self._rules.admits if channel is None else self._verdicts.admits
+            is_let_in = await admits(peer) is True
         if not is_let_in:
             return Status.FAILED, ""
         with trio.move_on_after(OPENING_WITHIN_S):
-            channel = await receive_opening(tls)
+            channel = await receive_opening(tls) if channel is None else channel
             if channel == CALLS_CHANNEL:
                 return (Status.FINE if self._rules.calls.has_place(peer) else Status.BUSY), channel
             is_served = channel == STRAND_CHANNEL or self._rules.serves(channel)

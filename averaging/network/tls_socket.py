@@ -83,6 +83,10 @@ class TlsSocket:
         self._unsent_bytes = MOST_UNSENT_BYTES
         self._pace = _UNPACED
         self._goes_by_losses: bool | None = None
+        self._made_s = trio.current_time()
+        self.num_bytes = 0
+        """That were sent and received on it."""
+
         self.shown = b""
         """The certificate (DER) that the other side showed."""
 
@@ -93,6 +97,11 @@ class TlsSocket:
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._is_closed
+
+    @property
+    def age_s(self) -> float:
+        """Since it was made."""
+        return trio.current_time() - self._made_s
 
     async def handshake(self) -> bytes:
         """Do it; returns the certificate (DER) that the other side showed. It is issued by our CA, nothing else of it is checked."""
@@ -119,7 +128,9 @@ class TlsSocket:
         num_records = 0
         while begin < len(data) and num_records < RECORDS_AT_ONCE:
             try:
-                begin += self._connection.send(data[begin:])
+                num_bytes = self._connection.send(data[begin:])
+                self.num_bytes += num_bytes
+                begin += num_bytes
                 num_records += 1
             except ssl.SSLWantWriteError:
                 if num_records:
@@ -167,6 +178,7 @@ class TlsSocket:
             else:
                 if not num_bytes:
                     return begin
+                self.num_bytes += num_bytes
                 begin += num_bytes
                 num_records += 1
         return begin

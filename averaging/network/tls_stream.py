@@ -156,6 +156,8 @@ class TlsStream:
             raise self._broken()
         await self._lane.pass_up(self._remote, self._kind, len(view))
         await trio.lowlevel.checkpoint()
+        if self._is_closed:  # while it waited: the connection may carry another stream by now
+            raise self._broken()
         self._announce_strands()
         fills_line = len(view) >= LEAST_PACED_BYTES
         if fills_line:

@@ -64,7 +64,6 @@ ANSWER_WITHIN_S: Final = 20.0
 CONTRIBUTIONS_FIRST_S: Final = 10.0
 """A member puts off a result for so long at most: half of what its reducer waits for the answer."""
 
-DROP_WITHIN_S: Final = 1.0
 REDUCE_COST_S: Final = 0.002
 """What summing a slice costs in virtual time."""
 
@@ -409,8 +408,7 @@ class Exchange:
             await self._refuse(part.reducer, error, named.result_hash if error.is_useless else None)
             raise
         finally:
-            with trio.move_on_after(DROP_WITHIN_S, shield=True):
-                await begun.drop()
+            begun.drop()
 
     async def _refuse(self, reducer: PeerId, error: RemoteProtocolError, result_hash: Root | None) -> None:
         proposal = self.proposal

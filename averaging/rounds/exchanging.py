@@ -43,9 +43,11 @@ ENCODE_COST_S: Final = 0.005
 """What encoding a delta costs in virtual time."""
 
 GROWS_FROM_ELEMENTS: Final = 1 << 25
-GROWS_FROM_UPLOAD_S: Final = 0.5
-"""What is neither so long nor was sent for so long the last time is encoded before the first of it leaves: four peers on two cores,
-whose line is the processor, spent 6% to 10% more of that otherwise, for two threads of each wanted the interpreter at once.
+GROWS_FROM_UPLOAD_S: Final = 0.2
+GROWS_BELOW_BYTES_PER_S: Final = 2.5e7
+"""What is shorter is encoded before the first of it leaves, but where the last upload took so long over a line below 200 Mbit/s: on a
+faster one four peers on two cores, whose limit is the processor, spent 6% to 10% more of that, for two threads of each wanted the
+interpreter at once.
 """
 
 SNAPSHOT_WITHIN_S: Final = 60.0
@@ -148,7 +150,7 @@ class Exchanging:
         self._check_head(base)
         self._at(base)
         exchange, offload, grid = self._exchange, self._tools.offload, self._chain.tools.grid
-        if grid.num_elements < GROWS_FROM_ELEMENTS and self._upload_s < GROWS_FROM_UPLOAD_S:
+        if not self._grows(grid.num_elements):
             runs = runs_in(0, grid.num_chunks, grid.chunk_elements)
             await offload.run(partial(_encode_runs, encoder, runs), cost_s=ENCODE_COST_S)
             return await offload.run(encoder.finished)
@@ -164,6 +166,10 @@ class Exchanging:
         except PotluckError:
             growing.give_up()
             raise
+
+    def _grows(self, num_elements: int) -> bool:
+        is_line_thin = 0 < self.upload_bytes_per_s < GROWS_BELOW_BYTES_PER_S
+        return num_elements >= GROWS_FROM_ELEMENTS or (is_line_thin and self._upload_s >= GROWS_FROM_UPLOAD_S)
 
     def _others_parts(self) -> list[range]:
         """The chunks that go to each of the other reducers, as far as that is known."""

@@ -64,7 +64,7 @@ async def take_result(
         except RemoteProtocolError as error:  # the rest tells whether these are the bytes that were named
             useless = error
             hashes += [leaf_hash(data) for _, data in batch]
-        if len(room.taken) - begun.num_bytes >= WRITE_BYTES:
+        if useless is None and len(room.taken) - begun.num_bytes >= WRITE_BYTES:
             await begun.add(room.taken[begun.num_bytes :])
     if merkle_root(hashes) != named.result_hash:
         raise RefusedResult(RemoteProtocolError("result bytes with another hash", "the bytes that were signed"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import peer.life
+from averaging.network.seams import BegunFile
 from averaging.unit_log import UnitLog
 from protocol.envelope import seal
 from protocol.errors import LocalProtocolError, PotluckError
@@ -78,8 +79,10 @@ def wrap_log(doom: Doom) -> None:
         ballot = decode_record(decode_certificate(raw).record).ballot
         await doom.around("certified", base, ballot, certificate(log, base, raw))
 
-    async def write_result(log: UnitLog, base: CommitId, result_hash: Root, data: bytes) -> None:
-        await doom.around_result(base, result(log, base, result_hash, data))
+    async def write_result(
+        log: UnitLog, base: CommitId, result_hash: Root, data: bytes, begun: BegunFile | None = None
+    ) -> None:
+        await doom.around_result(base, result(log, base, result_hash, data, begun))
 
     for wrapped in (log_promise, log_ack, log_certificate, write_result):
         setattr(UnitLog, wrapped.__name__, wrapped)

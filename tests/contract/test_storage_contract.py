@@ -58,7 +58,7 @@ async def test_a_file_that_is_begun_appears_when_it_is_finished_and_not_before(s
     await begun.add(b"second")
     await begun.finish()
     assert await storage.read("results/new") == b"first second"
-    await begun.drop()
+    begun.drop()
     assert list(await storage.list_names("")) == ["results/new", "results/old"]
     assert await storage.size_bytes() == len(b"oldfirst second")
 
@@ -67,8 +67,8 @@ async def test_a_file_that_was_begun_and_left_leaves_nothing_and_the_old_one_sta
     await storage.write_atomic("a/name", [b"old"])
     begun = storage.begin("a/name")
     await begun.add(b"new" * 1000)
-    await begun.drop()
-    await storage.begin("a/other").drop()
+    begun.drop()
+    storage.begin("a/other").drop()
     assert await storage.read("a/name") == b"old"
     assert await storage.size_bytes() == 3
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import trio
+from structlog.testing import capture_logs
 
 import coordinator.checkpointer as checkpointer_module
 from averaging.start_state import start_state
@@ -568,6 +569,40 @@ async def test_full_disk_is_logged_and_tried_again_without_losing_the_older(
             await wait_for(lambda: len(host.tracker.checkpoints) == 1)
             nursery.cancel_scope.cancel()
         assert tries == 3
+
+
+@pytest.mark.parametrize(
+    ("unreachable", "full", "levels"),
+    [(1, 0, ["info"]), (3, 0, ["info", "warning", "warning"]), (0, 1, ["warning"])],
+    ids=["nobody has it yet", "nobody has it for long", "a full disk"],
+)
+async def test_a_first_look_for_a_state_that_nobody_has_on_disk_yet_is_no_warning_and_a_second_one_is(
+    unreachable: int,
+    full: int,
+    levels: list[str],
+    tmp_path: Path,
+    autojump_clock: object,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each checkpoint had one otherwise: peers write a state a second after its commit."""
+    with open_host(tmp_path) as host:
+        chain, donors = await start(host), Donors(unreachable)
+        real, left = checkpointer_module.write_checkpoint, [full]
+
+        def write(*args: object, **kwargs: object) -> object:
+            left[0] -= 1
+            if left[0] >= 0:
+                raise StorageError("checkpoint of round 2 could not be written (No space left on device)")
+            return real(*args, **kwargs)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(checkpointer_module, "write_checkpoint", write)
+        with capture_logs() as told:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(checkpointer(host, donors.fetch).run, host.clock, host.offload)
+                await commit_and_report(host, chain, donors, 2, 10)
+                await wait_for(lambda: newest_index(host) == 2)
+                nursery.cancel_scope.cancel()
+        assert [entry["log_level"] for entry in told if entry["event"] == "checkpoint_failed"] == levels
 
 
 async def _with_checkpoints(host: HostWorld, *indices: int) -> Donors:

@@ -19,7 +19,7 @@ from averaging.network.direct_calls import (
     WAIT_SHARE,
     CallsHost,
     DirectCalls,
-    _Verdicts,
+    RecentVerdicts,
 )
 from averaging.network.frames import Status
 from averaging.network.libp2p_door import LET_IN_FOR_S, NOT_ASKED_FOR_S, REFUSED_FOR_S
@@ -246,7 +246,7 @@ async def test_a_verdict_is_asked_for_once_for_all_who_wait_and_again_when_it_is
         await trio.sleep(1.0)
         return answers[num_asked - 1]
 
-    verdicts = _Verdicts(admits)
+    verdicts = RecentVerdicts(admits)
     for expected, lasts_s in zip(answers, (LET_IN_FOR_S, REFUSED_FOR_S, NOT_ASKED_FOR_S, LET_IN_FOR_S), strict=True):
         found: list[bool | None] = []
 

@@ -122,7 +122,7 @@ def test_what_an_unpaced_line_carries_leaves_room_once_a_queue_was_seen_for_most
 ):
     """BBR, which took a burst for the line's pace, fills its queue for a third of a second each time: of that nothing was learned."""
     pace, acked, now_s = LinePace(), 0.0, 0.0
-    for rtt_s in (0.002, 0.024, 0.026, 0.030, 0.010):
+    for rtt_s in (*[0.002] * 5, 0.024, 0.026, 0.030, 0.010):
         pace.look({"a": PathLook(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
         now_s, acked = now_s + 0.06, acked + 1.2e7 * 0.06
     assert pace.bytes_per_s == pytest.approx(FIRST_ROOM * 1.2e7, rel=0.01)
@@ -132,10 +132,11 @@ def test_a_stream_that_came_while_a_line_was_looked_at_has_no_part_in_a_first_gu
     None
 ):
     pace, now_s = LinePace(), 0.0
-    for _ in range(5):
-        paths: dict[object, PathLook] = {"a": PathLook(int(4e6 * now_s), 100_000, False, 0.03, 0.002)}
-        if now_s:
-            paths["b"] = PathLook(int(8e6 * now_s), 100_000, False, 0.03, 0.002)
+    for number in range(9):
+        rtt_s = 0.002 if number < 5 else 0.03
+        paths: dict[object, PathLook] = {"a": PathLook(int(4e6 * now_s), 100_000, False, rtt_s, 0.002)}
+        if number > 5:
+            paths["b"] = PathLook(int(8e6 * now_s), 100_000, False, rtt_s, 0.002)
         pace.look(paths, now_s)
         now_s += 0.06
     assert pace.bytes_per_s == inf

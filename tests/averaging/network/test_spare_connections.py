@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from averaging.network import spare_connections
+from averaging.network import spare_connections, tls_door
 from averaging.network.bulk_address import BulkAddress, encode_addresses
 from averaging.network.frames import Status
 from averaging.network.line_pace import PathLook
@@ -18,7 +18,7 @@ from averaging.network.tls_door import TlsDoor
 from averaging.network.tls_identity import credential_check
 from averaging.network.tls_socket import TlsSocket
 from averaging.network.tls_stream import TlsStream
-from protocol.errors import ConnectionReset, RemoteProtocolError
+from protocol.errors import ConnectionReset, PeerUnreachable, RemoteProtocolError
 from protocol.ids import PeerId
 from tests.averaging.network.counting_proxy import CountingProxy, open_counting_proxy
 from tests.averaging.network.direct_world import ALICE, BOB, CA, DAY_S, RUN, Peer, World, credential_of, options_of
@@ -142,11 +142,10 @@ async def test_a_connection_that_has_ended_meanwhile_is_not_kept_and_the_next_st
 
 
 async def test_a_peer_of_an_older_release_ends_the_connection_with_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def close(_door: object, tls: TlsSocket, _peer: PeerId) -> bool:
-        tls.close()
-        return False
+    async def none(_door: object, _tls: TlsSocket, _peer: PeerId) -> None:
+        await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(TlsDoor, "_wait_for_next", close)
+    monkeypatch.setattr(TlsDoor, "_next_channel", none)
     async with _between() as (alice, bob, proxy):
         for number in range(1, 4):
             stream = await _opened(alice, bob)
@@ -178,13 +177,132 @@ async def test_an_opening_that_is_not_even_acknowledged_costs_a_moment_and_a_new
         assert took_s < 4.0, "less than what a busy peer is given"
 
 
+async def test_of_several_connections_that_are_gone_one_is_asked_and_the_next_are_not_kept_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each took half a second, one after the other, and the direct way was given up for a while when all time was gone."""
+    async with _between() as (alice, bob, _):
+        streams = [await _opened(alice, bob) for _ in range(3)]
+        for stream in streams:
+            await _mirrored(stream)
+            await stream.aclose()
+        await _until_spare(alice, 3)
+        asked = 0
+        with monkeypatch.context() as patched:
+            patched.setattr(TlsSocket, "look", lambda _: PathLook(0, 0, False, 0.001, 0.001))
+
+            async def never(_tls: TlsSocket) -> None:
+                nonlocal asked
+                asked += 1
+                await trio.sleep_forever()
+
+            patched.setattr(spare_connections, "hear_status", never)
+            stream = await alice.way.open_stream(bob.peer_id, CHANNEL, 0.8)
+            assert isinstance(stream, TlsStream)
+        assert asked == 1
+        assert len(alice.way.spares) == 0
+        monkeypatch.setattr(spare_connections, "LEAST_KEPT_FOR_S", 0.05)
+        alice.way.spares._kept_for_s[bob.peer_id] = 0.05
+        await _mirrored(stream)
+        await stream.aclose()
+        await _until_spare(alice, 1)
+        await _until_spare(alice, 0)
+
+
+async def test_a_peer_that_says_no_on_one_connection_is_not_asked_on_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with _between() as (alice, bob, proxy):
+        streams = [await _opened(alice, bob) for _ in range(3)]
+        for stream in streams:
+            await _mirrored(stream)
+            await stream.aclose()
+        await _until_spare(alice, 3)
+        with pytest.raises(PeerUnreachable, match="does not serve"):
+            await alice.way.open_stream(bob.peer_id, "nobody serves it", 5.0)
+        assert len(alice.way.spares) == 2
+        assert proxy.connected == 3
+
+
+async def test_the_end_of_a_connection_that_was_kept_asks_nobody_and_takes_no_place() -> None:
+    async with _between() as (alice, bob, _):
+        await _talk(alice, bob)
+        asked = list[PeerId]()
+
+        def admits(peer: PeerId) -> bool:
+            asked.append(peer)
+            return True
+
+        bob.admits = admits
+        alice.way.spares.forget(bob.peer_id)
+        await trio.sleep(0.1)
+        assert asked == []
+
+
+async def test_after_so_many_streams_there_is_another_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_door, "MAX_STREAMS_PER_CONNECTION", 2)
+    async with _between() as (alice, bob, proxy):
+        for _ in range(5):
+            stream = await _opened(alice, bob)
+            await _mirrored(stream)
+            await stream.aclose()
+            await trio.sleep(0.05)
+        assert proxy.connected == 3
+
+
+@pytest.mark.parametrize("limit", ["MAX_AGE_S", "MAX_BYTES"])
+async def test_a_connection_that_is_old_or_has_carried_very_much_is_not_kept(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spare_connections, limit, 0)
+    async with _between() as (alice, bob, proxy):
+        for number in range(1, 3):
+            stream = await _opened(alice, bob)
+            await _mirrored(stream)
+            await stream.aclose()
+            await trio.sleep(0.05)
+            assert proxy.connected == number
+            assert len(alice.way.spares) == 0
+
+
+async def test_a_frame_that_waited_while_its_stream_was_ended_does_not_go_out_on_the_next_one() -> None:
+    async with _between() as (alice, bob, _):
+        stream = await _opened(alice, bob)
+        await _mirrored(stream)
+        waits, goes_on = trio.Event(), trio.Event()
+
+        async def hold(*_: object) -> None:
+            waits.set()
+            await goes_on.wait()
+
+        failed = trio.Event()
+
+        async def send_late() -> None:
+            with pytest.raises(ConnectionReset):
+                await stream.send_frame(bytes(100_000))
+            failed.set()
+
+        async with trio.open_nursery() as nursery:
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(alice.lane, "pass_up", hold)
+                nursery.start_soon(send_late)
+                await waits.wait()
+            await stream.aclose()
+            await _until_spare(alice, 1)
+            following = await _opened(alice, bob)
+            goes_on.set()
+            await failed.wait()
+            await _mirrored(following)
+            await following.aclose()
+
+
 async def test_a_busy_peer_that_has_acknowledged_an_opening_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare_connections, "ACKNOWLEDGED_WITHIN_S", 0.1)
     open_door = TlsDoor._open
 
-    async def late(door: TlsDoor, tls: TlsSocket, peer: PeerId) -> tuple[Status, str]:
+    async def late(door: TlsDoor, tls: TlsSocket, peer: PeerId, channel: str | None) -> tuple[Status, str]:
         await trio.sleep(0.4)
-        return await open_door(door, tls, peer)
+        return await open_door(door, tls, peer, channel)
 
     async with _between() as (alice, bob, proxy):
         await _talk(alice, bob)
@@ -193,7 +311,7 @@ async def test_a_busy_peer_that_has_acknowledged_an_opening_is_waited_for(monkey
         assert proxy.connected == 1
 
 
-async def test_the_door_is_asked_before_each_stream_on_a_connection_that_was_kept() -> None:
+async def test_the_door_is_asked_again_before_a_stream_on_a_connection_that_was_kept() -> None:
     async with _between() as (alice, bob, _):
         await _talk(alice, bob)
         bob.admits = lambda _: False
@@ -240,10 +358,12 @@ async def test_a_renewed_credential_is_shown_on_a_new_connection() -> None:
         assert proxy.connected == 2
 
 
-async def test_a_peer_holds_few_connections_here_without_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it keeps itself."""
+async def test_a_peer_holds_few_connections_here_without_a_stream_and_the_oldest_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever it keeps itself: those of a machine that vanished would else stand in the way of its next ones."""
     monkeypatch.setattr(spare_connections, "MAX_SPARES_PER_PEER", 100)
-    async with _between() as (alice, bob, _):
+    async with _between() as (alice, bob, proxy):
         streams = [await _opened(alice, bob) for _ in range(MAX_SPARES_OF_PEER + 3)]
         for stream in streams:
             await _mirrored(stream)
@@ -251,3 +371,24 @@ async def test_a_peer_holds_few_connections_here_without_a_stream(monkeypatch: p
         await _until_spare(alice, MAX_SPARES_OF_PEER)
         await trio.sleep(0.1)
         await _until_spare(alice, MAX_SPARES_OF_PEER)
+        await _talk_of(alice, bob, MAX_SPARES_OF_PEER)
+        assert proxy.connected == len(streams), "the one that was kept last is still there"
+
+
+async def test_of_all_that_are_kept_the_oldest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_connections, "MAX_SPARES", 2)
+    async with _between() as (alice, bob, _):
+        streams = [await _opened(alice, bob) for _ in range(4)]
+        for stream in streams:
+            await _mirrored(stream)
+            await stream.aclose()
+        await trio.sleep(0.1)
+        await _until_spare(alice, 2)
+        await _talk_of(alice, bob, 2)
+
+
+async def _talk_of(opener: Peer, server: Peer, number: int) -> None:
+    stream = await _opened(opener, server)
+    await _mirrored(stream)
+    await stream.aclose()
+    await _until_spare(opener, number)

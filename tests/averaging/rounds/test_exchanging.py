@@ -409,9 +409,9 @@ async def test_an_upload_that_no_other_needed_is_not_measured(autojump_clock: Cl
         assert scene.bench.events == []
 
 
-@pytest.mark.parametrize("took_long", [False, True])
-async def test_a_short_vector_leaves_while_it_is_encoded_where_the_upload_before_took_long(
-    took_long: bool, grows: bool, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("took_long", "is_thin"), [(False, True), (True, False), (True, True)])
+async def test_a_short_vector_leaves_while_it_is_encoded_where_the_upload_before_took_long_over_a_thin_line(
+    took_long: bool, is_thin: bool, grows: bool, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with _scene() as scene:
         scene.prepare()
@@ -426,12 +426,14 @@ async def test_a_short_vector_leaves_while_it_is_encoded_where_the_upload_before
         scene.ahead.clear()
         limit_s = measured.seconds * (0.9 if took_long else 1.1)
         monkeypatch.setattr("averaging.rounds.exchanging.GROWS_FROM_UPLOAD_S", limit_s)
+        limit_bytes_per_s = scene.exchanging.upload_bytes_per_s * (1.1 if is_thin else 0.9)
+        monkeypatch.setattr("averaging.rounds.exchanging.GROWS_BELOW_BYTES_PER_S", limit_bytes_per_s)
         proposal = replace(proposal_by(scene.world, 1), base=scene.party.chain.head.commit, index=2)
         scene.exchanging.begin(proposal)
         scene.bench.sealing = released = trio.Event()
         scene.prepare()
         await trio.sleep(5.0)
-        assert (scene.ahead != []) == (grows or took_long)
+        assert (scene.ahead != []) == (grows or (took_long and is_thin))
         released.set()
         await scene.bench.until_told(ContributionReady)
         scene.exchanging.begin(proposal)
