@@ -83,7 +83,7 @@ class TlsSocket:
         self._unsent_bytes = MOST_UNSENT_BYTES
         self._pace = _UNPACED
         self._goes_by_losses: bool | None = None
-        self._made_s = trio.current_time()
+        self._shook_hands_s = inf
         self.num_bytes = 0
         """That were sent and received on it."""
 
@@ -100,8 +100,8 @@ class TlsSocket:
 
     @property
     def age_s(self) -> float:
-        """Since it was made."""
-        return trio.current_time() - self._made_s
+        """Since its handshake."""
+        return trio.current_time() - self._shook_hands_s
 
     async def handshake(self) -> bytes:
         """Do it; returns the certificate (DER) that the other side showed. It is issued by our CA, nothing else of it is checked."""
@@ -117,7 +117,7 @@ class TlsSocket:
         certificate = self._connection.getpeercert(binary_form=True)
         if certificate is None:
             raise ssl.SSLError("no certificate was shown")
-        self.shown = certificate
+        self.shown, self._shook_hands_s = certificate, trio.current_time()
         return certificate
 
     async def send(self, data: memoryview, begin: int) -> int:
