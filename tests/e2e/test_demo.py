@@ -14,9 +14,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NUM_TOKENS = 200_000
-LIMIT_S = 400
-CALM = {"POTLUCK_PEER_DUTY_PERCENT": "20"}
-"""So few tokens would all be trained before who was killed is back: starting it takes processor time, too."""
+LIMIT_S = 500
+CALM = {"POTLUCK_PEER_DUTY_PERCENT": "16"}
+"""So few tokens would all be trained before who was killed is back: starting it takes processor time, too. With 20% a training process
+that took 38 s to start beside other tests came too late.
+"""
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
