@@ -137,21 +137,19 @@ class FileBegun:
     """A file that is being written under a temporary name. Made by `FileStorage.begin`."""
 
     def __init__(self, path: Path, offload: Offload) -> None:
-        self._path = path
         self._offload = offload
-        self._temporary = _temporary(path)
-        self._file: BufferedWriter | None = None
+        self._unfinished = _Unfinished(path)
         self._is_finished = False
         self.num_bytes = 0
 
     async def add(self, part: bytes | memoryview) -> None:
         """Write what comes next. Raises StorageError: disk full or not writable."""
-        await self._offload.run(lambda: self._add(part))
+        await self._offload.run(lambda: self._unfinished.add(part))
         self.num_bytes += len(part)
 
     async def finish(self) -> None:
-        """Durable and whole when it returns. Raises StorageError: disk full or not writable; nothing of it stays."""
-        await self._offload.run(self._finish)
+        """Durable and whole when it returns. Raises StorageError: disk full or not writable; to be dropped."""
+        await self._offload.run(self._unfinished.finish)
         self._is_finished = True
 
     def drop(self) -> None:
@@ -159,23 +157,26 @@ class FileBegun:
         ends leaves behind would stay until the next start.
         """
         if not self._is_finished:
-            self._drop()
+            self._unfinished.drop()
 
-    def _opened(self) -> BufferedWriter:
-        if self._file is None:
-            try:
-                self._file = _open_new(self._temporary)
-            except FileNotFoundError:  # the folder was empty, and somebody who deletes took it away just now
-                self._file = _open_new(self._temporary)
-        return self._file
 
-    def _add(self, part: bytes | memoryview) -> None:
+class _Unfinished:
+    """Writes a file under a temporary name and then gives it its own. All of it blocks; raises StorageError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.with_name(f"{path.name}.{next(_WRITES)}{_TEMPORARY}")
+        self._file: BufferedWriter | None = None
+
+    def add(self, part: bytes | memoryview) -> None:
+        """Write what comes next."""
         try:
             self._opened().write(part)
         except OSError as error:
             raise _storage_error("write", self._path, error) from error
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Sync, rename, sync of the folder."""
         try:
             with self._opened() as file:
                 file.flush()
@@ -183,47 +184,38 @@ class FileBegun:
             os.replace(self._temporary, self._path)
             sync_folder(self._path.parent)
         except OSError as error:
-            self._drop()
             raise _storage_error("write", self._path, error) from error
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Remove what there is of it."""
         with suppress(OSError):
             if self._file is not None:
                 self._file.close()
         with suppress(OSError):
             self._temporary.unlink(missing_ok=True)
 
+    def _opened(self) -> BufferedWriter:
+        if self._file is None:
+            try:
+                self._file = self._open_new()
+            except FileNotFoundError:  # the folder was empty, and somebody who deletes took it away just now
+                self._file = self._open_new()
+        return self._file
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{next(_WRITES)}{_TEMPORARY}")
-
-
-def _open_new(path: Path) -> BufferedWriter:
-    _make_folder(path.parent)
-    return open(path, "wb")
+    def _open_new(self) -> BufferedWriter:
+        _make_folder(self._temporary.parent)
+        return open(self._temporary, "wb")
 
 
 def _write_atomic(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    temporary = _temporary(path)
+    unfinished = _Unfinished(path)
     try:
-        try:
-            _write_and_rename(temporary, path, parts)
-        except FileNotFoundError:  # the folder was empty, and somebody who deletes took it away just now
-            _write_and_rename(temporary, path, parts)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise _storage_error("write", path, error) from error
-
-
-def _write_and_rename(temporary: Path, path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    with _open_new(temporary) as file:
         for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+            unfinished.add(part)
+        unfinished.finish()
+    except StorageError:
+        unfinished.drop()
+        raise
 
 
 def _check_length(record: bytes) -> None:
