@@ -33,7 +33,7 @@ from averaging.network.strands import STRAND_CHANNEL
 from averaging.network.tls_door import DoorRules, TlsDoor, bind_bulk
 from averaging.network.tls_identity import CheckCredential, TlsCredential, tls_context
 from averaging.network.tls_socket import TlsSocket
-from averaging.network.tls_stream import TlsStream, send_opening
+from averaging.network.tls_stream import Ends, TlsStream, send_opening
 from protocol.errors import MachineError, PotluckError, RefusedError, RemoteProtocolError, TransportError
 from protocol.ids import PeerId
 
@@ -232,9 +232,8 @@ class DirectWay:
         if status is not Status.FINE:
             tls.close()
             raise refusal(status, peer, channel)
-        left = partial(self.spares.keep, peer, own=own)
-        growth = self._strands.growth(peer)
-        return TlsStream(tls, peer, channel, self._lane, self.keep_until_done, growth=growth, left=left)
+        ends = Ends(self.keep_until_done, partial(self.spares.keep, peer, own=own))
+        return TlsStream(tls, peer, channel, self._lane, ends, growth=self._strands.growth(peer))
 
     def _where_known(self, peer: PeerId) -> tuple[BulkAddress, ...]:
         """Where calls may try: the directory first, which hears of a new port, then what streams have found."""

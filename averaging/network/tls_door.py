@@ -29,7 +29,7 @@ from averaging.network.strand_rule import MOST_STRANDS
 from averaging.network.strands import STRAND_CHANNEL, StrandDesk, receive_token
 from averaging.network.tls_identity import CheckCredential
 from averaging.network.tls_socket import TlsSocket, wrap
-from averaging.network.tls_stream import Ending, KeepUntilDone, TlsStream, receive_opening, send_status
+from averaging.network.tls_stream import Ending, Ends, KeepUntilDone, TlsStream, receive_opening, send_status
 from protocol.errors import MachineError, PotluckError, RefusedError
 from protocol.ids import PeerId
 
@@ -290,8 +290,8 @@ class TlsDoor:
     async def _serve_stream(self, tls: TlsSocket, peer: PeerId, channel: str, place: _Place) -> bool:
         """Whether both sides have ended it, and its connection may carry another."""
         left, over = trio.Event(), trio.Event()
-        keep = partial(self._keep, place, over)
-        stream = TlsStream(tls, peer, channel, self._lane, keep, claim=self._desk.claim, left=lambda _: left.set())
+        ends = Ends(partial(self._keep, place, over), lambda _: left.set())
+        stream = TlsStream(tls, peer, channel, self._lane, ends, claim=self._desk.claim)
         if await self._rules.serve(peer, channel, stream):
             await stream.aclose()
         else:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final, Protocol
 
@@ -74,6 +74,14 @@ Left = Callable[[TlsSocket], None]
 """Takes over the connection of a stream that both sides have ended, on which nothing is on its way any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What becomes of a stream that its owner has left, and then of its connection."""
+
+    keep_until_done: KeepUntilDone
+    left: Left = TlsSocket.close
+
+
 Claim = Callable[[PeerId, bytes], Awaitable[TlsSocket]]
 """(who opened the stream, token) -> the connection that it has opened as a strand. Raises RemoteProtocolError: there is none."""
 
@@ -108,11 +116,10 @@ class TlsStream:
         remote: PeerId,
         channel: str,
         lane: BulkLane,
-        keep_until_done: KeepUntilDone,
+        ends: Ends,
         *,
         claim: Claim = no_strands,
         growth: Grows | None = None,
-        left: Left = TlsSocket.close,
     ) -> None:
         self._connection = connection
         self._strands: list[StrandReading] = []
@@ -120,12 +127,11 @@ class TlsStream:
         self._joining: deque[tuple[TlsSocket, bytes, float]] = deque()
         self._claim = claim
         self._growth = growth
-        self._left = left
+        self._ends = ends
         self._has_left = False
         self._remote = remote
         self._kind = BulkKind(Way.DIRECT, channel)
         self._lane = lane
-        self._keep_until_done = keep_until_done
         self._is_closed = False
         self._is_sending = False
         self._is_receiving = False
@@ -347,7 +353,7 @@ class TlsStream:
         if self._is_sending or self._connection.is_closed:
             self.reset()  # closed under the hands of whoever sends
         else:
-            self._keep_until_done(self._end)
+            self._ends.keep_until_done(self._end)
 
     async def _end(self) -> None:
         try:
@@ -368,7 +374,7 @@ class TlsStream:
         """Hand on the connection if it may carry another stream: with strands some frame may still be on its way on one of them."""
         if self._is_ended and not self._strands:
             self._has_left = True
-            self._left(self._connection)
+            self._ends.left(self._connection)
 
     async def _skip_to_end(self) -> None:
         num_bytes = 0
