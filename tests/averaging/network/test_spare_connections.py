@@ -59,6 +59,14 @@ async def _until_spare(peer: Peer, number: int) -> None:
             await trio.sleep(0.005)
 
 
+async def _keep(opener: Peer, server: Peer, number: int) -> None:
+    """So many connections, by as many streams beside one another."""
+    streams = [await _opened(opener, server) for _ in range(number)]
+    for stream in streams:
+        await _mirrored(stream)
+        await stream.aclose()
+
+
 async def _talk(opener: Peer, server: Peer) -> None:
     """A stream from its beginning until both sides have ended it."""
     stream = await _opened(opener, server)
@@ -181,11 +189,9 @@ async def test_of_several_connections_that_are_gone_one_is_asked_and_the_next_ar
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each took half a second, one after the other, and the direct way was given up for a while when all time was gone."""
+    monkeypatch.setattr(spare_connections, "LEAST_KEPT_FOR_S", 0.05)
     async with _between() as (alice, bob, _):
-        streams = [await _opened(alice, bob) for _ in range(3)]
-        for stream in streams:
-            await _mirrored(stream)
-            await stream.aclose()
+        await _keep(alice, bob, 3)
         await _until_spare(alice, 3)
         asked = 0
         with monkeypatch.context() as patched:
@@ -201,22 +207,15 @@ async def test_of_several_connections_that_are_gone_one_is_asked_and_the_next_ar
             assert isinstance(stream, TlsStream)
         assert asked == 1
         assert len(alice.way.spares) == 0
-        monkeypatch.setattr(spare_connections, "LEAST_KEPT_FOR_S", 0.05)
-        alice.way.spares._kept_for_s[bob.peer_id] = 0.05
         await _mirrored(stream)
         await stream.aclose()
         await _until_spare(alice, 1)
         await _until_spare(alice, 0)
 
 
-async def test_a_peer_that_says_no_on_one_connection_is_not_asked_on_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_peer_that_says_no_on_one_connection_is_not_asked_on_the_others() -> None:
     async with _between() as (alice, bob, proxy):
-        streams = [await _opened(alice, bob) for _ in range(3)]
-        for stream in streams:
-            await _mirrored(stream)
-            await stream.aclose()
+        await _keep(alice, bob, 3)
         await _until_spare(alice, 3)
         with pytest.raises(PeerUnreachable, match="does not serve"):
             await alice.way.open_stream(bob.peer_id, "nobody serves it", 5.0)
@@ -364,24 +363,18 @@ async def test_a_peer_holds_few_connections_here_without_a_stream_and_the_oldest
     """Whatever it keeps itself: those of a machine that vanished would else stand in the way of its next ones."""
     monkeypatch.setattr(spare_connections, "MAX_SPARES_PER_PEER", 100)
     async with _between() as (alice, bob, proxy):
-        streams = [await _opened(alice, bob) for _ in range(MAX_SPARES_OF_PEER + 3)]
-        for stream in streams:
-            await _mirrored(stream)
-            await stream.aclose()
+        await _keep(alice, bob, MAX_SPARES_OF_PEER + 3)
         await _until_spare(alice, MAX_SPARES_OF_PEER)
         await trio.sleep(0.1)
         await _until_spare(alice, MAX_SPARES_OF_PEER)
         await _talk_of(alice, bob, MAX_SPARES_OF_PEER)
-        assert proxy.connected == len(streams), "the one that was kept last is still there"
+        assert proxy.connected == MAX_SPARES_OF_PEER + 3, "the one that was kept last is still there"
 
 
 async def test_of_all_that_are_kept_the_oldest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare_connections, "MAX_SPARES", 2)
     async with _between() as (alice, bob, _):
-        streams = [await _opened(alice, bob) for _ in range(4)]
-        for stream in streams:
-            await _mirrored(stream)
-            await stream.aclose()
+        await _keep(alice, bob, 4)
         await trio.sleep(0.1)
         await _until_spare(alice, 2)
         await _talk_of(alice, bob, 2)

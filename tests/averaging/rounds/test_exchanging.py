@@ -88,6 +88,16 @@ class Scene:
         applied = await self.party.apply(commit)
         await self.bench.adopter.commit(commit.link, commit.record, applied, self.exchanging.contribution)
 
+    async def uploaded(self) -> ExchangeMeasured:
+        """What a whole exchange is told to have taken."""
+        self.prepare()
+        await self.bench.until_told(ContributionReady)
+        self.exchanging.begin(proposal_by(self.world, 1))
+        await until(lambda: bool(self.hellos), 5.0)
+        await trio.sleep(8.0)
+        self.exchanging.end()
+        return await self.bench.until_told(ExchangeMeasured)
+
     def prepare(self) -> None:
         """As the machine orders it on its head."""
         self.exchanging.prepare(self.party.chain.head.commit, self.bench.adopter)
@@ -387,13 +397,7 @@ async def test_within_one_ballot_an_exchange_is_mended_and_its_kept_slices_go_on
 
 async def test_how_long_an_upload_took_is_told_when_its_exchange_ends(autojump_clock: Clock) -> None:
     async with _scene() as scene:
-        scene.prepare()
-        await scene.bench.until_told(ContributionReady)
-        scene.exchanging.begin(proposal_by(scene.world, 1))
-        await until(lambda: bool(scene.hellos), 5.0)
-        await trio.sleep(8.0)
-        scene.exchanging.end()
-        measured = await scene.bench.until_told(ExchangeMeasured)
+        measured = await scene.uploaded()
         assert 0.01 < measured.seconds < 10.0
         assert scene.exchanging.upload_bytes_per_s > 0
 
@@ -414,13 +418,7 @@ async def test_a_short_vector_leaves_while_it_is_encoded_where_the_upload_before
     took_long: bool, is_thin: bool, grows: bool, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with _scene() as scene:
-        scene.prepare()
-        await scene.bench.until_told(ContributionReady)
-        scene.exchanging.begin(proposal_by(scene.world, 1))
-        await until(lambda: bool(scene.hellos), 5.0)
-        await trio.sleep(8.0)
-        scene.exchanging.end()
-        measured = await scene.bench.until_told(ExchangeMeasured)
+        measured = await scene.uploaded()
         await scene.commit(scene.world.commits(1)[0])
         scene.exchanging.head_moved()
         scene.ahead.clear()
