@@ -29,7 +29,7 @@ from protocol.rounds.views import is_gone, may_hold, own_heartbeat
 from protocol.wire import commit_id, decode_record
 
 NUM_FORWARDS = 2
-"""Successors to whom a member forwards a certificate (rule 15); the leader sends it to everybody it knows."""
+"""Successors to whom a member forwards a certificate (rule 15); the leader tells everybody it knows, before it applies it."""
 
 
 def catch_up(state: RoundState, source: PeerId, reason: str) -> Step:
@@ -129,9 +129,17 @@ def _needs_state(state: RoundState, ahead: tuple[TreeNode, ...]) -> bool:
 def _commit_next(state: RoundState, link: ChainLink, certificate: Certificate | None, source: PeerId | None) -> Step:
     if certificate is None:
         return Step(state, remark=f"commit {link.index} has no certificate: it is the start of the run")
-    state = replace(state, open=replace(state.open, committing=link.commit, leading=None))
+    led = state.open.leading
+    told: tuple[PeerId, ...] = ()
+    if led is not None and led.commit == link.commit:
+        lenders = _lenders(state)
+        told = tuple(peer for peer in _reachable(state) if peer not in lenders)
+    opened = replace(state.open, committing=link.commit, leading=None, told=link.commit if told else state.open.told)
     reason = f"round {link.index} is decided: it is applied as soon as its bytes are here"
-    return Step(state, (Commit(link, certificate, _holders(state, link, source), reason),), reason)
+    actions: list[Action] = [Commit(link, certificate, _holders(state, link, source), reason)]
+    if told:  # at once: acks make a certificate true, and those are on the disks of others; everybody waits for it
+        actions.insert(0, Send(told, Committed(state.config.unit, certificate), reason))
+    return Step(replace(state, open=opened), tuple(actions), reason)
 
 
 def _holders(state: RoundState, link: ChainLink, source: PeerId | None) -> tuple[PeerId, ...]:
@@ -246,7 +254,7 @@ def applied(state: RoundState, event: Applied, now_s: float) -> Step:
     if event.link.parent != old.commit:
         found = f"commit {short(event.link.commit)} was applied"
         return Step(state, remark=f"{found}; expected one that follows our head {short(old.commit)}")
-    forward = _forward_targets(state)
+    forward = _forward_targets(state, event.link.commit)
     record = event.link.record
     state = replace(
         _at(state, event.link, event.open_round, now_s),
@@ -298,22 +306,37 @@ def _still_wanted(state: RoundState, head: CommitId) -> Switching | None:
     return None if switching is None or state.tree.path(head, switching.target) is not None else switching
 
 
-def _forward_targets(state: RoundState) -> tuple[PeerId, ...]:
-    """Its leader tells everybody it knows; others tell two successors in the order of ids (rule 15). Of a unit that is not the spine
-    those hear who hold it or reduced for it.
+def _reachable(state: RoundState) -> tuple[PeerId, ...]:
+    """All others who have a use for a certificate, in the order of ids. Of a unit that is not the spine those are who hold it or have
+    reduced for it.
     """
     proposal = state.open.proposal
     reducers = {part.reducer for part in proposal.slices} if proposal is not None else set()
-    others = [
+    return tuple(
         p
         for p in sorted(state.peers)
         if not is_gone(state, p) and (state.config.is_spine or may_hold(state, p) or p in reducers)
-    ]
-    if not others:
-        return ()
-    me = state.config.me.peer
+    )
+
+
+def _lenders(state: RoundState) -> frozenset[PeerId]:
+    """Who reduced without being a member: with the certificate they forget their result, which we may still be fetching."""
+    proposal = state.open.proposal
+    if proposal is None:
+        return frozenset()
+    return frozenset(part.reducer for part in proposal.slices if proposal.member(part.reducer) is None)
+
+
+def _forward_targets(state: RoundState, commit: CommitId) -> tuple[PeerId, ...]:
+    """To whom a certificate goes that was applied here (rule 15): two successors in the order of ids, or everybody where the proposal
+    is ours. Where it was told before, those who lent themselves.
+    """
+    me, others = state.config.me.peer, _reachable(state)
+    proposal = state.open.proposal
+    if state.open.told == commit:
+        return tuple(peer for peer in others if peer in _lenders(state))
     if proposal is not None and proposal.ballot.peer == me:
-        return tuple(others)
+        return others
     after = [p for p in others if p > me] + [p for p in others if p < me]
     return tuple(after[:NUM_FORWARDS])
 

@@ -188,6 +188,7 @@ class OpenRound:
         gathering: the settled record whose bytes are being fetched to disk.
         committing: the commit that is being written and applied.
         stalled: a commit whose bytes were with nobody who answered.
+        told: the commit of an attempt of ours of which everybody was told when it was decided.
         due_since_s: when this peer first thought the round due.
         quiet_until_s: no own attempt before this (back-off, rule 6).
         highest_attempt: the highest attempt heard of.
@@ -219,6 +220,7 @@ class OpenRound:
     gathering: Settle | None = None
     committing: CommitId | None = None
     stalled: CommitId | None = None
+    told: CommitId | None = None
     leading: Leading | None = None
     due_since_s: float | None = None
     quiet_until_s: float = 0.0

@@ -10,7 +10,7 @@ from typing import Final
 from averaging.network.seams import Snapshot
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.chain import ChainLink
-from protocol.rounds.events import Applied, MessageArrived
+from protocol.rounds.events import MessageArrived
 from protocol.rounds.messages import Ack, Ballot, Committed, Promise, Settle
 from protocol.rounds.orders import GatherBytes, LogAck
 from tests.simulation.node import Node
@@ -29,25 +29,27 @@ def _check_one_commit(scene: Scene, base: CommitId, commit: CommitId | None) -> 
 
 @scenario(5, num_seeds=2)
 async def opener_frozen_before_it_tells(scene: Scene) -> None:
-    """The opener applies the commit and freezes before it tells anybody; it thaws in the middle of its successor's settle."""
+    """The opener makes the certificate and freezes before it tells anybody; it thaws in the middle of its successor's settle."""
     await scene.everybody_votes()
     decided: list[Seen] = []
 
-    def has_applied_its_own(seen: Seen) -> bool:
-        record = seen.event.link.record if isinstance(seen.event, Applied) else None
-        return record is not None and record.ballot.peer == seen.node.peer
+    def has_decided_its_own(seen: Seen) -> bool:
+        proposal, is_new = seen.before.open.proposal, seen.before.open.committing is None
+        is_ours = proposal is not None and proposal.ballot.peer == seen.node.peer
+        return is_ours and is_new and seen.after.open.committing is not None
 
     def freeze(seen: Seen) -> None:
         decided.append(seen)
         seen.node.freeze()
 
-    await scene.happened(scene.when(has_applied_its_own, freeze), "a commit that only its leader knows")
-    opener, base, commit = decided[0].node, decided[0].before.link.commit, decided[0].after.link.commit
+    await scene.happened(scene.when(has_decided_its_own, freeze), "a commit that only its leader knows")
+    opener, base, commit = decided[0].node, decided[0].before.link.commit, decided[0].after.open.committing
     thawed = scene.when(
         lambda seen: seen.stage == "settling" and seen.before.link.commit == base, lambda seen: opener.thaw()
     )
     await scene.happened(thawed, "a successor that settles")
     await scene.back(opener)
+    await scene.until(lambda: base in scene.world.observed.certified, "a commit on that base")
     await scene.agreement()
     _check_one_commit(scene, base, commit)
 
@@ -280,13 +282,17 @@ async def head_is_applied_again_after_damage(scene: Scene) -> None:
             expect(acked is not None, "the voter acked it")
             voter.crash()
 
-        applied = scene.when(
+        decided = scene.when(
             lambda seen: (
-                isinstance(seen.event, Applied) and seen.node is first and seen.event.link.parent == base.commit
+                seen.node is first
+                and seen.before.link.commit == base.commit
+                and seen.before.open.committing is None
+                and seen.after.open.committing is not None
             ),
             knows_alone,
         )
-        await scene.happened(applied, "a commit that only its leader knows")
+        await scene.happened(decided, "a commit that only its leader knows")
+        await scene.until(lambda: base.commit in scene.world.observed.certified, "its leader applies it")
         commit = scene.world.observed.certified[base.commit]
         _damage_head(voter, base)
         scene.boot(voter)

@@ -68,11 +68,16 @@ def test_two_openers_on_one_base_commit_once() -> None:
     assert not opener.ordered(Switch)
 
 
+def _has_decided(seat: Seat, index: int) -> bool:
+    """Whether it knows of a commit after this one, applied or not."""
+    return seat.head.index > index or seat.state.open.committing is not None
+
+
 def test_an_opener_that_freezes_between_its_own_commit_and_the_first_word_about_it_agrees_with_its_successor() -> None:
     table = Table(5)
     opener = table.opener()
     table.drops = lambda sender, to, message: (
-        isinstance(message, Committed | Heartbeat | Ack) and sender == opener.peer != to and opener.head.index > 0
+        isinstance(message, Committed | Heartbeat | Ack) and sender == opener.peer != to and _has_decided(opener, 0)
     )
     table.run_until(lambda: opener.head.index == 1, 10.0)
     assert all(seat.head.index == 0 for seat in table.others(opener))
@@ -136,7 +141,7 @@ def test_a_voter_that_lost_its_disk_makes_no_second_quorum(num_rounds: int) -> N
     forgetful, third = table.others(opener)
     table.drops = lambda sender, to, message: (
         (to == third.peer and sender != to and isinstance(message, Settle | Ack | Committed | Heartbeat))
-        or (isinstance(message, Committed | Heartbeat) and sender == opener.peer != to and opener.head.index > index)
+        or (isinstance(message, Committed | Heartbeat) and sender == opener.peer != to and _has_decided(opener, index))
     )
     table.run_until(lambda: opener.head.index == index + 1, 10.0)
     table.freeze(opener)

@@ -623,3 +623,21 @@ def _hash_in(message: ResultReady) -> Root:
         message.header, verifier=HashVerifier(), domain=ROUND_DOMAIN, run_id=RUN_ID, now_unix_ms=None
     )
     return decode_body(ResultHeader, envelope.payload).result_hash
+
+
+def first_proposal(table: Table, num_members: int | None = None, attempt: int = 0) -> Proposal:
+    """What the opener of the first round would propose: a slice for every member."""
+    members = tuple(seat.member for seat in table.live())[:num_members]
+    size = NUM_CHUNKS // len(members)
+    bounds = [(i * size, NUM_CHUNKS if i == len(members) - 1 else (i + 1) * size) for i in range(len(members))]
+    return Proposal(
+        unit=UNIT,
+        base=table.genesis.commit,
+        index=1,
+        ballot=Ballot(attempt, first_opener(table.genesis.commit, table.genesis.roster)),
+        members=members,
+        slices=tuple(SliceSpec(a, b, m.peer) for (a, b), m in zip(bounds, members, strict=True)),
+        codec="fp32",
+        weight_cap_tokens=400,
+        reduce_within_s=20.0,
+    )

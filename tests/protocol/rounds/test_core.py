@@ -49,7 +49,6 @@ from protocol.rounds.orders import (
     PrepareContribution,
     Send,
 )
-from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import OpenRound
 from protocol.wire import decode_message, encode_body, encode_message
 from tests.protocol.rounds.made_commits import made_spine
@@ -61,27 +60,10 @@ from tests.protocol.rounds.round_table import (
     Table,
     acquaint,
     contribution_root,
+    first_proposal,
     heartbeat_of,
     state_root,
 )
-
-
-def _proposal(table: Table, num_members: int | None = None, attempt: int = 0) -> Proposal:
-    """What the opener of the first round would propose: a slice for every member."""
-    members = tuple(seat.member for seat in table.live())[:num_members]
-    size = NUM_CHUNKS // len(members)
-    bounds = [(i * size, NUM_CHUNKS if i == len(members) - 1 else (i + 1) * size) for i in range(len(members))]
-    return Proposal(
-        unit=UNIT,
-        base=table.genesis.commit,
-        index=1,
-        ballot=Ballot(attempt, first_opener(table.genesis.commit, table.genesis.roster)),
-        members=members,
-        slices=tuple(SliceSpec(a, b, m.peer) for (a, b), m in zip(bounds, members, strict=True)),
-        codec="fp32",
-        weight_cap_tokens=400,
-        reduce_within_s=20.0,
-    )
 
 
 def _mute(table: Table) -> None:
@@ -165,7 +147,7 @@ def test_reducing_begins_with_the_proposal_and_again_when_the_own_delta_is_there
     _mute(table)
     opener = table.opener()
     (seat, *_) = table.others(opener)
-    proposal = _proposal(table)
+    proposal = first_proposal(table)
     assert seat.hear(opener, proposal) == (PrepareContribution(proposal.base), BeginExchange(proposal))
     root = contribution_root(seat.member, proposal.base)
     assert seat.feed(ContributionReady(proposal.base, root, 100)) == (BeginExchange(proposal),)
@@ -178,7 +160,7 @@ def test_a_member_whose_trainer_is_away_still_reduces() -> None:
     _mute(table)
     opener = table.opener()
     (seat, *_) = table.others(opener)
-    proposal = _proposal(table)
+    proposal = first_proposal(table)
     seat.hear(opener, proposal)
     assert seat.feed(ContributionFailed(proposal.base)) == (BeginExchange(proposal),)
     assert "reducing only" in seat.reasons[-1]
@@ -235,7 +217,7 @@ def test_a_proposal_that_cannot_be_meant_is_not_joined_and_it_is_said_why(change
     ballot = change.get("ballot")
     if isinstance(ballot, Ballot) and ballot.peer == "opener":
         change = {"ballot": replace(ballot, peer=opener.peer)}
-    assert seat.hear(opener, replace(_proposal(table), **change)) == ()  # type: ignore[arg-type]
+    assert seat.hear(opener, replace(first_proposal(table), **change)) == ()  # type: ignore[arg-type]
     assert why in seat.reasons[-1]
 
 
@@ -244,7 +226,7 @@ def test_a_proposal_that_names_another_session_of_ours_is_not_joined() -> None:
     acquaint(table)
     opener = table.opener()
     (seat, *_) = table.others(opener)
-    proposal = _proposal(table)
+    proposal = first_proposal(table)
     other = tuple(replace(m, session=99) if m.peer == seat.peer else m for m in proposal.members)
     assert seat.hear(opener, replace(proposal, members=other)) == ()
     assert "another session" in seat.reasons[-1]
@@ -254,7 +236,7 @@ def test_attempt_zero_is_taken_from_the_first_of_the_base_roster_only() -> None:
     table = Table(3)
     acquaint(table)
     second, third = table.others(table.opener())
-    proposal = replace(_proposal(table), ballot=Ballot(0, second.peer))
+    proposal = replace(first_proposal(table), ballot=Ballot(0, second.peer))
     assert third.hear(second, proposal) == ()
     assert "belongs to the first" in third.reasons[-1]
 
@@ -265,7 +247,7 @@ def test_a_proposal_below_a_promise_is_refused_and_one_that_is_known_changes_not
     _mute(table)
     opener = table.opener()
     second, third = table.others(opener)
-    proposal = _proposal(table)
+    proposal = first_proposal(table)
     assert third.hear(opener, proposal)
     assert third.hear(opener, proposal) == ()
     high = Ballot(4, second.peer)
@@ -302,7 +284,7 @@ def test_a_proposal_beside_the_spine_is_joined_unless_it_cites_another_lineage(c
         "ahead of the head": spine.right.commit,
         "unknown": CommitId(b"?" * 32),
     }
-    proposal = replace(_proposal(table), spine=commits[cited])
+    proposal = replace(first_proposal(table), spine=commits[cited])
     assert seat.hear(opener, proposal) == (PrepareContribution(proposal.base), BeginExchange(proposal))
 
 
@@ -312,7 +294,7 @@ def test_a_proposal_that_cites_another_lineage_of_the_spine_is_declined_and_it_i
     acquaint(table)
     opener = table.opener()
     (seat, *_) = table.others(opener)
-    assert seat.hear(opener, replace(_proposal(table), spine=spine.right.commit)) == ()
+    assert seat.hear(opener, replace(first_proposal(table), spine=spine.right.commit)) == ()
     assert "another lineage of the spine" in seat.reasons[-1]
     assert seat.state.open.proposal is None
 
@@ -326,7 +308,7 @@ def test_a_proposal_of_the_spine_cites_none_and_one_of_another_unit_must() -> No
         acquaint(table)
         opener = table.opener()
         (seat, *_) = table.others(opener)
-        assert seat.hear(opener, replace(_proposal(table), spine=cited)) == ()
+        assert seat.hear(opener, replace(first_proposal(table), spine=cited)) == ()
         assert why in seat.reasons[-1]
         assert seat.state.open.proposal is None
 
@@ -411,7 +393,7 @@ def test_results_count_only_with_the_signature_of_their_reducer_and_contribution
     _mute(table)
     opener = table.opener()
     seat, third = table.others(opener)
-    proposal = _proposal(table)
+    proposal = first_proposal(table)
     seat.hear(opener, proposal)
     part = next(p for p in proposal.slices if p.reducer == third.peer)
     stranger = Included(PeerId("stranger"), 1, state_root(proposal.base), 5, proposal.base, state_root(proposal.base))
@@ -433,7 +415,7 @@ def test_results_count_only_with_the_signature_of_their_reducer_and_contribution
 
 def test_the_result_of_a_restarted_member_is_no_part_of_the_old_exchange() -> None:
     table = Table(3)
-    proposal = _proposal(table)
+    proposal = first_proposal(table)
     part = proposal.slices[0]
     members = tuple(replace(m, incarnation=2) for m in proposal.members)
     message = _result(table.seats[part.reducer], replace(proposal, members=members), part)
@@ -447,7 +429,7 @@ def test_a_mend_keeps_the_results_of_those_who_keep_their_slices() -> None:
     _mute(table)
     opener = table.opener()
     seat, _ = table.others(opener)
-    proposal = _proposal(table)
+    proposal = first_proposal(table)
     seat.hear(opener, proposal)
     for part in proposal.slices[:2]:
         reducer = table.seats[part.reducer]
@@ -465,7 +447,7 @@ def test_a_mend_is_taken_once_from_the_leader_of_the_attempt_and_over_the_whole_
     _mute(table)
     opener = table.opener()
     seat, third = table.others(opener)
-    proposal = _proposal(table)
+    proposal = first_proposal(table)
     seat.hear(opener, proposal)
     moved = (SliceSpec(0, NUM_CHUNKS, seat.peer),)
     mend = Mend(UNIT, proposal.base, proposal.ballot, 1, moved)
@@ -480,7 +462,7 @@ def test_a_mend_is_taken_once_from_the_leader_of_the_attempt_and_over_the_whole_
 
 def test_a_message_about_a_committed_base_is_answered_with_its_certificate() -> None:
     table = Table(3)
-    proposal = _proposal(table)
+    proposal = first_proposal(table)
     table.run_until(lambda: table.all_at(2))
     seat, other = table.live()[:2]
     assert seat.hear(other, proposal) == (AnswerWithCertificate(other.peer, proposal.base),)
@@ -527,7 +509,7 @@ def test_messages_of_another_unit_are_none_of_ours() -> None:
     opener = table.opener()
     (seat, *_) = table.others(opener)
     other_unit = "fragment-9"
-    assert seat.hear(opener, replace(_proposal(table), unit=other_unit)) == ()  # type: ignore[arg-type]
+    assert seat.hear(opener, replace(first_proposal(table), unit=other_unit)) == ()  # type: ignore[arg-type]
     assert seat.state.open.proposal is None
 
 
@@ -638,7 +620,7 @@ def test_the_payload_of_every_message_sent_at_the_table_survives_the_wire() -> N
 
 def test_a_result_that_was_signed_for_another_run_is_refused() -> None:
     table = Table(3)
-    proposal = _proposal(table)
+    proposal = first_proposal(table)
     part = proposal.slices[0]
     reducer = table.seats[part.reducer]
     message = _result(reducer, proposal, part)

@@ -25,7 +25,16 @@ from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, 
 from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import Leading, OpenRound, Switching
 from tests.protocol.rounds.made_commits import Made, MadeSpine, commit_on, lineage_on, made_spine
-from tests.protocol.rounds.round_table import TARGET_TOKENS, UNIT, Seat, Table, acquaint, heartbeat_of, state_root
+from tests.protocol.rounds.round_table import (
+    TARGET_TOKENS,
+    UNIT,
+    Seat,
+    Table,
+    acquaint,
+    first_proposal,
+    heartbeat_of,
+    state_root,
+)
 from tests.simulation.signing import HashVerifier
 
 
@@ -105,18 +114,69 @@ def test_a_certificate_of_a_commit_that_is_known_is_word_of_it_and_not_verified_
     assert (verifier.num_asked, seat.state.tree) == (num_asked, tree)
 
 
+def _forwarded(orders: Sequence[object], seat: Seat) -> list[Send]:
+    """What was sent of commits, but for the word to ourselves."""
+    sends = [order for order in orders if isinstance(order, Send) and isinstance(order.message, Committed)]
+    return [order for order in sends if order.to != (seat.peer,)]
+
+
 def test_a_commit_is_forwarded_to_two_successors_and_by_its_leader_to_all() -> None:
     table = Table(6)
     table.run_until(lambda: table.all_at(1))
     for seat in table.live():
         base = seat.disk.chain[0][0]
         assert base.record is not None
-        sent = next(
-            order
-            for order in seat.orders
-            if isinstance(order, Send) and isinstance(order.message, Committed) and order.to != (seat.peer,)
-        )
+        (sent,) = _forwarded(seat.orders, seat)
         assert len(sent.to) == (5 if base.record.ballot.peer == seat.peer else 2)
+
+
+def _decided(num_peers: int = 3) -> tuple[Table, Seat, Seat, Made]:
+    """(table, a leader that has settled a record of its own, another, that commit)."""
+    table, _, _ = _muted(num_peers)
+    leader = table.opener()
+    leader.hear(leader, first_proposal(table))
+    made = commit_on(table.genesis, table.live())
+    leading = Leading(Ballot(0, leader.peer), "settling", 1e9, commit=made.link.commit)
+    leader.state = replace(leader.state, open=replace(leader.state.open, leading=leading))
+    return table, leader, table.others(leader)[0], made
+
+
+def test_a_leader_tells_of_its_commit_before_it_applies_it_and_not_again_where_that_stalls() -> None:
+    """Everybody waits for the certificate, and its acks are on disks already."""
+    table, leader, other, made = _decided()
+    told, commit = leader.hear(other, _told(made))
+    assert isinstance(told, Send)
+    assert isinstance(commit, Commit)
+    assert (told.message, set(told.to)) == (_told(made), set(table.seats) - {leader.peer})
+    leader.feed(CommitStalled(made.link.commit, "its bytes are with nobody who answers"))
+    (again,) = leader.hear(other, _told(made))
+    assert isinstance(again, Commit)
+    assert _forwarded(_apply(leader, made), leader) == []
+
+
+def test_a_commit_that_others_decided_is_forwarded_when_it_is_applied_also_by_who_led_before() -> None:
+    table, leader, other, made = _decided()
+    leader.state = replace(leader.state, open=replace(leader.state.open, leading=None))
+    (commit,) = leader.hear(other, _told(made))
+    assert isinstance(commit, Commit)
+    (sent,) = _forwarded(_apply(leader, made), leader)
+    assert set(sent.to) == set(table.seats) - {leader.peer}, "the open proposal was its own"
+
+
+def test_who_lent_itself_as_a_reducer_hears_of_the_commit_when_its_result_is_here() -> None:
+    """It keeps what it summed in memory until then."""
+    table, leader, other, made = _decided(4)
+    proposal = leader.state.open.proposal
+    assert proposal is not None
+    lender = next(seat for seat in table.others(leader) if seat is not other)
+    members = tuple(member for member in proposal.members if member.peer != lender.peer)
+    opened = replace(leader.state.open, proposal=replace(proposal, members=members))
+    leader.state = replace(leader.state, open=opened)
+    told, _ = leader.hear(other, _told(made))
+    assert isinstance(told, Send)
+    assert set(told.to) == set(table.seats) - {leader.peer, lender.peer}
+    (sent,) = _forwarded(_apply(leader, made), leader)
+    assert sent.to == (lender.peer,)
 
 
 def test_whoever_applied_a_commit_tells_the_next_opener_at_once() -> None:
