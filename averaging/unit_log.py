@@ -45,6 +45,9 @@ _HEAD_BYTES: Final = 33
 MAX_ENTRY_BYTES: Final = 8 << 20
 """Of certificates in one entry: well below what a storage takes as one record."""
 
+WRITE_BYTES: Final = 1 << 21
+"""Of a result at a time: half a millisecond of a call beside trio for two milliseconds of writing."""
+
 _LENGTH: Final = struct.Struct("<I")
 _WORK: Final = struct.Struct("<QQ")
 """Tokens, and the data position after them."""
@@ -209,12 +212,22 @@ class UnitLog:
     async def write_result(
         self, base: CommitId, result_hash: Root, data: bytes | memoryview, begun: BegunFile | None = None
     ) -> None:
-        """The bytes of one slice's result, of which `begun` has the first ones already."""
-        if begun is None:
-            await self._storage.write_atomic(_result_name(base, result_hash), [data])
+        """The bytes of one slice's result, of which `begun` has the first ones already; in parts, for one long write keeps a core from
+        whatever is to be sent meanwhile.
+
+        Raises:
+            StorageError: disk full or not writable. `begun` is its owner's to drop; of a file of our own nothing stays, unless its
+                name alone could not be synced.
+        """
+        if begun is not None:
+            await _finish(begun, data)
             return
-        await begun.add(memoryview(data)[begun.num_bytes :])
-        await begun.finish()
+        own = self.begin_result(base, result_hash)
+        try:
+            with trio.CancelScope(shield=True):  # all of it is here: to fetch it once more takes longer
+                await _finish(own, data)
+        finally:
+            own.drop()
 
     async def read_result(self, base: CommitId, result_hash: Root) -> bytes | None:
         """The bytes of one slice's result, or None when they are not here."""
@@ -398,6 +411,12 @@ def _damage(tag: bytes, body: bytes) -> StorageError:
     return StorageError(
         f"an entry {tag!r} of {len(body)} bytes in {LOG_NAME}", "entries written by potluck", "restore or rejoin"
     )
+
+
+async def _finish(begun: BegunFile, data: bytes | memoryview) -> None:
+    for begin in range(begun.num_bytes, len(data), WRITE_BYTES):
+        await begun.add(memoryview(data)[begin : begin + WRITE_BYTES])
+    await begun.finish()
 
 
 def _result_name(base: CommitId, result_hash: Root) -> str:

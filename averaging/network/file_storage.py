@@ -33,6 +33,8 @@ _WRITES: Final = itertools.count()
 """A temporary name for each write: two writers of one file that shared one would cut short what the other has renamed and told of."""
 
 MAX_RECORD_BYTES: Final = 64 << 20
+EARLY_BYTES: Final = 1 << 20
+"""What is shorter is left to the sync."""
 
 
 class DamagedLogError(StorageError):
@@ -144,7 +146,7 @@ class FileBegun:
 
     async def add(self, part: bytes | memoryview) -> None:
         """Write what comes next. Raises StorageError: disk full or not writable."""
-        await self._offload.run(lambda: self._unfinished.add(part))
+        await self._offload.run(lambda: self._unfinished.add_early(part))
         self.num_bytes += len(part)
 
     async def finish(self) -> None:
@@ -174,6 +176,22 @@ class _Unfinished:
             self._opened().write(part)
         except OSError as error:
             raise _storage_error("write", self._path, error) from error
+
+    def add_early(self, part: bytes | memoryview) -> None:
+        """Write what comes next, and have the disk begin with it: the sync at the end then waits for the last part only. Without it
+        12 MB that had come within a second took 12 to 18 ms.
+        """
+        self.add(part)
+        if len(part) < EARLY_BYTES or not hasattr(os, "posix_fadvise"):
+            return
+        file = self._opened()
+        try:
+            file.flush()
+            begin = file.tell() - len(part)
+        except OSError as error:
+            raise _storage_error("write", self._path, error) from error
+        with suppress(OSError):  # Linux begins to write what it is told to forget; what the disk refuses the sync says
+            os.posix_fadvise(file.fileno(), begin, len(part), os.POSIX_FADV_DONTNEED)
 
     def finish(self) -> None:
         """Sync, rename, sync of the folder."""

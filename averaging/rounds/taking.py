@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from averaging.chunk_runs import span_bytes
 from averaging.network.seams import BegunFile, Stream
@@ -12,12 +11,10 @@ from averaging.rounds.batches import Batch, split_batch
 from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.next_state import SliceBytes
 from averaging.rounds.result_word import NamedResult
+from averaging.unit_log import WRITE_BYTES
 from protocol.errors import RemoteProtocolError
 from protocol.merkle import leaf_hash, merkle_root
 from protocol.rounds.messages import SliceSpec
-
-WRITE_BYTES: Final = 1 << 21
-"""At a time: half a millisecond of a call beside trio for two milliseconds of writing."""
 
 
 class RefusedResult(RemoteProtocolError):

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 import trio
@@ -12,9 +13,11 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from averaging import log_sizes, unit_log
+from averaging.network.file_storage import FileBegun, FileStorage
 from averaging.network.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
+from averaging.network.offload import ThreadOffload
 from averaging.network.seams import LOG_FRAME_BYTES
-from averaging.unit_log import LOG_NAME, LoggedContribution, LoggedRounds, LogLimits, UnitLog
+from averaging.unit_log import LOG_NAME, WRITE_BYTES, LoggedContribution, LoggedRounds, LogLimits, UnitLog
 from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages import (
@@ -520,3 +523,33 @@ async def test_a_log_without_such_entries_is_written_anew_as_before(autojump_clo
     await log.compact(())
     assert disk.logs[LOG_NAME] == before
     assert await log.load() == LoggedRounds(ours)
+
+
+async def test_a_long_result_is_written_in_parts_and_nothing_of_one_that_the_disk_refuses_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added, add = list[int](), FileBegun.add
+
+    async def noted(begun: FileBegun, part: bytes | memoryview) -> None:
+        added.append(len(part))
+        if len(added) > 3:
+            raise StorageError("no space left", "room for a result")
+        await add(begun, part)
+
+    monkeypatch.setattr(FileBegun, "add", noted)
+    log, data = UnitLog(FileStorage(tmp_path, ThreadOffload())), bytes(range(256)) * (2 * WRITE_BYTES // 256) + b"rest"
+    await log.write_result(BASE, ROOT, data)
+    assert added == [WRITE_BYTES, WRITE_BYTES, len(b"rest")]
+    assert await log.read_result(BASE, ROOT) == data
+    with pytest.raises(StorageError, match="no space left"):
+        await log.write_result(NEXT, ROOT, data)
+    assert await log.list_results(NEXT) == []
+    assert not list(tmp_path.rglob("*.unfinished"))
+
+
+async def test_a_result_of_which_a_file_has_the_beginning_gets_the_rest(autojump_clock: Clock) -> None:
+    log, data = UnitLog(MemoryStorage(MemoryDisk())), bytes(range(256)) * (2 * WRITE_BYTES // 256)
+    begun = log.begin_result(NEXT, ROOT)
+    await begun.add(data[: WRITE_BYTES + 1])
+    await log.write_result(NEXT, ROOT, data, begun)
+    assert await log.read_result(NEXT, ROOT) == data

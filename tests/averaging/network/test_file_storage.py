@@ -13,7 +13,7 @@ import trio
 from structlog.testing import capture_logs
 
 from averaging.network import file_storage
-from averaging.network.file_storage import FileStorage, clear_unfinished
+from averaging.network.file_storage import EARLY_BYTES, FileStorage, clear_unfinished
 from averaging.network.offload import ThreadOffload
 from protocol.errors import StorageError
 
@@ -254,6 +254,38 @@ async def test_a_folder_that_cannot_be_read_is_a_storage_error(
     _before_scan(monkeypatch, tmp_path / "results", fail)
     with pytest.raises(StorageError, match="could not list"):
         await (storage.size_bytes() if ask == "size_bytes" else storage.list_names("results/"))
+
+
+@pytest.mark.parametrize("has_advice", [True, False])
+async def test_a_file_that_comes_in_parts_is_on_its_way_to_the_disk_before_it_is_finished_and_whole_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_advice: bool
+) -> None:
+    advised: list[tuple[int, int]] = []
+    if has_advice:
+        monkeypatch.setattr(
+            os, "posix_fadvise", lambda _, begin, length, advice: advised.append((begin, length)), raising=False
+        )
+    else:
+        monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    parts = [os.urandom(EARLY_BYTES), b"short", os.urandom(EARLY_BYTES + 3)]
+    begun = FileStorage(tmp_path, ThreadOffload()).begin("folder/file")
+    for part in parts:
+        await begun.add(part)
+    first, short, last = map(len, parts)
+    assert advised == ([(0, first), (first + short, last)] if has_advice else []), "what is short is left to the sync"
+    await begun.finish()
+    assert (tmp_path / "folder" / "file").read_bytes() == b"".join(parts)
+
+
+async def test_a_kernel_that_takes_no_advice_costs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
+    begun = FileStorage(tmp_path, ThreadOffload()).begin("file")
+    await begun.add(bytes(EARLY_BYTES))
+    await begun.finish()
+    assert (tmp_path / "file").read_bytes() == bytes(EARLY_BYTES)
 
 
 async def test_what_was_not_finished_is_cleared_and_what_was_stays(tmp_path: Path) -> None:

@@ -58,6 +58,9 @@ class Side:
     """By first chunk: whom the announcement of a slice counts."""
 
     examined: dict[int, bytes] = field(default_factory=dict)
+    kept_s: dict[int, float] = field(default_factory=dict)
+    """By first chunk, when its result was to be kept."""
+
     num_kept: int = 0
     is_disk_full: bool = False
     disk: MemoryDisk = field(default_factory=MemoryDisk)
@@ -79,6 +82,7 @@ class Side:
             await begun.finish()
             assert self.disk.files.pop("result") == bytes(result.data)
         self.kept[header.first_chunk] = (header, bytes(result.data))
+        self.kept_s[header.first_chunk] = trio.current_time()
         self.num_kept += 1
 
     async def _examine(self, first_chunk: int, encoded: Encoded) -> list[bytes]:

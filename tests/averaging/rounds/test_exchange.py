@@ -11,7 +11,7 @@ import trio.testing
 from averaging.codecs import codec_by_name
 from averaging.network.seams import MAX_FRAME_BYTES
 from averaging.rounds.contribution import EncodedContribution
-from averaging.rounds.exchange import EXCHANGE_CHANNEL, OPEN_EARLY_S
+from averaging.rounds.exchange import EXCHANGE_CHANNEL, KEEP_OWN_AFTER_S, KEEP_OWN_SHARE, OPEN_EARLY_S, Exchange
 from averaging.rounds.result_word import word_of
 from protocol.errors import LocalProtocolError, PeerUnreachable
 from protocol.merkle import leaf_hash
@@ -108,6 +108,18 @@ async def test_what_is_sent_received_and_summed_is_told_of_with_its_bytes_at_the
         assert moved[1] == moved[2] == [("receive", "a", "result", whole), ("send", "our", "contribution", whole)]
         assert ["reduce" in {span.name for span in side.spans} for side in sides] == [True, False, False]
         assert {(span.unit, span.round_index) for side in sides for span in side.spans} == {(UNIT, 1)}
+
+
+@pytest.mark.parametrize(("upload_s", "after_s"), [(None, 0.0), (0.1, 0.1 * KEEP_OWN_SHARE), (60.0, KEEP_OWN_AFTER_S)])
+async def test_a_reducer_sends_its_result_before_it_keeps_it_itself(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch, upload_s: float | None, after_s: float
+) -> None:
+    """Everybody waits for the first frames, and nobody for what is on the reducer's own disk."""
+    monkeypatch.setattr(Exchange, "upload_s", lambda exchange, now_s: upload_s)
+    async with three_sides() as (world, sides):
+        await run_all(sides, world.proposal(ONE_SLICE))
+        summed_s = max(span.end_s for span in sides[0].spans if span.name == "reduce")
+        assert sides[0].kept_s[0] == pytest.approx(summed_s + after_s, abs=1e-6)
 
 
 async def test_each_chunk_of_a_result_is_examined_at_every_member_its_reducer_included(autojump_clock: Clock) -> None:
