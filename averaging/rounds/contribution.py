@@ -22,9 +22,12 @@ from protocol.rounds.requests import LATER, ExchangeHello
 from protocol.tensor_schema import ChunkGrid
 
 LEAST_RUNS: Final = 8
-"""Two million values in one call, some milliseconds: fewer would cost more in calls than they bring forward what leaves."""
+"""Two million values in one call, some milliseconds: fewer would cost more in calls than they bring forward what leaves. But nothing
+leaves before the first call is over: that takes a run for each reducer, at most so many, and each after it twice as many.
+"""
 
 MOST_STRETCHES: Final = 16
+"""Of a long vector's calls after the first ones, which grow up to the length of these."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,11 @@ def stretches(parts: Sequence[range], grid: ChunkGrid) -> list[list[range]]:
     order = [run for turn in turns for run in turn if run is not None]
     order += [run for part in rest for run in runs_in(part.start, part.stop, grid.chunk_elements)]
     step = max(LEAST_RUNS, -(-len(order) // MOST_STRETCHES))
-    return [order[begin : begin + step] for begin in range(0, len(order), step)]
+    stretch, found = max(1, len(parts)), list[list[range]]()
+    while order:
+        found.append(order[: min(stretch, step)])
+        order, stretch = order[min(stretch, step) :], 2 * stretch
+    return found
 
 
 def split_hashes(data: bytes, num_chunks: int) -> tuple[bytes, ...]:

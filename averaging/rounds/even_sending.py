@@ -89,8 +89,9 @@ async def send_evenly(
     Raises:
         TransportError: the stream broke.
     """
-    pace = FramePace(trio.current_time())
-    even.begin(stream, sum(len(chunks[number]) for number in numbers))
+    wanted_bytes = sum(len(chunks[number]) for number in numbers)
+    pace = FramePace(trio.current_time(), wanted_bytes)
+    even.begin(stream, wanted_bytes)
     try:
         for run in runs_of(numbers, chunks, lambda: pace.max_bytes(trio.current_time())):
             asked_s = trio.current_time()

@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from averaging.codecs import codec_by_name
-from averaging.rounds.batches import BATCH_BYTES, FramePace, consecutive, runs_of, split_batch
+from averaging.rounds.batches import BATCH_BYTES, TAIL_S, FramePace, consecutive, runs_of, split_batch
 from protocol.errors import RemoteProtocolError
 from protocol.tensor_schema import ChunkGrid
 
 CODEC, GRID = codec_by_name("fp32"), ChunkGrid(35, 10)
+LONG_BYTES = 1 << 40
 DATA = memoryview(bytes(range(140)))
 
 
@@ -16,7 +17,7 @@ def _whole_frames() -> int:
 
 
 def test_frames_grow_to_what_their_stream_carries_in_a_tenth_of_a_second() -> None:
-    pace = FramePace(100.0)
+    pace = FramePace(100.0, LONG_BYTES)
     assert pace.max_bytes(100.0) == 0, "one chunk at first"
     pace.sent(20_000)
     assert 4_999 <= pace.max_bytes(100.4) <= 5_000
@@ -25,17 +26,27 @@ def test_frames_grow_to_what_their_stream_carries_in_a_tenth_of_a_second() -> No
 
 
 def test_what_was_waited_for_says_nothing_of_the_line() -> None:
-    pace = FramePace(100.0)
+    pace = FramePace(100.0, LONG_BYTES)
     pace.waited(3.0)
     pace.sent(20_000)
     assert 4_999 <= pace.max_bytes(103.4) <= 5_000
 
 
 def test_what_an_empty_buffer_takes_at_once_does_not_make_the_next_frame_as_large_as_it_may_be() -> None:
-    pace = FramePace(100.0)
+    pace = FramePace(100.0, LONG_BYTES)
     for num_bytes in (8_000, 16_000, 32_000):
         pace.sent(num_bytes)
         assert pace.max_bytes(100.0) == 2 * num_bytes
+
+
+def test_the_last_frames_become_ever_smaller_down_to_what_is_carried_in_a_moment() -> None:
+    pace = FramePace(100.0, 10_000_000)
+    pace.sent(8_800_000)
+    assert pace.max_bytes(101.0) == 600_000, "half of what is left"
+    pace.sent(1_100_000)
+    assert pace.max_bytes(101.0) == 50_000
+    pace.sent(90_000)
+    assert pace.max_bytes(101.0) == int(9_990_000 * TAIL_S), "smaller ones cost more than they bring"
 
 
 def test_chunks_that_follow_one_another_share_a_frame_up_to_its_size() -> None:

@@ -71,10 +71,21 @@ def test_every_chunk_is_encoded_once_whoever_it_goes_to(num_chunks: int, num_oth
     parts = [range(min(num_chunks, n * size), min(num_chunks, (n + 1) * size)) for n in range(num_others)]
     order = stretches(parts, ChunkGrid(num_chunks * CHUNK, CHUNK))
     assert sorted(chain.from_iterable(chain.from_iterable(order))) == list(range(num_chunks))
-    assert len(order) <= MOST_STRETCHES
+    assert len(order) <= MOST_STRETCHES + max(map(len, order)).bit_length()
 
 
 def test_each_reducer_gets_something_in_its_turn_and_what_goes_nowhere_comes_last() -> None:
     order = stretches([range(8), range(32, 40)], ChunkGrid(40 * CHUNK, CHUNK))
     assert [run.start for runs in order for run in runs] == [0, 32, 4, 36, 8, 12, 16, 20, 24, 28]
-    assert [len(runs) for runs in order] == [LEAST_RUNS, 2]
+    assert [len(runs) for runs in order] == [2, 4, 4], "nothing leaves before the first of them is over"
+
+
+def test_after_its_beginning_a_long_vector_is_encoded_in_a_few_calls() -> None:
+    order = stretches([range(1000), range(1000, 2000)], ChunkGrid(3000 * CHUNK, CHUNK))
+    assert [len(runs) for runs in order[:6]] == [2, 4, 8, 16, 32, 47]
+    assert {len(runs) for runs in order[5:-1]} == {47}
+
+
+def test_a_short_vector_is_encoded_in_stretches_that_are_worth_a_call() -> None:
+    order = stretches([range(100)], ChunkGrid(100 * CHUNK, CHUNK))
+    assert [len(runs) for runs in order] == [1, 2, 4, LEAST_RUNS, LEAST_RUNS, 2]
