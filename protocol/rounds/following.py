@@ -132,8 +132,7 @@ def _commit_next(state: RoundState, link: ChainLink, certificate: Certificate | 
     led = state.open.leading
     told: tuple[PeerId, ...] = ()
     if led is not None and led.commit == link.commit:
-        lenders = _lenders(state)
-        told = tuple(peer for peer in _reachable(state) if peer not in lenders)
+        told = tuple(peer for peer in _reachable(state) if not _is_lender(state, peer))
     opened = replace(state.open, committing=link.commit, leading=None, told=link.commit if told else state.open.told)
     reason = f"round {link.index} is decided: it is applied as soon as its bytes are here"
     actions: list[Action] = [Commit(link, certificate, _holders(state, link, source), reason)]
@@ -319,12 +318,12 @@ def _reachable(state: RoundState) -> tuple[PeerId, ...]:
     )
 
 
-def _lenders(state: RoundState) -> frozenset[PeerId]:
-    """Who reduced without being a member: with the certificate they forget their result, which we may still be fetching."""
+def _is_lender(state: RoundState, peer: PeerId) -> bool:
+    """Whether it reduced without being a member: with the certificate it forgets its result, which we may still be fetching."""
     proposal = state.open.proposal
-    if proposal is None:
-        return frozenset()
-    return frozenset(part.reducer for part in proposal.slices if proposal.member(part.reducer) is None)
+    return (
+        proposal is not None and proposal.member(peer) is None and any(part.reducer == peer for part in proposal.slices)
+    )
 
 
 def _forward_targets(state: RoundState, commit: CommitId) -> tuple[PeerId, ...]:
@@ -334,7 +333,7 @@ def _forward_targets(state: RoundState, commit: CommitId) -> tuple[PeerId, ...]:
     me, others = state.config.me.peer, _reachable(state)
     proposal = state.open.proposal
     if state.open.told == commit:
-        return tuple(peer for peer in others if peer in _lenders(state))
+        return tuple(peer for peer in others if _is_lender(state, peer))
     if proposal is not None and proposal.ballot.peer == me:
         return others
     after = [p for p in others if p > me] + [p for p in others if p < me]
