@@ -71,13 +71,17 @@ class UploadMeter:
         return self._left[-1][1] if self._left else 0
 
     def seconds(self, now_s: float) -> float | None:
-        """The time of the whole upload; None when there is nothing to tell."""
+        """The time of the whole upload; None when there is nothing to tell. Where nothing leaves any more it does not grow: what is
+        left is for a receiver whom we do not reach, and says nothing of our line.
+        """
         if not self._wanted_bytes:
             return None
         if self._sent_bytes >= self._wanted_bytes:
             return max(LEAST_S, self._left[-1][0] - self._begun_s)
-        elapsed_s = now_s - self._begun_s
-        return elapsed_s * self._wanted_bytes / self._sent_bytes if self._left else 2.0 * elapsed_s
+        if not self._left:
+            return 2.0 * (now_s - self._begun_s)
+        elapsed_s = min(now_s, self._left[-1][0] + STOPPED_S) - self._begun_s
+        return elapsed_s * self._wanted_bytes / self._sent_bytes
 
     def late_s(self, now_s: float) -> float:
         """The time of the whole upload at the pace since its first chunk, where it has taken longer than the last one; else 0. Once it

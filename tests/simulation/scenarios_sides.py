@@ -253,9 +253,7 @@ add(Scenario("mute-for-long", partial(_one_way, is_deaf=False), 4, SLOW))
 
 @scenario(4, SLOW)
 async def pair_that_cannot_meet(scene: Scene) -> None:
-    """Two who hear all others but not each other, for an hour: rounds go on, and count both. One that waits for a slice of one of
-    them, and then for an ack that cannot come, takes two deadlines, 24 minutes.
-    """
+    """Two who hear all others but not each other, for an hour: rounds go on, and count both."""
     one, two = scene.chooser.sample(scene.nodes, 2)
     await scene.everybody_votes()
     before = scene.world.rounds()
@@ -263,6 +261,6 @@ async def pair_that_cannot_meet(scene: Scene) -> None:
         await scene.sleep(AN_HOUR_S)
     expect(not scene.world.observed.num_lone, "nobody commits alone")
     late = [known for known in scene.lineage(scene.without(one, two)[0]) if known.index > before]
-    expect(len(late) >= AN_HOUR_S / (2.0 * SLOW.longest_interval_s), f"rounds go on; there were {len(late)}")
+    expect(len(late) >= MANY_ROUNDS, f"rounds go on; there were {len(late)}")
     for node in (one, two):
         expect(any(node.peer in known.counted for known in late), f"{node.name} is counted meanwhile")

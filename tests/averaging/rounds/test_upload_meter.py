@@ -25,6 +25,15 @@ def test_an_upload_is_measured_when_it_ends_and_extrapolated_while_it_does_not()
     assert meter.bytes_per_s(99.0) == 50
 
 
+def test_an_upload_does_not_grow_while_a_receiver_is_not_reached() -> None:
+    """Its chunks are left over: were the wait for it our line's, the next round's slices would wait as long, and longer each time."""
+    meter = _meter()
+    for chunk in (0, 1, 2):
+        meter.sent(chunk, 100, 10.5)
+    assert meter.seconds(10.5) == pytest.approx(0.5 * 4 / 3)
+    assert meter.seconds(800.0) == pytest.approx((0.5 + STOPPED_S) * 4 / 3)
+
+
 def _late_meter(last_s: float = 5.0) -> UploadMeter:
     """Of four chunks the first left after four seconds, the others after twenty."""
     meter = UploadMeter(last_s)
