@@ -49,7 +49,7 @@ async def test_streams_that_fill_the_line_are_paced_to_what_it_carries_and_one_t
     line, sockets = PacedLine(), [Socket(), Socket()]
     await _send_for(line, sockets, 0.3, 12e6)
     assert line.bytes_per_s == inf
-    await _send_for(line, sockets, 0.3, 12e6)
+    await _send_for(line, sockets, 0.5, 12e6)
     assert 10e6 < line.bytes_per_s < 12.5e6
     assert sockets[0].paces[-1] == sockets[1].paces[-1] == line.bytes_per_s / 2
     late = Socket()
