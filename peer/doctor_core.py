@@ -27,6 +27,7 @@ OPEN_FILES_FEW: Final = 1024
 
 OPEN_FILES_LEAST: Final = 128
 
+_COMPILE: Final = "install a C compiler (gcc or clang), then build again: README.md, Try it"
 _UPDATE_TORCH: Final = "install a torch built for this card (pytorch.org/get-started), or train with --device cpu"
 
 
@@ -82,13 +83,16 @@ class NoCard:
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """What torch says of itself. `cuda` is empty for a build without CUDA; `architectures` as torch.cuda.get_arch_list() says."""
+    """What torch says of itself. `cuda` is empty for a build without CUDA; `architectures` as torch.cuda.get_arch_list() says.
+    `codecs_problem`, asked in the same process: why the codecs that pack what is sent are not compiled, empty where they are.
+    """
 
     version: str
     cuda: str
     architectures: tuple[str, ...]
     can_use_cuda: bool
     can_use_mps: bool
+    codecs_problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,7 @@ def judge(readings: Readings) -> tuple[Finding, ...]:
     findings = [_graphics(readings)]
     if readings.torch is not None:
         findings += _architecture(readings, readings.torch)
+        findings += _codecs(readings.torch)
     findings += [
         _memory(readings.memory, readings.num_parameters),
         _disk(readings.disk, readings.num_parameters),
@@ -249,6 +254,16 @@ def _architecture(readings: Readings, torch: Torch | NoTorch | Unread) -> list[F
         found = f"torch {torch.version} (CUDA {torch.cuda}) finds no card that it can use"
         return [Finding(name, unusable, found, "reboot after a driver update; look at CUDA_VISIBLE_DEVICES")]
     return [_kernels(card, torch)]
+
+
+def _codecs(torch: Torch | NoTorch | Unread) -> list[Finding]:
+    """Without a compiler at installation all goes on as it does with one, and is slower."""
+    if not isinstance(torch, Torch):
+        return []
+    if not torch.codecs_problem:
+        return [Finding("codecs", Level.OK, "compiled for this machine")]
+    found = f"not compiled ({torch.codecs_problem}): rounds take several times more of the processor"
+    return [Finding("codecs", Level.WARN, found, _COMPILE)]
 
 
 def _kernels(card: Card, torch: Torch) -> Finding:

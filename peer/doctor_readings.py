@@ -37,9 +37,14 @@ _DISPLAY_CLASS: Final = "0x03"
 
 _TORCH_SAYS: Final = """
 import json, torch
+try:
+    from averaging.codecs.compiled import problem
+    codecs_problem = problem()
+except Exception as error:
+    codecs_problem = f"{type(error).__name__}: {error}"
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or "",
     "architectures": torch.cuda.get_arch_list(), "can_use_cuda": torch.cuda.is_available(),
-    "can_use_mps": torch.backends.mps.is_available()}))
+    "can_use_mps": torch.backends.mps.is_available(), "codecs_problem": codecs_problem}))
 """
 
 
@@ -121,7 +126,7 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
     """Ask torch, in a process of its own."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", program],
+            [sys.executable, "-P", "-c", program],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -144,6 +149,7 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
             architectures=tuple(str(name) for name in told["architectures"]),
             can_use_cuda=bool(told["can_use_cuda"]),
             can_use_mps=bool(told["can_use_mps"]),
+            codecs_problem=str(told["codecs_problem"]),
         )
     except (ValueError, KeyError, IndexError, TypeError):
         return Unread("its answer cannot be understood")

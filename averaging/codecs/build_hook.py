@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,14 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SOURCE: Final = Path("averaging/codecs/blocks.c")
 LIBRARY: Final = SOURCE.with_suffix(".so")
 COMPILE_LIMIT_S: Final = 120.0
+LOAD_LIMIT_S: Final = 20.0
+
+_SOURCE_OF: Final = """
+import ctypes, sys
+told = ctypes.CDLL(sys.argv[1]).potluck_source
+told.restype = ctypes.c_char_p
+print(told().decode())
+"""
 
 # No -ffast-math and no contraction: each operation rounds once, as it does in torch's and NumPy's kernels.
 # They come after what CC names, and so hold against a -ffast-math there.
@@ -44,7 +53,7 @@ def compile_blocks(root: Path, library: Path, *flags: str) -> str:
         compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     except ValueError as error:
         return f"CC: {error}"
-    digest = hashlib.sha256((root / SOURCE).read_bytes()).hexdigest()
+    digest = _digest(root)
     unfinished = library.with_suffix(f".{os.getpid()}.tmp")
     said = ""
     for chosen in [flags] if flags else [(_CLONES,), ()]:
@@ -68,6 +77,22 @@ def compile_blocks(root: Path, library: Path, *flags: str) -> str:
     return said
 
 
+def is_of_source(root: Path, library: Path) -> bool:
+    """Whether a library is there that this machine loads and that was built from the source below `root`. It is loaded in a process of
+    its own: a part of one, as an interrupted copy leaves it, ends who loads it.
+    """
+    command = [sys.executable, "-c", _SOURCE_OF, str(library)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return not done.returncode and done.stdout.strip() == _digest(root)
+
+
+def _digest(root: Path) -> str:
+    return hashlib.sha256((root / SOURCE).read_bytes()).hexdigest()
+
+
 def _remove(path: Path) -> None:
     """As far as that can be: a source tree may be read-only, or another user's. A library of another source is not used anyway."""
     with contextlib.suppress(OSError):
@@ -83,8 +108,10 @@ class BlocksHook(BuildHookInterface[Any]):
         """Build it, and let a wheel that holds it say for which machines it is."""
         library = Path(self.root) / LIBRARY
         problem = compile_blocks(Path(self.root), library)
-        if problem:
-            _remove(library)  # of another source, maybe
+        if problem and is_of_source(Path(self.root), library):
+            self.app.display_warning(f"codecs are not compiled anew ({problem}): those of this source stay")
+        elif problem:
+            _remove(library)
             self.app.display_warning(
                 f"codecs are not compiled ({problem}): rounds take more of the processor; install a C compiler, then again"
             )

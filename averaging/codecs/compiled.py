@@ -144,12 +144,24 @@ def _addresses(chunks: Encoded) -> npt.NDArray[np.uint64]:
     return np.fromiter((view.__array_interface__["data"][0] for view in views), dtype=np.uint64, count=len(chunks))
 
 
-def load(path: Path = _FOLDER / "blocks.so") -> CompiledBlocks | None:
-    """The library that the installation built; None where there is none for this source (build_hook.py says why at installation)."""
+_LIBRARY: Final = _FOLDER / "blocks.so"
+
+
+def load(path: Path = _LIBRARY) -> CompiledBlocks | None:
+    """The library that the installation built; None where there is none for this source (`problem` says why)."""
     try:
         return CompiledBlocks(path)
     except OSError:
         return None
+
+
+def problem(path: Path = _LIBRARY) -> str:
+    """Why the codecs are not compiled here, in one line; empty where they are."""
+    try:
+        CompiledBlocks(path)
+    except OSError as error:
+        return str(error).partition("\n")[0]
+    return ""
 
 
 BLOCKS: Final = load()

@@ -27,8 +27,8 @@ from peer.doctor_core import (
 
 CARD = Card("NVIDIA H200", "570.1", (12, 8), (9, 0), 140 * GIB, 139 * GIB)
 NO_CARD = NoCard("NVML Shared Library Not Found", is_on_bus=False)
-CUDA_TORCH = Torch("2.9.0", "12.8", ("sm_80", "sm_90", "compute_90"), can_use_cuda=True, can_use_mps=False)
-CPU_TORCH = Torch("2.9.0+cpu", "", (), can_use_cuda=False, can_use_mps=False)
+CUDA_TORCH = Torch("2.9.0", "12.8", ("sm_80", "sm_90", "compute_90"), True, False, codecs_problem="")
+CPU_TORCH = Torch("2.9.0+cpu", "", (), can_use_cuda=False, can_use_mps=False, codecs_problem="")
 FINE = Readings(
     device="auto",
     num_parameters=0,
@@ -49,8 +49,16 @@ def find(readings: Readings, name: str) -> Finding:
 
 def test_machine_that_has_everything_has_nothing_to_mend() -> None:
     findings = judge(FINE)
-    assert [f.name for f in findings] == ["gpu", "torch", "memory", "disk", "open files", "versions"]
+    assert [f.name for f in findings] == ["gpu", "torch", "codecs", "memory", "disk", "open files", "versions"]
     assert {(f.level, f.fix) for f in findings} == {(Level.OK, "")}
+
+
+def test_codecs_that_are_not_compiled_are_said_to_be_slow_and_how_they_become_fast() -> None:
+    found = find(replace(FINE, torch=replace(CPU_TORCH, codecs_problem="blocks.so: no such file")), "codecs")
+    assert found.level is Level.WARN
+    assert "blocks.so: no such file" in found.found
+    assert "C compiler" in found.fix
+    assert all(f.name != "codecs" for f in judge(replace(FINE, torch=NoTorch("broken"))))
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,9 @@ def test_reading_that_fails_or_hangs_is_told_and_ends_nothing() -> None:
         ("", Unread("its answer cannot be understood")),
         ("print('[]')", Unread("its answer cannot be understood")),
         (
-            """print('noise\\n{"version": "2", "cuda": "", "architectures": ["sm_80"], "can_use_cuda": 0, "can_use_mps": 1}')""",
-            Torch("2", "", ("sm_80",), can_use_cuda=False, can_use_mps=True),
+            """print('noise\\n{"version": "2", "cuda": "", "architectures": ["sm_80"], "can_use_cuda": 0, "can_use_mps": 1, '
+            '"codecs_problem": "none here"}')""",
+            Torch("2", "", ("sm_80",), can_use_cuda=False, can_use_mps=True, codecs_problem="none here"),
         ),
     ],
     ids=["crash", "not installed", "no JSON", "nothing", "other JSON", "good"],

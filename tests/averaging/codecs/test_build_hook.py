@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from averaging.codecs import codec_by_name
-from averaging.codecs.build_hook import LIBRARY, SOURCE, compile_blocks
+from averaging.codecs.build_hook import LIBRARY, SOURCE, compile_blocks, is_of_source
 from averaging.codecs.compiled import CompiledBlocks
 
 ROOT = Path(__file__).parents[3]
@@ -70,6 +70,20 @@ def test_where_nothing_can_be_written_or_removed_it_says_so(tmp_path: Path, monk
 
     monkeypatch.setattr(Path, "unlink", refuse)
     assert compile_blocks(ROOT, tmp_path / "nowhere" / "blocks.so") != ""
+
+
+def test_without_a_compiler_a_library_of_this_source_is_kept_and_another_one_is_not(tmp_path: Path) -> None:
+    library, source = tmp_path / LIBRARY, tmp_path / SOURCE
+    source.parent.mkdir(parents=True)
+    source.write_bytes((ROOT / SOURCE).read_bytes())
+    assert not is_of_source(tmp_path, library)
+    assert compile_blocks(tmp_path, library) == ""
+    assert is_of_source(tmp_path, library)
+    source.write_bytes(source.read_bytes() + b"\n")
+    assert not is_of_source(tmp_path, library)
+    for damaged in (b"not a library", library.read_bytes()[:20_000]):
+        library.write_bytes(damaged)
+        assert not is_of_source(tmp_path, library)
 
 
 def test_installations_and_wheels_build_it() -> None:

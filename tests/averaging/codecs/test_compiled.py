@@ -11,7 +11,7 @@ import torch
 
 from averaging.codecs import Codec, codec_by_name, sparse
 from averaging.codecs.build_hook import compile_blocks
-from averaging.codecs.compiled import BLOCKS, CompiledBlocks, load
+from averaging.codecs.compiled import BLOCKS, CompiledBlocks, load, problem
 from averaging.codecs.dense import Int8Codec
 from averaging.outer_step import step_into
 from averaging.weighted_mean import WeightedSum
@@ -247,3 +247,5 @@ def test_without_a_library_there_is_none(tmp_path: Path) -> None:
     assert load(tmp_path / "blocks.so") is None
     (tmp_path / "blocks.so").write_bytes(b"not a library")
     assert load(tmp_path / "blocks.so") is None
+    assert "blocks.so" in problem(tmp_path / "blocks.so")
+    assert problem() == ""
