@@ -59,18 +59,20 @@ GUESSED_WINDOWS: Final = 5
 what looks like a queue.
 """
 
-FITTED_WINDOWS: Final = 2
+FITTED_WINDOWS: Final = 4
 UNFILLED: Final = 0.85
-"""Before a queue of paced streams was seen: where all together carried less than this share of the pace in so many windows, and none
-sends what it may, the kernel's own idea of the line holds them, each differently, and what they carried is what it carries. Of four
-members that met for the first time at 100 Mbit/s some went on at paces of 16 to 20 MB/s for half a round.
+ALIKE: Final = 0.9
+"""Before a queue of paced streams was seen: where all together carried less than this share of one pace in so many windows, in each
+about as much, and none sends what it may, the kernel's own idea of the line holds them, each differently, and what they carried is
+what it carries. Of four members that met for the first time at 100 Mbit/s some went on at paces of 16 to 20 MB/s for half a round. The
+windows are eight round trips long at least, in which BBR looks once whether there is more.
 """
 
 FALLING: Final = 0.75
 """Acknowledgements that waited less than this share of what they did a window before: a queue that goes by itself."""
 
 STOPPED: Final = 0.5
-"""Of the pace: who carries less is not held by an idea of the line."""
+"""Of the pace: where less is carried receivers have thin lines, or stopped, which is no reason to send less to the others."""
 
 HELD_UP: Final = 0.8
 """Of the part that the best stream of a window uses: one that uses less of its own has a receiver with a thin line."""
@@ -145,16 +147,13 @@ class LinePace:
         self._parts: dict[object, float] = {}
         """What the streams of this window may send, or might where they are not paced."""
 
-        self._carried: deque[float] = deque(maxlen=CARRIED_WINDOWS)
-        """By window the pace at which its stream that sent most of its part would have sent all of it."""
-
         self._evenly: deque[float] = deque(maxlen=CARRIED_WINDOWS)
-        """The same of all its streams that no receiver holds up, had they shared evenly: one gets more than its part of a line whose
-        queue is full, at the others' cost, and would make it seem the wider for that.
+        """By window the pace at which its streams that no receiver holds up would have sent all of their parts, had they shared
+        evenly: one gets more than its part of a line whose queue is full, at the others' cost, and would make it seem the wider.
         """
 
         self._in_all: deque[float] = deque(maxlen=FITTED_WINDOWS)
-        """By window what its streams carried together; infinite where one of them began or ended."""
+        """By window at this pace what several streams carried together; infinite where one of them began or ended."""
 
         self._unpaced: deque[float] = deque(maxlen=GUESSED_WINDOWS)
         """By window what all streams carried together while they were not paced, the last ones."""
@@ -199,22 +198,22 @@ class LinePace:
     def _judge(self, waiting: Mapping[object, PathLook], now_s: float) -> None:
         seconds = now_s - self._began_s
         rates = {stream: (waiting[stream].acked_bytes - acked) / seconds for stream, acked in self._acked.items()}
-        is_paced = self.bytes_per_s < inf
+        is_paced, is_used = self.bytes_per_s < inf, False
         waited_s = self._waits_s
         self._waits_s = min(waiting[stream].rtt_s - waiting[stream].best_rtt_s for stream in rates)
         if is_paced:
             shares = [rate / self._parts.get(stream, inf) for stream, rate in rates.items()]
-            self._carried.append(max(shares) * self.bytes_per_s)
             free = [share for share in shares if share >= HELD_UP * max(shares)]
             self._evenly.append(sum(free) / len(free) * self.bytes_per_s)
-            self._in_all.append(sum(rates.values()) if len(rates) == len(self._parts) else inf)
+            self._in_all.append(sum(rates.values()) if 1 < len(rates) == len(self._parts) else inf)
+            is_used = max(shares) >= USED
         else:
             self._unpaced.append(sum(rates.values()))
         # a queue of paced streams comes and goes slowly; what the kernel does by itself may be over before the window is
         if self._queues[-1] if is_paced else 2 * sum(self._queues) > len(self._queues):
             self._queued(waited_s, now_s, is_whole=len(rates) == len(waiting))
         else:
-            self._clear()
+            self._clear(is_used=is_used)
 
     def _queued(self, waited_s: float, now_s: float, *, is_whole: bool) -> None:
         was_queued, self._was_queued = self._was_queued, True
@@ -241,6 +240,7 @@ class LinePace:
 
     def _slow_to(self, bytes_per_s: float, now_s: float) -> None:
         self.bytes_per_s, self._num_beyond = bytes_per_s * BACK_OFF, 0
+        self._in_all.clear()
         self._drained_s = now_s + DRAIN_WINDOWS * self._window_s
         if self.bytes_per_s < LEAST_BYTES_PER_S:
             self._leave_to_kernel(now_s)
@@ -249,32 +249,25 @@ class LinePace:
 
     def _leave_to_kernel(self, now_s: float) -> None:
         self.bytes_per_s, self._num_in_vain, self._unpaced_until_s = inf, 0, now_s + UNPACED_S
-        self._carried.clear()  # what is learned after that is of another line, perhaps
-        self._evenly.clear()
+        self._evenly.clear()  # what is learned after that is of another line, perhaps
         self._in_all.clear()
         self._unpaced.clear()
 
-    def _clear(self) -> None:
+    def _clear(self, *, is_used: bool) -> None:
         self._was_queued, self._num_in_vain = False, 0
-        if self.bytes_per_s == inf:
-            return
-        if self._carried[-1] >= USED * self.bytes_per_s:
+        if is_used:
             grown = self.bytes_per_s * (1.0 + self._growth())
             self.bytes_per_s = grown if grown <= MOST_BYTES_PER_S else inf
+            self._in_all.clear()
         elif not self._full_bytes_per_s and len(self._in_all) == FITTED_WINDOWS:
-            self._fit(max(self._in_all))
+            self._fit(min(self._in_all), max(self._in_all))
 
-    def _fit(self, carried_bytes_per_s: float) -> None:
-        """Nobody sends what it may, and no queue was ever seen: the pace comes down to what all carry. Where that is next to nothing a
-        receiver has stopped, maybe for a moment, and the pace a little.
-        """
-        if carried_bytes_per_s >= UNFILLED * self.bytes_per_s:
-            return
-        self._num_beyond = 0
-        if carried_bytes_per_s > max(LEAST_BYTES_PER_S, STOPPED * self.bytes_per_s):
-            self.bytes_per_s = self._full_bytes_per_s = carried_bytes_per_s
-        else:
-            self.bytes_per_s = max(LEAST_BYTES_PER_S, LEAST_KEPT * self.bytes_per_s)
+    def _fit(self, least_bytes_per_s: float, most_bytes_per_s: float) -> None:
+        """Nobody sends what it may, and no queue was ever seen: the pace comes down to what all carry."""
+        is_alike = least_bytes_per_s >= ALIKE * most_bytes_per_s
+        if is_alike and STOPPED * self.bytes_per_s < most_bytes_per_s < UNFILLED * self.bytes_per_s:
+            self.bytes_per_s = self._full_bytes_per_s = most_bytes_per_s
+            self._num_beyond = 0
 
     def _growth(self) -> float:
         if not self._full_bytes_per_s:

@@ -17,6 +17,9 @@ LEAST_LATE_SHARE: Final = 0.05
 LATE_AFTER_S: Final = 2.0
 """At least: what its first connections take says nothing of the line."""
 
+NOTHING_S: Final = 20.0
+"""A first chunk takes no longer over any line that carries rounds; a receiver that is never reached takes for ever."""
+
 STOPPED_S: Final = 5.0
 """A line that is only thin takes some chunk in so long."""
 
@@ -71,17 +74,18 @@ class UploadMeter:
         return self._left[-1][1] if self._left else 0
 
     def seconds(self, now_s: float) -> float | None:
-        """The time of the whole upload; None when there is nothing to tell. Where nothing leaves any more it does not grow: what is
-        left is for a receiver whom we do not reach, and says nothing of our line.
+        """The time of the whole upload; None when there is nothing to tell. While nothing leaves it grows by so much and no more: what
+        is left may be for a receiver whom we do not reach, and says nothing of our line.
         """
         if not self._wanted_bytes:
             return None
         if self._sent_bytes >= self._wanted_bytes:
             return max(LEAST_S, self._left[-1][0] - self._begun_s)
         if not self._left:
-            return 2.0 * (now_s - self._begun_s)
-        elapsed_s = min(now_s, self._left[-1][0] + STOPPED_S) - self._begun_s
-        return elapsed_s * self._wanted_bytes / self._sent_bytes
+            return 2.0 * min(now_s - self._begun_s, NOTHING_S)
+        last_s = self._left[-1][0]
+        whole_s = (last_s - self._begun_s) * self._wanted_bytes / self._sent_bytes
+        return max(LEAST_S, whole_s + min(now_s - last_s, STOPPED_S))
 
     def late_s(self, now_s: float) -> float:
         """The time of the whole upload at the pace since its first chunk, where it has taken longer than the last one; else 0. Once it

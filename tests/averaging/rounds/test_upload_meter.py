@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.rounds.upload_meter import LATE_AFTER_S, STOPPED_S, UploadMeter
+from averaging.rounds.upload_meter import LATE_AFTER_S, NOTHING_S, STOPPED_S, UploadMeter
 
 
 def _meter(num_chunks: int = 4) -> UploadMeter:
@@ -18,7 +18,7 @@ def test_an_upload_is_measured_when_it_ends_and_extrapolated_while_it_does_not()
     assert meter.seconds(13.0) == 6.0, "nothing left in three seconds: it takes twice that, at least"
     assert meter.bytes_per_s(13.0) == 0
     meter.sent(0, 100, 14.0)
-    assert meter.seconds(15.0) == 4 * 5.0
+    assert meter.seconds(15.0) == 4 * 4.0 + 1.0
     for chunk in (1, 2, 3):
         meter.sent(chunk, 100, 18.0)
     assert meter.seconds(99.0) == 8.0
@@ -31,7 +31,12 @@ def test_an_upload_does_not_grow_while_a_receiver_is_not_reached() -> None:
     for chunk in (0, 1, 2):
         meter.sent(chunk, 100, 10.5)
     assert meter.seconds(10.5) == pytest.approx(0.5 * 4 / 3)
-    assert meter.seconds(800.0) == pytest.approx((0.5 + STOPPED_S) * 4 / 3)
+    assert meter.seconds(800.0) == pytest.approx(0.5 * 4 / 3 + STOPPED_S)
+
+
+def test_an_upload_of_which_nothing_ever_left_does_not_grow_for_ever() -> None:
+    """Where each of two that cannot meet is the other's only reducer."""
+    assert _meter().seconds(10.0 + NOTHING_S) == _meter().seconds(800.0) == 2 * NOTHING_S
 
 
 def _late_meter(last_s: float = 5.0) -> UploadMeter:
