@@ -39,7 +39,7 @@ CARRIED_WINDOWS: Final = 3
 NEAR: Final = 0.02
 CATCH_UP: Final = 0.02
 NEAR_GROWTH: Final = 0.005
-MOST_GROWTH: Final = 0.1
+MOST_GROWTH: Final = 0.08
 FIRST_GROWTH: Final = 0.25
 MOST_DOUBLINGS: Final = 8
 """Growth a window: 2% up to what the line carried when its queue was seen last, half a percent around it, then twice as much each
