@@ -40,7 +40,7 @@ import json, torch
 try:
     from averaging.codecs.compiled import problem
     codecs_problem = problem()
-except Exception as error:
+except (ImportError, OSError) as error:
     codecs_problem = f"{type(error).__name__}: {error}"
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or "",
     "architectures": torch.cuda.get_arch_list(), "can_use_cuda": torch.cuda.is_available(),

@@ -20,6 +20,7 @@ from averaging.codecs.codec import Codec, FloatArray
 from averaging.codecs.dense import BlockCodec, E3m0Codec, Int4Codec, Int8Codec
 
 _FOLDER: Final = Path(__file__).parent
+_LIBRARY: Final = _FOLDER / "blocks.so"
 _KINDS: Final[dict[type[BlockCodec], int]] = {Int8Codec: 0, Int4Codec: 1, E3m0Codec: 2}
 """As `blocks.c` numbers them."""
 
@@ -142,9 +143,6 @@ def _is_plain(values_n: torch.Tensor) -> bool:
 def _addresses(chunks: Encoded) -> npt.NDArray[np.uint64]:
     views = (np.frombuffer(chunk, dtype=np.uint8) for chunk in chunks)
     return np.fromiter((view.__array_interface__["data"][0] for view in views), dtype=np.uint64, count=len(chunks))
-
-
-_LIBRARY: Final = _FOLDER / "blocks.so"
 
 
 def load(path: Path = _LIBRARY) -> CompiledBlocks | None:
