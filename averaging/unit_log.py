@@ -130,6 +130,13 @@ class UnitLog:
 
         self._sizes = LogSizes()
         self._live_bytes = 0
+        self._listed: tuple[CommitId, tuple[str, ...]] | None = None
+        """The names of the results on the base that was asked for last: while a round ends they are asked for a dozen times, each of
+        which would be a look at the disk by another thread. Nobody else writes or deletes there.
+        """
+
+        self._num_changes = 0
+        """Of what `_listed` is about."""
 
     @property
     def bound_bytes(self) -> int:
@@ -219,6 +226,19 @@ class UnitLog:
             StorageError: disk full or not writable. `begun` is its owner's to drop; of a file of our own nothing stays, unless its
                 name alone could not be synced.
         """
+        try:
+            await self._write_result(base, result_hash, data, begun)
+        except BaseException:  # whether it is there is not known
+            self._results_changed()
+            raise
+        self._num_changes += 1
+        if self._listed is not None and self._listed[0] == base:
+            name = _result_name(base, result_hash)
+            self._listed = base, (*(other for other in self._listed[1] if other != name), name)
+
+    async def _write_result(
+        self, base: CommitId, result_hash: Root, data: bytes | memoryview, begun: BegunFile | None
+    ) -> None:
         if begun is not None:
             await _finish(begun, data)
             return
@@ -231,23 +251,41 @@ class UnitLog:
 
     async def read_result(self, base: CommitId, result_hash: Root) -> bytes | None:
         """The bytes of one slice's result, or None when they are not here."""
-        return await self._storage.read(_result_name(base, result_hash))
+        data = await self._storage.read(_result_name(base, result_hash))
+        if data is None:
+            self._results_changed()  # by whoever deleted it
+        return data
 
     async def holds_results(self, base: CommitId, hashes: Sequence[Root]) -> bool:
         """Whether all of these results are on disk."""
-        names = set(await self._storage.list_names(f"{_RESULTS}{base.hex()}/"))
+        names = set(await self.list_results(base))
         return all(_result_name(base, result_hash) in names for result_hash in hashes)
 
     async def list_results(self, base: CommitId) -> Sequence[str]:
         """Names of the results on a base."""
-        return await self._storage.list_names(f"{_RESULTS}{base.hex()}/")
+        if self._listed is not None and self._listed[0] == base:
+            return list(self._listed[1])
+        num_changes = self._num_changes
+        names = tuple(await self._storage.list_names(f"{_RESULTS}{base.hex()}/"))
+        if num_changes == self._num_changes:
+            self._listed = base, names
+        return list(names)
+
+    def _results_changed(self) -> None:
+        self._listed, self._num_changes = None, self._num_changes + 1
 
     async def drop_results(self, base: CommitId, keep: Sequence[Root]) -> None:
         """Delete the results on a base, all but these: leftovers of attempts, or updates too old to keep."""
         kept = {_result_name(base, result_hash) for result_hash in keep}
         for name in await self._storage.list_names(f"{_RESULTS}{base.hex()}/"):
             if name not in kept:
-                await self._storage.delete(name)
+                await self._delete_result(name)
+
+    async def _delete_result(self, name: str) -> None:
+        try:
+            await self._storage.delete(name)
+        finally:
+            self._results_changed()
 
     async def result_bases(self) -> Sequence[CommitId]:
         """The bases of which there are results on disk."""
@@ -259,7 +297,7 @@ class UnitLog:
         kept = {base.hex() for base in bases}
         for name in await self._storage.list_names(_RESULTS):
             if name.removeprefix(_RESULTS).partition("/")[0] not in kept:
-                await self._storage.delete(name)
+                await self._delete_result(name)
 
     async def load(self) -> LoggedRounds:
         """Read the log back.

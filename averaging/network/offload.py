@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import trio
 
 T = TypeVar("T")
 
 
+class _Places:
+    """A CapacityLimiter that costs no turn of the loop while it has places: to wait for a thread gives others theirs."""
+
+    def __init__(self, num_places: int) -> None:
+        self._limiter = trio.CapacityLimiter(num_places)
+
+    async def acquire_on_behalf_of(self, borrower: object) -> None:
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(borrower)
+        except trio.WouldBlock:
+            await self._limiter.acquire_on_behalf_of(borrower)
+
+    def release_on_behalf_of(self, borrower: object) -> None:
+        self._limiter.release_on_behalf_of(borrower)
+
+
 class ThreadOffload:
     """Runs functions in trio's worker threads, at most `max_threads` at once."""
 
     def __init__(self, max_threads: int = 4) -> None:
-        self._limiter = trio.CapacityLimiter(max_threads)
+        # trio takes any object with these two methods (its documentation of `to_thread.run_sync`); its types say less
+        self._limiter = cast(trio.CapacityLimiter, _Places(max_threads))
 
     async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
         """The function's result. A cancelled caller waits for the thread: half a write must not outlive its owner."""

@@ -128,7 +128,6 @@ class StrandSend:
                 begin = await strand.send(unsent[0], 0)
             if begin < len(unsent[0]):
                 unsent[0] = unsent[0][begin:]
-                await trio.lowlevel.checkpoint()
                 continue
             del unsent[0]
             self._num_sent += not unsent
@@ -156,11 +155,10 @@ class StrandReading:
     async def fill(self, buffer: memoryview) -> None:
         """Receive until it is full. Raises OSError. One that was cancelled is gone on with by the next with the same buffer."""
         while self.num_received < len(buffer):
-            stop = await self.strand.receive_into(buffer, self.num_received)
+            stop = await self.strand.receive_into(buffer, self.num_received, is_whole=True)
             if stop == self.num_received:
                 raise ConnectionResetError("an end in the middle of a frame")
             self.num_received = stop
-            await trio.lowlevel.checkpoint()
 
 
 class StrandReceive:

@@ -255,7 +255,6 @@ class CallConnection:
             while begin < len(record):
                 with trio.fail_after(STALLED_S):
                     begin = await self._tls.send(record, begin)
-            await trio.lowlevel.checkpoint()
 
     def _next_record(self) -> bytes:
         """What fits into one record: a piece of each message that waits, in their turn."""
@@ -288,7 +287,6 @@ class CallConnection:
                 self._took(number, kind, bool(is_last), bytes(self._unparsed[begin + _PIECE.size : end]))
                 begin = end
             del self._unparsed[:begin]
-            await trio.lowlevel.checkpoint()
 
     async def _watch(self) -> None:
         while True:

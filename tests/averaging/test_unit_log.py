@@ -16,7 +16,7 @@ from averaging import log_sizes, unit_log
 from averaging.network.file_storage import FileBegun, FileStorage
 from averaging.network.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
 from averaging.network.offload import ThreadOffload
-from averaging.network.seams import LOG_FRAME_BYTES
+from averaging.network.seams import LOG_FRAME_BYTES, BegunFile
 from averaging.unit_log import LOG_NAME, WRITE_BYTES, LoggedContribution, LoggedRounds, LogLimits, UnitLog
 from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -205,6 +205,55 @@ async def test_results_are_held_by_hash_and_leftovers_can_be_dropped(autojump_cl
     await log.drop_results(BASE, [ROOT])
     assert await log.read_result(BASE, ROOT) == b"bytes"
     assert await log.read_result(BASE, other) is None
+
+
+class _Counting(MemoryStorage):
+    """Counts how often it is asked what there is, and may refuse to write."""
+
+    num_listed = 0
+    is_full = False
+
+    async def list_names(self, prefix: str) -> Sequence[str]:
+        self.num_listed += 1
+        return await super().list_names(prefix)
+
+    def begin(self, name: str) -> BegunFile:
+        if self.is_full:
+            raise StorageError("no space left", "room for a result")
+        return super().begin(name)
+
+
+async def test_what_results_a_base_has_is_asked_of_the_disk_once_and_known_from_what_is_written_then(
+    autojump_clock: Clock,
+) -> None:
+    storage, other = _Counting(MemoryDisk()), Root(b"o" * 32)
+    log = UnitLog(storage)
+    assert not await log.holds_results(BASE, [ROOT])
+    await log.write_result(BASE, ROOT, b"bytes")
+    await log.write_result(NEXT, other, b"of another base")
+    for _ in range(3):
+        assert await log.holds_results(BASE, [ROOT])
+        assert len(await log.list_results(BASE)) == 1
+    assert storage.num_listed == 1
+    storage.is_full = True
+    with pytest.raises(StorageError):
+        await log.write_result(BASE, other, b"leftover")
+    assert not await log.holds_results(BASE, [other])
+    assert storage.num_listed == 2, "what the disk has refused is not taken for written"
+    await log.drop_results(BASE, [])
+    assert not await log.holds_results(BASE, [ROOT])
+
+
+async def test_a_result_that_somebody_else_has_deleted_is_missed_once_it_could_not_be_read(
+    autojump_clock: Clock,
+) -> None:
+    storage = MemoryStorage(MemoryDisk())
+    log = UnitLog(storage)
+    await log.write_result(BASE, ROOT, b"bytes")
+    (name,) = await log.list_results(BASE)
+    await storage.delete(name)
+    assert await log.read_result(BASE, ROOT) is None
+    assert not await log.holds_results(BASE, [ROOT])
 
 
 async def test_an_entry_that_nobody_writes_is_named_as_damage(autojump_clock: Clock) -> None:

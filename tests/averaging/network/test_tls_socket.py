@@ -8,11 +8,15 @@ from math import inf
 from typing import cast
 
 import pytest
+import trio
+import trio.testing
 
 from averaging.network.line_pace import PathLook
 from averaging.network.tls_socket import (
     MAX_RECORD_BYTES,
     MOST_WAKE_BYTES,
+    RECORD_BYTES,
+    RECORDS_AT_ONCE,
     SMALLEST_WAKE_BYTES,
     SO_MAX_PACING_RATE,
     TlsSocket,
@@ -196,3 +200,175 @@ def test_the_kernel_tells_of_losses_and_of_a_buffer_that_was_full(
 
 def test_a_kernel_that_tells_less_than_is_needed_is_not_asked_on() -> None:
     assert TlsSocket(cast(ssl.SSLSocket, _Told(_tcp_info(144), b"cubic\0"))).look() is None
+
+
+class _Records(socket.socket):
+    """Reads records as OpenSSL does, the head and then as much of the rest as is there, but for the secrecy."""
+
+    def __init__(self, near: socket.socket) -> None:
+        super().__init__(fileno=near.detach())
+        self.setblocking(False)
+        self.held = b""
+        self.content = b""
+
+    def pending(self) -> int:
+        return len(self.content)
+
+    def recv_into(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self.content:
+            head = self.held[:5]
+            missing = 5 - len(head) if len(head) < 5 else 5 + struct.unpack(">H", head[3:])[0] - len(self.held)
+            if not missing:
+                self.content, self.held = self.held[5:-17], b""
+                continue
+            try:
+                found = self.recv(missing)
+            except BlockingIOError:
+                raise ssl.SSLWantReadError from None
+            if not found:
+                return 0
+            self.held += found
+        taken, self.content = self.content[: len(buffer)], self.content[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+    @property
+    def wakes_at(self) -> int:
+        """Told by the kernel."""
+        return self.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+
+def _record(content: bytes) -> bytes:
+    return struct.pack(">BHH", 23, 0x303, len(content) + 17) + content + bytes(17)
+
+
+def _in_records(content: bytes) -> bytes:
+    parts = (content[begin : begin + RECORD_BYTES] for begin in range(0, len(content), RECORD_BYTES))
+    return b"".join(map(_record, parts))
+
+
+class _Filling:
+    """A frame on its way in."""
+
+    def __init__(self, reading: TlsSocket, num_bytes: int) -> None:
+        self.reading = reading
+        self.buffer = memoryview(bytearray(num_bytes))
+        self.stop = 0
+        self.num_calls = 0
+
+    async def run(self) -> None:
+        while self.stop < len(self.buffer):
+            begin, self.stop = self.stop, await self.reading.receive_into(self.buffer, self.stop, is_whole=True)
+            self.num_calls += 1
+            if self.stop == begin:
+                return
+
+
+async def test_a_record_is_not_begun_before_it_is_there_and_a_frame_is_waited_for_to_its_last_byte(
+    connected: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = connected
+    content = bytes(range(256)) * 200
+    sent, records = _in_records(content), _Records(near)
+    with records:
+        filling = _Filling(TlsSocket(cast("ssl.SSLSocket", records)), len(content))
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                far.sendall(sent[:5_000])
+                nursery.start_soon(filling.run)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                assert (filling.stop, records.held) == (0, b""), "OpenSSL has nothing of it"
+                assert records.wakes_at == len(sent), "it is shorter than what the kernel may hold"
+                far.sendall(sent[5_000:])
+        assert bytes(filling.buffer) == content
+        assert filling.num_calls == 1
+
+
+async def test_of_a_word_of_which_the_record_goes_on_the_whole_record_is_waited_for(
+    connected: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = connected
+    sent, records = _record(bytes(RECORD_BYTES)), _Records(near)
+    with records:
+        filling = _Filling(TlsSocket(cast("ssl.SSLSocket", records)), 4)
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                far.sendall(sent[:100])
+                nursery.start_soon(filling.run)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                assert (filling.stop, records.held, records.wakes_at) == (0, b"", len(sent))
+                far.sendall(sent[100:])
+        assert (filling.stop, records.pending()) == (4, RECORD_BYTES - 4)
+
+
+@pytest.mark.parametrize("there", [0, 3, 5, 5_000, 16_500])
+async def test_an_end_in_the_middle_of_a_record_is_heard_of(
+    connected: tuple[socket.socket, socket.socket], there: int
+) -> None:
+    near, far = connected
+    records = _Records(near)
+    with records:
+        filling = _Filling(TlsSocket(cast("ssl.SSLSocket", records)), 30_000)
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                far.sendall(_in_records(bytes(30_000))[:there])
+                nursery.start_soon(filling.run)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                far.close()
+        assert filling.stop == (RECORD_BYTES if there > RECORD_BYTES else 0)
+
+
+async def test_records_that_are_shorter_than_they_might_be_come_whole_as_well(
+    connected: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = connected
+    content = bytes(range(256)) * 40
+    records = _Records(near)
+    with records:
+        filling = _Filling(TlsSocket(cast("ssl.SSLSocket", records)), len(content))
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(filling.run)
+                for begin in range(0, len(content), 100):
+                    far.sendall(_record(content[begin : begin + 100]))
+                    await trio.lowlevel.checkpoint()
+        assert bytes(filling.buffer) == content
+
+
+async def test_others_have_their_turn_while_there_is_always_something_to_read(
+    connected: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = connected
+    records = _Records(near)
+    far.sendall(b"".join(_record(bytes(10)) for _ in range(20 * RECORDS_AT_ONCE)))
+    num_turns = 0
+
+    async def count() -> None:
+        nonlocal num_turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            num_turns += 1
+
+    with records:
+        reading, buffer = TlsSocket(cast("ssl.SSLSocket", records)), memoryview(bytearray(10))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            for _ in range(20 * RECORDS_AT_ONCE):
+                assert await reading.receive_into(buffer, 0) == 10
+            nursery.cancel_scope.cancel()
+    assert 15 <= num_turns <= 21, "the two may come in either order each time"
+
+
+async def test_who_is_cancelled_already_moves_nothing(connected: tuple[socket.socket, socket.socket]) -> None:
+    near, far = connected
+    records = _Records(near)
+    far.sendall(_record(b"hello"))
+    with records:
+        reading, buffer = TlsSocket(cast("ssl.SSLSocket", records)), memoryview(bytearray(5))
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await reading.receive_into(buffer, 0)
+        assert scope.cancelled_caught
+        assert bytes(buffer) == bytes(5)
+        assert await reading.receive_into(buffer, 0) == 5
+        assert bytes(buffer) == b"hello"
