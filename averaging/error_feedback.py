@@ -133,7 +133,7 @@ class FedEncoder:
     """Encodes the work of a snapshot and the residual together, some chunks at a time, so that no whole vector is held but what is
     left; the bytes and the numbers are those of chunk by chunk work, in whatever order.
 
-    `chunks` are in grid order, one behind the other in one memory; a chunk's bytes are there once it was encoded.
+    `chunks` are in grid order, one behind the other in `data`; a chunk's bytes are there once it was encoded.
     """
 
     def __init__(
@@ -149,6 +149,7 @@ class FedEncoder:
         self._anchor_N, self._theta_N, self._residual, self._beta = anchor_N, theta_N, residual, beta
         self._codec, self._grid = codec, grid
         self._room = new_room(codec, grid)
+        self.data = self._room.toreadonly()
         self.chunks = chunk_views(self._room, codec, grid)
         self._left_N = new_vector(grid.num_elements)
         self._norms = [0.0] * grid.num_chunks

@@ -53,14 +53,14 @@ class OwnStream:
     def count_as(self, unit: str, codec: str) -> None:
         """Nothing passes a network."""
 
-    async def send_frame(self, data: bytes | memoryview) -> None:
+    async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
         """One frame.
 
         Raises:
             PeerUnreachable: the other end is closed.
         """
         try:
-            await self._to.send(bytes(data))
+            await self._to.send(b"".join((head, data)))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise PeerUnreachable("a stream to ourselves that is closed", "an open one") from error
 

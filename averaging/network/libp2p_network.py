@@ -101,13 +101,13 @@ class Libp2pStream:
         """Count under these from now on."""
         self._kind = replace(self._kind, unit=unit, codec=codec)
 
-    async def send_frame(self, data: bytes | memoryview) -> None:
+    async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
         """Send one frame; waits for the pacer and for a slow reader."""
-        if len(data) > MAX_FRAME_BYTES:
-            raise LocalProtocolError(f"a frame of {len(data)} bytes", f"at most {MAX_FRAME_BYTES}")
-        await self._lane.pass_up(self._raw.remote, self._kind, len(data))
+        if (num_bytes := len(head) + len(data)) > MAX_FRAME_BYTES:
+            raise LocalProtocolError(f"a frame of {num_bytes} bytes", f"at most {MAX_FRAME_BYTES}")
+        await self._lane.pass_up(self._raw.remote, self._kind, num_bytes)
         # the loop may keep what it is given beyond this call, so a view of the caller's memory is copied
-        await self._thread.run(self._raw.send, bytes(data))
+        await self._thread.run(self._raw.send, b"".join((head, data)))
 
     async def receive_frame(self) -> bytes | None:
         """The next frame, None after the clean end. One that the owner's cap holds back is not lost when the call is cancelled."""

@@ -165,11 +165,11 @@ class MemoryStream:
         if is_broken or self._pipe.is_reset or self._is_closed or not self._here.is_alive:
             raise ConnectionReset(f"the stream with {self.remote} was reset", "a live stream")
 
-    async def send_frame(self, data: bytes | memoryview) -> None:
+    async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
         """Arrives after the link's delay; waits while FRAME_BUFFER frames are on their way or unread."""
-        if len(data) > MAX_FRAME_BYTES:
-            raise LocalProtocolError(f"a frame of {len(data)} bytes", f"at most {MAX_FRAME_BYTES}")
-        frame = bytes(data)
+        if len(head) + len(data) > MAX_FRAME_BYTES:
+            raise LocalProtocolError(f"a frame of {len(head) + len(data)} bytes", f"at most {MAX_FRAME_BYTES}")
+        frame = b"".join((head, data))
         await self._here.wait_awake()
         self._check(self._out.is_unread)
         while self._out.is_full:

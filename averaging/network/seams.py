@@ -66,12 +66,15 @@ class Stream(Protocol):
         """What passes from now on is counted under this unit and codec (`BulkKind`); before it under neither."""
         ...
 
-    async def send_frame(self, data: bytes | memoryview) -> None:
+    async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
         """Send one frame; waits while the other side is slow or the pacer says so. `data` may be changed once this returns or raises.
+
+        Args:
+            head: goes before `data` in the frame: both need not be put together first, which is a copy of what is long.
 
         Raises:
             ConnectionReset: the other side reset the stream or is gone.
-            LocalProtocolError: `data` is longer than MAX_FRAME_BYTES.
+            LocalProtocolError: both together are longer than MAX_FRAME_BYTES.
         """
         ...
 

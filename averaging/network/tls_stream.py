@@ -153,32 +153,35 @@ class TlsStream:
         """Count under these from now on."""
         self._kind = replace(self._kind, unit=unit, codec=codec)
 
-    async def send_frame(self, data: bytes | memoryview) -> None:
+    async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
         """Send one frame; waits for the pacer and for a slow reader. Raises as the seam says."""
         view = memoryview(data).cast("B")
-        if len(view) > MAX_FRAME_BYTES:
-            raise LocalProtocolError(f"a frame of {len(view)} bytes", f"at most {MAX_FRAME_BYTES}")
+        num_bytes = len(head) + len(view)
+        if num_bytes > MAX_FRAME_BYTES:
+            raise LocalProtocolError(f"a frame of {num_bytes} bytes", f"at most {MAX_FRAME_BYTES}")
         if self._is_closed:
             raise self._broken()
-        await self._lane.pass_up(self._remote, self._kind, len(view))
-        await trio.lowlevel.checkpoint()
+        await self._lane.pass_up(self._remote, self._kind, num_bytes)
         if self._is_closed:  # while it waited: the connection may carry another stream by now
             raise self._broken()
         self._announce_strands()
-        fills_line = len(view) >= LEAST_PACED_BYTES
+        fills_line = num_bytes >= LEAST_PACED_BYTES
         if fills_line:
             self._lane.line.sending(self.connections)
-        if self._strands and len(view) > LEAST_PIECE_BYTES:
-            head = memoryview(_LENGTH.pack(_STRIPED) + _LENGTH.pack(len(view)))
+        if self._strands and num_bytes > LEAST_PIECE_BYTES:
+            announced = memoryview(_LENGTH.pack(_STRIPED) + _LENGTH.pack(num_bytes))
             number, self._num_striped_up = self._num_striped_up, self._num_striped_up + 1
-            await self._send(head, StrandSend(number, view, self.connections))
+            whole = memoryview(b"".join((head, view))) if head else view
+            await self._send(announced, StrandSend(number, whole, self.connections))
         else:
             if fills_line:
-                self._connection.hold_for(len(view))
-            await self._send(memoryview(_LENGTH.pack(len(view)) + view[:_FIRST_BYTES]), view[_FIRST_BYTES:])
+                self._connection.hold_for(num_bytes)
+            num_first = max(0, _FIRST_BYTES - len(head))
+            first = b"".join((_LENGTH.pack(num_bytes), head, view[:num_first]))
+            await self._send(memoryview(first), view[num_first:])
         self._lane.line.sent()
         if fills_line and self._growth is not None:
-            self._growth.sent(self, len(view))
+            self._growth.sent(self, num_bytes)
 
     @property
     def connections(self) -> Sequence[TlsSocket]:
@@ -233,8 +236,6 @@ class TlsStream:
                     begin = await self._connection.send(part, begin)
                     scope.deadline = trio.current_time() + STALLED_S
                     self._unsent[0] = part[begin:]
-                    if begin < len(part) and not scope.cancel_called:
-                        await trio.lowlevel.checkpoint()
 
     def _keep_unsent(self) -> None:
         for place, part in enumerate(self._unsent):
@@ -264,7 +265,6 @@ class TlsStream:
         try:
             if self._is_ended:
                 return None
-            await trio.lowlevel.checkpoint()
             while self._frame is None:
                 if not await self._receive_head(place):
                     return None
@@ -332,12 +332,10 @@ class TlsStream:
         """Receive until `buffer` is full; `_num_received` says how far it is, also when cancelled."""
         try:
             while self._num_received < len(buffer):
-                stop = await self._connection.receive_into(buffer, self._num_received)
+                stop = await self._connection.receive_into(buffer, self._num_received, is_whole=True)
                 if stop == self._num_received:
                     raise ConnectionResetError("an end without its marker")
                 self._num_received = stop
-                if stop < len(buffer):
-                    await trio.lowlevel.checkpoint()
         except OSError as error:
             raise self._broken() from error
 

@@ -69,12 +69,18 @@ class EvenSending:
         return self._sent_bytes[stream] / self._wanted_bytes[stream]
 
 
+def no_head(run: range) -> bytes:
+    """Of frames that are chunks and nothing else."""
+    return b""
+
+
 async def send_evenly(
     stream: Stream,
     numbers: Sequence[int],
+    data: bytes | memoryview,
     chunks: Sequence[bytes | memoryview],
-    frame_of: Callable[[range], bytes | memoryview],
     even: EvenSending,
+    head_of: Callable[[range], bytes] = no_head,
     left: Callable[[range], None] = lambda run: None,
     ready: Ready = is_ready,
 ) -> None:
@@ -82,13 +88,15 @@ async def send_evenly(
 
     Args:
         numbers: of the chunks, ascending; places in `chunks`.
-        frame_of: what goes out for chunks that follow one another.
+        data, chunks: all chunks, one behind the other, and each of them.
+        head_of: what goes before chunks that follow one another in their frame.
         left: told of chunks that have left.
         ready: asked before each frame.
 
     Raises:
         TransportError: the stream broke.
     """
+    view, begins = memoryview(data), list(accumulate(map(len, chunks), initial=0))
     wanted_bytes = sum(len(chunks[number]) for number in numbers)
     pace = FramePace(trio.current_time(), wanted_bytes)
     even.begin(stream, wanted_bytes)
@@ -98,19 +106,12 @@ async def send_evenly(
             if not await ready(run):
                 return
             pace.waited(trio.current_time() - asked_s)
-            frame, began_s = frame_of(run), trio.current_time()
-            await stream.send_frame(frame)
-            pace.sent(len(frame))
+            part, began_s = view[begins[run.start] : begins[run.stop]], trio.current_time()
+            await stream.send_frame(part, head_of(run))
+            pace.sent(len(part))
             left(run)
-            await trio.sleep(even.sent(stream, len(frame), trio.current_time() - began_s))
+            ahead_s = even.sent(stream, len(part), trio.current_time() - began_s)
+            if ahead_s:  # to send gives others their turn
+                await trio.sleep(ahead_s)
     finally:
         even.end(stream)
-
-
-async def send_joined(
-    stream: Stream, data: bytes | memoryview, chunks: Sequence[bytes | memoryview], even: EvenSending
-) -> None:
-    """Send all chunks, which lie one after the other in `data`, with nothing between them. Raises as `send_evenly` does."""
-    view, begins = memoryview(data), list(accumulate(map(len, chunks), initial=0))
-    numbers = range(len(chunks))
-    await send_evenly(stream, numbers, chunks, lambda run: view[begins[run.start] : begins[run.stop]], even)

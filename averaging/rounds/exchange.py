@@ -28,12 +28,13 @@ from averaging.chunk_runs import run_chunks, span_bytes
 from averaging.network.seams import Stream
 from averaging.rooms import Room
 from averaging.rounds.contribution import EncodedContribution
-from averaging.rounds.even_sending import EvenSending, send_joined
+from averaging.rounds.even_sending import EvenSending, send_evenly
 from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.growing import GrowingContribution
 from averaging.rounds.next_state import SliceBytes
+from averaging.rounds.offers import Offers
 from averaging.rounds.receiving import Receiving
-from averaging.rounds.reduction import Offers, Reduction, SliceResult
+from averaging.rounds.reduction import Reduction, SliceResult
 from averaging.rounds.result_word import NamedResult, read_word, word_of
 from averaging.rounds.scattering import Scattering
 from averaging.rounds.spans import Moving
@@ -137,7 +138,7 @@ class Exchange:
             for scope in self._taking:
                 scope.cancel()  # who stalls would else keep all that was scattered to us, and its place
             for reduction in self._reductions.values():
-                reduction.closed.set()  # members that wait for a slice of this attempt are let go
+                reduction.close()  # members that wait for a slice of this attempt are let go
 
     def grow(self, growing: GrowingContribution) -> None:
         """Our own contribution is being encoded: what is of it leaves at once. `offer` says what came of it."""
@@ -172,7 +173,7 @@ class Exchange:
                 self._scattering.spare(part)
                 gone = self._reductions.pop(part.first_chunk, None)
                 if gone is not None:
-                    gone.closed.set()
+                    gone.close()
         self._start_slices()
 
     def drop(self, peer: PeerId, reason: str) -> None:
@@ -249,7 +250,7 @@ class Exchange:
                 log.warning("slice_failed", first_chunk=part.first_chunk, reason=error.one_line())
                 reduction = self._reductions.get(part.first_chunk)
                 if reduction is not None:
-                    reduction.closed.set()
+                    reduction.close()
 
     # --- the reducer's side ---
 
@@ -263,7 +264,7 @@ class Exchange:
             return
         reduction.signed_header = await self._tools.seal(encode_body(result.header))
         reduction.result = result
-        reduction.closed.set()  # members take it while we write it: each acks what is on its own disk
+        reduction.close()  # members take it while we write it: each acks what is on its own disk
         await trio.sleep(min(KEEP_OWN_AFTER_S, KEEP_OWN_SHARE * (self.upload_s(trio.current_time()) or 0.0)))
         await self._tools.keep_result(result.header, SliceBytes(result.data, result.hashes), None)
         await self._announce(reduction.signed_header)
@@ -318,7 +319,8 @@ class Exchange:
         if answer == _NEED:
             with self._tools.spanned(self.proposal, "send", f"a result to {short(sender)}") as moving:
                 moving.num_bytes = len(reduction.result.data)
-                await send_joined(stream, reduction.result.data, reduction.result.chunks, self._even_results)
+                data, chunks = reduction.result.data, reduction.result.chunks
+                await send_evenly(stream, range(len(chunks)), data, chunks, self._even_results)
 
     # --- the member's side ---
 
@@ -380,13 +382,13 @@ class Exchange:
             await tools.learn(ResultReady(proposal.unit, proposal.base, proposal.ballot, signed))
 
     async def _contributions_first(self) -> None:
-        """Put off a result while contributions to our own slices come in, for as long as this exchange has lasted at most: everybody
-        waits for the last slice that closes, and results that come earlier only take its line.
+        """Put off a result while contributions to our own slices come in, but for the last few, for as long as this exchange has
+        lasted at most: everybody waits for the last slice that closes, and results that come earlier only take its line.
         """
         most_s = min(CONTRIBUTIONS_FIRST_S, trio.current_time() - self._began_s)
         with trio.move_on_after(most_s):
             for reduction in list(self._reductions.values()):
-                await reduction.closed.wait()
+                await reduction.nearly_in.wait()
 
     def _opened(self, part: SliceSpec, signed: bytes) -> ResultHeader:
         """What a reducer signed for the leader of the attempt."""

@@ -22,7 +22,7 @@ from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.gathering import EXCHANGE_PATIENCE_S
 from averaging.rounds.growing import GrowingContribution
 from averaging.rounds.next_state import Encoded, SliceBytes
-from averaging.rounds.reduction import Offers
+from averaging.rounds.offers import Offers
 from averaging.rounds.result_word import NamedResult
 from averaging.rounds.round_tools import Changes, RoundTools, SendMessage, Tasks, Tell, tell_failure
 from averaging.rounds.spans import spanned
@@ -154,7 +154,7 @@ class Exchanging:
             runs = runs_in(0, grid.num_chunks, grid.chunk_elements)
             await offload.run(partial(_encode_runs, encoder, runs), cost_s=ENCODE_COST_S)
             return await offload.run(encoder.finished)
-        growing = self._growing = GrowingContribution(encoder.chunks)
+        growing = self._growing = GrowingContribution(encoder.data, encoder.chunks)
         if exchange is not None and exchange.proposal.base == base:
             exchange.grow(growing)
         order = stretches(self._others_parts(), grid)

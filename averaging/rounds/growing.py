@@ -8,12 +8,13 @@ from averaging.rounds.round_tools import Changes
 
 
 class GrowingContribution:
-    """Of all chunks, in grid order, each in its place from the beginning; its bytes are there once it was encoded.
+    """Of all chunks, in grid order, each in its place in `data` from the beginning; its bytes are there once it was encoded.
 
     It holds no header: chunks without one count for nothing anywhere.
     """
 
-    def __init__(self, chunks: Sequence[memoryview]) -> None:
+    def __init__(self, data: memoryview, chunks: Sequence[memoryview]) -> None:
+        self.data = data
         self.chunks = chunks
         self._is_encoded = bytearray(len(chunks))
         self._is_given_up = False

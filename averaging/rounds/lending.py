@@ -19,7 +19,7 @@ from averaging.rounds.exchange import Exchange
 from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.exchanging import WAIT_FOR_PROPOSAL_S
 from averaging.rounds.next_state import Encoded, SliceBytes
-from averaging.rounds.reduction import Offers
+from averaging.rounds.offers import Offers
 from averaging.rounds.result_word import NamedResult
 from averaging.rounds.round_tools import Changes, Seal, SendMessage, Tasks
 from averaging.rounds.transfer import PIECE_BYTES

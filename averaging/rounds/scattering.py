@@ -114,7 +114,7 @@ class Scattering:
             else:
                 wanted.append(chunk)
         with self._tools.spanned(proposal, "send", f"our contribution to {short(part.reducer)}") as moving:
-            await self._send(stream, wanted, mine.chunks, moving)
+            await self._send(stream, wanted, mine, moving)
 
     async def _bring_growing(
         self, proposal: Proposal, part: SliceSpec, growing: GrowingContribution, stream: Stream
@@ -143,7 +143,7 @@ class Scattering:
 
         with self._tools.spanned(proposal, "send", f"our contribution to {short(part.reducer)}") as moving:
             numbers = range(part.first_chunk, part.stop_chunk)
-            await self._send(stream, numbers, growing.chunks, moving, ready)
+            await self._send(stream, numbers, growing, moving, ready)
             await self.is_known.wait()
             if not is_said:
                 await say()
@@ -156,17 +156,18 @@ class Scattering:
         self,
         stream: Stream,
         numbers: Sequence[int],
-        chunks: Sequence[bytes | memoryview],
+        of: EncodedContribution | GrowingContribution,
         moving: Moving,
         ready: Ready = is_ready,
     ) -> None:
         await send_evenly(
             stream,
             numbers,
-            chunks,
-            lambda run: b"".join((CHUNK_HEAD.pack(b"C", run.start), *chunks[run.start : run.stop])),
+            of.data,
+            of.chunks,
             self._even,
-            partial(self._have_left, chunks, moving),
+            lambda run: CHUNK_HEAD.pack(b"C", run.start),
+            partial(self._have_left, of.chunks, moving),
             ready,
         )
 

@@ -48,8 +48,9 @@ class _Spoiling:
     def count_as(self, unit: str, codec: str) -> None:
         self.stream.count_as(unit, codec)
 
-    async def send_frame(self, data: bytes | memoryview) -> None:
-        await self.stream.send_frame(self.spoil(bytes(data)) if self.is_first else data)
+    async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
+        frame = b"".join((head, data))
+        await self.stream.send_frame(self.spoil(frame) if self.is_first else frame)
         self.is_first = False
 
     async def aclose(self) -> None:

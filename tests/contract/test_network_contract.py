@@ -203,6 +203,29 @@ def test_the_longest_message_passes(run_direct: Runner) -> None:
     run_direct(check)
 
 
+def test_a_frame_may_be_sent_as_its_head_and_the_rest(run_direct: Runner) -> None:
+    async def scenario(world: World) -> None:
+        collector = _Collector()
+        world.bob.serve_streams("collect", collector)
+        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
+        long = bytes(range(256)) * 1000
+        for data, head in (
+            (b"rest", b"head"),
+            (memoryview(long), b"C\0\0\0\1"),
+            (b"", b"head"),
+            (memoryview(long), long),
+        ):
+            await stream.send_frame(data, head)
+        with pytest.raises(LocalProtocolError):
+            await stream.send_frame(memoryview(bytes(MAX_FRAME_BYTES)), b"1")
+        await stream.aclose()
+        with trio.fail_after(10):
+            await collector.done.wait()
+        assert collector.frames == [b"headrest", b"C\0\0\0\1" + long, b"head", long + long]
+
+    run_direct(scenario)
+
+
 def test_frames_arrive_in_order_up_to_the_clean_end(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         collector = _Collector()

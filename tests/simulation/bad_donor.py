@@ -47,14 +47,14 @@ class _Harmed:
     def count_as(self, unit: str, codec: str) -> None:
         self._stream.count_as(unit, codec)
 
-    async def send_frame(self, data: bytes | memoryview) -> None:
+    async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
         if self._harm == "drips":
             await trio.sleep(DRIP_S)
         elif self._harm == "falls silent":
             await trio.sleep(SILENT_S)
         elif len(data):
             data = bytes([data[0] ^ 1]) + bytes(data[1:])
-        await self._stream.send_frame(data)
+        await self._stream.send_frame(data, head)
 
     async def receive_frame(self) -> bytes | None:
         return await self._stream.receive_frame()

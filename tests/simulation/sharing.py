@@ -16,7 +16,7 @@ import torch
 
 from averaging import chunk_runs
 from averaging.codecs import Codec
-from averaging.rounds import contribution, exchange, inbox, next_state, reduction, transfer
+from averaging.rounds import contribution, exchange, inbox, next_state, offers, transfer
 from protocol import envelope, wire
 from protocol.envelope import Envelope
 from protocol.identity import Verifier
@@ -43,8 +43,8 @@ def shared_decoding() -> Iterator[None]:
         (inbox, "decode_message", functools.lru_cache(NUM_MESSAGES)(wire.decode_message)),
         (inbox, "open_envelope", open_envelope),
         (chain, "open_ack", functools.lru_cache(NUM_ACKS)(chain.open_ack)),
-        *((module, "decode_body", decode_body) for module in (core, exchange, reduction, wire)),
-        *((module, "open_envelope", open_envelope) for module in (core, exchange, reduction)),
+        *((module, "decode_body", decode_body) for module in (core, exchange, offers, wire)),
+        *((module, "open_envelope", open_envelope) for module in (core, exchange, offers)),
         (transfer, "check_result", check_result),
         (next_state, "decode_run", _decoding()),
     ]

@@ -89,8 +89,8 @@ ATTACKS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "an honest member that restarts says two things about one base": (
         f"{ROUND}::test_a_member_that_restarts_in_the_exchange_takes_no_part_in_it_and_in_the_next_round_again",
-        f"{SHELL}reduction::test_a_second_root_of_one_member_on_one_base_is_refused",
-        f"{SHELL}reduction::test_a_new_session_that_the_proposal_names_may_offer_again_and_the_one_before_counts_no_more",
+        f"{SHELL}offers::test_a_second_root_of_one_member_on_one_base_is_refused",
+        f"{SHELL}offers::test_a_new_session_that_the_proposal_names_may_offer_again_and_the_one_before_counts_no_more",
         f"{CORE}core::test_the_result_of_a_restarted_member_is_no_part_of_the_old_exchange",
     ),
     "what a sparse result leaves out is remembered at its reducer, and dies with it": (

@@ -7,7 +7,7 @@ import torch
 
 from averaging.chunk_runs import encode_run
 from averaging.codecs import codec_by_name
-from averaging.rounds import inbox, next_state, reduction, transfer
+from averaging.rounds import inbox, next_state, offers, transfer
 from protocol import wire
 from protocol.envelope import seal
 from protocol.errors import RemoteProtocolError
@@ -66,7 +66,7 @@ def test_nothing_is_shared_once_the_world_has_ended() -> None:
         (chain, "open_ack"),
         (core, "decode_body"),
         (core, "open_envelope"),
-        (reduction, "decode_body"),
+        (offers, "decode_body"),
         (wire, "decode_body"),
         (transfer, "check_result"),
         (next_state, "decode_run"),

@@ -125,7 +125,7 @@ class SlowStream:
     async def receive_frame(self) -> bytes | None:
         return self.requests.pop() if self.requests else None
 
-    async def send_frame(self, data: bytes | memoryview) -> None:
+    async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
         await trio.sleep(self.frame_s)
         self.num_sent += 1
 

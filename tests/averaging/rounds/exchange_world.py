@@ -18,7 +18,7 @@ from averaging.rounds.contribution import EncodedContribution, encode_contributi
 from averaging.rounds.exchange import EXCHANGE_CHANNEL, Exchange
 from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.next_state import Encoded, SliceBytes, examined
-from averaging.rounds.reduction import Offers
+from averaging.rounds.offers import Offers
 from averaging.rounds.result_word import NamedResult
 from averaging.rounds.spans import Span
 from protocol.envelope import open_envelope

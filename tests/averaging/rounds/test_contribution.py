@@ -10,6 +10,7 @@ from averaging.chunk_runs import RUN_ELEMENTS
 from averaging.codecs import codec_by_name
 from averaging.error_feedback import Feedback, no_residual
 from averaging.rounds.contribution import (
+    FIRST_ELEMENTS,
     LEAST_RUNS,
     MOST_STRETCHES,
     DeltaEncoder,
@@ -76,8 +77,18 @@ def test_every_chunk_is_encoded_once_whoever_it_goes_to(num_chunks: int, num_oth
 
 def test_each_reducer_gets_something_in_its_turn_and_what_goes_nowhere_comes_last() -> None:
     order = stretches([range(8), range(32, 40)], ChunkGrid(40 * CHUNK, CHUNK))
-    assert [run.start for runs in order for run in runs] == [0, 32, 4, 36, 8, 12, 16, 20, 24, 28]
-    assert [len(runs) for runs in order] == [2, 4, 4], "nothing leaves before the first of them is over"
+    runs = list(chain.from_iterable(order))
+    assert [run.start for run in runs] == [0, 32, 1, 33, 4, 36, 8, 12, 16, 20, 24, 28]
+    assert [len(run) for run in runs[:6]] == [1, 1, 3, 3, 4, 4], (
+        "a little at first, which leaves when the first call is over"
+    )
+    assert [len(runs) for runs in order] == [2, 4, 6]
+
+
+def test_of_short_chunks_as_many_come_first_as_are_worth_a_frame() -> None:
+    short = FIRST_ELEMENTS // 4
+    (first,), *_ = stretches([range(1000)], ChunkGrid(1000 * short, short))
+    assert first == range(4)
 
 
 def test_after_its_beginning_a_long_vector_is_encoded_in_a_few_calls() -> None:
@@ -88,4 +99,4 @@ def test_after_its_beginning_a_long_vector_is_encoded_in_a_few_calls() -> None:
 
 def test_a_short_vector_is_encoded_in_stretches_that_are_worth_a_call() -> None:
     order = stretches([range(100)], ChunkGrid(100 * CHUNK, CHUNK))
-    assert [len(runs) for runs in order] == [1, 2, 4, LEAST_RUNS, LEAST_RUNS, 2]
+    assert [len(runs) for runs in order] == [1, 2, 4, LEAST_RUNS, LEAST_RUNS, 3]

@@ -112,8 +112,8 @@ def _lying_chunks(party: Party) -> Iterator[list[FetchState]]:
             def count_as(self, unit: str, codec: str) -> None:
                 pass
 
-            async def send_frame(self, data: bytes | memoryview) -> None:
-                await stream.send_frame(data)
+            async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
+                await stream.send_frame(data, head)
 
             async def aclose(self) -> None:
                 await stream.aclose()

@@ -5,11 +5,12 @@ import trio
 import trio.testing
 
 from averaging.network.seams import Stream
-from averaging.rounds.even_sending import MOST_AHEAD, MOST_HELD_BACK_S, EvenSending, send_evenly, send_joined
+from averaging.rounds.even_sending import MOST_AHEAD, MOST_HELD_BACK_S, EvenSending, send_evenly
 
 Clock = trio.testing.MockClock
 
 CHUNKS = [bytes([n]) * 1000 for n in range(100)]
+DATA = b"".join(CHUNKS)
 
 
 class Line(Stream):
@@ -20,16 +21,17 @@ class Line(Stream):
         self.frames: list[bytes] = []
         self.ended_s = 0.0
 
-    async def send_frame(self, data: bytes | memoryview) -> None:
-        await trio.sleep(len(data) / self.bytes_per_s)
-        self.frames.append(bytes(data))
+    async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
+        frame = b"".join((head, data))
+        await trio.sleep(len(frame) / self.bytes_per_s)
+        self.frames.append(frame)
         self.ended_s = trio.current_time()
 
 
 async def _send(lines: list[Line], even: EvenSending) -> None:
     async with trio.open_nursery() as nursery:
         for line in lines:
-            nursery.start_soon(send_joined, line, b"".join(CHUNKS), CHUNKS, even)
+            nursery.start_soon(send_evenly, line, range(100), DATA, CHUNKS, even)
 
 
 def test_a_stream_that_is_ahead_holds_back_as_long_as_its_last_frame_took_up_to_a_limit() -> None:
@@ -65,9 +67,18 @@ def test_nobody_waits_for_a_stream_that_ended_or_has_nothing_to_carry() -> None:
 
 async def test_all_chunks_arrive_in_their_order(autojump_clock: Clock) -> None:
     line = Line(1e6)
-    await send_joined(line, b"".join(CHUNKS), CHUNKS, EvenSending())
-    assert b"".join(line.frames) == b"".join(CHUNKS)
+    await send_evenly(line, range(100), DATA, CHUNKS, EvenSending())
+    assert b"".join(line.frames) == DATA
     assert len(line.frames) < len(CHUNKS), "several a frame"
+
+
+async def test_a_frame_begins_with_the_head_of_its_run(autojump_clock: Clock) -> None:
+    line, numbers = Line(1e6), [*range(3, 9), 50, *range(98, 100)]
+    await send_evenly(line, numbers, DATA, CHUNKS, EvenSending(), lambda run: bytes([run.start]))
+    sent = [(frame[0], frame[1:]) for frame in line.frames]
+    assert b"".join(chunks for _, chunks in sent) == b"".join(CHUNKS[number] for number in numbers)
+    assert all(chunks.startswith(CHUNKS[first]) for first, chunks in sent)
+    assert {3, 50, 98} <= {first for first, _ in sent}
 
 
 async def test_a_fast_stream_beside_a_slow_one_goes_at_half_its_speed_at_least(autojump_clock: Clock) -> None:
@@ -81,15 +92,15 @@ async def test_who_is_told_hears_of_chunks_when_they_have_left_and_a_broken_stre
     autojump_clock: Clock,
 ) -> None:
     class Broken(Line):
-        async def send_frame(self, data: bytes | memoryview) -> None:
-            await super().send_frame(data)
+        async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
+            await super().send_frame(data, head)
             if len(self.frames) == 3:
                 raise OSError("gone")
 
     even, left, line = EvenSending(), list[int](), Broken(1e6)
     numbers = [1, 2, 3, 7, 8, 9, 10, 50]
     with pytest.raises(OSError, match="gone"):
-        await send_evenly(line, numbers, CHUNKS, lambda run: b"".join(CHUNKS[run.start : run.stop]), even, left.extend)
+        await send_evenly(line, numbers, DATA, CHUNKS, even, left=left.extend)
     assert left == numbers[: len(left)]
     assert 0 < len(left) < len(numbers)
     even.begin("other", 100)

@@ -358,6 +358,31 @@ async def test_results_wait_while_contributions_to_our_own_slice_come_and_no_lon
         assert sides[1].kept[0][1] == sides[0].kept[0][1]
 
 
+async def test_a_result_is_taken_while_the_last_few_chunks_of_our_own_slice_are_still_to_come(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To ask for it takes as long as these take to come."""
+    monkeypatch.setattr("averaging.rounds.reduction.NEARLY_SHARE", 0.5)
+    async with three_sides() as (world, sides):
+        mine, proposal = contribution_of(world.parties[2], 2), world.proposal(TWO_SLICES, reduce_within_s=60.0)
+        async with running(sides[:2], proposal):
+            await trio.sleep(2.0)
+            first = [*(chunk_frame(number, mine.chunks[number]) for number in range(4)), END, NEED]
+            await talk(world.parties[2], world.parties[0], hello_of(proposal, mine), first)
+            assert 0 in sides[0].kept
+            await trio.sleep(1.0)
+            assert 0 not in sides[1].kept
+            begun = [chunk_frame(4, mine.chunks[4]), b"X"]
+            with pytest.raises(PeerUnreachable):
+                await talk(world.parties[2], world.parties[1], hello_of(proposal, mine, 1), begun)
+            await trio.sleep(0.1)
+            assert 0 in sides[1].kept
+            assert 4 not in sides[1].kept
+            rest = [chunk_frame(5, mine.chunks[5]), END, NEED]
+            await talk(world.parties[2], world.parties[1], hello_of(proposal, mine, 1), rest)
+        assert sides[1].kept[0][1] == sides[0].kept[0][1]
+
+
 # --- slices that move ---------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from averaging.rounds.growing import GrowingContribution
 
 
 async def test_chunks_are_waited_for_until_all_of_them_are_encoded(autojump_clock: trio.testing.MockClock) -> None:
-    growing = GrowingContribution([memoryview(b"x")] * 6)
+    growing = GrowingContribution(memoryview(b"x" * 6), [memoryview(b"x")] * 6)
     found: list[tuple[bool, float]] = []
 
     async def wait() -> None:
@@ -25,7 +25,7 @@ async def test_chunks_are_waited_for_until_all_of_them_are_encoded(autojump_cloc
 
 
 async def test_who_waits_for_chunks_that_will_never_be_encoded_hears_so(autojump_clock: trio.testing.MockClock) -> None:
-    growing = GrowingContribution([memoryview(b"x")] * 2)
+    growing = GrowingContribution(memoryview(b"x" * 2), [memoryview(b"x")] * 2)
     growing.grew([range(1)])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.testing.wait_all_tasks_blocked)

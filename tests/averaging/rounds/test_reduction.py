@@ -15,76 +15,40 @@ from averaging.chunk_runs import span_bytes
 from averaging.codecs import Codec, codec_by_name, codec_names
 from averaging.rooms import Room
 from averaging.rounds.batches import split_batch
-from averaging.rounds.contribution import EncodedContribution, encode_contribution, hello_of, result_root
-from averaging.rounds.reduction import MAX_DELTA, Offer, Offers, Reduction
+from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
+from averaging.rounds.offers import Offer, Offers
+from averaging.rounds.reduction import MAX_DELTA, Reduction
 from averaging.weighted_mean import WeightedSum, sum_dtype
-from protocol.envelope import NEVER_MS, seal
 from protocol.errors import RemoteProtocolError
-from protocol.ids import CommitId, Root, RunId, UnitName
 from protocol.merkle import MerkleTree, leaf_hash
-from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.lane_parts import LanePart
-from protocol.rounds.messages import Ballot, Member, Proposal, ResultHeader, SliceSpec
-from protocol.rounds.requests import ContributionHeader, ExchangeHello
+from protocol.rounds.messages import ResultHeader
+from protocol.rounds.requests import ContributionHeader
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import decode_body, encode_body
-from tests.simulation.signing import HashSigner, HashVerifier
-
-GRID = ChunkGrid(40, 10)
-CODEC = codec_by_name("fp32")
-RUN, UNIT, BASE = RunId(b"r" * 32), UnitName("fragment-0"), CommitId(b"b" * 32)
-SIGNERS = sorted((HashSigner(bytes([i])) for i in range(3)), key=lambda signer: signer.peer_id)
-MEMBERS = tuple(Member(signer.peer_id, 1, 1) for signer in SIGNERS)
-PART = SliceSpec(1, 4, SIGNERS[0].peer_id)
-PROPOSAL = Proposal(
-    UNIT,
-    BASE,
-    1,
-    Ballot(0, SIGNERS[0].peer_id),
+from tests.averaging.rounds.offers_world import (
+    CODEC,
+    GRID,
     MEMBERS,
-    (SliceSpec(0, 1, SIGNERS[1].peer_id), PART),
-    "fp32",
-    1000,
-    5.0,
+    PART,
+    PROPOSAL,
+    RUN,
+    SIGNERS,
+    add_chunk,
+    contribution,
+    new_hello,
+    new_offers,
+    offer_of,
 )
-
-
-def _contribution(seed: int) -> EncodedContribution:
-    theta_N = torch.randn(40, generator=torch.Generator().manual_seed(seed))
-    return encode_contribution(torch.zeros(40), theta_N, 100, CODEC, GRID)
-
-
-def _hello(number: int, mine: EncodedContribution, tokens: int = 100, **changes: object) -> ExchangeHello:
-    header = ContributionHeader(UNIT, BASE, MEMBERS[number], tokens, "fp32", mine.root, BASE, Root(bytes(32)))
-    header = replace(header, **changes)  # type: ignore[arg-type]
-    signed = seal(SIGNERS[number], ROUND_DOMAIN, RUN, 0, NEVER_MS, encode_body(header))
-    return hello_of(PROPOSAL, PART, replace(mine, header=signed))
-
-
-def _offers() -> Offers:
-    return Offers(RUN, HashVerifier(), CODEC, GRID)
-
-
-def _add_chunk(offers: Offers, offer: Offer, chunk: int, data: bytes) -> None:
-    """As an exchange does it: checked, then kept."""
-    offers.check_batch(offer, [(chunk, memoryview(data))])
-    offer.chunks[chunk] = data
-
-
-def _offer(offers: Offers, number: int, tokens: int = 100) -> Offer:
-    mine = _contribution(number)
-    offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, _hello(number, mine, tokens))
-    for chunk in range(PART.first_chunk, PART.stop_chunk):
-        _add_chunk(offers, offer, chunk, mine.chunks[chunk])
-    return offer
+from tests.simulation.signing import HashVerifier
 
 
 def test_the_result_is_the_weighted_mean_with_weights_capped_and_members_in_fixed_order() -> None:
     results = []
     for order in ((0, 1, 2), (2, 0, 1)):
-        offers = _offers()
+        offers = new_offers()
         for number in order:
-            _offer(offers, number, tokens=(100, 300, 5000)[number])
+            offer_of(offers, number, tokens=(100, 300, 5000)[number])
         result = Reduction(PROPOSAL, PART, offers, CODEC, GRID).reduce()
         assert result is not None
         results.append(result)
@@ -93,7 +57,7 @@ def test_the_result_is_the_weighted_mean_with_weights_capped_and_members_in_fixe
     assert header.weight_sum == 100 + 300 + 1000
     assert [entry.peer for entry in header.included] == [signer.peer_id for signer in SIGNERS]
     assert header.result_hash == result_root(results[0].chunks)
-    thetas = [-torch.cat([CODEC.decode(c, 10) for c in _contribution(n).chunks]) for n in range(3)]
+    thetas = [-torch.cat([CODEC.decode(c, 10) for c in contribution(n).chunks]) for n in range(3)]
     mean_N = -(100 * thetas[0] + 300 * thetas[1] + 1000 * thetas[2]) / 1400
     got_n = torch.cat([CODEC.decode(chunk, 10) for chunk in results[0].chunks])
     torch.testing.assert_close(got_n, mean_N[10:40], rtol=1e-5, atol=1e-6)
@@ -109,7 +73,7 @@ def _in_order_of_arrival(
     for number, count in enumerate(tokens):
         theta_N = torch.randn(grid.num_elements, generator=torch.Generator().manual_seed(number))
         mine = encode_contribution(torch.zeros(grid.num_elements), theta_N, count, codec, grid)
-        hello = _hello(number, mine, count, codec=codec.name)
+        hello = new_hello(number, mine, count, codec=codec.name)
         offer = offers.admit(SIGNERS[number].peer_id, proposal, PART, hello)
         arriving += [(offer, mine, chunk) for chunk in range(PART.first_chunk, PART.stop_chunk)]
     chance.shuffle(arriving)
@@ -217,9 +181,9 @@ def test_chunks_summed_of_others_while_a_slice_closes_leave_its_bytes_alone(monk
 
 
 def test_frames_that_bring_chunks_again_are_not_kept_for_the_one_that_is_new() -> None:
-    offers, mine = _offers(), _contribution(1)
+    offers, mine = new_offers(), contribution(1)
     reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
-    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, mine))
+    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, new_hello(1, mine))
     frames = list[weakref.ref[np.ndarray]]()
     for first in range(PART.stop_chunk - 1, PART.first_chunk - 1, -1):
         frame = np.frombuffer(b"".join(mine.chunks[first : PART.stop_chunk]), dtype=np.uint8).copy()
@@ -233,12 +197,12 @@ def test_frames_that_bring_chunks_again_are_not_kept_for_the_one_that_is_new() -
 
 
 def test_chunks_of_an_undecodable_member_are_summed_without_it_also_where_it_was_summed_before() -> None:
-    offers = _offers()
-    good = [_offer(offers, number) for number in (0, 2)]
+    offers = new_offers()
+    good = [offer_of(offers, number) for number in (0, 2)]
     theta_N = torch.ones(40)
     theta_N[25] = 10 * MAX_DELTA
     spoilt = encode_contribution(torch.zeros(40), theta_N, 100, CODEC, GRID)
-    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, spoilt))
+    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, new_hello(1, spoilt))
     reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
     for chunk in range(PART.first_chunk, PART.stop_chunk):
         summing = reduction.take(offer, [(chunk, memoryview(spoilt.chunks[chunk]))])
@@ -281,7 +245,7 @@ def test_a_signed_chunk_that_nobody_writes_leaves_its_sender_out_by_name_and_the
             begin = at % len(chunks[2])
             chunks[2][begin : begin + len(bad)] = bad
         signed = replace(mine, chunks=tuple(map(bytes, chunks)), tree=MerkleTree.over(tuple(map(leaf_hash, chunks))))
-        offer = offers.admit(SIGNERS[number].peer_id, proposal, PART, _hello(number, signed, codec=codec_name))
+        offer = offers.admit(SIGNERS[number].peer_id, proposal, PART, new_hello(number, signed, codec=codec_name))
         batch = [(chunk, memoryview(signed.chunks[chunk])) for chunk in range(PART.first_chunk, PART.stop_chunk)]
         offers.check_batch(offer, batch)
         summing = reduction.take(offer, batch)
@@ -297,8 +261,8 @@ def test_a_signed_chunk_that_nobody_writes_leaves_its_sender_out_by_name_and_the
 
 
 def test_a_reason_of_any_length_and_kind_fits_into_the_result_that_names_it() -> None:
-    offers = _offers()
-    _offer(offers, 0)
+    offers = new_offers()
+    offer_of(offers, 0)
     reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
     reduction.set_refused(SIGNERS[1].peer_id, RemoteProtocolError("x" * 10_000 + "\n\0", "less"))
     result = reduction.reduce()
@@ -310,12 +274,12 @@ def test_a_reason_of_any_length_and_kind_fits_into_the_result_that_names_it() ->
 
 
 def test_a_lane_that_two_members_bring_is_summed_once_and_the_other_is_left_out_by_name() -> None:
-    offers = _offers()
+    offers = new_offers()
     lane, other = LanePart(7, 3, 100), LanePart(8, 3, 100)
     reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
     for number, parts in enumerate(((lane,), (lane,), (other,))):
-        mine = _contribution(number)
-        offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, _hello(number, mine, lanes=parts))
+        mine = contribution(number)
+        offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, new_hello(number, mine, lanes=parts))
         for chunk in range(PART.first_chunk, PART.stop_chunk):
             summing = reduction.take(offer, [(chunk, memoryview(mine.chunks[chunk]))])
             if summing is not None:
@@ -331,22 +295,22 @@ def test_a_lane_that_two_members_bring_is_summed_once_and_the_other_is_left_out_
 
 
 def test_who_was_left_out_for_a_lane_counts_after_all_where_the_other_cannot_be_read() -> None:
-    offers, lanes = _offers(), (LanePart(7, 3, 100),)
+    offers, lanes = new_offers(), (LanePart(7, 3, 100),)
     theta_N = torch.full((40,), 10 * MAX_DELTA)
     spoilt = encode_contribution(torch.zeros(40), theta_N, 100, CODEC, GRID)
-    for number, mine in enumerate((spoilt, _contribution(1))):
-        offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, _hello(number, mine, lanes=lanes))
+    for number, mine in enumerate((spoilt, contribution(1))):
+        offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, new_hello(number, mine, lanes=lanes))
         for chunk in range(PART.first_chunk, PART.stop_chunk):
-            _add_chunk(offers, offer, chunk, mine.chunks[chunk])
+            add_chunk(offers, offer, chunk, mine.chunks[chunk])
     result = Reduction(PROPOSAL, PART, offers, CODEC, GRID).reduce()
     assert result is not None
     assert [entry.peer for entry in result.header.included] == [SIGNERS[1].peer_id]
 
 
 def test_contributions_are_read_in_their_codec_and_the_result_is_written_in_its_own() -> None:
-    offers, results = _offers(), codec_by_name("int8")
+    offers, results = new_offers(), codec_by_name("int8")
     for number in range(3):
-        _offer(offers, number)
+        offer_of(offers, number)
     plain, coded = (Reduction(PROPOSAL, PART, offers, codec, GRID).reduce() for codec in (CODEC, results))
     assert plain is not None
     assert coded is not None
@@ -360,7 +324,7 @@ def test_what_a_result_left_out_does_not_come_with_the_next_one() -> None:
     grid, results = ChunkGrid(4 * 600, 600), codec_by_name("top6")
     offers, _, arriving = _in_order_of_arrival(CODEC, grid, (100, 300, 700), random.Random(2))
     for offer, mine, chunk in arriving:
-        _add_chunk(offers, offer, chunk, mine.chunks[chunk])
+        add_chunk(offers, offer, chunk, mine.chunks[chunk])
     first, second = (Reduction(PROPOSAL, PART, offers, results, grid).reduce() for _ in range(2))
     assert first is not None
     assert second is not None
@@ -373,7 +337,7 @@ def test_a_result_says_how_much_of_the_mean_its_codec_had_no_room_for() -> None:
     for name in ("top6", "int8"):
         offers, whole, arriving = _in_order_of_arrival(CODEC, grid, (100, 300), random.Random(1))
         for offer, mine, chunk in arriving:
-            _add_chunk(offers, offer, chunk, mine.chunks[chunk])
+            add_chunk(offers, offer, chunk, mine.chunks[chunk])
         mean, result = (
             reduction.reduce() for reduction in (whole, Reduction(PROPOSAL, PART, offers, codec_by_name(name), grid))
         )
@@ -393,66 +357,11 @@ def test_a_result_says_how_much_of_the_mean_its_codec_had_no_room_for() -> None:
     assert lost["top6"] > 500_000, "noise, of which six in a hundred values have room"
 
 
-def test_a_chunk_with_another_hash_length_or_number_is_refused_and_not_kept() -> None:
-    offers, mine = _offers(), _contribution(1)
-    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, mine))
-    for chunk, data in ((1, mine.chunks[2]), (1, mine.chunks[1][:-4]), (9, mine.chunks[1])):
-        with pytest.raises(RemoteProtocolError):
-            _add_chunk(offers, offer, chunk, data)
-    assert offer.chunks == {}
-
-
-def test_hashes_that_do_not_make_the_signed_root_are_refused() -> None:
-    good = _hello(1, _contribution(1))
-    for hello in (replace(good, chunk_hashes=bytes(32 * 3)), replace(good, path=bytes(len(good.path)))):
-        with pytest.raises(RemoteProtocolError, match="signed root"):
-            _offers().admit(SIGNERS[1].peer_id, PROPOSAL, PART, hello)
-
-
-def test_hashes_of_another_number_of_chunks_than_the_slice_has_are_refused() -> None:
-    mine = _contribution(1)
-    hello = replace(_hello(1, mine), chunk_hashes=b"".join(mine.hashes), path=b"")
-    with pytest.raises(RemoteProtocolError, match="chunk hashes"):
-        _offers().admit(SIGNERS[1].peer_id, PROPOSAL, PART, hello)
-
-
-def test_the_hashes_of_one_slice_vouch_for_no_chunk_of_another_until_these_are_brought_too() -> None:
-    offers, mine = _offers(), _contribution(1)
-    other, sender = SliceSpec(0, 1, SIGNERS[0].peer_id), SIGNERS[1].peer_id
-    offer = offers.admit(sender, PROPOSAL, PART, _hello(1, mine))
-    with pytest.raises(RemoteProtocolError, match="another hash"):
-        _add_chunk(offers, offer, 0, mine.chunks[0])
-    second = hello_of(PROPOSAL, other, replace(mine, header=_hello(1, mine).contribution))
-    assert offers.admit(sender, PROPOSAL, other, second) is offer
-    _add_chunk(offers, offer, 0, mine.chunks[0])
-    _add_chunk(offers, offer, 1, mine.chunks[1])
-
-
-def test_a_second_root_of_one_member_on_one_base_is_refused() -> None:
-    offers = _offers()
-    _offer(offers, 1)
-    with pytest.raises(RemoteProtocolError, match="two contributions"):
-        offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, _contribution(9)))
-
-
-def test_a_new_session_that_the_proposal_names_may_offer_again_and_the_one_before_counts_no_more() -> None:
-    offers = _offers()
-    _offer(offers, 1)
-    reborn = replace(MEMBERS[1], session=2)
-    proposal = replace(PROPOSAL, ballot=Ballot(1, SIGNERS[0].peer_id), members=(MEMBERS[0], reborn, MEMBERS[2]))
-    mine = _contribution(9)
-    offer = offers.admit(SIGNERS[1].peer_id, proposal, PART, _hello(1, mine, member=reborn))
-    assert (offer.header.root, offer.chunks) == (mine.root, {})
-    assert offers.get(SIGNERS[1].peer_id) is offer
-    with pytest.raises(RemoteProtocolError):
-        offers.admit(SIGNERS[1].peer_id, proposal, PART, _hello(1, _contribution(1)))
-
-
 def test_a_delta_beyond_all_measure_is_left_out_and_named() -> None:
-    offers = _offers()
-    _offer(offers, 0)
+    offers = new_offers()
+    offer_of(offers, 0)
     huge = encode_contribution(torch.zeros(40), torch.full((40,), 10 * MAX_DELTA), 100, CODEC, GRID)
-    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, huge))
+    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, new_hello(1, huge))
     offer.chunks.update(enumerate(huge.chunks))
     result = Reduction(PROPOSAL, PART, offers, CODEC, GRID).reduce()
     assert result is not None
@@ -461,27 +370,13 @@ def test_a_delta_beyond_all_measure_is_left_out_and_named() -> None:
     assert named[SIGNERS[1].peer_id].startswith("not decodable: a delta of 1e+19")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"member": Member(SIGNERS[1].peer_id, 1, 2)}, {"member": MEMBERS[2]}, {"base": bytes(32)}, {"codec": "int8"}],
-)
-def test_another_session_peer_base_or_codec_is_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(RemoteProtocolError):
-        _offers().admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, _contribution(1), **changes))
-
-
-def test_a_stranger_cannot_bring_a_members_contribution() -> None:
-    with pytest.raises(RemoteProtocolError):
-        _offers().admit(SIGNERS[2].peer_id, PROPOSAL, PART, _hello(1, _contribution(1)))
-
-
 async def test_a_slice_closes_when_the_absent_are_accounted_for_and_says_why(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    offers = _offers()
+    offers = new_offers()
     reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
-    _offer(offers, 0)
-    _offer(offers, 1)
+    offer_of(offers, 0)
+    offer_of(offers, 1)
     reduction.set_absent(SIGNERS[2].peer_id, "lost")
     await reduction.wait_ready(5.0)
     assert trio.current_time() < 1.0
@@ -491,12 +386,12 @@ async def test_a_slice_closes_when_the_absent_are_accounted_for_and_says_why(
 
 
 async def test_a_slice_closes_at_its_deadline_with_what_is_whole(autojump_clock: trio.testing.MockClock) -> None:
-    offers = _offers()
+    offers = new_offers()
     reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
-    _offer(offers, 0)
-    half = _contribution(1)
-    partial = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, half))
-    _add_chunk(offers, partial, 1, half.chunks[1])
+    offer_of(offers, 0)
+    half = contribution(1)
+    partial = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, new_hello(1, half))
+    add_chunk(offers, partial, 1, half.chunks[1])
     await reduction.wait_ready(5.0)
     assert trio.current_time() >= 5.0
     result = reduction.reduce()
@@ -508,10 +403,10 @@ async def test_a_slice_closes_at_its_deadline_with_what_is_whole(autojump_clock:
 async def test_a_slice_that_is_given_time_waits_so_long_from_its_beginning(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    offers = _offers()
+    offers = new_offers()
     reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
     for number in (0, 1):
-        _offer(offers, number)
+        offer_of(offers, number)
     began_s = trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reduction.wait_ready, 5.0)
@@ -520,7 +415,7 @@ async def test_a_slice_that_is_given_time_waits_so_long_from_its_beginning(
         reduction.give_time(10.0)
         await trio.sleep(20.0)
         assert len(nursery.child_tasks) == 1
-        _offer(offers, 2)
+        offer_of(offers, 2)
         reduction.wake()
     assert trio.current_time() - began_s == pytest.approx(24.0)
     result = reduction.reduce()
@@ -529,9 +424,9 @@ async def test_a_slice_that_is_given_time_waits_so_long_from_its_beginning(
 
 
 async def test_time_that_is_given_to_a_slice_ends_as_well(autojump_clock: trio.testing.MockClock) -> None:
-    offers = _offers()
+    offers = new_offers()
     reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
-    _offer(offers, 0)
+    offer_of(offers, 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reduction.wait_ready, 5.0)
         await trio.sleep(4.0)
@@ -542,7 +437,7 @@ async def test_time_that_is_given_to_a_slice_ends_as_well(autojump_clock: trio.t
 
 
 async def test_nothing_is_made_up_when_nobody_contributed(autojump_clock: trio.testing.MockClock) -> None:
-    reduction = Reduction(PROPOSAL, PART, _offers(), CODEC, GRID)
+    reduction = Reduction(PROPOSAL, PART, new_offers(), CODEC, GRID)
     for member in MEMBERS:
         reduction.set_absent(member.peer, "nothing to offer")
     await reduction.wait_ready(5.0)

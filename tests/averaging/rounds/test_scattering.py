@@ -55,7 +55,7 @@ def _frames(mine: EncodedContribution, chunks: Sequence[int]) -> list[bytes]:
 
 
 def _growing(mine: EncodedContribution) -> GrowingContribution:
-    return GrowingContribution([memoryview(chunk) for chunk in mine.chunks])
+    return GrowingContribution(mine.data, [memoryview(chunk) for chunk in mine.chunks])
 
 
 @dataclass
