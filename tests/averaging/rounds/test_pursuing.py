@@ -15,7 +15,7 @@ import trio.testing
 from averaging.network.memory_storage import UNBOUNDED_BYTES
 from averaging.network.seams import Network
 from averaging.rounds.gathering import GATHER_WITHIN_S, Gatherer
-from averaging.rounds.pursuing import MAX_PAUSE_S, STALL_PAUSE_S, Pursuer
+from averaging.rounds.pursuing import KEEP_AFTER_S, MAX_PAUSE_S, STALL_PAUSE_S, Pursuer
 from averaging.rounds.transfer import fetch_chunks
 from protocol.errors import UnreachableError
 from protocol.ids import PeerId
@@ -109,6 +109,42 @@ async def test_a_commit_is_applied_with_bytes_from_its_holders_and_told_to_train
         assert scene.party.chain.head == commit.link
         assert not scene.bench.adopter.is_idle, "a delta that is asked for from here on waits for the adoption"
         assert [event for event, _ in scene.bench.published] == ["committed"]
+
+
+async def test_the_state_after_a_commit_is_written_a_moment_after_its_trainer_heard_of_it(
+    autojump_clock: Clock,
+) -> None:
+    async with _scene() as scene:
+        first, second = scene.world.commits(2)
+        for commit in (first, second):
+            await commit.write_results(scene.party)
+        generations = scene.party.chain.tools.generations
+        scene.nursery.start_soon(scene.commit, first)
+        await scene.bench.until_told(Applied)
+        await trio.sleep(0.9 * KEEP_AFTER_S)
+        assert first.link.commit not in {ref.commit for ref in await generations.list()}
+        await trio.sleep(0.2 * KEEP_AFTER_S)
+        assert first.link.commit in {ref.commit for ref in await generations.list()}
+        began_s = trio.current_time()
+        await scene.commit(second)
+        assert second.link.commit in {ref.commit for ref in await generations.list()}
+        assert trio.current_time() - began_s < 0.5 * KEEP_AFTER_S, (
+            "where rounds follow each other at once it waits less"
+        )
+
+
+async def test_of_commits_that_come_at_once_the_last_one_is_written(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        first, second = scene.world.commits(2)
+        for commit in (first, second):
+            await commit.write_results(scene.party)
+        scene.nursery.start_soon(scene.commit, first)
+        await scene.bench.until_told(Applied)
+        await scene.commit(second)
+        await trio.sleep(2 * KEEP_AFTER_S)
+        written = {ref.commit for ref in await scene.party.chain.tools.generations.list()}
+        assert second.link.commit in written
+        assert first.link.commit not in written
 
 
 async def test_a_commit_whose_bytes_are_with_nobody_stalls_and_is_applied_when_they_turn_up(
