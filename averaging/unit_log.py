@@ -251,8 +251,9 @@ class UnitLog:
 
     async def read_result(self, base: CommitId, result_hash: Root) -> bytes | None:
         """The bytes of one slice's result, or None when they are not here."""
-        data = await self._storage.read(_result_name(base, result_hash))
-        if data is None:
+        name = _result_name(base, result_hash)
+        data = await self._storage.read(name)
+        if data is None and self._listed is not None and name in self._listed[1]:
             self._results_changed()  # by whoever deleted it
         return data
 

@@ -287,6 +287,7 @@ class CallConnection:
                 self._took(number, kind, bool(is_last), bytes(self._unparsed[begin + _PIECE.size : end]))
                 begin = end
             del self._unparsed[:begin]
+            await trio.lowlevel.checkpoint()  # a record may hold hundreds of pieces, each of which is looked at
 
     async def _watch(self) -> None:
         while True:

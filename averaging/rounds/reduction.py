@@ -131,8 +131,8 @@ class Reduction:
         self._room = Room(_scattered_bytes(proposal, part, offers.codec, grid))
         """Where the members' chunks lie as they come."""
 
-        self._num_left: dict[PeerId, int] = {}
-        """Chunks that members have still to bring, once they have brought some."""
+        self._num_left: dict[PeerId, tuple[Offer | None, int]] = {}
+        """Chunks that members have still to bring of an offer, once they have brought some."""
 
         self.nearly_in = trio.Event()
         """Set when little is to come, and when it is closed."""
@@ -234,17 +234,24 @@ class Reduction:
 
     def _count(self, offer: Offer, num_new: int) -> None:
         """How much is still to come."""
+        if self.nearly_in.is_set():
+            return
         sender, numbers = offer.header.member.peer, range(self.part.first_chunk, self.part.stop_chunk)
-        if sender in self._num_left:
-            self._num_left[sender] -= num_new
-        else:
-            self._num_left[sender] = sum(chunk not in offer.chunks for chunk in numbers)
-        few = NEARLY_SHARE * len(numbers)
-        if all(
-            self._num_left.get(member.peer, inf) <= few or self._is_settled(member.peer)
-            for member in self._proposal.members
-        ):
+        known, num_left = self._num_left.get(sender, (None, 0))
+        if known is not offer:  # nothing of it before, or a later session's
+            known, num_left = offer, num_new + sum(chunk not in offer.chunks for chunk in numbers)
+        self._num_left[sender] = known, num_left - num_new
+        if all(self._has_nearly_all(member.peer, NEARLY_SHARE * len(numbers)) for member in self._proposal.members):
             self.nearly_in.set()
+
+    def _has_nearly_all(self, peer: PeerId, few: float) -> bool:
+        offer, num_left = self._num_left.get(peer, (None, inf))
+        if num_left > few and peer in self._absent:
+            return True
+        if offer is None and self._is_settled(peer):
+            self._num_left[peer] = self._offers.get(peer), 0
+            return True
+        return num_left <= few
 
     def _sum_early(self, chunks: Sequence[int], counted: _Counted) -> None:
         try:

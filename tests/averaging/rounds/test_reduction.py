@@ -445,3 +445,42 @@ async def test_nothing_is_made_up_when_nobody_contributed(autojump_clock: trio.t
     told = reduction.without_contributions()
     assert (told.included, told.weight_sum, told.result_hash) == ((), 0, bytes(32))
     assert {(o.peer, o.reason) for o in told.omitted} == {(member.peer, "nothing to offer") for member in MEMBERS}
+
+
+def test_a_slice_is_nearly_in_when_each_member_has_few_chunks_left_and_of_another_session_all_count_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("averaging.rounds.reduction.NEARLY_SHARE", 0.5)
+    offers, mine = new_offers(), [contribution(n) for n in range(3)]
+    offer_of(offers, 0)
+    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+
+    def brings(offer: Offer, number: int, *chunks: int) -> bool:
+        reduction.take(offer, [(chunk, memoryview(mine[number].chunks[chunk])) for chunk in chunks])
+        return reduction.nearly_in.is_set()
+
+    second = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, new_hello(1, mine[1]))
+    assert not brings(second, 1, 1, 2)
+    third = offers.admit(SIGNERS[2].peer_id, PROPOSAL, PART, new_hello(2, mine[2]))
+    assert not brings(third, 2, 1), "two of its three are to come"
+    reborn = replace(MEMBERS[2], session=2)
+    proposal = replace(PROPOSAL, members=(*MEMBERS[:2], reborn))
+    later = offers.admit(SIGNERS[2].peer_id, proposal, PART, new_hello(2, mine[2], member=reborn))
+    assert not brings(later, 2, 2)
+    assert not brings(later, 2, 2), "what comes twice is no more for it"
+    assert brings(later, 2, 3)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_who_is_absent_has_nothing_left_to_bring_and_a_closed_slice_is_in(is_closed: bool) -> None:
+    offers = new_offers()
+    offer_of(offers, 0)
+    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    mine = contribution(1)
+    second = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, new_hello(1, mine))
+    if is_closed:
+        reduction.close()
+    else:
+        reduction.set_absent(SIGNERS[2].peer_id, "gone")
+        reduction.take(second, [(chunk, memoryview(mine.chunks[chunk])) for chunk in range(1, 4)])
+    assert reduction.nearly_in.is_set()
