@@ -88,7 +88,7 @@ class TlsSocket:
     """Moves bytes; what a cancelled call has not moved stays with the caller. At most one reader and one writer at a time.
 
     Whoever moves bytes in a loop need not give others a turn: `send` and `receive_into` do, before they move more than
-    RECORDS_AT_ONCE records without one. (One turn at each call was half of all turns of the loop in a round at 100 Mbit/s, at 0.1 ms.)
+    RECORDS_AT_ONCE records without one. (One turn at each call was half of all turns of the loop in a round at 100 Mbit/s.)
 
     All methods raise OSError when the connection is broken; ssl.SSLError is one.
     """

@@ -22,7 +22,7 @@ from protocol.rounds.requests import ExchangeHello
 from protocol.wire import decode_body
 
 AT_ONCE_BYTES: Final = BATCH_BYTES
-"""So many are hashed at once, in 0.2 ms (3.5 GB/s); to have it done beside the loop takes it twice as long."""
+"""So many are hashed at once, in 0.2 ms at 3.5 GB/s: to have it done beside the loop takes three steps of it, and a thread."""
 
 
 class Receiving:

@@ -43,7 +43,7 @@ MAX_DELTA: Final = 1e18
 
 NEARLY_SHARE: Final = 0.04
 """Of what each member brings to a slice: once no more is to come, its reducer begins to take others' results. To ask for one, and for
-its first frame to come, takes 0.05 to 0.1 s where four members share two cores, in which their lines were idle.
+its first frame to come, takes time: lines of four members that share two cores were idle for 0.1 s meanwhile.
 """
 
 
@@ -245,9 +245,9 @@ class Reduction:
             self.nearly_in.set()
 
     def _has_nearly_all(self, peer: PeerId, few: float) -> bool:
-        offer, num_left = self._num_left.get(peer, (None, inf))
-        if num_left > few and peer in self._absent:
+        if peer in self._absent:
             return True
+        offer, num_left = self._num_left.get(peer, (None, inf))
         if offer is None and self._is_settled(peer):
             self._num_left[peer] = self._offers.get(peer), 0
             return True
