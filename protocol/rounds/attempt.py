@@ -6,13 +6,14 @@ An attempt that fails ends with its reason; the round stays open on its base, no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds.chain import link_after
+from protocol.rounds.cohort import brought_before, others_here
 from protocol.rounds.messages import (
     MAX_SLICES,
     NO_SPINE,
@@ -34,13 +35,11 @@ from protocol.rounds.quorum import electorate, is_quorum
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
 from protocol.rounds.target import MeasuredRound
 from protocol.rounds.views import (
-    caught_up,
     due_at_tokens,
     is_suspected,
     lenders,
     may_hand_on,
     quorum_in_reach,
-    ready_at,
     ready_tokens,
     until_first_unit,
 )
@@ -70,7 +69,7 @@ def propose(state: RoundState, now_s: float) -> Step:
     led, config = state.open.leading, state.config
     if led is None:
         return Step(state, remark=NOT_LEADING)
-    others = _others(state, led, now_s)
+    others = others_here(state, led, now_s)
     if 1 + len(others) < config.min_members:
         return stood_back(state, now_s, f"{1 + len(others)} of at least {config.min_members} members are here")
     if not led.lone_voters and not quorum_in_reach(state, led.ballot, now_s):
@@ -78,16 +77,18 @@ def propose(state: RoundState, now_s: float) -> Step:
     peers = {config.me.peer, *(view.peer for view in others)}
     if not led.lone_voters and not may_hand_on(state, led.ballot, peers, now_s):
         return stood_back(state, now_s, f"{len(peers)} peers are caught up, no quorum of the base roster")
-    members = {config.me.peer: config.me}
-    members.update({view.peer: view.member for view in others if view.member is not None})
-    ready = [state.tokens_ready, *(v.head.tokens_ready for v in others if v.head is not None)]
+    here = {config.me.peer: config.me}
+    here.update({view.peer: view.member for view in others if view.member is not None})
+    members = here | brought_before(state, led, here)
+    views = [state.peers[peer] for peer in members if peer in state.peers]
+    ready = [state.tokens_ready, *(view.head.tokens_ready for view in views if view.head is not None)]
     proposal = Proposal(
         unit=config.unit,
         base=state.link.commit,
         index=state.link.index + 1,
         ballot=led.ballot,
         members=tuple(m for _, m in sorted(members.items())),
-        slices=_slices(state, members, now_s),
+        slices=_slices(state, here, now_s),
         codec=config.codec,
         weight_cap_tokens=weight_cap([tokens for tokens in ready if tokens > 0] or [1]),
         reduce_within_s=_reduce_within_s(state, others),
@@ -102,38 +103,11 @@ def propose(state: RoundState, now_s: float) -> Step:
     return Step(state, (Send(tuple(sorted(proposal.participants)), proposal, reason),), reason)
 
 
-def _others(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ...]:
-    before = state.open.proposal
-    others = tuple(
-        view
-        for view in caught_up(state, now_s)
-        # who fell silent in the attempt before would cost this one the same wait again
-        if before is None or before.member(view.peer) != view.member or not is_suspected(state, view.peer, now_s)
-    )
-    if led.lone_voters:  # every member must ack, and only these promised
-        others = tuple(view for view in others if view.peer in led.lone_voters)
-    return _cohort(state, led, others)
-
-
-def _cohort(state: RoundState, led: Leading, others: tuple[PeerView, ...]) -> tuple[PeerView, ...]:
-    """No more than a round may have, whose work waits longest: most tokens ready first, so that nobody waits for ever. Before them as
-    many of the base roster as hand its vote on (`may_hand_on`).
-    """
-    room = state.config.max_members - 1
-    if len(others) <= room:
-        return others
-    longest_first = sorted(others, key=lambda view: (-ready_at(view), view.peer))
-    roster = set(electorate(state.link.roster, led.ballot, state.open.departures))
-    voters = [view for view in longest_first if view.peer in roster][: len(roster) // 2 + 1]
-    chosen = list(dict.fromkeys(view.peer for view in (*voters, *longest_first)))[:room]
-    return tuple(view for view in others if view.peer in chosen)
-
-
 def _collect_until_s(state: RoundState, reduce_within_s: float, now_s: float) -> float:
     return now_s + reduce_within_s + state.config.suspect_after_s
 
 
-def _offers(state: RoundState, members: dict[PeerId, Member], now_s: float) -> list[ReducerOffer]:
+def _offers(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -> list[ReducerOffer]:
     """Who can sum: reachable members that let no attempt of ours run out of time, and ourselves; where these are fewer than half of
     the members, reachable peers that do not hold the unit fill up the number (rule 7).
     """
@@ -152,7 +126,7 @@ def _offers(state: RoundState, members: dict[PeerId, Member], now_s: float) -> l
     return offers or [ReducerOffer(config.me.peer, state.upload_bytes_per_s)]
 
 
-def _slices(state: RoundState, members: dict[PeerId, Member], now_s: float) -> tuple[SliceSpec, ...]:
+def _slices(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -> tuple[SliceSpec, ...]:
     """The slices of the attempt before, where their reducers are still there: what was scattered is not sent again (rule 16)."""
     offers = _offers(state, members, now_s)
     before = state.open.proposal

@@ -1,0 +1,54 @@
+"""Who takes part in an attempt besides its leader, and who counts in it though it is not here any more (rules 7 and 16)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from protocol.ids import PeerId
+from protocol.rounds.messages import Member
+from protocol.rounds.quorum import electorate
+from protocol.rounds.state import Leading, PeerView, RoundState
+from protocol.rounds.views import caught_up, is_gone, is_suspected, ready_at
+
+
+def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ...]:
+    """Who is caught up and heard; in a lone attempt those who promised."""
+    before = state.open.proposal
+    others = tuple(
+        view
+        for view in caught_up(state, now_s)
+        # who fell silent in the attempt before would cost this one the same wait again
+        if before is None or before.member(view.peer) != view.member or not is_suspected(state, view.peer, now_s)
+    )
+    if led.lone_voters:  # every member must ack, and only these promised
+        others = tuple(view for view in others if view.peer in led.lone_voters)
+    return _cohort(state, led, others)
+
+
+def brought_before(state: RoundState, led: Leading, here: Mapping[PeerId, Member]) -> dict[PeerId, Member]:
+    """Who is not here any more, but may be counted in results of the attempt before: our own result counts it, or there is one and
+    it is gone, so that nobody waits for it. Without it those sums would be others, and what members have of each other's results would
+    go over their lines once more: of four at 100 Mbit/s, one of which was killed while it led, they sent 0.39 of an upload again. It
+    is asked to do nothing; a slice of which it has brought less leaves it out once it is missed there.
+    """
+    before = state.open.proposal
+    ours = [header for header in state.open.results.values() if header.reducer == state.config.me.peer]
+    if before is None or led.lone_voters or not ours:
+        return {}
+    counted = {entry.peer for header in ours for entry in header.included}
+    found = [m for m in before.members if m.peer not in here and (m.peer in counted or is_gone(state, m.peer))]
+    return {member.peer: member for member in found[: max(0, state.config.max_members - len(here))]}
+
+
+def _cohort(state: RoundState, led: Leading, others: tuple[PeerView, ...]) -> tuple[PeerView, ...]:
+    """No more than a round may have, whose work waits longest: most tokens ready first, so that nobody waits for ever. Before them as
+    many of the base roster as hand its vote on (`may_hand_on`).
+    """
+    room = state.config.max_members - 1
+    if len(others) <= room:
+        return others
+    longest_first = sorted(others, key=lambda view: (-ready_at(view), view.peer))
+    roster = set(electorate(state.link.roster, led.ballot, state.open.departures))
+    voters = [view for view in longest_first if view.peer in roster][: len(roster) // 2 + 1]
+    chosen = list(dict.fromkeys(view.peer for view in (*voters, *longest_first)))[:room]
+    return tuple(view for view in others if view.peer in chosen)
