@@ -26,6 +26,11 @@ than half of what they have to do.
 SETTLED_LIST_EVERY_S: Final = 60.0
 """While the same peers are there: a look brings all records from several nodes, and who comes says so itself, by its heartbeats."""
 
+LOOK_BYTES_PER_S: Final = 96.0
+"""What looks at a settled swarm may bring on average: a record is 0.9 kB, and of 32 members all of them each minute were 500 bytes a
+second, where everything else that an idle peer says and hears is a tenth of that.
+"""
+
 
 def directory_key(run_id: RunId) -> str:
     """The directory key under which a run's peers announce themselves."""
@@ -63,7 +68,7 @@ async def list_peers(
     settled_every_s: float = LIST_EVERY_S,
 ) -> None:
     """Look who is there again and again, until cancelled: after `every_s` where others are there than the last time, and while they
-    are the same twice as late each time, up to `settled_every_s`.
+    are the same twice as late each time, up to `settled_every_s`, where that is longer, or to what LOOK_BYTES_PER_S asks for.
     """
     here, wait_s, again_s = frozenset[str](), every_s, AGAIN_FIRST_S
     while True:
@@ -77,5 +82,12 @@ async def list_peers(
             continue
         await take(entries)
         before, here, again_s = here, frozenset(entry.subkey for entry in entries), AGAIN_FIRST_S
-        wait_s = min(2 * wait_s, max(every_s, settled_every_s)) if here == before else every_s
+        wait_s = min(2 * wait_s, _longest_s(found, every_s, settled_every_s)) if here == before else every_s
         await trio.sleep(wait_s)
+
+
+def _longest_s(found: Sequence[DirectoryEntry], every_s: float, settled_every_s: float) -> float:
+    """Between two looks that find the same peers. Who wants to know at once who comes looks as often as ever."""
+    if settled_every_s <= every_s:
+        return every_s
+    return max(settled_every_s, sum(len(entry.subkey) + len(entry.value) for entry in found) / LOOK_BYTES_PER_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import trio
 import trio.testing
 
@@ -15,6 +16,7 @@ from averaging.rounds.membership import (
     AGAIN_LAST_S,
     ANNOUNCE_EVERY_S,
     LIST_EVERY_S,
+    LOOK_BYTES_PER_S,
     SETTLED_LIST_EVERY_S,
     announce,
     list_peers,
@@ -28,15 +30,16 @@ ME = PeerId("me")
 class _Directory:
     """Who is there, and when somebody looked."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, record: bytes = b"record") -> None:
         self.peer_id = ME
+        self.record = record
         self.names = [*names]
         self.looks_s: list[float] = []
 
     async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
         await trio.lowlevel.checkpoint()
         self.looks_s.append(trio.current_time())
-        return [DirectoryEntry(name, b"record", 1e12) for name in self.names]
+        return [DirectoryEntry(name, self.record, 1e12) for name in self.names]
 
     @property
     def waits_s(self) -> list[float]:
@@ -111,6 +114,16 @@ async def test_a_settled_swarm_is_listed_rarely_and_a_changed_one_soon_again(aut
     assert len(directory.waits_s) >= 9
 
 
+@pytest.mark.parametrize("num_peers", [32, 64, 256])
+async def test_a_large_swarm_that_is_settled_is_listed_so_rarely_that_its_records_stay_within_what_idle_peers_may_take(
+    num_peers: int, autojump_clock: Clock
+) -> None:
+    directory = _Directory(*(f"peer {number:03}" for number in range(num_peers)), record=bytes(950))
+    await _look(directory, 40_000.0)
+    look_bytes = num_peers * (len("peer 000") + 950)
+    assert directory.waits_s[-2:] == [round(look_bytes / LOOK_BYTES_PER_S, 3)] * 2
+
+
 async def test_who_came_first_looks_each_second(autojump_clock: Clock) -> None:
     directory = _Directory("me")
     assert await _look(directory, 10.5) == 0
@@ -136,5 +149,6 @@ async def test_a_directory_that_is_away_is_asked_less_often_each_time_and_as_eve
 
 async def test_who_waits_for_somebody_to_come_looks_as_often_as_ever(autojump_clock: Clock) -> None:
     directory = _Directory("me", "one")
+    directory.record = bytes(8000)
     await _look(directory, 31.0, LIST_EVERY_S)
     assert directory.waits_s == [LIST_EVERY_S] * 6
