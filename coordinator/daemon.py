@@ -307,6 +307,7 @@ def _look(host: Host, node: _Node, server: RpcServer) -> Moment:
         bulk_bytes_up=traffic.bulk_bytes_up,
         bulk_bytes_down=traffic.bulk_bytes_down,
         bulk=traffic.bulk,
+        control=traffic.control,
     )
     return Moment(_picture(host), counts, host.clock.monotonic_s(), host.disk.room)
 

@@ -12,7 +12,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from averaging.network.disk_room import DiskRoom
-from averaging.network.seams import BulkCount, BulkKind
+from averaging.network.seams import BulkCount, BulkKind, ControlCount
 from coordinator.heldout_core import expert_kind
 from coordinator.run_core import Phase
 from coordinator.run_view import RunPicture, lanes_and_stages, live_peers, mean_train_loss, tokens_per_s
@@ -36,6 +36,7 @@ class Counts:
     bulk_bytes_up: int = 0
     bulk_bytes_down: int = 0
     bulk: tuple[BulkCount, ...] = ()
+    control: tuple[ControlCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +298,20 @@ COORDINATOR_METRICS: Final = (
         "Payload received from peers.",
         lambda m: ((("control",), float(m.counts.control_bytes_down)), (("bulk",), float(m.counts.bulk_bytes_down))),
         ("lane",),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_control_sent_bytes",
+        "counter",
+        "Payload sent on the control lane.",
+        lambda m: tuple(((count.channel,), float(count.bytes_up)) for count in m.counts.control),
+        ("channel",),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_control_received_bytes",
+        "counter",
+        "Payload received on the control lane.",
+        lambda m: tuple(((count.channel,), float(count.bytes_down)) for count in m.counts.control),
+        ("channel",),
     ),
     CoordinatorMetric(
         "potluck_coordinator_bulk_sent_bytes",

@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from averaging.network.disk_room import DiskMeter
-from averaging.network.seams import BulkCount, Clock, Network, Trainer
+from averaging.network.seams import Clock, Network, Trainer
 from averaging.release import installed_release
 from averaging.rounds.download import DownloadProgress
 from averaging.rounds.service import RoundService
@@ -24,7 +24,8 @@ from peer.move_costs import DownloadRate
 from peer.roster import Roster
 from peer.round_progress import Pace, round_progress
 from peer.round_traffic import RoundBytes, RoundTraffic
-from peer.status import BulkTraffic, LastRound, PeerStatus, UnitPlace
+from peer.status import LastRound, PeerStatus, UnitPlace
+from peer.traffic_told import since_start, traffic_row, traffic_told
 from peer.trouble import Trouble
 from protocol.credential import credential_ends_unix_s
 from protocol.errors import RefusedError
@@ -196,7 +197,16 @@ class Board:
         self.trouble.take(event, fields, self.clock.monotonic_s())
         link = fields.get("link")
         if event == "committed" and isinstance(link, ChainLink) and link.record is not None:
-            log.info("round_came_beside", unit=link.unit, index=link.index, members=len(link.record.contributors))
+            network = self.network
+            moved = self.traffic.committed_beside(link.unit, network.traffic()) if network else RoundBytes(0, 0)
+            log.info(
+                "round_came_beside",
+                unit=link.unit,
+                index=link.index,
+                members=len(link.record.contributors),
+                bytes_up=moved.up,
+                bytes_down=moved.down,
+            )
             if link.roster == (self.peer,):
                 self.for_host.set()
 
@@ -213,13 +223,8 @@ class Board:
             members=members,
             weights={str(p): s for p, s in shares.items()},
             coverage=coverage(record),
-            bytes_up=moved.up,
-            bytes_down=moved.down,
-            control_bytes_up=moved.control_up,
-            control_bytes_down=moved.control_down,
-            bulk=tuple(map(_bulk, moved.bulk)),
             lost=lost,
-        )
+        ).model_copy(update=traffic_told(moved))
         log.info(
             "round_came",
             index=link.index,
@@ -281,17 +286,8 @@ class Board:
         if self.service is None:
             return []
         links = [link for link in self.service.chain.links[-SHOWN_ROUNDS:] if link.record is not None]
-        return [round_json(round_row(link), link.total_tokens, None) | self._moved(link) for link in links]
-
-    def _moved(self, link: ChainLink) -> dict[str, object]:
-        moved = self.traffic.of(link.commit)
-        return {
-            "bytes_up": moved.up if moved else None,
-            "bytes_down": moved.down if moved else None,
-            "control_bytes_up": moved.control_up if moved else None,
-            "control_bytes_down": moved.control_down if moved else None,
-            "bulk": [_bulk(count).model_dump() for count in moved.bulk] if moved else None,
-        }
+        rows = [round_json(round_row(link), link.total_tokens, None) for link in links]
+        return [row | traffic_row(self.traffic.of(link.commit)) for row, link in zip(rows, links, strict=True)]
 
     def latest_spans(self) -> list[dict[str, object]]:
         """What took how long here lately, in the order in which it ended; seconds on a clock of this process."""
@@ -388,14 +384,7 @@ class Board:
             to_host = self.host.traffic
             told |= {"host_bytes_up": to_host.bytes_up, "host_bytes_down": to_host.bytes_down}
         if self.network is not None:
-            traffic = self.network.traffic()
-            told |= {
-                "bytes_up": traffic.bytes_up,
-                "bytes_down": traffic.bytes_down,
-                "control_bytes_up": traffic.control_bytes_up,
-                "control_bytes_down": traffic.control_bytes_down,
-                "bulk": tuple(_bulk(count) for count in traffic.bulk),
-            }
+            told |= traffic_told(since_start(self.network.traffic()))
         if self.download is not None:
             told |= {
                 "download_bytes_here": self.download.bytes_here,
@@ -469,18 +458,6 @@ def _place(service: RoundService, now_s: float) -> UnitPlace:
         tokens_ready=state.tokens_ready,
         waiting=service.waiting,
         state_root=service.chain.root.hex(),
-    )
-
-
-def _bulk(count: BulkCount) -> BulkTraffic:
-    kind = count.kind
-    return BulkTraffic(
-        way=kind.way.value,
-        channel=kind.channel,
-        unit=kind.unit,
-        codec=kind.codec,
-        bytes_up=count.bytes_up,
-        bytes_down=count.bytes_down,
     )
 
 

@@ -85,6 +85,20 @@ PEER_METRICS: Final = (
         ("lane",),
     ),
     PeerMetric(
+        "potluck_peer_control_sent_bytes",
+        "counter",
+        "Payload sent on the control lane.",
+        lambda s: tuple(((count.channel,), float(count.bytes_up)) for count in s.control),
+        ("channel",),
+    ),
+    PeerMetric(
+        "potluck_peer_control_received_bytes",
+        "counter",
+        "Payload received on the control lane.",
+        lambda s: tuple(((count.channel,), float(count.bytes_down)) for count in s.control),
+        ("channel",),
+    ),
+    PeerMetric(
         "potluck_peer_bulk_sent_bytes",
         "counter",
         "Payload sent on the bulk lane.",

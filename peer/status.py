@@ -25,11 +25,22 @@ class BulkTraffic(BaseModel):
     bytes_down: int
 
 
+class ControlTraffic(BaseModel):
+    """Payload of one channel of the control lane; what is said to the directory is of the channel "directory"."""
+
+    model_config = ConfigDict(frozen=True)
+
+    channel: str
+    bytes_up: int
+    bytes_down: int
+
+
 class LastRound(BaseModel):
     """The latest committed round as this peer knows it; `weights` are shares that sum to 1, by peer id.
 
     `bytes_up` and `bytes_down` are payload of both lanes since the commit before, of it `control_bytes_up` and `control_bytes_down` of
-    the control lane, the rest `bulk`. `lost` is the share of the mean, by its squares, that the codec of results had no room for.
+    the control lane, `control` by channel, the rest `bulk`. `lost` is the share of the mean, by its squares, that the codec of results
+    had no room for.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -42,6 +53,7 @@ class LastRound(BaseModel):
     bytes_down: int = 0
     control_bytes_up: int = 0
     control_bytes_down: int = 0
+    control: tuple[ControlTraffic, ...] = ()
     bulk: tuple[BulkTraffic, ...] = ()
     lost: float = 0.0
 
@@ -98,7 +110,8 @@ class PeerStatus(BaseModel):
         bytes_down: payload bytes received.
         control_bytes_up: the control lane's part of `bytes_up`.
         control_bytes_down: the control lane's part of `bytes_down`.
-        bulk: the rest of both, by way, channel, unit and codec.
+        control: both of these, by channel.
+        bulk: the rest of `bytes_up` and `bytes_down`, by way, channel, unit and codec.
         host_bytes_up: what was said to the host, in reports mostly, and `host_bytes_down` what it answered: in no sum above.
         rounds_counted: committed rounds that count a contribution of this process.
         first_counted_unix_s: when this process first saw a certificate that counts a contribution of its own.
@@ -168,6 +181,7 @@ class PeerStatus(BaseModel):
     bytes_down: int = 0
     control_bytes_up: int = 0
     control_bytes_down: int = 0
+    control: tuple[ControlTraffic, ...] = ()
     bulk: tuple[BulkTraffic, ...] = ()
     host_bytes_up: int = 0
     host_bytes_down: int = 0

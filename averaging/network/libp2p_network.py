@@ -15,10 +15,12 @@ import trio
 from averaging.network.asyncio_thread import AsyncioThread, open_plain_nursery
 from averaging.network.bulk_address import BulkAddress
 from averaging.network.bulk_lane import BulkLane
+from averaging.network.control_tally import ControlTally
 from averaging.network.direct import DirectOptions, DirectWay, HostNetwork, open_direct
 from averaging.network.directory import RecordRule
 from averaging.network.frames import MAX_REASON_BYTES, Status, placed
 from averaging.network.hivemind_parts import import_hivemind
+from averaging.network.libp2p_directory import Libp2pDirectory
 from averaging.network.libp2p_door import Admits, admit_all
 from averaging.network.libp2p_listener import allow_open_files
 from averaging.network.libp2p_session import Session, SessionHooks, open_session
@@ -137,6 +139,8 @@ class Libp2pNetwork:
     Attributes:
         thread: the bridge to asyncio.
         lane: pacers and counters of the bulk lane.
+        control: counters of the control lane.
+        directory: what we publish and look for.
         direct: the direct way, None without one.
         p2pd_pid: process id of the running p2pd, None while it is being brought back.
     """
@@ -144,14 +148,13 @@ class Libp2pNetwork:
     def __init__(self, thread: AsyncioThread, options: NetworkOptions, peer_id: PeerId) -> None:
         self.thread = thread
         self.lane = BulkLane(options.upload_bytes_per_s)
-        self._control_up = 0
-        self._control_down = 0
+        self.control = ControlTally()
+        self.directory = Libp2pDirectory(thread, self._current, self.control)
         self._options = options
         self._peer_id = peer_id
         self._calls: dict[str, CallHandler] = {}
         self._streams: dict[str, StreamHandler] = {}
         self._known_addresses: dict[str, None] = dict.fromkeys(options.initial_peers)
-        self._published: dict[tuple[str, str], tuple[bytes, float]] = {}
         self._session: Session | None = None
         self._session_came = trio.Event()
         self._addresses: tuple[str, ...] = ()
@@ -187,8 +190,9 @@ class Libp2pNetwork:
 
     def traffic(self) -> TrafficCount:
         """Payload bytes so far."""
-        bulk = self.lane.tally
-        return TrafficCount(self._control_up, self._control_down, bulk.bytes_up, bulk.bytes_down, bulk.counts())
+        control, bulk = self.control, self.lane.tally
+        lanes = (control.bytes_up, control.bytes_down, bulk.bytes_up, bulk.bytes_down)
+        return TrafficCount(*lanes, bulk.counts(), control.counts())
 
     async def call(self, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
         """One request, one reply: on a connection for calls where there is one, else over libp2p on a stream of its own."""
@@ -197,22 +201,22 @@ class Libp2pNetwork:
             found = await self.direct.calls.find(peer, channel, timeout_s) if self.direct is not None else None
             if found is None:
                 return await self._call_libp2p(peer, channel, request, timeout_s)
-            self._control_up += len(request)
+            self.control.sent(channel, len(request))
             try:
                 reply = await found.call(channel, request)
             except NotSent:
-                self._control_up -= len(request)
+                self.control.not_sent(channel, len(request))
                 return await self._call_libp2p(peer, channel, request, timeout_s)
-            self._control_down += len(reply)
+            self.control.received(channel, len(reply))
             return reply
         raise CallTimeout(f"no answer from {peer} on {channel} within {timeout_s:g} s", "an answer")
 
     async def _call_libp2p(self, peer: PeerId, channel: str, request: bytes, timeout_s: float) -> bytes:
         with trio.move_on_after(timeout_s):
             session = await self._current()
-            self._control_up += len(request)
+            self.control.sent(channel, len(request))
             reply = await self.thread.run(session.call, peer, channel, request)
-            self._control_down += len(reply)
+            self.control.received(channel, len(reply))
             return reply
         raise CallTimeout(f"no answer from {peer} on {channel} within {timeout_s:g} s", "an answer")
 
@@ -255,14 +259,11 @@ class Libp2pNetwork:
 
     async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
         """Store a directory record, and again after a restart of p2pd while it is live."""
-        was_taken = await self.thread.run((await self._current()).publish, key, subkey, value, expires_unix_s)
-        if was_taken:
-            self._published[key, subkey] = (value, expires_unix_s)
-        return was_taken
+        return await self.directory.publish(key, subkey, value, expires_unix_s=expires_unix_s)
 
     async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
         """The live records under a key."""
-        return await self.thread.run((await self._current()).lookup, key)
+        return await self.directory.lookup(key)
 
     def cap_bulk(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
         """The owner's caps of the bulk lane from now on, None for none. Control messages are not held up."""
@@ -309,13 +310,13 @@ class Libp2pNetwork:
         handler = self._calls.get(channel)
         if handler is None:
             return Status.UNSERVED, b""
-        self._control_down += len(request)
+        self.control.received(channel, len(request))
         reason = f"no answer within {MAX_HANDLER_S:.0f} s"
         try:
             with trio.move_on_after(MAX_HANDLER_S):
                 reply = await handler(peer, request)
                 if len(reply) <= MAX_CONTROL_BYTES:
-                    self._control_up += len(reply)
+                    self.control.sent(channel, len(reply))
                     return Status.FINE, reply
                 reason = f"a reply of {len(reply)} bytes, at most {MAX_CONTROL_BYTES}"
         except PotluckError as error:
@@ -351,14 +352,6 @@ class Libp2pNetwork:
     def known_addresses(self) -> tuple[str, ...]:
         """Addresses worth trying at a start."""
         return tuple(self._known_addresses)
-
-    async def publish_again(self, now_unix_s: float) -> None:
-        """After a restart: our live records, which our own node held in memory only in part."""
-        for (key, subkey), (value, expires_unix_s) in list(self._published.items()):
-            if expires_unix_s <= now_unix_s:
-                del self._published[key, subkey]
-            else:
-                await self.publish(key, subkey, value, expires_unix_s=expires_unix_s)
 
     def note_restart(self) -> None:
         """Count one."""
@@ -432,7 +425,7 @@ class _Supervisor:
                 log.warning("p2pd_died", status=status, last_line=process.last_line)
             self._network.note_restart()
             await self._restart()
-            await self._network.publish_again(unix_s())
+            await self._network.directory.publish_again(unix_s())
 
     async def _restart(self) -> None:
         attempt = 0

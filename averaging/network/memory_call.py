@@ -194,7 +194,7 @@ class Call:
         """The request leaves; a duplicate takes its own time."""
         me, num_bytes = self._caller, len(self._request)
         for _ in range(2 if self._swarm.is_duplicated() else 1):
-            me.control_up += num_bytes
+            me.control.sent(self._channel, num_bytes)
             self._swarm.carry(me.peer, self._peer, num_bytes, self._arrive)
 
     def _arrive(self) -> None:
@@ -222,7 +222,7 @@ class Call:
         if handler is None:
             reply = PeerUnreachable(f"{self._peer} does not serve {self._channel}", "a served channel")
         else:
-            host.control_down += len(self._request)
+            host.control.received(self._channel, len(self._request))
             try:
                 reply = await handler(self._caller.peer, self._request)
             except PotluckError as error:
@@ -234,8 +234,10 @@ class Call:
 
     def _reply(self, host: Host, number: int, reply: bytes | PotluckError) -> None:
         host.serving.pop(number, None)
-        num_bytes = len(reply) if isinstance(reply, bytes) else 0
-        host.control_up += num_bytes
+        num_bytes = 0
+        if isinstance(reply, bytes):
+            num_bytes = len(reply)
+            host.control.sent(self._channel, num_bytes)
         self._swarm.carry(self._peer, self._caller.peer, num_bytes, partial(self._come_back, reply))
 
     def _come_back(self, reply: bytes | PotluckError) -> None:
@@ -260,7 +262,7 @@ class Call:
                 RemoteProtocolError(f"a reply of {len(reply)} bytes from {self._peer}", f"at most {MAX_CONTROL_BYTES}")
             )
         else:
-            self._caller.control_down += len(reply)
+            self._caller.control.received(self._channel, len(reply))
             self._answer.give(reply)
 
     def server_died(self) -> None:

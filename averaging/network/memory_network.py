@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import random
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +19,10 @@ import trio
 from averaging.network.bulk_address import BulkAddress
 from averaging.network.bulk_tally import BulkTally
 from averaging.network.clocks import Timers
-from averaging.network.directory import Record, RecordRule, sized_record_rule
+from averaging.network.control_tally import ControlTally
+from averaging.network.directory import RecordRule, sized_record_rule
 from averaging.network.memory_call import Answer, Answers, Call, CallServer
+from averaging.network.memory_directory import MemoryDirectory
 from averaging.network.memory_stream import MemoryStream, Pipe
 from averaging.network.seams import (
     MAX_CONTROL_BYTES,
@@ -75,8 +76,7 @@ class Host:
     idle_servers: list[CallServer] = field(default_factory=list)
     calls: dict[str, CallHandler] = field(default_factory=dict)
     handlers: dict[str, StreamHandler] = field(default_factory=dict)
-    control_up: int = 0
-    control_down: int = 0
+    control: ControlTally = field(default_factory=ControlTally)
     bulk: BulkTally = field(default_factory=BulkTally)
 
     async def wait_awake(self) -> None:
@@ -144,6 +144,7 @@ class MemorySwarm:
         duplicated: share of call requests that arrive twice.
         broken: share of requests, and of replies, whose connection breaks on their way while both processes live.
         reorder_s: requests and replies take up to so much longer, each by itself.
+        directory: what is stored there.
         is_directory_up: whether records can be stored and found.
         has_way_in: instead of that, whether a peer can; None where it is the same for everybody.
     """
@@ -156,12 +157,10 @@ class MemorySwarm:
         record_rule: RecordRule = sized_record_rule,
         timers: Timers | None = None,
     ) -> None:
-        self._record_rule = record_rule
         self._nursery = nursery
         self._random = chooser
         self._default_speed = speed or LinkSpeed()
         self._hosts: dict[PeerId, Host] = {}
-        self._records: dict[str, dict[str, DirectoryEntry]] = defaultdict(dict)
         self._next_number = 0
         self._cuts: dict[tuple[PeerId, PeerId], int] = {}
         self._held: list[tuple[PeerId, PeerId, Callable[[], None]]] = []
@@ -172,6 +171,7 @@ class MemorySwarm:
         self.duplicated = 0.0
         self.broken = 0.0
         self.reorder_s = 0.0
+        self.directory = MemoryDirectory(record_rule)
         self.is_directory_up = True
         self.has_way_in: Callable[[PeerId], bool] | None = None
         self.unix_offset_s = 1_700_000_000.0
@@ -353,20 +353,9 @@ class MemorySwarm:
         """Whether what this peer stores or looks for gets there."""
         return self.is_directory_up if self.has_way_in is None else self.has_way_in(peer)
 
-    def store(self, key: str, entry: DirectoryEntry) -> bool:
-        """Keep a directory record if the rule allows it; the later expiry wins, as in the DHT."""
-        record = Record(entry.subkey, entry.value, entry.expires_unix_s)
-        reason = self._record_rule(record, self.unix_offset_s + trio.current_time())
-        known = self._records[key].get(entry.subkey)
-        if reason or (known is not None and known.expires_unix_s >= entry.expires_unix_s):
-            log.debug("record_refused", subkey=entry.subkey, reason=reason or "older than the one we have")
-            return False
-        self._records[key][entry.subkey] = entry
-        return True
-
-    def records(self, key: str, now_unix_s: float) -> Sequence[DirectoryEntry]:
-        """Live records under a key."""
-        return tuple(e for _, e in sorted(self._records[key].items()) if e.expires_unix_s > now_unix_s)
+    def unix_s(self) -> float:
+        """The time that records expire by."""
+        return self.unix_offset_s + trio.current_time()
 
 
 def _links(
@@ -468,19 +457,24 @@ class MemoryNetwork:
 
     async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
         """Store a record; a record that is too long is refused."""
+        self._host.check_alive()
+        self._host.control.published(key, subkey, value)
         if not await self._reach_directory(len(value)):
             return False
-        return self._swarm.store(key, DirectoryEntry(subkey, value, expires_unix_s))
+        return self._swarm.directory.store(key, DirectoryEntry(subkey, value, expires_unix_s), self._swarm.unix_s())
 
     async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
         """Live records."""
+        self._host.check_alive()
+        self._host.control.looked_up(key)
         if not await self._reach_directory(OPENING_BYTES):
             return ()
-        return self._swarm.records(key, self._swarm.unix_offset_s + trio.current_time())
+        found = self._swarm.directory.live(key, self._swarm.unix_s())
+        self._host.control.found(found)
+        return found
 
     async def _reach_directory(self, num_bytes: int) -> bool:
         swarm, host = self._swarm, self._host
-        host.check_alive()
         await swarm.timers.sleep(swarm.delay_s(host.peer, host.peer, num_bytes))
         host.check_alive()
         if not swarm.reaches_directory(host.peer):
@@ -490,6 +484,6 @@ class MemoryNetwork:
 
     def traffic(self) -> TrafficCount:
         """Payload bytes so far."""
-        host = self._host
-        bulk = host.bulk
-        return TrafficCount(host.control_up, host.control_down, bulk.bytes_up, bulk.bytes_down, bulk.counts())
+        control, bulk = self._host.control, self._host.bulk
+        lanes = (control.bytes_up, control.bytes_down, bulk.bytes_up, bulk.bytes_down)
+        return TrafficCount(*lanes, bulk.counts(), control.counts())

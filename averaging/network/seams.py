@@ -148,14 +148,26 @@ class BulkCount:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlCount:
+    """Payload bytes of one channel of the control lane since start; what is said to the directory is of the channel "directory"."""
+
+    channel: str
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrafficCount:
-    """Payload bytes since start, by lane; the bulk lane's by kind, too: `bulk` sums to the two numbers before it."""
+    """Payload bytes since start, by lane; the bulk lane's by kind and the control lane's by channel, too: `bulk` and `control` sum to
+    the two numbers of their lane.
+    """
 
     control_bytes_up: int
     control_bytes_down: int
     bulk_bytes_up: int
     bulk_bytes_down: int
     bulk: tuple[BulkCount, ...] = ()
+    control: tuple[ControlCount, ...] = ()
 
     @property
     def bytes_up(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -688,6 +689,65 @@ def test_records_that_break_the_rule_are_refused(run: Runner) -> None:
         for subkey, bad, expires_s in offers:
             assert not await world.alice.publish("key-3", subkey, bad, expires_unix_s=expires_s)
         assert list(await world.bob.lookup("key-3")) == []
+
+    run(check)
+
+
+def _said(network: Network) -> Counter[tuple[str, str]]:
+    """Bytes of the control lane, by channel and direction, after a look that they sum to those of the lane."""
+    traffic, said = network.traffic(), Counter[tuple[str, str]]()
+    for count in traffic.control:
+        said[count.channel, "up"] += count.bytes_up
+        said[count.channel, "down"] += count.bytes_down
+    assert sum(count.bytes_up for count in traffic.control) == traffic.control_bytes_up
+    assert sum(count.bytes_down for count in traffic.control) == traffic.control_bytes_down
+    return said
+
+
+def test_a_call_is_counted_under_its_channel_at_both_ends(run_direct: Runner) -> None:
+    async def check(world: World) -> None:
+        for channel in ("first", "second"):
+            world.bob.serve_calls(channel, _echo)
+        before_alice, before_bob = _said(world.alice), _said(world.bob)
+        first = await world.alice.call(world.bob.peer_id, "first", b"12345", timeout_s=5)
+        second = await world.alice.call(world.bob.peer_id, "second", b"123", timeout_s=5)
+        alice, bob = _said(world.alice), _said(world.bob)
+        alice.subtract(before_alice)
+        bob.subtract(before_bob)
+        assert (alice["first", "up"], alice["first", "down"]) == (5, len(first))
+        assert (bob["first", "up"], bob["first", "down"]) == (len(first), 5)
+        assert (alice["second", "up"], alice["second", "down"]) == (3, len(second))
+        assert (bob["second", "up"], bob["second", "down"]) == (len(second), 3)
+
+    run_direct(check)
+
+
+def test_a_call_that_nobody_serves_is_counted_where_it_was_sent_alone(run_direct: Runner) -> None:
+    async def check(world: World) -> None:
+        with pytest.raises(PeerUnreachable):
+            await world.alice.call(world.bob.peer_id, "unserved", b"12345", timeout_s=5)
+        alice, bob = _said(world.alice), _said(world.bob)
+        assert (alice["unserved", "up"], alice["unserved", "down"]) == (5, 0)
+        assert "unserved" not in {channel for channel, _ in bob}
+
+    run_direct(check)
+
+
+def test_what_is_published_and_looked_up_is_counted_as_said_to_the_directory(run: Runner) -> None:
+    async def check(world: World) -> None:
+        owner, expires_s = world.alice.peer_id, world.unix_s() + 60.0
+        value = seal_record(world.identity_of(world.alice), RUN, 1, expires_s, b"here")
+        before_alice, before_bob = _said(world.alice), _said(world.bob)
+        assert await world.alice.publish("key-4", owner, value, expires_unix_s=expires_s)
+        assert not await world.alice.publish("key-4", owner, b"unsigned", expires_unix_s=expires_s)
+        assert [entry.value for entry in await world.bob.lookup("key-4")] == [value]
+        assert list(await world.bob.lookup("key-45")) == []
+        alice, bob = _said(world.alice), _said(world.bob)
+        alice.subtract(before_alice)
+        bob.subtract(before_bob)
+        sent_bytes = 2 * len("key-4" + owner) + len(value) + len(b"unsigned")
+        assert (alice["directory", "up"], alice["directory", "down"]) == (sent_bytes, 0)
+        assert (bob["directory", "up"], bob["directory", "down"]) == (len("key-4key-45"), len(owner) + len(value))
 
     run(check)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from averaging.network.disk_room import DiskRoom
-from averaging.network.seams import BulkCount, BulkKind, Way
+from averaging.network.seams import BulkCount, BulkKind, ControlCount, Way
 from coordinator.ledger import LossPoint
 from coordinator.metrics import COORDINATOR_METRICS, Counts, Moment, render_metrics
 from coordinator.run_view import PeerEntry
@@ -17,7 +17,8 @@ from tests.coordinator.test_run_view import A, B, peer, picture, timed
 
 def text() -> str:
     bulk = (BulkCount(BulkKind(Way.DIRECT, "shard"), 9, 6),)
-    counts = Counts(calls=(("Report", "ok", 7),), control_bytes_up=5, bulk_bytes_down=6, bulk=bulk)
+    control = (ControlCount("directory", 5, 0),)
+    counts = Counts(calls=(("Report", "ok", 7),), control_bytes_up=5, bulk_bytes_down=6, bulk=bulk, control=control)
     alone = replace(timed(2, 300, 100), row=replace(timed(2, 300, 100).row, is_lone=True))
     points = (
         LossPoint("prose", 1, 300, 3.5, A),
@@ -61,6 +62,8 @@ def test_values_are_read_off_the_run() -> None:
         "potluck_coordinator_disk_all_bytes 30.0",
         'potluck_coordinator_calls_total{call="Report",outcome="ok"} 7.0',
         'potluck_coordinator_received_bytes_total{lane="bulk"} 6.0',
+        'potluck_coordinator_control_sent_bytes_total{channel="directory"} 5.0',
+        'potluck_coordinator_control_received_bytes_total{channel="directory"} 0.0',
         'potluck_coordinator_bulk_sent_bytes_total{channel="shard",codec="",unit="",way="direct"} 9.0',
     ):
         assert line in shown.splitlines()

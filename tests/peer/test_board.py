@@ -7,11 +7,12 @@ from typing import cast
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from averaging.network.clocks import VirtualClock
 from averaging.network.disk_room import DiskMeter
 from averaging.network.offload import InlineOffload
-from averaging.network.seams import BulkCount, BulkKind, Network, TrafficCount, Way
+from averaging.network.seams import BulkCount, BulkKind, ControlCount, Network, TrafficCount, Way
 from averaging.rounds.download import DownloadProgress
 from averaging.rounds.service import RoundService
 from peer.apart import APART_AFTER_S
@@ -19,6 +20,7 @@ from peer.board import Board
 from peer.controls_core import Decision
 from peer.lane_service import LaneService
 from peer.roster import HOST_AWAY_S, Roster
+from peer.round_traffic import RoundTraffic
 from peer.status_text import status_lines
 from protocol.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.frozen import replace
@@ -62,16 +64,43 @@ async def test_a_round_tells_its_bytes_by_lane_unit_and_codec_in_the_status_and_
     table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
     seat = table.live()[0]
     kind = BulkKind(Way.DIRECT, "exchange", UNIT, "int8")
-    network = SimpleNamespace(traffic=lambda: TrafficCount(3, 4, 50, 60, (BulkCount(kind, 50, 60),)))
+    traffic = TrafficCount(3, 4, 50, 60, (BulkCount(kind, 50, 60),), (ControlCount("round", 3, 4),))
+    network = SimpleNamespace(traffic=lambda: traffic)
     board = Board(seat.peer, VirtualClock(), 0.0, network=cast(Network, network))
     board.publish("committed", {"link": seat.head})
     told = board.last_round
     assert told is not None
     moved = {"way": "direct", "channel": "exchange", "unit": UNIT, "codec": "int8", "bytes_up": 50, "bytes_down": 60}
+    said = {"channel": "round", "bytes_up": 3, "bytes_down": 4}
     assert (told.bytes_up, told.control_bytes_up, [kind.model_dump() for kind in told.bulk]) == (53, 3, [moved])
+    assert [channel.model_dump() for channel in told.control] == [said]
+    assert (board.read().control, board.read().bulk, board.read().bytes_down) == (told.control, told.bulk, 64)
     board.service = cast(RoundService, SimpleNamespace(chain=SimpleNamespace(links=(seat.head,))))
     (row,) = board.latest_rounds()
     assert (row["bytes_down"], row["control_bytes_down"], row["bulk"]) == (64, 4, [moved])
+    assert row["control"] == [said]
+    board.traffic = RoundTraffic()
+    (unseen,) = board.latest_rounds()
+    assert unseen.keys() == row.keys()
+    assert {unseen[name] for name in ("bytes_up", "bytes_down", "control_bytes_up", "control", "bulk")} == {None}
+
+
+async def test_a_round_beside_the_spine_tells_what_its_own_unit_moved(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    table = Table(3)
+    table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
+    seat = table.live()[0]
+    own, other = (BulkKind(Way.DIRECT, "exchange", unit, "int8") for unit in (UNIT, "expert-7"))
+    traffic = TrafficCount(3, 4, 57, 68, (BulkCount(own, 50, 60), BulkCount(other, 7, 8)))
+    board = Board(seat.peer, VirtualClock(), 0.0, network=cast(Network, SimpleNamespace(traffic=lambda: traffic)))
+    with capture_logs() as logs:
+        for _ in range(2):
+            board.publish_beside("committed", {"link": seat.head})
+    told = [
+        (line["unit"], line["bytes_up"], line["bytes_down"]) for line in logs if line["event"] == "round_came_beside"
+    ]
+    assert told == [(UNIT, 50, 60), (UNIT, 0, 0)]
 
 
 async def test_room_on_the_disk_is_told_once_it_was_looked_at(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from peer.metrics import PEER_METRICS, STATES, metrics_text
-from peer.status import BulkTraffic, LastRound, PeerStatus
+from peer.status import BulkTraffic, ControlTraffic, LastRound, PeerStatus
 
 STATUS = PeerStatus(
     peer="p",
@@ -46,6 +46,14 @@ def test_bulk_is_told_by_way_channel_unit_and_codec_and_a_round_by_its_bytes() -
     assert f"potluck_peer_bulk_received_bytes_total{labels} 7.0" in text
     assert "potluck_peer_round_sent_bytes 5.0" in text
     assert "potluck_peer_round_received_bytes 4.0" in text
+
+
+def test_control_messages_are_told_by_channel() -> None:
+    control = tuple(ControlTraffic(channel=channel, bytes_up=1, bytes_down=3) for channel in ("round", "directory"))
+    text = _text(STATUS.model_copy(update={"control": control}))
+    for channel in ("round", "directory"):
+        assert f'potluck_peer_control_sent_bytes_total{{channel="{channel}"}} 1.0' in text
+        assert f'potluck_peer_control_received_bytes_total{{channel="{channel}"}} 3.0' in text
 
 
 def test_exactly_one_state_is_one() -> None:

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from averaging.network.seams import BulkCount, BulkKind, TrafficCount, Way
+from averaging.network.seams import BulkCount, BulkKind, ControlCount, TrafficCount, Way
 from peer.round_traffic import KEPT_ROUNDS, RoundBytes, RoundTraffic
-from protocol.ids import CommitId
+from protocol.ids import CommitId, UnitName
 
 
 def _commit(number: int) -> CommitId:
@@ -28,6 +28,28 @@ def test_a_rounds_bytes_are_told_by_lane_and_those_of_bulk_by_unit_and_codec_whe
     assert taken == RoundBytes(11, 12, 1, 2, (BulkCount(down, 3, 9), BulkCount(late, 7, 1)))
     assert taken.up == taken.control_up + sum(count.bytes_up for count in taken.bulk)
     assert taken.down == taken.control_down + sum(count.bytes_down for count in taken.bulk)
+
+
+def test_a_rounds_control_bytes_are_told_by_channel_where_any_moved() -> None:
+    first = (ControlCount("round", 5, 4), ControlCount("beat", 0, 2))
+    rounds = RoundTraffic()
+    assert rounds.committed(_commit(1), TrafficCount(5, 6, 0, 0, control=first)).control == first
+    then = (ControlCount("round", 5, 4), ControlCount("beat", 1, 2), ControlCount("directory", 8, 9))
+    taken = rounds.committed(_commit(2), TrafficCount(14, 15, 0, 0, control=then))
+    assert taken == RoundBytes(9, 9, 9, 9, control=(ControlCount("beat", 1, 0), ControlCount("directory", 8, 9)))
+
+
+def test_a_unit_beside_the_spine_has_its_own_bulk_since_its_own_commit_before_whatever_else_moved() -> None:
+    spine, one, two = (BulkKind(Way.DIRECT, "exchange", unit, "int8") for unit in ("trunk", "expert-1", "expert-2"))
+    rounds, unit = RoundTraffic(), UnitName("expert-1")
+    begun = (BulkCount(spine, 100, 200), BulkCount(one, 10, 20))
+    assert rounds.committed_beside(unit, TrafficCount(5, 6, 110, 220, begun)) == RoundBytes(10, 20, bulk=begun[1:])
+    then = (BulkCount(spine, 150, 250), BulkCount(one, 13, 20), BulkCount(two, 7, 8))
+    traffic = TrafficCount(9, 9, 170, 278, then)
+    assert rounds.committed(_commit(1), traffic) == RoundBytes(179, 287, 9, 9, then), "the spine's rounds have all"
+    assert rounds.committed_beside(unit, traffic) == RoundBytes(3, 0, bulk=(BulkCount(one, 3, 0),))
+    assert rounds.committed_beside(UnitName("expert-2"), traffic) == RoundBytes(7, 8, bulk=then[2:])
+    assert rounds.committed_beside(unit, traffic) == RoundBytes(0, 0)
 
 
 def test_old_rounds_are_forgotten() -> None:
