@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source import ROOMS, Module, modules
+from tests.benchmarks.allreduce_arithmetic import Codecs, Errors, error_rows, table
 from tests.benchmarks.allreduce_groups import Trial
-from tests.benchmarks.allreduce_rows import Measured, Setting, _idle_rows
-from tests.benchmarks.results import at_most, write_rows
+from tests.benchmarks.allreduce_kill import Killed, kill_rows
+from tests.benchmarks.allreduce_marks import Marks
+from tests.benchmarks.allreduce_plan import FULL, FULL_KILLS, KILLED_AT, QUICK_KILLS, expected_s
+from tests.benchmarks.allreduce_rows import Measured, Setting, _idle_rows, _time_rows
+from tests.benchmarks.results import Row, at_most, write_rows
 
 
 def _benchmarks() -> list[Module]:
@@ -99,6 +103,78 @@ def test_idle_bytes_are_judged_by_the_peer_that_says_most(most: int, is_met: boo
     trial = Trial(wall_s=1.0, cpu_s=1.0, cpu_whole_s=1.0, told=_told(40.0, 100, most, 200))
     rows = _idle_rows(Measured(setting, "int8", [trial], {}), "here", {})
     assert (rows[0].met, rows[0].spread["worst"], rows[0].value) == (is_met, most / 40, 5.0)
+
+
+def _figures(row: Row) -> tuple[float | None, float | None, str, bool | None]:
+    return row.value, row.baseline, row.target, row.met
+
+
+def test_what_a_time_leaves_out_stands_beside_the_same_baseline_without_a_target() -> None:
+    setting = Setting(25_000_000, 4, 0, ("int8",))
+    ours = [Trial(wall_s, 1.0, 1.5, since_order_s=wall_s + 0.5) for wall_s in (1.0, 0.9, 1.1)]
+    theirs = {"hivemind fp16": [Trial(4.0, 5.0, 5.0)]}
+    rows = {row.metric: row for row in _time_rows(Measured(setting, "int8", ours, theirs), "here", {}, is_judged=True)}
+    assert _figures(rows["here: wall against hivemind fp16"]) == (1.0, 4.0, "ratio <= 0.333", True)
+    assert _figures(rows["here: wall from the order on against hivemind fp16"]) == (1.5, 4.0, "", None)
+    assert _figures(rows["here: processor time of all against hivemind fp16"]) == (1.0, 5.0, "ratio <= 0.25", True)
+    whole = rows["here: processor time of all, state on disk included against hivemind fp16"]
+    assert _figures(whole) == (1.5, 5.0, "", None)
+
+
+def _killed(victim: int, wall_s: float, sent: int, twice: int, digests: str = "aaa") -> Killed:
+    told = [{"digest": each, "attempt": 1, "twice_bytes": twice, "spent": {"bulk_bytes_up": sent}} for each in digests]
+    return Killed(victim, wall_s, told)
+
+
+def _calm() -> list[Trial]:
+    return [Trial(wall_s, 1.0, 1.0, [{"spent": {"bulk_bytes_up": 1000}}] * 4) for wall_s in (2.0, 1.9, 2.1)]
+
+
+def test_kills_are_judged_by_their_medians_and_bytes_sent_again_by_the_net_figure() -> None:
+    kills = [_killed(3, 2.4, 1100, 300), _killed(2, 3.0, 1300, 350), _killed(1, 2.2, 990, 200)]
+    identical, wall, again, twice = kill_rows(kills, _calm(), "here", {})
+    assert (identical.value, identical.met, identical.trials) == (1.0, True, 3)
+    assert (*_figures(wall), wall.ratio, wall.trials) == (2.4, 2.0, "ratio <= 1.3", True, 1.2, 3)
+    assert wall.spread == {"best": 2.2, "worst": 3.0}
+    assert (_figures(again), again.spread) == ((0.1, None, "<= 0.25", True), {"best": 0.0, "worst": 0.3})
+    assert (_figures(twice), twice.spread) == ((0.3, None, "", None), {"best": 0.2, "worst": 0.35})
+
+
+def test_one_kill_that_is_not_survived_is_enough_to_miss_the_target() -> None:
+    for kills in ([_killed(3, 2.4, 1100, 300), None], [_killed(3, 2.4, 1100, 300), _killed(2, 2.4, 1100, 300, "aba")]):
+        assert (kill_rows(kills, _calm(), "here", {})[0].value, kill_rows(kills, _calm(), "here", {})[0].met) == (
+            0.5,
+            False,
+        )
+    (alone,) = kill_rows([None], _calm(), "here", {})
+    assert (alone.value, alone.met) == (0.0, False)
+
+
+def test_kills_take_half_a_minute_each_of_the_plan() -> None:
+    (setting,) = [
+        each for each in FULL if (each.num_elements, each.num_peers, each.rate_mbit_s) == (25_000_000, *KILLED_AT[:2])
+    ]
+    assert expected_s(setting, 5, FULL_KILLS) - expected_s(setting, 5, QUICK_KILLS) == 60.0
+
+
+def test_bytes_count_as_sent_twice_where_the_same_chunk_of_the_same_thing_leaves_again() -> None:
+    marks = Marks()
+    for what, chunk in (("contribution", 1), ("contribution", 2), ("result to x", 1), ("contribution", 1)):
+        marks.sent(what, chunk, 10)
+    assert marks.twice_bytes == 10
+    marks.begin()
+    marks.sent("contribution", 1, 10)
+    assert marks.twice_bytes == 0
+
+
+@pytest.mark.parametrize(("worst", "is_flat"), [(0.0104, True), (0.0106, False)])
+def test_an_error_is_flat_where_no_number_of_members_has_much_more_than_two(worst: float, is_flat: bool) -> None:
+    errors = {2: 0.01, 3: 0.01, 4: worst, 8: 0.01, 16: 0.009}
+    found = {Codecs("int8", "int8"): Errors(errors, errors), Codecs("topk", "top25"): Errors(errors, errors)}
+    int8, topk, of_sent = error_rows("here", found)
+    assert (_figures(int8), int8.spread["worst"]) == ((0.009, None, "<= 1.05 x that of 2 members", is_flat), worst)
+    assert (topk.met, of_sent.met) == (is_flat, None)
+    assert len(table(found).splitlines()) == 2 + 3
 
 
 def test_there_are_hooks_to_look_at() -> None:

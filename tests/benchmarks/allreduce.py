@@ -7,8 +7,10 @@ peer's own namespace. Trials of all groups take turns. The first one of each is 
 
 Wall time of ours begins when the first peer is asked for its snapshot, and ends when the last one has the certificate on disk and
 the new state in memory; all results and votes are on disk by then. hivemind's is that of `step()`, its matchmaking included; gloo's
-that of `all_reduce`. Processor time is that of all processes of a group and all their descendants, p2pd included; of ours in
-two figures, without and with writing the whole new state to disk, which the others do not do.
+that of `all_reduce`. "Wall from the order on" begins where theirs does, at the moment for which a trial is ordered: our peers then
+tell one another that a round is due, and one proposes it. Processor time is that of all processes of a group and all their
+descendants, p2pd included; of ours in two figures, without and with writing the whole new state to disk, which the others do not do.
+The lesser figure of each pair has the target, the other one stands beside the same baseline without any.
 
 All places together take hours; `--list` tells the parts that fit into half an hour each, and `--part` measures one.
 """
@@ -27,12 +29,14 @@ from typing import Final
 from protocol.errors import PotluckError
 from tests.benchmarks.allreduce_arithmetic import error_rows
 from tests.benchmarks.allreduce_groups import Group, open_gloo, open_hivemind, open_ours, run_config
-from tests.benchmarks.allreduce_kill import kill_one, kill_rows
+from tests.benchmarks.allreduce_kill import kill_in_turn, kill_rows
 from tests.benchmarks.allreduce_plan import (
     FULL,
+    FULL_KILLS,
     FULL_LIMIT_S,
     KILLED_AT,
     QUICK,
+    QUICK_KILLS,
     QUICK_LIMIT_S,
     Plan,
     expected_s,
@@ -116,7 +120,8 @@ def _measure_codec(
     with open_ours(children, directory, places, config) as ours:
         take_turns((ours,) if setting.is_apart else (ours, *beside), plan, setting.idle_s)
         if (setting.num_peers, setting.rate_mbit_s, codec) == KILLED_AT and not ours.failed:
-            killed = kill_rows(kill_one(ours, places, setting, codec), ours.trials, f"{setting.name}, {codec}", {})
+            kills = kill_in_turn(ours, places, setting, codec, plan)
+            killed = kill_rows(kills, ours.trials, f"{setting.name}, {codec}", {})
             ours.failed = ""
     for group in (ours, *beside):
         if group.failed:
@@ -142,14 +147,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--trials", type=int, default=0)
     options = parser.parse_args(arguments)
     num_trials = options.trials or (3 if options.quick else 5)
-    parts = parts_of([each for each in (QUICK if options.quick else FULL) if options.only in each.name], num_trials)
+    limit_s, num_kills = (QUICK_LIMIT_S, QUICK_KILLS) if options.quick else (FULL_LIMIT_S, FULL_KILLS)
+    known = [each for each in (QUICK if options.quick else FULL) if options.only in each.name]
+    parts = parts_of(known, num_trials, num_kills)
     if options.list:
-        _print_parts(parts, num_trials)
+        _print_parts(parts, num_trials, num_kills)
         return 0
     if options.json is None or not 0 <= options.part <= len(parts):
         parser.error(f"expected --json FILE, and a part of 1 to {len(parts)} or none")
     settings = parts[options.part - 1] if options.part else [setting for part in parts for setting in part]
-    plan = Plan(settings, num_trials, QUICK_LIMIT_S if options.quick else FULL_LIMIT_S)
+    plan = Plan(settings, num_trials, limit_s, num_kills)
     before = machine()
     rows: list[Row] = error_rows(BENCH) if options.part < 2 else []
     if options.only in IN_MEMORY and options.part < 2:
@@ -166,13 +173,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if all(row.met is not False for row in rows) else 1
 
 
-def _print_parts(parts: Sequence[Sequence[Setting]], num_trials: int) -> None:
+def _print_parts(parts: Sequence[Sequence[Setting]], num_trials: int, num_kills: int) -> None:
     for number, part in enumerate(parts, 1):
-        print(f"--part {number}: {sum(expected_s(setting, num_trials) for setting in part) / 60:.0f} minutes")
-        for setting in part:
+        minutes = [expected_s(setting, num_trials, num_kills) / 60 for setting in part]
+        print(f"--part {number}: {sum(minutes):.0f} minutes")
+        for setting, own in zip(part, minutes, strict=True):
             beside = ", ".join(("gloo", *setting.compressions)) if setting.has_baselines else "nothing"
-            minutes = expected_s(setting, num_trials) / 60
-            print(f"  {setting.name}: {', '.join(setting.codecs)} beside {beside}; {minutes:.0f} minutes")
+            print(f"  {setting.name}: {', '.join(setting.codecs)} beside {beside}; {own:.0f} minutes")
 
 
 def _measure_all(directory: Path, plan: Plan, about: dict[str, object]) -> Iterator[list[Row]]:

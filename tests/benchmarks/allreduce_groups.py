@@ -25,7 +25,7 @@ from tests.benchmarks.allreduce_marks import AFTERWARDS, spans
 from tests.benchmarks.allreduce_peer import FOLDER_VARIABLE, TOKENS
 from tests.benchmarks.places import Places, free_port
 from tests.benchmarks.processes import Children, family, kill_all_of
-from tests.benchmarks.swarm import start_swarm, wait_until
+from tests.benchmarks.swarm import Swarm, start_swarm, wait_until
 
 START_LIMIT_S: Final = 120.0
 NEVER_TOKENS: Final = 1 << 50
@@ -43,12 +43,15 @@ class Trial:
         cpu_s: of all processes of the group and all that descend from them, from the order to the end; for our peers without writing
             the state to disk as a generation, which is in `cpu_whole_s`.
         told: what each process told.
+        since_order_s: from the order on. Before our peers' `wall_s` they tell one another that a round is due, and one proposes it;
+            others' wall begins with the order anyway.
     """
 
     wall_s: float
     cpu_s: float
     cpu_whole_s: float
     told: Sequence[dict[str, Any]] = ()
+    since_order_s: float = 0.0
 
     @property
     def parts_s(self) -> dict[str, float]:
@@ -62,12 +65,15 @@ class Group:
 
     name: str
     folder: Path
-    running: Sequence[Running]
+    running: list[Running]
     num_done: int = 0
     failed: str = ""
     trials: list[Trial] = field(default_factory=list)
     relative_error: float | None = None
     """Of the first averaging, where it was looked at."""
+
+    swarm: Swarm | None = None
+    """Of our peers."""
 
     def trial(self, limit_s: float, *, is_warm_up: bool = False) -> Trial | None:
         """One averaging; None when it failed, and nothing more is asked of this group then."""
@@ -75,12 +81,12 @@ class Group:
             return None
         number, self.num_done = self.num_done, self.num_done + 1
         before_s = self._cpu_s()
-        order(self.folder, number)
+        begins_s = order(self.folder, number)
         files = [result_file(self.folder, rank, number) for rank in range(len(self.running))]
         if not wait_until(lambda: all(file.exists() for file in files), limit_s):
             self.failed = f"{self.name}: no end after {limit_s:.0f} s: {[last_line(each) for each in self.running]}"
             return None
-        trial = self._judged([json.loads(file.read_text()) for file in files], self._cpu_s() - before_s)
+        trial = self._judged([json.loads(file.read_text()) for file in files], self._cpu_s() - before_s, begins_s)
         for told in trial.told:
             if told.get("relative_error") is not None:
                 self.relative_error = told["relative_error"]
@@ -91,19 +97,20 @@ class Group:
     def _cpu_s(self) -> float:
         return sum(_cpu_of(process) for each in self.running for process in family(each))
 
-    def _judged(self, told: list[dict[str, Any]], cpu_s: float) -> Trial:
+    def _judged(self, told: list[dict[str, Any]], cpu_s: float, begins_s: float) -> Trial:
         if any("steps" not in each for each in told):
             wall_s = max(each["ended_s"] for each in told) - min(each["began_s"] for each in told)
             if any(each.get("group", len(told)) != len(told) for each in told):
                 self.failed = f"{self.name}: not everybody averaged"
-            return Trial(wall_s, cpu_s, cpu_s, told)
+            return Trial(wall_s, cpu_s, cpu_s, told, wall_s)
         spent_s = sum(each["spent"]["cpu_process_s"] + each["spent"]["cpu_p2pd_s"] for each in told)
         keeping_s = sum(each["offloaded_s"].get("generation", 0.0) for each in told)
         parts = spans([each["steps"] for each in told])
         wall_s = sum(seconds for step, seconds in parts.items() if step not in AFTERWARDS)
         if len({each["digest"] for each in told}) > 1:
             self.failed = f"{self.name}: peers with different states"
-        return Trial(wall_s, spent_s - keeping_s, spent_s, told)
+        before_s = min(each["steps"]["ordered"] for each in told) - begins_s
+        return Trial(wall_s, spent_s - keeping_s, spent_s, told, before_s + wall_s)
 
 
 def _cpu_of(process: psutil.Process) -> float:
@@ -162,13 +169,12 @@ def open_ours(children: Children, directory: Path, places: Places, config: RunCo
     )
     try:
         time.sleep(2.0)  # heads and readiness are heard of by then
-        yield Group(
-            f"potluck {config.round.codec}", folder, [swarm.peers[n + 1].running for n in range(len(places.peers))]
-        )
+        running = [swarm.peers[n + 1].running for n in range(len(places.peers))]
+        yield Group(f"potluck {config.round.codec}", folder, running, swarm=swarm)
     finally:
         swarm.close_logs()
-        for running in [*(peer.running for peer in swarm.peers.values()), swarm.host]:
-            kill_all_of(running)
+        for each in [*(peer.running for peer in swarm.peers.values()), swarm.host]:
+            kill_all_of(each)
 
 
 @contextmanager

@@ -1,32 +1,46 @@
-"""One of the peers is killed when it has sent half of what it has to send: how long the others take, and what they send again."""
+"""A peer is killed when it has sent half of what it has to send: how long the others take, and what they send again.
+
+One trial after another, each with another victim, the last rank first. Who was killed is started again on what it left, and a round of
+all that is not counted follows: connections are made in it, and the new process learns its line.
+
+What is sent again is told in two figures, each a share of what a survivor uploads in an undisturbed round. The net one, which has the
+target, is what it uploads in all beyond that: what it no longer has to send to the dead is taken off. The gross one is the bytes of
+chunks that left it twice: of its contribution, to another reducer, and of results, to the same member, in another attempt.
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from tests.benchmarks.allreduce_files import order, result_file
 from tests.benchmarks.allreduce_groups import Group, Trial
 from tests.benchmarks.allreduce_marks import AFTERWARDS, spans
-from tests.benchmarks.allreduce_rows import BENCH, Setting
+from tests.benchmarks.allreduce_plan import Plan
+from tests.benchmarks.allreduce_rows import BENCH, Setting, at_most, beside, median_row
 from tests.benchmarks.places import Places
 from tests.benchmarks.processes import kill_all_of
-from tests.benchmarks.results import Row
+from tests.benchmarks.recovery_swarm import is_whole
+from tests.benchmarks.results import Row, always
 from tests.benchmarks.swarm import wait_until
 
 LIMIT_S: Final = 120.0
+AGAIN_S: Final = 45.0
+"""A peer that was killed is back, and all have averaged with it, and another one was killed: nothing is begun with less time left."""
+
 HALF: Final = 0.5
 WALL_OVER_CALM: Final = 1.3
 
 
 @dataclass(frozen=True)
 class Killed:
-    """What the survivors told, and how long they took from the first order of a snapshot to the last new state."""
+    """Who was killed, what the survivors told, and how long they took from the first order of a snapshot to the last new state."""
 
+    victim: int
     wall_s: float
     told: Sequence[dict[str, Any]]
 
@@ -35,11 +49,50 @@ class Killed:
         """Whether all of them ended with one state."""
         return len({told["digest"] for told in self.told}) == 1
 
+    @property
+    def attempts(self) -> list[int]:
+        """Of whose record the survivors speak: the second one where the leader was killed."""
+        return sorted({told["attempt"] for told in self.told})
 
-def kill_one(group: Group, places: Places, setting: Setting, codec: str) -> Killed | None:
-    """Order a trial and kill the last peer in the middle of it; None when the survivors did not finish. The group is spent then."""
+    @property
+    def sent_bytes(self) -> float:
+        """By a survivor in the mean."""
+        return statistics.fmean(told["spent"]["bulk_bytes_up"] for told in self.told)
+
+    @property
+    def twice_bytes(self) -> float:
+        """Of chunks that left a survivor twice, in the mean."""
+        return statistics.fmean(told["twice_bytes"] for told in self.told)
+
+
+def kill_in_turn(group: Group, places: Places, setting: Setting, codec: str, plan: Plan) -> list[Killed | None]:
+    """As many kills as are planned and there is time for; None is one that the survivors did not finish, and the last one."""
+    found: list[Killed | None] = []
+    for number in range(plan.num_kills):
+        victim = (len(group.running) - 1 - number) % len(group.running)
+        if found and (plan.left_s < AGAIN_S or not _come_back(group, found[-1])):
+            print(f"  {len(found)} of {plan.num_kills} kills: no time, or the last one did not come back", flush=True)
+            break
+        found.append(_kill(group, places, setting, codec, victim))
+    return found
+
+
+def _come_back(group: Group, killed: Killed | None) -> bool:
+    """Start it again; whether all have averaged with it."""
+    swarm = group.swarm
+    if killed is None or swarm is None:
+        return False
+    group.running[killed.victim] = swarm.start_peer(killed.victim + 1).running
+    if not wait_until(lambda: is_whole(swarm), LIMIT_S, 0.1):
+        return False
+    group.failed = ""
+    trial = group.trial(LIMIT_S, is_warm_up=True)
+    return trial is not None and not group.failed and all(told["members"] == len(group.running) for told in trial.told)
+
+
+def _kill(group: Group, places: Places, setting: Setting, codec: str, victim: int) -> Killed | None:
+    """Order a trial and kill this peer in the middle of it; None when the survivors did not finish."""
     number, group.num_done = group.num_done, group.num_done + 1
-    victim = len(group.running) - 1
     port = places.peers[victim].port
     order(group.folder, number)
     # the bridge's end of its link receives what it sends
@@ -49,12 +102,14 @@ def kill_one(group: Group, places: Places, setting: Setting, codec: str) -> Kill
         return None
     kill_all_of(group.running[victim])
     group.failed = "one of them was killed"
-    files = [result_file(group.folder, rank, number) for rank in range(victim)]
+    files = [result_file(group.folder, rank, number) for rank in range(len(group.running)) if rank != victim]
     if not wait_until(lambda: all(file.exists() for file in files), LIMIT_S):
         return None
     told = [json.loads(file.read_text()) for file in files]
     parts = spans([each["steps"] for each in told])
-    return Killed(sum(seconds for step, seconds in parts.items() if step not in AFTERWARDS), told)
+    killed = Killed(victim, sum(seconds for step, seconds in parts.items() if step not in AFTERWARDS), told)
+    print(f"  {group.name}, {victim} killed: {killed.wall_s:.3f} s, attempts {killed.attempts}", flush=True)
+    return killed
 
 
 def least_again(num_peers: int) -> float:
@@ -72,31 +127,31 @@ def least_again(num_peers: int) -> float:
     return round((survivors / num_peers + 2 * moved + results) / (2 * survivors / num_peers) - 1, 4)
 
 
-def kill_rows(killed: Killed | None, calm: Sequence[Trial], name: str, about: Mapping[str, object]) -> list[Row]:
-    """Whether they are identical, how long it took, and what was sent again, as a share of an undisturbed upload."""
-    if killed is None or not calm:
-        metric = f"{name}: one killed at half of its upload, survivors identical"
-        return [Row(BENCH, metric, 0.0, "share", target="= 1", met=False, trials=1, settings=about)]
+def kill_rows(
+    kills: Sequence[Killed | None], calm: Sequence[Trial], name: str, about: Mapping[str, object]
+) -> list[Row]:
+    """Whether survivors are identical, how long it took, and what was sent again, net and gross: medians beside undisturbed rounds."""
     name = f"{name}: one killed at half of its upload"
-    num_peers = len(killed.told) + 1
-    identical = float(killed.are_identical)
-    calm_s = statistics.median(trial.wall_s for trial in calm)
+    done = [killed for killed in kills if killed is not None]
+    identical = [killed is not None and killed.are_identical for killed in kills]
+    if not done or not calm:
+        return [always(BENCH, f"{name}, survivors identical", identical or [False], about)]
+    num_peers = len(done[0].told) + 1
     calm_bytes = statistics.median(told["spent"]["bulk_bytes_up"] for trial in calm for told in trial.told)
-    sent_bytes = statistics.fmean(told["spent"]["bulk_bytes_up"] for told in killed.told)
-    again = max(0.0, sent_bytes / calm_bytes - 1.0)
-    about = {**about, "attempts": sorted({told["attempt"] for told in killed.told}), "least": least_again(num_peers)}
-    wall = Row(BENCH, f"{name}, wall", round(killed.wall_s, 3), "s", calm_s, round(killed.wall_s / calm_s, 3))
+    again = [max(0.0, killed.sent_bytes / calm_bytes - 1.0) for killed in done]
+    twice = [killed.twice_bytes / calm_bytes for killed in done]
+    each = [
+        {"victim": killed.victim, "attempts": killed.attempts, "wall_s": round(killed.wall_s, 3)} for killed in done
+    ]
+    about = {**about, "least": least_again(num_peers), "kills": each}
+    share = "over an undisturbed upload"
     return [
-        Row(BENCH, f"{name}, survivors identical", identical, "share", target="= 1", met=identical == 1.0, trials=1),
-        replace(wall, target=f"ratio <= {WALL_OVER_CALM}", met=killed.wall_s <= WALL_OVER_CALM * calm_s, trials=1),
-        Row(
-            BENCH,
-            f"{name}, bytes sent again over an undisturbed upload",
-            round(again, 4),
-            "share",
-            target=f"<= {1 / num_peers:g}",
-            met=again <= 1 / num_peers,
-            trials=1,
-            settings=about,
+        always(BENCH, f"{name}, survivors identical", identical, about),
+        beside(
+            median_row(f"{name}, wall", [killed.wall_s for killed in done], "s", about),
+            [trial.wall_s for trial in calm],
+            WALL_OVER_CALM,
         ),
+        at_most(median_row(f"{name}, bytes sent again {share}, net", again, "share", about), 1 / num_peers),
+        median_row(f"{name}, bytes of chunks sent twice {share}, gross", twice, "share", about),
     ]

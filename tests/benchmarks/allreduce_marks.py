@@ -20,15 +20,20 @@ import contextvars
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import psutil
 
+import averaging.rounds.exchange
+import averaging.rounds.scattering
 from averaging.generations import GenerationRef, Generations
 from averaging.network.offload import ThreadOffload
+from averaging.network.seams import Stream
+from averaging.rounds.even_sending import EvenSending, Ready, is_ready, no_head, send_evenly
+from averaging.rounds.exchange import Exchange
 from averaging.rounds.reduction import Reduction
 from averaging.rounds.unit import AppliedCommit, UnitChain
 from averaging.state import UnitState
@@ -36,6 +41,7 @@ from averaging.unit_log import LoggedContribution, UnitLog
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.messages import Certificate, CommitRecord
+from protocol.rounds.requests import ExchangeHello
 
 T = TypeVar("T")
 
@@ -46,6 +52,8 @@ AFTERWARDS: Final = frozenset({"rooted", "kept"})
 KEEPING: Final = "generation"
 _TICKS_PER_S: Final = 100.0
 _part_of: contextvars.ContextVar[str] = contextvars.ContextVar("part_of", default="")
+_first_chunk: contextvars.ContextVar[int] = contextvars.ContextVar("first_chunk", default=0)
+"""Of the slice whose result is being served."""
 
 
 class Marks:
@@ -55,12 +63,18 @@ class Marks:
         self.at_s: dict[str, float] = {}
         self.results_s: dict[Root, float] = {}
         self.offloaded_s: dict[str, float] = defaultdict(float)
+        self.twice_bytes = 0
+        """Of chunks that have left once more: of our contribution to whomever, of a result to the same member."""
+
+        self._left = set[tuple[str, int]]()
         self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Forget the round before."""
         self.at_s.clear()
         self.results_s.clear()
+        self._left.clear()
+        self.twice_bytes = 0
         with self._lock:
             self.offloaded_s.clear()
 
@@ -74,6 +88,11 @@ class Marks:
         self.at_s["held"] = max(found.values())
         self.at_s["reduced"] = found.get(me, 0.0)
 
+    def sent(self, what: str, chunk: int, num_bytes: int) -> None:
+        """A chunk of this has left."""
+        self.twice_bytes += num_bytes if (what, chunk) in self._left else 0
+        self._left.add((what, chunk))
+
     def charge(self, part: str, seconds: float) -> None:
         """Offloaded work cost so much; called in its thread."""
         with self._lock:
@@ -84,6 +103,7 @@ def install(marks: Marks) -> None:
     """Wrap the steps, in this process, for good."""
     _wrap_steps(marks)
     _wrap_keeping(marks)
+    _wrap_sending(marks)
     _wrap_offload(marks)
 
 
@@ -140,6 +160,48 @@ def _wrap_keeping(marks: Marks) -> None:
     for wrapped in (apply, prove, keep):
         setattr(UnitChain, wrapped.__name__, wrapped)
     setattr(Generations, "write", write)  # noqa: B010
+
+
+def _wrap_sending(marks: Marks) -> None:
+    served = Exchange.serve
+
+    async def serve(exchange: Exchange, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:
+        token = _first_chunk.set(hello.first_chunk)
+        try:
+            await served(exchange, sender, hello, stream)
+        finally:
+            _first_chunk.reset(token)
+
+    setattr(Exchange, "serve", serve)  # noqa: B010
+    contributions = _counted(marks, lambda _: ("contribution", 0))
+    setattr(averaging.rounds.scattering, "send_evenly", contributions)  # noqa: B010
+    results = _counted(marks, lambda stream: (f"result to {stream.remote}", _first_chunk.get()))
+    setattr(averaging.rounds.exchange, "send_evenly", results)  # noqa: B010
+
+
+def _counted(marks: Marks, what_of: Callable[[Stream], tuple[str, int]]) -> Callable[..., Awaitable[None]]:
+    """`send_evenly`, of which is noted what has left; `what_of` says what it is, and which chunk is number 0 in it."""
+
+    async def counted(
+        stream: Stream,
+        numbers: Sequence[int],
+        data: bytes | memoryview,
+        chunks: Sequence[bytes | memoryview],
+        even: EvenSending,
+        head_of: Callable[[range], bytes] = no_head,
+        left: Callable[[range], None] = lambda run: None,
+        ready: Ready = is_ready,
+    ) -> None:
+        what, first_chunk = what_of(stream)
+
+        def noted(run: range) -> None:
+            for number in run:
+                marks.sent(what, first_chunk + number, len(chunks[number]))
+            left(run)
+
+        await send_evenly(stream, numbers, data, chunks, even, head_of, noted, ready)
+
+    return counted
 
 
 def _wrap_offload(marks: Marks) -> None:

@@ -21,6 +21,7 @@ _ORDER_S: Final = 2.5
 
 _LINK_SHARE: Final = 0.85
 _KILL_S: Final = 30.0
+"""With the start of who was killed before, and a round of all."""
 
 SMALL: Final = tuple(
     Setting(1 * M, peers, 0, ("int8",), has_baselines=False, idle_s=IDLE_S) for peers in (2, 4, 8, 16, 32)
@@ -32,6 +33,10 @@ IDLE: Final = tuple(Setting(1 * M, peers, 1000, ("int8",), has_baselines=False, 
 
 KILLED_AT: Final = (4, 100, "int8")
 """Members, Mbit/s and codec at which one is killed in the end."""
+
+FULL_KILLS: Final = 3
+QUICK_KILLS: Final = 1
+"""Each with another victim."""
 
 FULL: Final = (
     Setting(25 * M, 4, 0, ("int8", "fp32", "fp16", "int4")),
@@ -59,7 +64,7 @@ QUICK: Final = (
 )
 
 
-def expected_s(setting: Setting, num_trials: int) -> float:
+def expected_s(setting: Setting, num_trials: int, num_kills: int) -> float:
     """How long a setting takes with so many trials, by the links' bounds, and on loopback by two cores: a rough number, to plan by."""
     start_s, num_orders = 20.0 + 4.0 * setting.num_peers, num_trials + 1
     total_s = setting.idle_s
@@ -71,7 +76,7 @@ def expected_s(setting: Setting, num_trials: int) -> float:
         elif setting.has_baselines:
             total_s += num_trials * (_ORDER_S + _trial_s(setting, "fp32"))
         if (setting.num_peers, setting.rate_mbit_s, codec) == KILLED_AT:
-            total_s += _KILL_S
+            total_s += num_kills * _KILL_S
     return total_s
 
 
@@ -82,12 +87,12 @@ def _trial_s(setting: Setting, codec: str) -> float:
     return max(busy_s, setting.bound_bytes(codec) * 8 / (setting.rate_mbit_s * 1e6 * _LINK_SHARE))
 
 
-def parts_of(settings: Sequence[Setting], num_trials: int) -> list[list[Setting]]:
+def parts_of(settings: Sequence[Setting], num_trials: int, num_kills: int) -> list[list[Setting]]:
     """The settings in their order, as parts that each fit into half an hour."""
     parts: list[list[Setting]] = []
     left_s = 0.0
     for setting in settings:
-        needed_s = expected_s(setting, num_trials)
+        needed_s = expected_s(setting, num_trials, num_kills)
         if needed_s > left_s:
             parts.append([])
             left_s = PART_S
@@ -103,6 +108,7 @@ class Plan:
     settings: Sequence[Setting]
     num_trials: int
     limit_s: float
+    num_kills: int = 1
     began_s: float = field(default_factory=time.monotonic)
 
     @property

@@ -85,9 +85,10 @@ def _shown(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _row(
+def median_row(
     metric: str, values: Sequence[float], unit: str, settings: Mapping[str, object], *, is_share: bool = False
 ) -> Row:
+    """The median over the trials, with the best and the worst; of a share of what is to be had the largest is the best."""
     if not values:
         return Row(BENCH, metric, None, unit, settings=settings)
     best, worst = (max(values), min(values)) if is_share else (min(values), max(values))
@@ -102,7 +103,7 @@ def _row(
     )
 
 
-def _against(row: Row, theirs: Sequence[float], limit: float | None) -> Row:
+def beside(row: Row, theirs: Sequence[float], limit: float | None) -> Row:
     """Beside the others' median; the target is a ratio."""
     if not theirs or row.value is None:
         return row
@@ -120,6 +121,11 @@ def _at_least(row: Row, limit: float | None) -> Row:
     return replace(row, target=f">= {limit:g}", met=row.value >= limit)
 
 
+def at_most(row: Row, limit: float) -> Row:
+    """The target is the median's."""
+    return row if row.value is None else replace(row, target=f"<= {limit:g}", met=row.value <= limit)
+
+
 def rows_of(measured: Measured, settings: Mapping[str, object]) -> list[Row]:
     """All figures of one setting and codec."""
     setting, codec = measured.setting, measured.codec
@@ -130,25 +136,35 @@ def rows_of(measured: Measured, settings: Mapping[str, object]) -> list[Row]:
     rows += [*_byte_rows(measured, name, about), *_part_rows(measured, name, about)]
     rows += _idle_rows(measured, name, about)
     errors = [] if measured.relative_error is None else [measured.relative_error]
-    return [*rows, *measured.kill_rows, _row(f"{name}: relative error against the exact mean", errors, "", about)]
+    return [*rows, *measured.kill_rows, median_row(f"{name}: relative error against the exact mean", errors, "", about)]
 
 
 def _time_rows(measured: Measured, name: str, about: Mapping[str, object], is_judged: bool) -> list[Row]:
-    rows = []
-    wall = _row(f"{name}: wall", [t.wall_s for t in measured.ours], "s", about)
-    cpu = _row(f"{name}: processor time of all", [t.cpu_s for t in measured.ours], "s", about)
+    """Wall and processor time, which are judged, and both with what they leave out, which are not; each beside every other group."""
+    ours, link, rows = measured.ours, measured.setting.rate_mbit_s, []
+    wall = median_row(f"{name}: wall", [t.wall_s for t in ours], "s", about)
+    cpu = median_row(f"{name}: processor time of all", [t.cpu_s for t in ours], "s", about)
+    since_order = median_row(f"{name}: wall from the order on", [t.since_order_s for t in ours], "s", about)
+    whole = median_row(
+        f"{name}: processor time of all, state on disk included", [t.cpu_whole_s for t in ours], "s", about
+    )
     for other, trials in measured.baselines.items():
         if not trials:
             continue
         is_target = is_judged and other == "hivemind fp16"
-        against = replace(wall, metric=f"{wall.metric} against {other}")
-        gloo_limit = GLOO_SHARES.get((measured.setting.rate_mbit_s, measured.codec)) if other == "gloo" else None
-        rows.append(_against(against, [t.wall_s for t in trials], WALL_SHARE if is_target else gloo_limit))
-        against = replace(cpu, metric=f"{cpu.metric} against {other}")
-        rows.append(_against(against, [t.cpu_s for t in trials], CPU_SHARE if is_target else None))
-        rows.append(_row(f"{measured.setting.name}: {other}, wall", [t.wall_s for t in trials], "s", about))
-    whole = _row(f"{name}: processor time, state on disk included", [t.cpu_whole_s for t in measured.ours], "s", about)
-    return [*(rows or [wall, cpu]), whole]
+        wall_limit = WALL_SHARE if is_target else GLOO_SHARES.get((link, measured.codec)) if other == "gloo" else None
+        walls_s, cpus_s = [t.wall_s for t in trials], [t.cpu_s for t in trials]
+        rows += [
+            beside(replace(row, metric=f"{row.metric} against {other}"), theirs, limit)
+            for row, theirs, limit in (
+                (wall, walls_s, wall_limit),
+                (since_order, walls_s, None),
+                (cpu, cpus_s, CPU_SHARE if is_target else None),
+                (whole, cpus_s, None),
+            )
+        ]
+        rows.append(median_row(f"{measured.setting.name}: {other}, wall", walls_s, "s", about))
+    return rows or [wall, since_order, cpu, whole]
 
 
 def _link_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
@@ -161,13 +177,13 @@ def _link_rows(measured: Measured, name: str, about: Mapping[str, object]) -> li
         return [bound_s / trial.wall_s for trial in trials]
 
     bound = setting.bound_bytes(measured.codec)
-    own = _row(f"{name}: share of the link's bound", shares(bound, measured.ours), "share", about, is_share=True)
+    own = median_row(f"{name}: share of the link's bound", shares(bound, measured.ours), "share", about, is_share=True)
     rows = [_at_least(own, LINK_SHARES.get((setting.rate_mbit_s, measured.codec)))]
     for other, trials in measured.baselines.items():
         bytes_a_value = 2 if other.endswith("fp16") else 4
         theirs = 2 * (setting.num_peers - 1) / setting.num_peers * bytes_a_value * setting.num_elements
         metric = f"{setting.name}: {other}, share of its bound"
-        rows.append(_row(metric, shares(theirs, trials), "share", about, is_share=True))
+        rows.append(median_row(metric, shares(theirs, trials), "share", about, is_share=True))
     return rows
 
 
@@ -182,14 +198,14 @@ def _byte_rows(measured: Measured, name: str, about: Mapping[str, object]) -> li
     rows = []
     for way in ("up", "down"):
         bulk, control = f"bulk_bytes_{way}", f"control_bytes_{way}"
-        row = _row(f"{name}: payload bytes {way} a peer over the bound", means(bulk, control), "ratio", about)
+        row = median_row(f"{name}: payload bytes {way} a peer over the bound", means(bulk, control), "ratio", about)
         met = row.value is not None and row.value <= BYTES_OVER_BOUND
         rows.append(replace(row, target=f"<= {BYTES_OVER_BOUND}", met=met))
-        rows.append(_row(f"{name}: bulk bytes {way} a peer over the bound", means(bulk), "ratio", about))
-        rows.append(_row(f"{name}: control bytes {way} a peer over the bound", means(control), "ratio", about))
+        rows.append(median_row(f"{name}: bulk bytes {way} a peer over the bound", means(bulk), "ratio", about))
+        rows.append(median_row(f"{name}: control bytes {way} a peer over the bound", means(control), "ratio", about))
         if setting.rate_mbit_s:
             wire = means(f"interface_{way}")
-            rows.append(_row(f"{name}: interface bytes {way} a peer over the bound", wire, "ratio", about))
+            rows.append(median_row(f"{name}: interface bytes {way} a peer over the bound", wire, "ratio", about))
     return [*rows, _direct_row(measured, name, about)]
 
 
@@ -197,7 +213,7 @@ def _direct_row(measured: Measured, name: str, about: Mapping[str, object]) -> R
     """How much of the bulk went from peer to peer over TLS, and not over libp2p."""
     bulk = [told["spent"] for trial in measured.ours for told in trial.told]
     shares = [each["way_direct"] / max(1.0, each["way_direct"] + each["way_libp2p"]) for each in bulk]
-    return _row(f"{name}: share of bulk bytes that went direct", shares, "share", about, is_share=True)
+    return median_row(f"{name}: share of bulk bytes that went direct", shares, "share", about, is_share=True)
 
 
 def _idle_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
@@ -213,16 +229,16 @@ def _idle_rows(measured: Measured, name: str, about: Mapping[str, object]) -> li
     to_host = [_idle_bytes(each, "host") for each in idle]
     ours = [a + b for a, b in zip(to_peers, to_host, strict=True)]
     what = f"{name}: idle bytes a peer, up and down"
-    row = _row(f"{what}: ours", ours, "B/s", about)
+    row = median_row(f"{what}: ours", ours, "B/s", about)
     met = max(ours) <= IDLE_BYTES_PER_S  # each peer's own budget: one in the middle says nothing of the others
     rows = [replace(row, target=f"<= {IDLE_BYTES_PER_S:g}", met=met)]
-    rows.append(_row(f"{what}: ours, to peers", to_peers, "B/s", about))
-    rows.append(_row(f"{what}: ours, to the host", to_host, "B/s", about))
+    rows.append(median_row(f"{what}: ours, to peers", to_peers, "B/s", about))
+    rows.append(median_row(f"{what}: ours, to the host", to_host, "B/s", about))
     if measured.setting.rate_mbit_s:
         wire = [(each["interface_up"] + each["interface_down"]) / each["at_s"] for each in idle]
         rest = [a - b for a, b in zip(wire, ours, strict=True)]
-        rows.append(_row(f"{what}: all on its interface", wire, "B/s", about))
-        rows.append(_row(f"{what}: directory, libp2p, gRPC, TLS and TCP around ours", rest, "B/s", about))
+        rows.append(median_row(f"{what}: all on its interface", wire, "B/s", about))
+        rows.append(median_row(f"{what}: directory, libp2p, gRPC, TLS and TCP around ours", rest, "B/s", about))
     return rows
 
 
@@ -245,6 +261,6 @@ def _part_rows(measured: Measured, name: str, about: Mapping[str, object]) -> li
                 costs[part] = costs.get(part, 0.0) + seconds
         for part, seconds in costs.items():
             cpu.setdefault(part, []).append(seconds)
-    rows = [_row(f"{name}: until {step}", values, "s", about) for step, values in steps.items()]
+    rows = [median_row(f"{name}: until {step}", values, "s", about) for step, values in steps.items()]
     shown = sorted(cpu.items(), key=lambda item: -statistics.median(item[1]))
-    return rows + [_row(f"{name}: processor time, {part}", values, "s", about) for part, values in shown[:16]]
+    return rows + [median_row(f"{name}: processor time, {part}", values, "s", about) for part, values in shown[:16]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -170,8 +171,9 @@ class GivenTrainer:
     async def run(self) -> None:
         """Trial after trial, until cancelled."""
         desk = self._desk
+        # orders of before a start are not this process's
+        number = next(number for number in itertools.count() if not (desk.folder / f"go-{number}").exists())
         self._delta_N = await trio.to_thread.run_sync(delta_of, desk.rank, self._anchor_N.numel())
-        number = 0
         while True:
             path = desk.folder / f"go-{number}"
             if path.exists():
@@ -220,6 +222,7 @@ class GivenTrainer:
             "members": members,
             "slices": len(record.slices),
             "attempt": record.ballot.attempt,
+            "twice_bytes": marks.twice_bytes,
             "relative_error": relative_error(before_N, state.anchor_N, members) if is_judge else None,
         }
         write_result(desk.folder, desk.rank, number, told)

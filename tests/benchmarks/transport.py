@@ -1,8 +1,8 @@
 """`python -m tests.benchmarks.transport --json FILE [--quick]`: one-way bulk between two processes on loopback, always encrypted.
 
 Ours direct and ours over libp2p, each with everything that a peer has around it (p2pd, the asyncio thread, pacer and counters), beside
-a blocking socket with ssl in a process that does nothing else. MB (1e6 bytes) a second, and processor seconds of all processes of both
-ends, p2pd included, for each GB (1e9 bytes). All ends stay up; each trial measures them in turn.
+a blocking socket with ssl and gRPC over mutual TLS, each in processes that do nothing else. MB (1e6 bytes) a second, and processor
+seconds of all processes of both ends, p2pd included, for each GB (1e9 bytes). All ends stay up; each trial measures them in turn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
@@ -24,10 +24,13 @@ import psutil
 from tests.benchmarks.places import Place
 from tests.benchmarks.processes import family_of
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
-from tests.benchmarks.transport_end import HOST_VARIABLE, write_credentials
+from tests.benchmarks.transport_end import FRAME_BYTES, HOST_VARIABLE, write_credentials
 
 BENCH: Final = "transport"
-WAYS: Final = ("direct", "libp2p", "blocking")
+WAYS: Final = ("direct", "libp2p", "blocking", "grpc")
+REFERENCE: Final = "grpc"
+"""What all others stand beside: what is to be had without any of ours."""
+
 WARM_UP_BYTES: Final = 32 << 20
 
 
@@ -108,14 +111,14 @@ def open_pair(
 
 
 def rows_of(pairs: dict[str, Pair], settings: dict[str, object]) -> list[Row]:
-    """Both figures of each way, with libp2p's as baseline."""
+    """Both figures of each way, with the reference's as baseline."""
     rows = []
     figures: tuple[tuple[str, str, Callable[[Pair], list[float]], bool], ...] = (
         ("speed", "MB/s", lambda pair: pair.mb_per_s, True),
         ("processor", "s/GB", lambda pair: pair.cpu_s_per_gb, False),
     )
     for name, unit, pick, is_more_better in figures:
-        baseline = statistics.median(pick(pairs["libp2p"]))
+        baseline = statistics.median(pick(pairs[REFERENCE]))
         for way, pair in pairs.items():
             values = pick(pair)
             value, ends = statistics.median(values), (max(values), min(values))
@@ -126,8 +129,8 @@ def rows_of(pairs: dict[str, Pair], settings: dict[str, object]) -> list[Row]:
                     f"{way}: {name}",
                     round(value, 3),
                     unit,
-                    None if way == "libp2p" else round(baseline, 3),
-                    None if way == "libp2p" else round(value / baseline, 3),
+                    None if way == REFERENCE else round(baseline, 3),
+                    None if way == REFERENCE else round(value / baseline, 3),
                     trials=len(values),
                     spread={"best": round(best, 3), "worst": round(worst, 3)},
                     settings=settings,
@@ -142,16 +145,12 @@ def measure(num_trials: int, num_bytes: int) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="potluck-transport.") as name:
         folder = Path(name)
         write_credentials(folder)
-        with (
-            open_pair("direct", folder) as direct,
-            open_pair("libp2p", folder) as libp2p,
-            open_pair("blocking", folder) as blocking,
-        ):
-            pairs = dict(zip(WAYS, (direct, libp2p, blocking), strict=True))
+        with ExitStack() as stack:
+            pairs = {way: stack.enter_context(open_pair(way, folder)) for way in WAYS}
             for _ in range(num_trials):
                 for pair in pairs.values():
                     pair.carry(num_bytes)
-            return rows_of(pairs, {**before, "bytes": num_bytes, "frame_bytes": 1 << 20})
+            return rows_of(pairs, {**before, "bytes": num_bytes, "frame_bytes": FRAME_BYTES})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

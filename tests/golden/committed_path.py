@@ -3,24 +3,69 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
+from typing import TypeAlias
 
 import torch
 
+from averaging.chunk_runs import decode_run, encode_run
 from averaging.codecs import codec_by_name
 from averaging.genesis import genesis_anchor
 from averaging.outer_step import apply_outer_step
-from averaging.rounds.contribution import encode_contribution, result_root
-from averaging.state import UnitState, state_root
+from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
+from averaging.rounds.next_state import NextState
+from averaging.rounds.reduction import MAX_DELTA
+from averaging.state import UnitState, root_of, state_root
 from averaging.weighted_mean import WeightedSum, sum_dtype
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.ids import CommitId, UnitName
+from protocol.merkle import leaf_hash
+from protocol.rounds.chain import ChainLink
 from protocol.rounds.messages import OuterStep
 from protocol.tensor_schema import ChunkGrid
 from tests.instruction_sets import check_off
 
 CONFIG = DecoderConfig(dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=88, context_tokens=16)
 WEIGHTS = (2048, 40_961, 7)
+MEAN, NESTEROV = OuterStep("mean", 1.0, 0.0), OuterStep("nesterov", 0.4, 0.5)
+UNIT, COMMIT = UnitName("fragment-0"), CommitId(bytes(32))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Codecs of contributions and of results, the outer step, and values in a chunk."""
+
+    codec: str
+    result: str
+    outer: OuterStep
+    chunk_elements: int
+
+
+CHUNK_BY_CHUNK = (
+    Case("fp32", "fp32", MEAN, 1000),
+    Case("fp16", "fp16", OuterStep("nesterov", 0.7, 0.9), 1000),
+    Case("int8", "int8", NESTEROV, 1000),
+    Case("int4", "int4", MEAN, 1000),
+    Case("e3m0", "e3m0", OuterStep("nesterov", 0.4, 0.9), 1000),
+    # three blocks and a part
+    Case("topk", "top6", MEAN, 13_000),
+    Case("topk", "top12", MEAN, 13_000),
+    Case("topk", "top25", MEAN, 13_000),
+)
+"""The block codecs as torch and NumPy write them: these chunks are no whole blocks."""
+
+IN_RUNS = (
+    *(Case(name, name, outer, 1024) for name in ("int8", "int4", "e3m0") for outer in (MEAN, NESTEROV)),
+    Case("topk", "top25", MEAN, 3 * 4096),
+)
+"""Whole blocks, which the compiled library takes where there is one."""
+
+Commit: TypeAlias = (
+    "Callable[[Case, ChunkGrid, UnitState, Sequence[EncodedContribution]], tuple[UnitState, list[bytes]]]"
+)
+"""From a state and three contributions to the next state, and what goes into the hash."""
 
 
 def main() -> None:
@@ -32,43 +77,79 @@ def main() -> None:
 
 
 def committed_hash() -> str:
-    """Genesis, three contributions, two commits by each codec and outer step; every byte goes into the hash."""
+    """Each chunk encoded, decoded and summed by itself."""
+    return _hash(CHUNK_BY_CHUNK, _commit_chunk_by_chunk)
+
+
+def hash_in_runs() -> str:
+    """All whole chunks together, as rounds do it: summed from their bytes, and the next state made from those of the result."""
+    return _hash(IN_RUNS, _commit_in_runs)
+
+
+def _hash(cases: Sequence[Case], commit: Commit) -> str:
+    """Genesis, three contributions, two commits of each case; every byte goes into the hash."""
     schema = decoder_schema(CONFIG)
     digest = sha256()
-    for codec_name, result_name, outer in (
-        ("fp32", "fp32", OuterStep("mean", 1.0, 0.0)),
-        ("fp16", "fp16", OuterStep("nesterov", 0.7, 0.9)),
-        ("int8", "int8", OuterStep("nesterov", 0.4, 0.5)),
-        ("int4", "int4", OuterStep("mean", 1.0, 0.0)),
-        ("e3m0", "e3m0", OuterStep("nesterov", 0.4, 0.9)),
-        ("topk", "top6", OuterStep("mean", 1.0, 0.0)),
-        ("topk", "top12", OuterStep("mean", 1.0, 0.0)),
-        ("topk", "top25", OuterStep("mean", 1.0, 0.0)),
-    ):
-        codec, result_codec = codec_by_name(codec_name), codec_by_name(result_name)
-        grid = ChunkGrid(schema.num_elements, 13_000 if codec_name == "topk" else 1000)  # three blocks and a part
+    for case in cases:
+        codec, grid = codec_by_name(case.codec), ChunkGrid(schema.num_elements, case.chunk_elements)
         anchor_N = genesis_anchor(schema, 11)
-        momentum_N = torch.zeros_like(anchor_N)
-        for commit in range(2):
+        state = UnitState(UNIT, COMMIT, 0, 0, anchor_N, torch.zeros_like(anchor_N))
+        for index in range(2):
             offers = [
-                encode_contribution(anchor_N, genesis_anchor(schema, 100 + 10 * commit + member), 1, codec, grid)
+                encode_contribution(state.anchor_N, genesis_anchor(schema, 100 + 10 * index + member), 1, codec, grid)
                 for member in range(len(WEIGHTS))
             ]
-            update_N = torch.empty_like(anchor_N)
-            for chunk in range(grid.num_chunks):
-                begin, stop = grid.bounds(chunk)
-                total = WeightedSum(stop - begin, sum_dtype(result_name))
-                for weight, offer in zip(WEIGHTS, offers, strict=True):
-                    total.add(weight, codec.decode(offer.chunks[chunk], stop - begin))
-                encoded = result_codec.encode(total.mean().float())
-                digest.update(result_root([encoded]))
-                update_N[begin:stop] = result_codec.decode(encoded, stop - begin)
-            anchor_N, momentum_N = apply_outer_step(anchor_N, momentum_N, update_N, outer)
-            state = UnitState(UnitName("fragment-0"), CommitId(bytes(32)), commit, 0, anchor_N, momentum_N)
-            digest.update(state_root(state, grid))
-            for offer in offers:
-                digest.update(offer.root)
+            state, hashed = commit(case, grid, state, offers)
+            for data in (*hashed, *(offer.root for offer in offers)):
+                digest.update(data)
+            state = UnitState(UNIT, COMMIT, index + 1, 0, state.anchor_N, state.momentum_N)
     return digest.hexdigest()
+
+
+def _commit_chunk_by_chunk(
+    case: Case, grid: ChunkGrid, state: UnitState, offers: Sequence[EncodedContribution]
+) -> tuple[UnitState, list[bytes]]:
+    codec, result_codec, hashed = codec_by_name(case.codec), codec_by_name(case.result), list[bytes]()
+    update_N = torch.empty_like(state.anchor_N)
+    for chunk in range(grid.num_chunks):
+        begin, stop = grid.bounds(chunk)
+        total = WeightedSum(stop - begin, sum_dtype(case.result))
+        for weight, offer in zip(WEIGHTS, offers, strict=True):
+            total.add(weight, codec.decode(offer.chunks[chunk], stop - begin))
+        encoded = result_codec.encode(total.mean().float())
+        hashed.append(result_root([encoded]))
+        update_N[begin:stop] = result_codec.decode(encoded, stop - begin)
+    moved = apply_outer_step(state.anchor_N, state.momentum_N, update_N, case.outer)
+    after = UnitState(UNIT, COMMIT, state.index, 0, *moved)
+    return after, [*hashed, state_root(after, grid)]
+
+
+def _commit_in_runs(
+    case: Case, grid: ChunkGrid, state: UnitState, offers: Sequence[EncodedContribution]
+) -> tuple[UnitState, list[bytes]]:
+    result_codec, hashed = codec_by_name(case.result), list[bytes]()
+    ahead = NextState(state, case.outer, result_codec, grid)
+    num_whole = grid.num_elements // grid.chunk_elements
+    for run in filter(len, (range(num_whole), range(num_whole, grid.num_chunks))):
+        encoded = encode_run(result_codec, _mean_of(case, grid, run, offers), grid.chunk_elements)
+        hashed.append(result_root(encoded))
+        ahead.make(run.start, encoded, [leaf_hash(chunk) for chunk in encoded])
+    after, leaves = ahead.at(ChainLink(UNIT, COMMIT, state.index, (), 0, 1))
+    return after, [*hashed, root_of(after.header, leaves)]
+
+
+def _mean_of(case: Case, grid: ChunkGrid, run: range, offers: Sequence[EncodedContribution]) -> torch.Tensor:
+    """As a reducer: from the bytes where that can be, else decoded first."""
+    codec, (begin, stop), size = codec_by_name(case.codec), grid.span(run.start, run.stop), grid.chunk_elements
+    chunks = [offer.chunks[run.start : run.stop] for offer in offers]
+    total = WeightedSum(stop - begin)
+    if not all(
+        total.add_encoded(weight, codec, part, size, MAX_DELTA) for weight, part in zip(WEIGHTS, chunks, strict=True)
+    ):
+        total = WeightedSum(stop - begin)
+        for weight, part in zip(WEIGHTS, chunks, strict=True):
+            total.add(weight, decode_run(codec, part, size, stop - begin))
+    return total.mean().float()
 
 
 if __name__ == "__main__":

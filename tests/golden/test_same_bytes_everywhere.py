@@ -1,14 +1,27 @@
-"""Same commit id, same bytes: the whole committed path under every instruction set and thread count of this machine."""
+"""Same commit id, same bytes: the whole committed path under every instruction set and thread count of this machine, and with the
+compiled codecs as without them.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 
+import pytest
+
+from averaging import chunk_runs, outer_step, weighted_mean
+from averaging.codecs import sparse
+from averaging.codecs.compiled import BLOCKS, CompiledBlocks
+from tests.golden.committed_path import hash_in_runs
 from tests.instruction_sets import is_wide, without
 
 EXPECTED = "tests/golden/committed_path.txt"
+"""Of chunk by chunk, and of runs."""
+
+COMPILED = (chunk_runs, outer_step, sparse, weighted_mean)
+"""What asks the library."""
 
 NUMPY_WITHOUT = {"default": without(), "avx2": without(is_wide), "avx512": without(lambda _: False)}
 """What NumPy is to do without. It has vector code of its own, for sorting and partitioning above all."""
@@ -29,8 +42,43 @@ def _hashes(capability: str) -> list[str]:
     return done.stdout.split()
 
 
+def _expected() -> Sequence[str]:
+    """The same as on the machine that wrote this file."""
+    with open(EXPECTED, encoding="ascii") as golden:
+        return golden.read().split()
+
+
+class _Seen:
+    """The library, and which of its functions took what they were given."""
+
+    def __init__(self, blocks: CompiledBlocks) -> None:
+        self._blocks = blocks
+        self.took = set[str]()
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        function = getattr(self._blocks, name)
+
+        def called(*arguments: object) -> object:
+            done = function(*arguments)
+            if done is not None and done is not False:
+                self.took.add(name)
+            return done
+
+        return called
+
+
 def test_every_instruction_set_and_thread_count_commits_the_same_bytes() -> None:
     hashes = {capability: _hashes(capability) for capability in NUMPY_WITHOUT}
-    with open(EXPECTED, encoding="ascii") as golden:  # the same as on the machine that wrote this file
-        expected = golden.read().strip()
-    assert hashes == {capability: [expected] * len(NUM_THREADS) for capability in NUMPY_WITHOUT}
+    assert hashes == {capability: [_expected()[0]] * len(NUM_THREADS) for capability in NUMPY_WITHOUT}
+
+
+def test_the_compiled_codecs_commit_the_bytes_of_those_that_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert BLOCKS is not None, "install again with a C compiler: make install"
+    seen = _Seen(BLOCKS)
+    for module in COMPILED:
+        monkeypatch.setattr(module, "BLOCKS", seen)
+    compiled = hash_in_runs()
+    assert seen.took == {"encode", "decode", "add", "step", "largest"}
+    for module in COMPILED:
+        monkeypatch.setattr(module, "BLOCKS", None)
+    assert (compiled, hash_in_runs()) == (_expected()[1],) * 2
