@@ -323,10 +323,12 @@ class Exchanging:
         return await self._chain.tools.log.holds_results(named.base, [named.result_hash])
 
     async def _announce(self, ready: ResultReady) -> None:
-        """The leader hears of a closed slice; nobody else has a use for what was summed under its ballot (rule 16)."""
+        """The leader hears of a closed slice, and we ourselves: who is counted in it is to be a member of the next attempt, too, if we
+        lead that. Nobody else has a use for what was summed under its ballot (rule 16).
+        """
         exchange = self._exchange
         if exchange is not None and exchange.proposal.ballot == ready.ballot:
-            await self._send((ready.ballot.peer,), ready)
+            await self._send(tuple(dict.fromkeys((ready.ballot.peer, self._config.me.peer))), ready)
 
     async def _learn(self, ready: ResultReady) -> None:
         """A leader settles on the reducers' word. What was said while its network was away is not said again."""

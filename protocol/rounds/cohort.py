@@ -26,15 +26,15 @@ def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView
 
 
 def brought_before(state: RoundState, led: Leading, here: Mapping[PeerId, Member]) -> dict[PeerId, Member]:
-    """Who is not here any more, but may be counted in results of the attempt before: our own result counts it, or there is one and
-    it is gone, so that nobody waits for it. Without it those sums would be others, and what members have of each other's results would
-    go over their lines once more: of four at 100 Mbit/s, one of which was killed while it led, they sent 0.39 of an upload again. It
-    is asked to do nothing; a slice of which it has brought less leaves it out once it is missed there.
+    """Members of the attempt before who are not here any more, but whose contribution others may have: our own result counts it, or
+    they are gone, so that nobody waits for them. So what they brought is not lost, sums that were made stay the same, and a result
+    that a member has already is not sent to it again (one that was on its way is). They are asked to do nothing; a slice of which they
+    have brought less leaves them out, for they are missed there.
     """
     before = state.open.proposal
-    ours = [header for header in state.open.results.values() if header.reducer == state.config.me.peer]
-    if before is None or led.lone_voters or not ours:
+    if before is None or led.lone_voters:
         return {}
+    ours = [header for header in state.open.results.values() if header.reducer == state.config.me.peer]
     counted = {entry.peer for header in ours for entry in header.included}
     found = [m for m in before.members if m.peer not in here and (m.peer in counted or is_gone(state, m.peer))]
     return {member.peer: member for member in found[: max(0, state.config.max_members - len(here))]}

@@ -43,7 +43,6 @@ def test_three_peers_end_on_one_root_although_one_was_killed_half_way(tmp_path: 
     assert len(summary["state_roots"]) == 3
     assert summary["checkpoint_root"] in summary["state_roots"].values()
     assert summary["rejoin_s"] > 0
-    # Where the machine is short of time the first round may close before a training process that starts slowly is counted in it.
-    assert min(summary["members_per_round"][1:]) >= 2, told
+    assert min(summary["members_per_round"]) >= 2, told
     assert summary["heldout_loss_end"] < summary["heldout_loss_start"]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

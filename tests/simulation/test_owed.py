@@ -26,7 +26,7 @@ def _play(profile: str, start: int, seeds: int, hash_seed: str) -> Play:
 
 
 FED = [_play("feedback", start, 2, hash_seed) for start, hash_seed in ((0, "1"), (2, "2"))]
-STREAMING = [_play("streaming-feedback", start, 1, hash_seed) for start, hash_seed in ((8, "1"), (10, "2"))]
+STREAMING = [_play("streaming-feedback", start, 1, hash_seed) for start, hash_seed in ((9, "1"), (10, "2"))]
 PLAYS = [*FED, *STREAMING]
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from protocol.rounds.messages import Proposal, ResultReady
 from tests.protocol.rounds.round_table import Seat, Table
 
@@ -35,23 +37,25 @@ def test_a_leader_that_is_killed_once_it_has_brought_all_counts_in_the_next_atte
     assert all(opener.peer not in seat.head.roster for seat in table.live())
 
 
-def test_a_leader_that_is_killed_before_it_has_brought_anything_is_not_named_again() -> None:
+def test_a_leader_that_is_killed_before_any_result_is_named_again_since_others_may_have_what_it_brought() -> None:
     table = Table(4)
     opener = _opened(table, with_results=False)
     table.kill(opener)
     proposal = _next_proposal(table, opener)
-    assert {member.peer for member in proposal.members} == {seat.peer for seat in table.live()}
-
-
-def test_who_is_gone_is_named_where_our_slice_lacks_it_since_others_may_have_counted_it() -> None:
-    table = Table(4)
-    opener = table.opener()
-    table.cuts |= {(opener.peer, seat.peer) for seat in table.others(opener)[:1]}
-    opener = _opened(table, with_results=True)
-    table.kill(opener)
-    table.cuts.clear()
-    proposal = _next_proposal(table, opener)
     assert proposal.member(opener.peer) == opener.member
+    table.drops = lambda sender, to, message: False
+    table.run_until(lambda: table.all_at(1))
+    records = [seat.head.record for seat in table.live()]
+    assert all(record is not None and record.contributor(opener.peer) is None for record in records), "nobody has it"
+
+
+@pytest.mark.parametrize("has_brought", [False, True])
+def test_a_leader_that_falls_silent_is_named_again_only_where_our_own_result_counts_it(has_brought: bool) -> None:
+    table = Table(4)
+    opener = _opened(table, with_results=has_brought)
+    table.freeze(opener)
+    proposal = _next_proposal(table, opener)
+    assert proposal.member(opener.peer) == (opener.member if has_brought else None)
 
 
 def test_who_is_back_in_another_process_is_named_as_that() -> None:

@@ -1,0 +1,97 @@
+"""The leader of a round is killed in the middle of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import structlog
+import trio
+
+from protocol.ids import PeerId, Root
+from protocol.rounds import core
+from protocol.rounds.events import Event
+from protocol.rounds.messages import CommitRecord
+from protocol.rounds.plan import covered_chunks
+from protocol.rounds.state import RoundState, Step
+from tests.simulation import swarm as worlds
+from tests.simulation import trainer, virtual_time
+from tests.simulation.node import Node
+from tests.simulation.profiles import Profile
+from tests.simulation.scenario import replaced
+from tests.simulation.swarm import World
+
+SEED: Final = 5
+NUM_PEERS: Final = 4
+NUM_ELEMENTS: Final = 1 << 20
+CHUNK_ELEMENTS: Final = 16_384
+FRAME_S: Final = 0.3
+PROFILE: Final = Profile(
+    "a leader is killed", num_elements=NUM_ELEMENTS, round_s=20.0, longest_interval_s=120.0, codec="int8"
+)
+
+
+@contextmanager
+def _slow_and_seen(world: World, states: dict[PeerId, RoundState]) -> Iterator[None]:
+    """Each frame takes its time; how each machine stands."""
+    real_step, real_delay = core.step, world.swarm.frame_delay_s
+
+    def step(before: RoundState, event: Event, now_s: float) -> Step:
+        taken = real_step(before, event, now_s)
+        states[taken.state.config.me.peer] = taken.state
+        return taken
+
+    def frame_delay_s(sender: PeerId, receiver: PeerId, num_bytes: int) -> tuple[float, bool]:
+        return real_delay(sender, receiver, num_bytes)[0] + FRAME_S, False
+
+    with replaced(core, step=step), replaced(world.swarm, frame_delay_s=frame_delay_s):
+        yield
+
+
+async def _killed() -> tuple[set[Root], CommitRecord, PeerId]:
+    """The sums that the survivors had made when the leader died, the record of their next attempt, and who was killed."""
+    async with trio.open_nursery() as nursery:
+        world, states = World(SEED, nursery, NUM_PEERS, NUM_PEERS, PROFILE), dict[PeerId, RoundState]()
+        with _slow_and_seen(world, states):
+            for node in world.nodes:
+                world.boot(node)
+            await world.wait_for(lambda: min(node.index for node in world.nodes) == 1, 120.0, "the first round")
+            await world.wait_for(lambda: all(_is_in_round(states[node.peer]) for node in world.nodes), 60.0, "a round")
+            proposal = states[world.nodes[0].peer].open.proposal
+            assert proposal is not None
+            (leader,) = [node for node in world.nodes if node.peer == proposal.ballot.peer]
+            others = [node for node in world.nodes if node is not leader]
+            await world.wait_for(lambda: all(map(_summed, others)), 60.0, "all contributions")
+            leader.crash()
+            summed = set[Root]().union(*map(_summed, others))
+            await world.wait_for(lambda: min(node.index for node in others) == 2, 60.0, "the second round")
+            service = others[0].service
+            record = service.chain.head.record if service is not None else None
+        nursery.cancel_scope.cancel()
+    assert record is not None
+    return summed, record, leader.peer
+
+
+def _is_in_round(state: RoundState) -> bool:
+    return state.link.index == 1 and state.open.exchange is not None
+
+
+def _summed(node: Node) -> set[Root]:
+    """What it has made of its slices."""
+    exchange = node.service._exchanging._exchange if node.service is not None else None
+    reductions = exchange._reductions.values() if exchange is not None else ()
+    return {reduction.result.header.result_hash for reduction in reductions if reduction.result is not None}
+
+
+def test_what_a_leader_had_brought_is_counted_though_it_is_killed_and_no_sum_of_a_survivor_is_made_anew() -> None:
+    """Else whatever members have of each other's results is sent once more."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    with replaced(worlds, NUM_CHUNKS=NUM_ELEMENTS // CHUNK_ELEMENTS), replaced(trainer, MIN_DIRECTIONS=16):
+        summed, record, leader = virtual_time.run(SEED, _killed)
+    assert record.ballot.attempt == 1
+    assert len(summed) == NUM_PEERS - 1
+    assert summed < {part.result_hash for part in record.slices}
+    covered = sum(stop - first for first, stop in covered_chunks(record, leader))
+    assert covered == record.slices[-1].stop_chunk * 3 // 4
+    assert leader not in record.roster
