@@ -121,11 +121,6 @@ def _at_least(row: Row, limit: float | None) -> Row:
     return replace(row, target=f">= {limit:g}", met=row.value >= limit)
 
 
-def at_most(row: Row, limit: float) -> Row:
-    """The target is the median's."""
-    return row if row.value is None else replace(row, target=f"<= {limit:g}", met=row.value <= limit)
-
-
 def rows_of(measured: Measured, settings: Mapping[str, object]) -> list[Row]:
     """All figures of one setting and codec."""
     setting, codec = measured.setting, measured.codec

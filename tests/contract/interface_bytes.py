@@ -1,4 +1,4 @@
-"""`python -m tests.contract.interface_bytes FOLDER`: two peers speak, and what they counted is told beside what went over the
+"""`python -m tests.contract.interface_bytes FOLDER`: three peers speak, and what they counted is told beside what went over the
 loopback interface of a network namespace that nobody else is in. Where this machine gives us none it is everybody's interface.
 """
 
@@ -46,7 +46,7 @@ def interface_bytes() -> int:
 
 
 async def spoken(folder: Path) -> dict[str, object]:
-    """Bulk both ways on direct streams and over libp2p, and calls; the bytes that both counted as sent, and those on the interface."""
+    """Bulk both ways on direct streams and over libp2p, and calls; the bytes that all counted as sent, and those on the interface."""
     from contextlib import AsyncExitStack
     from dataclasses import replace
 
