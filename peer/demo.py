@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from peer.controls_core import OwnerPause
 from peer.demo_core import (
     CASTS,
     SLOWDOWN,
@@ -37,6 +38,7 @@ from peer.demo_options import DemoOptions
 from peer.demo_processes import ProcessGroup, Running, open_processes, run_potluck, wait_for_invite
 from peer.demo_screen import open_screen
 from peer.demo_summary import DemoSummary, Facts, newest_checkpoint, summarise
+from peer.pause_file import remove_pause, write_pause
 from peer.status import FINAL_STATUS_FILE
 from protocol.errors import MachineError, PotluckError, StorageError
 
@@ -118,6 +120,14 @@ class _Swarm:
             self.lost_bytes_down += last.bytes_down
         self.start_peer(VICTIM)
         self.restarted_unix_s = self.peers[VICTIM].started_unix_s
+
+    def pause_others(self) -> None:
+        for number in self.peers.keys() - {VICTIM}:
+            write_pause(self.peer_dir(number), OwnerPause())
+
+    def resume_others(self) -> None:
+        for number in self.peers.keys() - {VICTIM}:
+            remove_pause(self.peer_dir(number))
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -230,6 +240,10 @@ def _watch(swarm: _Swarm, state: DemoState) -> tuple[DemoState, str]:
                     swarm.kill_victim()
                 elif action is Action.RESTART_VICTIM:
                     swarm.restart_victim()
+                elif action is Action.PAUSE_OTHERS:
+                    swarm.pause_others()
+                elif action is Action.RESUME_OTHERS:
+                    swarm.resume_others()
                 elif action is Action.FINISH:
                     _wait_for_last_checkpoint(swarm)
                     return state, ""
@@ -266,6 +280,7 @@ def _conclude(swarm: _Swarm, state: DemoState, gave_up: str, options: DemoOption
         checkpoint_units=_newest_units(seen),
         rounds_while_down=state.index_at_restart - state.index_at_kill,
         rejoin_s=_rejoin_s(swarm, state, final.get(VICTIM)),
+        others_paused_s=_others_paused_s(state),
         lost_bytes_up=swarm.lost_bytes_up,
         lost_bytes_down=swarm.lost_bytes_down,
         plot=str(options.plot_file),
@@ -282,6 +297,12 @@ def _rejoin_s(swarm: _Swarm, state: DemoState, victim: PeerReport | None) -> flo
     if started_unix_s is None or (counted is None and (own_unix_s is None or not state.cast.num_stages)):
         return None
     return round((own_unix_s or (counted.unix_s if counted else 0.0)) - started_unix_s, 1)
+
+
+def _others_paused_s(state: DemoState) -> float:
+    if state.paused_s is None:
+        return 0.0
+    return round((time.monotonic() if state.resumed_s is None else state.resumed_s) - state.paused_s, 1)
 
 
 def _verify_newest(seen: Observation) -> bool:

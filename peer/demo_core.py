@@ -2,6 +2,7 @@
 
 gathering --all peers counted or training--> training --half the tokens--> [kill] down
 down --a round without the victim, or patience over--> [restart] rejoining --the victim counted--> rejoined
+rejoining --most of the tokens, and the victim still starts--> [pause the others] --the victim trains--> [resume the others]
 any of these --host finished, all peers gone--> [finish] ended
 """
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from peer.demo_observation import Observation, RoundRow
+from peer.demo_observation import HostStatus, Observation, RoundRow
 
 NUM_PEERS: Final = 3
 VICTIM: Final = 2
@@ -20,6 +21,9 @@ SLOW_PEER: Final = 3
 SLOWDOWN: Final = 3.0
 DOWN_PATIENCE_S: Final = 20.0
 """A round without the victim normally commits within this; its return waits no longer."""
+HOLD_SHARE: Final = 0.7
+"""Of the tokens: whoever was killed is back by then but where starting a process takes longer than three tenths of the run, as on a
+busy machine. There the others wait for it: the run would end before it could be counted, and show nothing."""
 START_SHARE: Final = 0.5
 """Of the limit, for the first round: whoever gives a slow machine more time gives it more for the start, too."""
 
@@ -78,6 +82,8 @@ class Action(Enum):
 
     KILL_VICTIM = "kill victim"
     RESTART_VICTIM = "restart victim"
+    PAUSE_OTHERS = "pause others"
+    RESUME_OTHERS = "resume others"
     FINISH = "finish"
     GIVE_UP = "give up"
 
@@ -92,6 +98,8 @@ class DemoState:
         killed_s: when the victim was killed, None before.
         index_at_kill: the last committed round then.
         index_at_restart: the last committed round when the victim was started again.
+        paused_s: when the others were paused, None before.
+        resumed_s: when they were to go on, None before.
         cast: who takes part.
     """
 
@@ -101,6 +109,8 @@ class DemoState:
     killed_s: float | None = None
     index_at_kill: int = 0
     index_at_restart: int = 0
+    paused_s: float | None = None
+    resumed_s: float | None = None
     cast: Cast = WHOLE_MODEL
 
 
@@ -128,8 +138,8 @@ def step(state: DemoState, seen: Observation, now_s: float) -> Step:
         return killed, (Action.KILL_VICTIM,), f"half-way: peer {VICTIM} is killed without warning"
     if state.stage is Stage.DOWN:
         return _while_down(state, seen, now_s)
-    if state.stage is Stage.REJOINING and is_victim_counted(seen, state):
-        return replace(state, stage=Stage.REJOINED), (), f"peer {VICTIM} is counted again"
+    if state.stage is Stage.REJOINING:
+        return _while_rejoining(state, seen, host, now_s)
     return state, (), host.reason or "training"
 
 
@@ -161,6 +171,24 @@ def _while_down(state: DemoState, seen: Observation, now_s: float) -> Step:
         return state, (), f"peer {VICTIM} is dead; the others go on"
     last_index = max(seen.rounds, default=0)
     return replace(state, stage=Stage.REJOINING, index_at_restart=last_index), (Action.RESTART_VICTIM,), reason
+
+
+def _while_rejoining(state: DemoState, seen: Observation, host: HostStatus, now_s: float) -> Step:
+    """The victim starts: nothing is done for it while there is time enough, else the others pause until it trains."""
+    is_paused = state.paused_s is not None and state.resumed_s is None
+    is_counted, report = is_victim_counted(seen, state), seen.reports.get(VICTIM)
+    if is_paused and (is_counted or (report is not None and report.worker_state == "training")):
+        return replace(state, resumed_s=now_s), (Action.RESUME_OTHERS,), f"peer {VICTIM} trains: the others go on"
+    if is_counted:
+        return replace(state, stage=Stage.REJOINED), (), f"peer {VICTIM} is counted again"
+    if is_paused:
+        return state, (), f"the others wait until peer {VICTIM} trains"
+    # in lanes the victim's replica has others behind and before it, which have to train for it to be counted
+    is_late = host.total_tokens >= HOLD_SHARE * host.target_total_tokens
+    if is_late and state.paused_s is None and not state.cast.num_stages:
+        paused = replace(state, paused_s=now_s)
+        return paused, (Action.PAUSE_OTHERS,), f"starting takes long here: the others wait until peer {VICTIM} trains"
+    return state, (), host.reason or "training"
 
 
 def round_counting_victim(seen: Observation, after_index: int) -> RoundRow | None:

@@ -16,6 +16,7 @@ class PeerRow(_Read):
 
     peer: str
     name: str = ""
+    worker_state: str = ""
     tokens_per_s: float = 0.0
     tokens_ready: int = 0
     loss: float | None = None
@@ -124,6 +125,7 @@ class PeerReport(_Read):
     index: int = 0
     state_root: str = ""
     state_commit: str = ""
+    worker_state: str = ""
     tokens_per_s: float = 0.0
     tokens_ready: int = 0
     loss: float | None = None

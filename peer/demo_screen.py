@@ -215,7 +215,8 @@ def print_summary(summary: DemoSummary, sample: str, kept: Path | None) -> None:
         console.print(f"  {unit:<14} {bits(nats)}, on the documents that go to it")
     console.print(f"rounds           {summary.rounds_committed}, members {list(summary.members_per_round)}")
     back = "never" if summary.rejoin_s is None else f"after {summary.rejoin_s:.1f} s"
-    console.print(f"killed peer      counted again {back}")
+    waited = f", the others waited {summary.others_paused_s:.0f} s for it" if summary.others_paused_s else ""
+    console.print(f"killed peer      counted again {back}{waited}")
     console.print(f"bytes            {in_bytes(summary.bytes_up)} up, {in_bytes(summary.bytes_down)} down")
     console.print(f"state roots      {', '.join(root[:8] or 'none' for root in summary.state_roots.values())}")
     for unit, roots in summary.unit_roots.items():

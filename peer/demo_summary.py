@@ -29,6 +29,7 @@ class DemoSummary(BaseModel):
         heldout_experts_end: the newest held-out loss of each expert on the documents that go to it.
         unit_roots: the last root of each expert, or stage, one for each that its holders ended on.
         rejoin_s: from the killed peer's new process to the first round that counts it; None when it never was.
+        others_paused_s: for how long the others waited for it, 0 where there was no need.
         bytes_up: payload bytes that the peers sent, those before the kill included; of a peer that left no report when it ended, as
             where the demo gave up, what it told last.
         bytes_down: payload bytes that they received.
@@ -48,6 +49,7 @@ class DemoSummary(BaseModel):
     state_roots: dict[str, str]
     unit_roots: dict[str, tuple[str, ...]] = {}
     rejoin_s: float | None
+    others_paused_s: float = 0.0
     bytes_up: int
     bytes_down: int
     checkpoint: str
@@ -65,6 +67,7 @@ class Facts(BaseModel):
         lost_bytes_down: what it had received.
         checkpoint_units: roots of the experts, or stages, in the newest checkpoint.
         rounds_while_down: committed between the kill and the restart.
+        others_paused_s: for how long the others were paused, so that the run did not end before the killed peer was back.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -73,6 +76,7 @@ class Facts(BaseModel):
     checkpoint_units: dict[str, str] = {}
     rounds_while_down: int = 0
     rejoin_s: float | None
+    others_paused_s: float = 0.0
     lost_bytes_up: int = 0
     lost_bytes_down: int = 0
     plot: str
@@ -121,6 +125,7 @@ def summarise(
         state_roots=roots,
         unit_roots=_unit_roots(final),
         rejoin_s=facts.rejoin_s,
+        others_paused_s=facts.others_paused_s,
         bytes_up=facts.lost_bytes_up + sum(report.bytes_up for report in last.values()),
         bytes_down=facts.lost_bytes_down + sum(report.bytes_down for report in last.values()),
         checkpoint=checkpoint.path if checkpoint else "",

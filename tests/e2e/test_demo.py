@@ -16,9 +16,7 @@ ROOT = Path(__file__).parents[2]
 NUM_TOKENS = 200_000
 LIMIT_S = 500
 CALM = {"POTLUCK_PEER_DUTY_PERCENT": "16"}
-"""So few tokens would all be trained before who was killed is back: starting it takes processor time, too. With 20% a training process
-that took 38 s to start beside other tests came too late.
-"""
+"""So few tokens would all be trained before who was killed is back: starting it takes processor time, too."""
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
@@ -31,7 +29,7 @@ def test_three_peers_end_on_one_root_although_one_was_killed_half_way(tmp_path: 
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S + 40, check=False,
     )  # fmt: skip
     logs = "\n".join(
-        f"== {log.name}\n{log.read_text()[-12000:]}" for log in sorted((tmp_path / "demo").glob("logs/*.log"))
+        f"== {log.name}\n{log.read_text()[-4000:]}" for log in sorted((tmp_path / "demo").glob("logs/*.log"))
     )
     told = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{logs}"
     assert summary_file.exists(), told
@@ -43,6 +41,9 @@ def test_three_peers_end_on_one_root_although_one_was_killed_half_way(tmp_path: 
     assert len(summary["state_roots"]) == 3
     assert summary["checkpoint_root"] in summary["state_roots"].values()
     assert summary["rejoin_s"] > 0
-    assert min(summary["members_per_round"]) >= 2, told
+    # The run starts when all peers are there; each counts from when its training process has started and made a step.
+    members = summary["members_per_round"]
+    assert 3 in members, told
+    assert min(members[members.index(3) :]) >= 2, told
     assert summary["heldout_loss_end"] < summary["heldout_loss_start"]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -19,6 +19,7 @@ from peer.demo_core import EXPERTS, STAGES, VICTIM
 from peer.demo_observation import HostStatus, PeerReport
 from peer.demo_options import DemoOptions
 from peer.demo_summary import DemoSummary
+from peer.pause_file import PAUSE_FILE
 from peer.status import FINAL_STATUS_FILE, PeerStatus, write_final_status
 from peer.status_http import peer_app
 from protocol.errors import MachineError
@@ -122,36 +123,50 @@ class _Process:
 
 
 class _Story:
-    """The processes of a demo of experts, and what they tell: half-way peer 2 is killed, then a round without it, then one with it."""
+    """The processes of a demo of experts, and what they tell: half-way peer 2 is killed, then a round without it, then one with it;
+    where it starts `slowly`, two without it.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, slowly: bool = False) -> None:
         checkpoint = folder / "checkpoint"
         checkpoint.mkdir()
         units = [{"unit": unit, "state_root": root} for unit, root in {"trunk": ROOT, **UNIT_ROOTS}.items()]
         (checkpoint / CHECKPOINT_MANIFEST).write_text(json.dumps({"units": units}))
         everybody, others = tuple(FOUR.values()), tuple(name for name in FOUR.values() if name != FOUR[VICTIM])
-        rounds = [round_row(index, others if index == 6 else everybody) for index in range(1, 11)]
+        without = (6, 7) if slowly else (6,)
+        rounds = [round_row(index, others if index in without else everybody) for index in range(1, 11)]
         curve = (5.6, 3.0, 2.4, 2.2, 2.1, 2.0)
-        statuses = [host_status(tuple(rounds[:index]), curve) for index in (0, 1, 5, 6, 7, 10)]
+        statuses = [
+            host_status(tuple(rounds[:index]), curve) for index in (0, 1, 5, 6, 7, *([7, 8] if slowly else []), 10)
+        ]
         rows = [row.model_copy(update={"path": str(checkpoint)}) for row in statuses[-1].checkpoints]
         statuses[-1] = statuses[-1].model_copy(update={"checkpoints": tuple(rows)})
         self._statuses, self.is_over = statuses, False
         self.started: dict[str, list[_Process]] = {}
+        self.paused: list[set[int]] = []
+        """The peers that are paused, each time that the host is looked at."""
 
     def start(self, name: str, arguments: Sequence[str]) -> _Process:
         """As ProcessGroup."""
         self.started.setdefault(name, []).append(_Process(self, arguments))
+        if name != "host":
+            identity = Path(self.started[name][-1].option("--state-dir")) / "identity"
+            identity.parent.mkdir(exist_ok=True)
+            identity.touch()
         return self.started[name][-1]
 
     def fetch(self, url: str, model: type[BaseModel]) -> BaseModel | None:
         """What is served there."""
         if model is HostStatus:
+            folders = {number: self.started[f"peer-{number}"][-1].option("--state-dir") for number in FOUR}
+            self.paused.append({number for number, folder in folders.items() if (Path(folder) / PAUSE_FILE).exists()})
             found = self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
             if len(self._statuses) == 1 and found is self._statuses[0]:
                 self._leave()
             return found
         number = next(n for n in FOUR if f":{self.started[f'peer-{n}'][-1].option('--http-port')}/" in url)
-        return holder(number).model_copy(update={"bytes_up": 10, "bytes_down": 20})
+        worker_state = "training" if len(self._statuses) == 2 else "starting"  # as it is counted next
+        return holder(number).model_copy(update={"bytes_up": 10, "bytes_down": 20, "worker_state": worker_state})
 
     def _leave(self) -> None:
         for number in FOUR:
@@ -167,6 +182,32 @@ def test_demo_of_experts_starts_two_holders_of_each_kills_one_and_judges_each_ex
 ) -> None:
     """All of the demo but what its processes do, which tests of real processes have with experts of their own."""
     story, ran = _Story(tmp_path), list[Sequence[str]]()
+    told, kept = tmp_path / "told.json", tmp_path / "demo"
+    assert _run(story, ran, DemoOptions(kept, told, tmp_path / "plot.png", 200_000, 60.0, "expert"), monkeypatch) == 0
+    assert load_run_config(kept / "run.toml").run.shards == "expert"
+    assert [story.started[f"peer-{n}"][-1].option("--expert") for n in FOUR] == ["0", "1", "0", "1"]
+    assert {name: len(processes) for name, processes in story.started.items() if len(processes) > 1} == {"peer-2": 2}
+    summary = DemoSummary.model_validate_json(told.read_bytes())
+    assert (summary.ok, summary.failures) == (True, ())
+    assert summary.unit_roots == {unit: (root,) for unit, root in UNIT_ROOTS.items()}
+    assert (summary.rejoin_s, summary.rounds_committed) == (1.0, 10)
+    assert (summary.bytes_up, summary.bytes_down) == (4 * 100 + 10, 4 * 200 + 20), "the killed process's, once"
+    assert [arguments[:2] for arguments in ran] == [["checkpoint", "verify"]]
+    assert set(map(frozenset, story.paused)) == {frozenset()}, "who was killed was back in time"
+
+
+def test_demo_pauses_the_others_where_who_was_killed_starts_so_slowly_that_the_run_would_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story, told = _Story(tmp_path, slowly=True), tmp_path / "told.json"
+    options = DemoOptions(tmp_path / "demo", told, tmp_path / "plot.png", 200_000, 60.0, "expert")
+    assert _run(story, [], options, monkeypatch) == 0
+    assert [paused for paused in story.paused if paused] == [{1, 3, 4}]
+    assert story.paused[-1] == set(), "and lets them go on"
+    assert DemoSummary.model_validate_json(told.read_bytes()).rejoin_s == 2.0
+
+
+def _run(story: _Story, ran: list[Sequence[str]], options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> int:
     for name, stand_in in (
         ("open_processes", lambda _: nullcontext(story)),
         ("wait_for_invite", lambda *_: "invite"),
@@ -177,14 +218,4 @@ def test_demo_of_experts_starts_two_holders_of_each_kills_one_and_judges_each_ex
         monkeypatch.setattr(peer.demo, name, stand_in)
     monkeypatch.setattr(peer.plot, "plot_losses", lambda *_, **__: None)
     monkeypatch.setattr(peer.checkpoint_sample, "sample_from_checkpoint", lambda _, expert: f"text {expert}")
-    told, kept = tmp_path / "told.json", tmp_path / "demo"
-    assert run_demo(DemoOptions(kept, told, tmp_path / "plot.png", 200_000, 60.0, "expert")) == 0
-    assert load_run_config(kept / "run.toml").run.shards == "expert"
-    assert [story.started[f"peer-{n}"][-1].option("--expert") for n in FOUR] == ["0", "1", "0", "1"]
-    assert {name: len(processes) for name, processes in story.started.items() if len(processes) > 1} == {"peer-2": 2}
-    summary = DemoSummary.model_validate_json(told.read_bytes())
-    assert (summary.ok, summary.failures) == (True, ())
-    assert summary.unit_roots == {unit: (root,) for unit, root in UNIT_ROOTS.items()}
-    assert (summary.rejoin_s, summary.rounds_committed) == (1.0, 10)
-    assert (summary.bytes_up, summary.bytes_down) == (4 * 100 + 10, 4 * 200 + 20), "the killed process's, once"
-    assert [arguments[:2] for arguments in ran] == [["checkpoint", "verify"]]
+    return run_demo(options)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from peer.demo_core import (
     DOWN_PATIENCE_S,
     EXPERTS,
+    HOLD_SHARE,
     STAGES,
     START_SHARE,
     VICTIM,
@@ -77,6 +78,38 @@ def test_rejoining_ends_only_with_a_round_after_the_restart() -> None:
     counted = round_counting_victim(after, 7)
     assert counted is not None
     assert counted.index == 9
+
+
+def test_rejoining_pauses_the_others_when_most_tokens_are_committed_until_the_victim_trains() -> None:
+    rejoining, alone = replace(DOWN, stage=Stage.REJOINING, index_at_restart=6), ("one", "three")
+    soon = observation((round_row(6), *(round_row(index, alone) for index in (7,))))
+    assert soon.host is not None
+    assert soon.host.total_tokens >= HOLD_SHARE * soon.host.target_total_tokens
+    before = observation((round_row(6, alone),))
+    assert step(rejoining, before, 110.0)[:2] == (rejoining, ())
+    paused, actions, _ = step(rejoining, soon, 120.0)
+    assert (paused.stage, actions, paused.paused_s) == (Stage.REJOINING, (Action.PAUSE_OTHERS,), 120.0)
+    starting = replace(soon, reports={VICTIM: PeerReport(peer="two", worker_state="starting")})
+    assert step(paused, soon, 121.0)[:2] == (paused, ())
+    assert step(paused, starting, 122.0)[:2] == (paused, ())
+    trains = replace(soon, reports={VICTIM: PeerReport(peer="two", worker_state="training")})
+    resumed, actions, _ = step(paused, trains, 150.0)
+    assert (resumed.stage, actions, resumed.resumed_s) == (Stage.REJOINING, (Action.RESUME_OTHERS,), 150.0)
+    assert step(resumed, trains, 151.0)[:2] == (resumed, ()), "once is enough"
+    counted = observation((round_row(7, alone), round_row(8)))
+    assert step(resumed, counted, 160.0)[0].stage is Stage.REJOINED
+
+
+def test_others_that_wait_for_the_victim_go_on_when_a_round_counts_it() -> None:
+    paused = replace(DOWN, stage=Stage.REJOINING, index_at_restart=6, paused_s=120.0)
+    resumed, actions, _ = step(paused, observation((round_row(7), round_row(8))), 121.0)
+    assert actions == (Action.RESUME_OTHERS,)
+    assert step(resumed, observation((round_row(7), round_row(8))), 122.0)[0].stage is Stage.REJOINED
+
+
+def test_rejoining_in_lanes_never_pauses_the_others() -> None:
+    rejoining = replace(DOWN, stage=Stage.REJOINING, index_at_restart=6, cast=STAGES)
+    assert step(rejoining, observation((round_row(9, ("one", "four")),)), 120.0)[:2] == (rejoining, ())
 
 
 def test_any_stage_finishes_when_every_peer_has_left_cleanly() -> None:

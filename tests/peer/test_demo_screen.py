@@ -102,6 +102,12 @@ def test_failed_demo_says_what_to_do_and_where_the_logs_are(
     assert where in said
 
 
+def test_summary_tells_how_long_the_others_waited_for_who_was_killed(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = Facts(checkpoint_verified=True, rejoin_s=31.5, others_paused_s=22.4, plot="p.png", seconds=1.0)
+    print_summary(summarise(SEEN, {}, facts), "", None)
+    assert "killed peer      counted again after 31.5 s, the others waited 22 s for it" in capsys.readouterr().out
+
+
 def test_weights_line_names_who_was_left_out_and_why() -> None:
     row = round_row(4, ("one", "three")).model_copy(
         update={"omitted": (Omission(peer="two", reason="silent for 2 s"),)}
