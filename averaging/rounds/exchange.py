@@ -9,7 +9,7 @@ stream: so a peer without inbound connections takes part fully. Two quantisation
                          (while the contribution is still being encoded the hello says so, the answer is "S", and after some chunks
                          "O" and a hello with the hashes follow)
     reducer -> member    signed ResultHeader to the attempt's leader, ResultWord to others
-    member  -> reducer   "N" to get the chunks, "H" when it has their bytes already
+    member  -> reducer   "N" to get the chunks, with a number where it has so many of the first ones; "H" when it has all of them
     reducer -> member    the chunks in order, some in each frame
 
 Hashing, decoding and summing are done beside trio, for the chunks of a frame together.
@@ -31,11 +31,12 @@ from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.even_sending import EvenSending, send_evenly
 from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.growing import GrowingContribution
+from averaging.rounds.half_results import HalfResult, HalfResults
 from averaging.rounds.next_state import SliceBytes
 from averaging.rounds.offers import Offers
 from averaging.rounds.receiving import Receiving
 from averaging.rounds.reduction import Reduction, SliceResult
-from averaging.rounds.result_word import NamedResult, read_word, word_of
+from averaging.rounds.result_word import NamedResult, need_from, read_need, read_word, word_of
 from averaging.rounds.scattering import Scattering
 from averaging.rounds.spans import Moving
 from averaging.rounds.taking import RefusedResult, take_result
@@ -51,7 +52,6 @@ from protocol.wire import decode_body, encode_body
 log = structlog.get_logger()
 
 EXCHANGE_CHANNEL: Final = "exchange"
-_NEED: Final = b"N"
 _HAVE: Final = b"H"
 OPEN_WITHIN_S: Final = 10.0
 """Of 32 members on two cores the last of a thousand connections is made after seven; who is gone is noticed by pings long before."""
@@ -80,13 +80,22 @@ class Exchange:
     """One attempt's traffic at one peer; `run` does it, `offer`, `mend`, `drop` and the served streams feed it.
 
     Reducing and receiving begin at once; our own chunks follow when `offer` brings them. It lasts until it is cancelled: slices
-    may come back to it. `last_upload_s` is what our upload of the attempt before took, 0 before the first.
+    may come back to it. `last_upload_s` is what our upload of the attempt before took, 0 before the first. `halves` are the results
+    that this attempt and the one before did not get to the end of.
     """
 
-    def __init__(self, proposal: Proposal, tools: ExchangeTools, offers: Offers, last_upload_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        proposal: Proposal,
+        tools: ExchangeTools,
+        offers: Offers,
+        last_upload_s: float = 0.0,
+        halves: HalfResults | None = None,
+    ) -> None:
         self.proposal = proposal
         self._tools = tools
         self._offers = offers
+        self._halves = HalfResults() if halves is None else halves
         self._reductions: dict[int, Reduction] = {}
         self._scopes: dict[SliceSpec, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
@@ -316,11 +325,16 @@ class Exchange:
         answer: bytes | None = None
         with trio.move_on_after(ANSWER_WITHIN_S):
             answer = await stream.receive_frame()
-        if answer == _NEED:
-            with self._tools.spanned(self.proposal, "send", f"a result to {short(sender)}") as moving:
-                moving.num_bytes = len(reduction.result.data)
-                data, chunks = reduction.result.data, reduction.result.chunks
-                await send_evenly(stream, range(len(chunks)), data, chunks, self._even_results)
+        place = None if answer is None else read_need(answer, len(reduction.result.chunks))
+        if place is not None:
+            await self._send_result(reduction.result, place, sender, stream)
+
+    async def _send_result(self, result: SliceResult, place: int, sender: PeerId, stream: Stream) -> None:
+        """Its chunks from that place on."""
+        with self._tools.spanned(self.proposal, "send", f"a result to {short(sender)}") as moving:
+            numbers = range(place, len(result.chunks))
+            moving.num_bytes = sum(len(result.chunks[number]) for number in numbers)
+            await send_evenly(stream, numbers, result.data, result.chunks, self._even_results)
 
     # --- the member's side ---
 
@@ -375,9 +389,11 @@ class Exchange:
             await stream.send_frame(_HAVE)
         else:
             await self._contributions_first()
-            await stream.send_frame(_NEED)
+            place = span_bytes(tools.result_codec, tools.grid, part.first_chunk, part.stop_chunk)
+            half = self._halves.take(part, named) or HalfResult(self._results.take_at(place.start, place.stop))
+            await stream.send_frame(need_from(len(half.hashes)))
             with self._tools.spanned(self.proposal, "receive", f"a result of {short(part.reducer)}") as moving:
-                await self._take_result_chunks(part, named, stream, moving)
+                await self._take_result_chunks(part, named, half, stream, moving)
         if is_leader:
             await tools.learn(ResultReady(proposal.unit, proposal.base, proposal.ballot, signed))
 
@@ -401,10 +417,10 @@ class Exchange:
             raise RemoteProtocolError("a result of another reducer or attempt", "the one that was asked for")
         return header
 
-    async def _take_result_chunks(self, part: SliceSpec, named: NamedResult, stream: Stream, moving: Moving) -> None:
-        tools = self._tools
-        place = span_bytes(tools.result_codec, tools.grid, part.first_chunk, part.stop_chunk)
-        room = Room.over(self._results.take_at(place.start, place.stop))
+    async def _take_result_chunks(
+        self, part: SliceSpec, named: NamedResult, half: HalfResult, stream: Stream, moving: Moving
+    ) -> None:
+        tools, room, hashes = self._tools, half.room(), list(half.hashes)
 
         def came(frame: memoryview) -> None:
             self._moved(part.reducer, frame)
@@ -412,13 +428,24 @@ class Exchange:
 
         begun = tools.begin_result(named)
         try:
-            result = await take_result(part, named, stream, room, tools, came, begun)
+            result = await take_result(part, named, stream, room, hashes, tools, came, begun)
             await tools.keep_result(named, result, begun)
         except RefusedResult as error:
             await self._refuse(part.reducer, error, named.result_hash if error.is_useless else None)
             raise
+        except (
+            TransportError,
+            trio.Cancelled,
+        ):  # its reducer, or the attempt, is gone: the rest may come in another one
+            self._keep_half(part, named, half.memory, hashes)
+            raise
         finally:
             begun.drop()
+
+    def _keep_half(self, part: SliceSpec, named: NamedResult, memory: memoryview, hashes: list[bytes]) -> None:
+        came = span_bytes(self._tools.result_codec, self._tools.grid, part.first_chunk, part.first_chunk + len(hashes))
+        half = HalfResult(memory, len(came), tuple(hashes))
+        self._halves.keep(self.proposal.ballot, part.reducer, named, half)
 
     async def _refuse(self, reducer: PeerId, error: RemoteProtocolError, result_hash: Root | None) -> None:
         proposal = self.proposal

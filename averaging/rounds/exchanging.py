@@ -21,6 +21,7 @@ from averaging.rounds.exchange import Exchange
 from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.gathering import EXCHANGE_PATIENCE_S
 from averaging.rounds.growing import GrowingContribution
+from averaging.rounds.half_results import HalfResults
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.offers import Offers
 from averaging.rounds.result_word import NamedResult
@@ -77,6 +78,7 @@ class Exchanging:
         self._growing: GrowingContribution | None = None
         """What of our contribution on the base is encoded, as long as it is not all of it, signed."""
 
+        self._halves = HalfResults()
         self._without_delta: CommitId | None = None
         self._no_part = False
         self._exchange: Exchange | None = None
@@ -196,7 +198,9 @@ class Exchanging:
             self.end()
             if self._offers is None:
                 return
-            exchange = self._exchange = Exchange(proposal, self._exchange_tools(), self._offers, self._upload_s)
+            exchange = self._exchange = Exchange(
+                proposal, self._exchange_tools(), self._offers, self._upload_s, self._halves
+            )
             self._tasks.spawn(self._run, exchange)
             self.changes.notify()
         elif exchange.proposal.slices != proposal.slices:
@@ -212,6 +216,7 @@ class Exchanging:
         """What was scattered to us on another base is not needed any more: its memory is free until the next round."""
         if self._base is not None and self._base != self._chain.head.commit:
             self._base = self._contribution = self._growing = self._offers = None
+            self._halves = HalfResults()
 
     def _at(self, base: CommitId) -> None:
         """What is kept belongs to one base."""
@@ -219,6 +224,7 @@ class Exchanging:
             tools = self._chain.tools
             self._base = base
             self._contribution = self._growing = None
+            self._halves = HalfResults()
             self._offers = Offers(self._config.run_id, self._config.verifier, tools.codec, tools.grid)
 
     async def _run(self, exchange: Exchange) -> None:

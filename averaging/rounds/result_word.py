@@ -15,6 +15,8 @@ from protocol.ids import CommitId, Root
 from protocol.rounds.messages import ResultHeader
 
 _WORD: Final = struct.Struct(">II32s")
+_NEED: Final = b"N"
+_PLACE: Final = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +48,22 @@ def read_word(frame: bytes, base: CommitId) -> ResultWord:
         raise RemoteProtocolError(f"a result's word of {len(frame)} bytes", f"{_WORD.size}")
     first_chunk, stop_chunk, result_hash = _WORD.unpack(frame)
     return ResultWord(base, first_chunk, stop_chunk, Root(result_hash))
+
+
+def need_from(place: int) -> bytes:
+    """What a member answers that has so many of a result's first chunks: the rest, please."""
+    return _NEED + (_PLACE.pack(place) if place else b"")
+
+
+def read_need(frame: bytes, num_chunks: int) -> int | None:
+    """From which place on a member needs the chunks of a result of so many; None where it needs nothing.
+
+    Raises:
+        RemoteProtocolError: a place that the result does not have.
+    """
+    if not frame.startswith(_NEED):
+        return None
+    place = _PLACE.unpack(frame[1:])[0] if len(frame) == 1 + _PLACE.size else 0
+    if len(frame) not in (1, 1 + _PLACE.size) or place > num_chunks:
+        raise RemoteProtocolError(f"a need of {len(frame)} bytes from chunk {place} on", f"one of {num_chunks} chunks")
+    return int(place)

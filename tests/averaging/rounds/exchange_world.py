@@ -17,6 +17,7 @@ from averaging.rounds import contribution
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
 from averaging.rounds.exchange import EXCHANGE_CHANNEL, Exchange
 from averaging.rounds.exchange_tools import ExchangeTools
+from averaging.rounds.half_results import HalfResults
 from averaging.rounds.next_state import Encoded, SliceBytes, examined
 from averaging.rounds.offers import Offers
 from averaging.rounds.result_word import NamedResult
@@ -66,6 +67,7 @@ class Side:
     disk: MemoryDisk = field(default_factory=MemoryDisk)
     begun: list[BegunFile] = field(default_factory=list)
     exchange: Exchange | None = None
+    halves: HalfResults = field(default_factory=HalfResults)
     num_serving: int = 0
     result_codec: Codec = CODEC
     spans: list[Span] = field(default_factory=list)
@@ -131,7 +133,7 @@ class Side:
             announce=self._announce,
             record=self.spans.append,
         )
-        self.exchange = Exchange(proposal, tools, self.offers)
+        self.exchange = Exchange(proposal, tools, self.offers, halves=self.halves)
         if has_offer:
             self.exchange.offer(self.contribution)
         party.network.serve_streams(EXCHANGE_CHANNEL, self._serve)

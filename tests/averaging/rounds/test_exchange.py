@@ -9,15 +9,16 @@ import trio
 import trio.testing
 
 from averaging.codecs import codec_by_name
-from averaging.network.seams import MAX_FRAME_BYTES
+from averaging.network.seams import MAX_FRAME_BYTES, Stream
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.exchange import EXCHANGE_CHANNEL, KEEP_OWN_AFTER_S, KEEP_OWN_SHARE, OPEN_EARLY_S, Exchange
-from averaging.rounds.result_word import word_of
-from protocol.errors import LocalProtocolError, PeerUnreachable
+from averaging.rounds.result_word import need_from, read_need, word_of
+from protocol.errors import LocalProtocolError, PeerUnreachable, TransportError
+from protocol.ids import PeerId
 from protocol.merkle import leaf_hash
 from protocol.rounds.messages import Ballot, Member
 from protocol.rounds.requests import ExchangeHello
-from protocol.wire import encode_body
+from protocol.wire import decode_body, encode_body
 from tests.averaging.rounds.exchange_world import (
     END,
     HAVE,
@@ -241,6 +242,78 @@ async def test_a_result_that_is_here_already_is_not_sent_again(autojump_clock: C
         assert sides[1].kept == kept
         assert world.parties[0].network.traffic().bulk_bytes_up - before < 2 * GRID.num_chunks * CHUNK_BYTES + 4 * 400
         assert sides[1].num_kept == 1
+
+
+async def test_a_result_that_was_on_its_way_when_its_attempt_ended_goes_on_where_it_was(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
+        word = word_of(result_header(world, chunks))
+        asked: list[bytes | None] = []
+
+        async def reduce(_: PeerId, stream: Stream) -> None:
+            hello = decode_body(ExchangeHello, await stream.receive_frame() or b"")
+            await stream.send_frame(bytes([1] * GRID.num_chunks))
+            await stream.receive_frame()
+            await stream.send_frame(word.encode())
+            asked.append(await stream.receive_frame())
+            if hello.ballot.attempt == 0:
+                await stream.send_frame(b"".join(chunks[:2]))
+                await trio.sleep_forever()
+            await stream.send_frame(b"".join(chunks[2:]))
+
+        world.parties[0].network.serve_streams(EXCHANGE_CHANNEL, reduce)
+        with trio.move_on_after(2.0):
+            await run_all([sides[1]], world.proposal(ONE_SLICE))
+        assert sides[1].kept == {}
+        await run_all([sides[1]], world.proposal(ONE_SLICE, attempt=1))
+        assert asked == [need_from(0), need_from(2)]
+        assert sides[1].kept[0][1] == b"".join(chunks)
+        assert sorted(sides[1].examined) == list(range(GRID.num_chunks))
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["hung up", "reset"])
+async def test_a_result_goes_on_after_a_broken_stream_but_begins_anew_where_its_reducer_ended_it(
+    is_reset: bool, autojump_clock: Clock
+) -> None:
+    """Whoever hangs up early gives something else than it named: nothing of it is built upon."""
+    async with three_sides() as (world, sides):
+        chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
+        word = word_of(result_header(world, chunks))
+        asked: list[bytes | None] = []
+
+        async def reduce(_: PeerId, stream: Stream) -> None:
+            await stream.receive_frame()
+            await stream.send_frame(bytes([1] * GRID.num_chunks))
+            await stream.receive_frame()
+            await stream.send_frame(word.encode())
+            asked.append(await stream.receive_frame())
+            if len(asked) == 1:
+                await stream.send_frame(b"".join(chunks[:2]))
+                if is_reset:
+                    await trio.sleep(0.1)  # a reset overtakes what was sent
+                    raise TransportError("a line that broke", "")
+                return
+            await stream.send_frame(b"".join(chunks[read_need(asked[-1] or b"", GRID.num_chunks) :]))
+
+        world.parties[0].network.serve_streams(EXCHANGE_CHANNEL, reduce)
+        await run_all([sides[1]], world.proposal(ONE_SLICE))
+        assert asked == [need_from(0), need_from(2 if is_reset else 0)]
+        assert sides[1].kept[0][1] == b"".join(chunks)
+
+
+async def test_a_reducer_sends_the_rest_of_a_result_to_who_has_its_first_chunks(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        mine, proposal = sides[1].contribution, world.proposal(ONE_SLICE)
+        assert mine is not None
+        async with running([sides[0], sides[2]], proposal):
+            frames = [*all_frames(mine)[:-1], need_from(4)]
+            answers = await talk(world.parties[1], world.parties[0], hello_of(proposal, mine), frames)
+        assert b"".join(answers[2:]) == sides[0].kept[0][1][4 * CHUNK_BYTES :]
+        again = world.proposal(ONE_SLICE, attempt=1)
+        async with running([sides[0], sides[2]], again):
+            frames = [END, need_from(GRID.num_chunks + 1)]
+            with pytest.raises(PeerUnreachable):
+                await talk(world.parties[1], world.parties[0], hello_of(again, mine), frames)
 
 
 async def test_a_broken_stream_goes_on_with_the_missing_chunks_alone(autojump_clock: Clock) -> None:

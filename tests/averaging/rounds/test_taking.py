@@ -22,7 +22,11 @@ NO_VALUE = np.float32("nan").tobytes()
 
 
 async def _taken(
-    world: RoundWorld, named: Sequence[bytes], sent: Sequence[bytes], begun: BegunFile | None = None
+    world: RoundWorld,
+    named: Sequence[bytes],
+    sent: Sequence[bytes],
+    begun: BegunFile | None = None,
+    here: Sequence[bytes] = (),
 ) -> tuple[SliceBytes, int]:
     """What a member makes of these frames for a result of these chunks, and how many of them it looked at."""
     begun = begun or MemoryStorage(MemoryDisk()).begin("result")
@@ -41,7 +45,11 @@ async def _taken(
     exchange = Side(member, None).begin(world.proposal(ONE_SLICE))
     stream = await member.network.open_stream(reducer.peer, "give", timeout_s=1.0)
     word = result_header(world, named)
-    taken = await take_result(part, word, stream, Room(1 << 20), exchange._tools, came, begun)
+    room = Room(1 << 20)
+    for chunk in here:
+        room.take(len(chunk))[:] = chunk
+    hashes = [leaf_hash(chunk) for chunk in here]
+    taken = await take_result(part, word, stream, room, hashes, exchange._tools, came, begun)
     return taken, len(seen)
 
 
@@ -55,6 +63,17 @@ async def test_the_bytes_that_were_named_are_taken_with_the_hashes_of_their_chun
         taken, _ = await _taken(world, chunks, [chunks[0], b"".join(chunks[1:])])
         assert (bytes(taken.data), list(taken.hashes)) == (b"".join(chunks), [leaf_hash(chunk) for chunk in chunks])
         assert merkle_root(taken.hashes) == result_header(world, chunks).result_hash
+
+
+async def test_a_result_of_which_the_first_chunks_are_here_is_whole_with_the_rest(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, _):
+        chunks, disk = _chunks(world), MemoryDisk()
+        begun = MemoryStorage(disk).begin("result")
+        taken, num_frames = await _taken(world, chunks, chunks[2:], begun, here=chunks[:2])
+        assert (bytes(taken.data), list(taken.hashes)) == (b"".join(chunks), [leaf_hash(chunk) for chunk in chunks])
+        assert num_frames == len(chunks) - 2
+        with pytest.raises(RefusedResult, match="another hash"):
+            await _taken(world, chunks, chunks[2:], here=[chunks[1], chunks[0]])
 
 
 async def test_what_has_come_is_with_the_disk_before_the_rest_is_here(
