@@ -18,6 +18,7 @@ Hashing, decoding and summing are done beside trio, for the chunks of a frame to
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from math import inf
 from typing import Final
 
@@ -330,11 +331,22 @@ class Exchange:
             await self._send_result(reduction.result, place, sender, stream)
 
     async def _send_result(self, result: SliceResult, place: int, sender: PeerId, stream: Stream) -> None:
-        """Its chunks from that place on."""
+        """Its chunks from that place on, as long as the member listens. It leaves with its attempt, and would else be sent the rest
+        for nothing, on the line that the next attempt needs.
+        """
         with self._tools.spanned(self.proposal, "send", f"a result to {short(sender)}") as moving:
             numbers = range(place, len(result.chunks))
             moving.num_bytes = sum(len(result.chunks[number]) for number in numbers)
-            await send_evenly(stream, numbers, result.data, result.chunks, self._even_results)
+            broke: TransportError | None = None
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_until_it_leaves, stream, nursery.cancel_scope)
+                try:
+                    await send_evenly(stream, numbers, result.data, result.chunks, self._even_results)
+                except TransportError as error:
+                    broke = error
+                nursery.cancel_scope.cancel()
+            if broke is not None:
+                raise broke
 
     # --- the member's side ---
 
@@ -450,3 +462,10 @@ class Exchange:
     async def _refuse(self, reducer: PeerId, error: RemoteProtocolError, result_hash: Root | None) -> None:
         proposal = self.proposal
         await self._tools.refused(ResultRefused(proposal.base, proposal.ballot, reducer, error.found, result_hash))
+
+
+async def _until_it_leaves(stream: Stream, sending: trio.CancelScope) -> None:
+    """End the sending when the other side ends the stream; it has nothing more to say on it."""
+    with suppress(TransportError, RemoteProtocolError):
+        await stream.receive_frame()
+    sending.cancel()

@@ -143,7 +143,14 @@ def kill_rows(
     again = [max(0.0, killed.sent_bytes / calm_bytes - 1.0) for killed in done]
     twice = [killed.twice_bytes / calm_bytes for killed in done]
     each = [
-        {"victim": killed.victim, "attempts": killed.attempts, "wall_s": round(killed.wall_s, 3)} for killed in done
+        {
+            "victim": killed.victim,
+            "attempts": killed.attempts,
+            "wall_s": round(killed.wall_s, 3),
+            "again": round(net, 4),
+            "twice": round(gross, 4),
+        }
+        for killed, net, gross in zip(done, again, twice, strict=True)
     ]
     about = {**about, "least": least_again(num_peers), "kills": each}
     share, limit, calm_s = "over an undisturbed upload", 1 / num_peers, [trial.wall_s for trial in calm]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -299,6 +300,38 @@ async def test_a_result_goes_on_after_a_broken_stream_but_begins_anew_where_its_
         await run_all([sides[1]], world.proposal(ONE_SLICE))
         assert asked == [need_from(0), need_from(2 if is_reset else 0)]
         assert sides[1].kept[0][1] == b"".join(chunks)
+
+
+class _LeftStream:
+    """Takes all that is sent on it, as one of TLS does for a while after its other side has ended it; that is after so long."""
+
+    FRAME_S = 0.01
+
+    def __init__(self, remote: PeerId, leaves_after_s: float) -> None:
+        self.remote, self._leaves_after_s, self.num_frames = remote, leaves_after_s, 0
+
+    async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
+        await trio.sleep(self.FRAME_S)
+        self.num_frames += 1
+
+    async def receive_frame(self) -> bytes | None:
+        await trio.sleep(self._leaves_after_s)
+        return None
+
+
+@pytest.mark.parametrize(("leaves_after_s", "num_frames"), [(2.5 * _LeftStream.FRAME_S, 2), (60.0, 5)])
+async def test_a_reducer_stops_sending_a_result_to_a_member_that_leaves(
+    leaves_after_s: float, num_frames: int, autojump_clock: Clock
+) -> None:
+    """A member whose attempt has ended drops what still comes: all of it would be sent for nothing."""
+    async with three_sides() as (world, sides):
+        await run_all(sides, world.proposal(ONE_SLICE))
+        exchange, stream = sides[0].exchange, _LeftStream(world.parties[1].peer, leaves_after_s)
+        result = exchange._reductions[0].result if exchange is not None else None
+        assert exchange is not None
+        assert result is not None
+        await exchange._send_result(result, 0, stream.remote, cast(Stream, stream))
+        assert stream.num_frames == num_frames
 
 
 async def test_a_reducer_sends_the_rest_of_a_result_to_who_has_its_first_chunks(autojump_clock: Clock) -> None:
