@@ -386,14 +386,25 @@ class Table:
         elif seat.frozen_since_s is not None:
             seat.mailbox.append(item)
         else:
-            brings_bytes = isinstance(item.message, ResultReady) and item.sender not in self.withheld
-            if brings_bytes and isinstance(item.message, ResultReady):
-                seat.disk.results.add(_hash_in(item.message))
-            seat.feed(MessageArrived(item.sender, item.message, item.raw))
-            if brings_bytes and seat.peer != item.sender:  # what came on our own stream is on our disk
-                seat.feed(MessageArrived(seat.peer, item.message, item.raw))
+            self._take(seat, item)
             if hears_back:
                 sender.feed(PeersAnswered(((item.to, self.now_s),)))
+
+    def _take(self, seat: Seat, item: Parcel) -> None:
+        """A result is bytes to everybody, and word of them to the attempt's leader and its reducer alone (`Exchanging`)."""
+        message = item.message
+        if not isinstance(message, ResultReady):
+            seat.feed(MessageArrived(item.sender, message, item.raw))
+            return
+        brings_bytes = item.sender not in self.withheld
+        if brings_bytes:
+            seat.disk.results.add(_hash_in(message))
+        if seat.peer in (item.sender, message.ballot.peer):
+            seat.feed(MessageArrived(item.sender, message, item.raw))
+        if (
+            brings_bytes and item.sender != seat.peer == message.ballot.peer
+        ):  # what came on our own stream is on our disk
+            seat.feed(MessageArrived(seat.peer, message, item.raw))
 
     def hold_results(self, seat: Seat) -> list[tuple[PeerId, RoundMessage]]:
         """From now on its results reach nobody; what it says goes into this list."""
