@@ -21,7 +21,7 @@ SLOW_PEER: Final = 3
 SLOWDOWN: Final = 3.0
 DOWN_PATIENCE_S: Final = 20.0
 """A round without the victim normally commits within this; its return waits no longer."""
-HOLD_SHARE: Final = 0.7
+PAUSE_SHARE: Final = 0.7
 """Of the tokens: whoever was killed is back by then but where starting a process takes longer than three tenths of the run, as on a
 busy machine. There the others wait for it: the run would end before it could be counted, and show nothing."""
 START_SHARE: Final = 0.5
@@ -184,7 +184,7 @@ def _while_rejoining(state: DemoState, seen: Observation, host: HostStatus, now_
     if is_paused:
         return state, (), f"the others wait until peer {VICTIM} trains"
     # in lanes the victim's replica has others behind and before it, which have to train for it to be counted
-    is_late = host.total_tokens >= HOLD_SHARE * host.target_total_tokens
+    is_late = host.total_tokens >= PAUSE_SHARE * host.target_total_tokens
     if is_late and state.paused_s is None and not state.cast.num_stages:
         paused = replace(state, paused_s=now_s)
         return paused, (Action.PAUSE_OTHERS,), f"starting takes long here: the others wait until peer {VICTIM} trains"

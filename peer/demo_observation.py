@@ -16,7 +16,6 @@ class PeerRow(_Read):
 
     peer: str
     name: str = ""
-    worker_state: str = ""
     tokens_per_s: float = 0.0
     tokens_ready: int = 0
     loss: float | None = None

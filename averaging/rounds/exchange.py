@@ -337,12 +337,12 @@ class Exchange:
         with self._tools.spanned(self.proposal, "send", f"a result to {short(sender)}") as moving:
             numbers = range(place, len(result.chunks))
             moving.num_bytes = sum(len(result.chunks[number]) for number in numbers)
-            broke: TransportError | None = None
+            broke: PotluckError | None = None  # out of the nursery as it is, not in a group
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_until_it_leaves, stream, nursery.cancel_scope)
                 try:
                     await send_evenly(stream, numbers, result.data, result.chunks, self._even_results)
-                except TransportError as error:
+                except PotluckError as error:
                     broke = error
                 nursery.cancel_scope.cancel()
             if broke is not None:
@@ -445,10 +445,8 @@ class Exchange:
         except RefusedResult as error:
             await self._refuse(part.reducer, error, named.result_hash if error.is_useless else None)
             raise
-        except (
-            TransportError,
-            trio.Cancelled,
-        ):  # its reducer, or the attempt, is gone: the rest may come in another one
+        except (TransportError, trio.Cancelled):
+            # its reducer, or the attempt, is gone: the rest may come in another one
             self._keep_half(part, named, half.memory, hashes)
             raise
         finally:
@@ -466,6 +464,6 @@ class Exchange:
 
 async def _until_it_leaves(stream: Stream, sending: trio.CancelScope) -> None:
     """End the sending when the other side ends the stream; it has nothing more to say on it."""
-    with suppress(TransportError, RemoteProtocolError):
+    with suppress(PotluckError):
         await stream.receive_frame()
     sending.cancel()

@@ -37,7 +37,7 @@ class HalfResult:
 
 
 class HalfResults:
-    """Those of one unit's last attempt that had any: each holds the memory of all results of its attempt."""
+    """Those of one unit's last attempt that had any. Each holds the memory of all results of the attempt in which it began."""
 
     def __init__(self) -> None:
         self._ballot: Ballot | None = None

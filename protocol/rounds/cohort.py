@@ -28,7 +28,7 @@ def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView
 def brought_before(state: RoundState, led: Leading, here: Mapping[PeerId, Member]) -> dict[PeerId, Member]:
     """Members of the attempt before who are not here any more, but whose contribution others may have: our own result counts it, or
     they are gone, so that nobody waits for them. So what they brought is not lost, sums that were made stay the same, and a result
-    that a member has already is not sent to it again (one that was on its way is). They are asked to do nothing; a slice of which they
+    that a member has already, or the first part of it, is not sent to it again. They are asked to do nothing; a slice of which they
     have brought less leaves them out, for they are missed there.
     """
     before = state.open.proposal

@@ -5,7 +5,7 @@ from dataclasses import replace
 from peer.demo_core import (
     DOWN_PATIENCE_S,
     EXPERTS,
-    HOLD_SHARE,
+    PAUSE_SHARE,
     STAGES,
     START_SHARE,
     VICTIM,
@@ -84,7 +84,7 @@ def test_rejoining_pauses_the_others_when_most_tokens_are_committed_until_the_vi
     rejoining, alone = replace(DOWN, stage=Stage.REJOINING, index_at_restart=6), ("one", "three")
     soon = observation((round_row(6), *(round_row(index, alone) for index in (7,))))
     assert soon.host is not None
-    assert soon.host.total_tokens >= HOLD_SHARE * soon.host.target_total_tokens
+    assert soon.host.total_tokens >= PAUSE_SHARE * soon.host.target_total_tokens
     before = observation((round_row(6, alone),))
     assert step(rejoining, before, 110.0)[:2] == (rejoining, ())
     paused, actions, _ = step(rejoining, soon, 120.0)

@@ -31,7 +31,7 @@ def test_nothing_is_given_for_other_bytes_or_another_reducer() -> None:
     assert halves.take(SliceSpec(0, 4, OTHER), WORD) is None, "whose bytes they are is who is blamed for them"
 
 
-def test_memory_of_one_attempt_at_most_is_held() -> None:
+def test_those_of_one_attempt_at_most_are_held() -> None:
     halves = _halves()
     other = ResultWord(WORD.base, 4, 8, Root(b"t" * 32))
     halves.keep(FIRST, OTHER, other, HALF)

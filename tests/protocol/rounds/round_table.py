@@ -401,9 +401,8 @@ class Table:
             seat.disk.results.add(_hash_in(message))
         if seat.peer in (item.sender, message.ballot.peer):
             seat.feed(MessageArrived(item.sender, message, item.raw))
-        if (
-            brings_bytes and item.sender != seat.peer == message.ballot.peer
-        ):  # what came on our own stream is on our disk
+        # what came on our own stream is on our disk
+        if brings_bytes and item.sender != seat.peer == message.ballot.peer:
             seat.feed(MessageArrived(seat.peer, message, item.raw))
 
     def hold_results(self, seat: Seat) -> list[tuple[PeerId, RoundMessage]]:
