@@ -2,10 +2,10 @@
 feedback, against float32 at equal tokens; and what feedback takes of memory.
 
 Peers are trained one after another in this process by the product's own trainer on Python's standard library, and averaged by the
-product's codecs, sums and outer step: each takes H local steps from the anchor, its contribution is encoded with the codec, their mean
-once more, and theta starts from the new anchor. A trial is a seed; all ways of it see the same data and the same first parameters. The
-gap of a way is its loss over that of float32, in percent. Peak memory is that of a process of its own, which holds what the daemon
-holds of a unit for three rounds.
+product's codecs, sums and outer step: each takes H local steps from the anchor, its contribution is encoded with the codec, their
+mean once more, and theta starts from the new anchor. A trial is a seed; all ways of it see the same data and the same first
+parameters, and trainings are processes of their own, as many at once as `--workers` says. The gap of a way is its loss over that of
+float32, in percent. Peak memory is that of a process of its own, which holds what the daemon holds of a unit for three rounds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -73,20 +74,21 @@ class Way:
         return codec_by_name(self.result or self.codec)
 
 
-def ways_of(text: str, beta: float) -> list[Way]:
-    """What "--codecs" names, each without and with feedback: names by commas, "topk/top6" for another codec of the mean."""
+def ways_of(text: str, shares: Sequence[float]) -> list[Way]:
+    """What "--codecs" names, each with these shares: names by commas, "topk/top6" for another codec of the mean."""
     named = [name.partition("/") for name in text.split(",")]
-    return [Way(codec, share, result) for codec, _, result in named for share in (0.0, beta)]
+    return [Way(codec, share, result) for codec, _, result in named for share in shares]
 
 
 @dataclass(frozen=True)
 class Course:
-    """One training: `num_rounds` rounds of `num_peers` peers with `local_steps` each, and the outer step."""
+    """One training: `num_rounds` rounds of `num_peers` peers with `local_steps` each on `device`, and the outer step."""
 
     num_peers: int
     num_rounds: int
     local_steps: int
     outer: OuterStep
+    device: str
 
 
 class Member:
@@ -140,6 +142,33 @@ def train(way: Way, course: Course, seed: int, shards: tuple[Path, Path]) -> flo
     return members[0].evaluate(anchor_N)
 
 
+def train_in_processes(ways: Sequence[Way], course: Course, num_trials: int, workers: int) -> dict[Way, list[float]]:
+    """Each way's losses by trial. A line for each training as it ends, so that a run that is cut off has not been for nothing."""
+    runs = [(trial, way) for trial in range(num_trials) for way in ways]
+    with ThreadPoolExecutor(workers) as pool:
+        losses = list(pool.map(lambda run: _trained_elsewhere(run[1], course, run[0] + 1), runs))
+    return {way: [loss for (_, of), loss in zip(runs, losses, strict=True) if of == way] for way in ways}
+
+
+def _trained_elsewhere(way: Way, course: Course, seed: int) -> float:
+    outer = f"{course.outer.kind},{course.outer.learning_rate},{course.outer.momentum}"
+    numbers = {
+        "beta": way.beta,
+        "peers": course.num_peers,
+        "rounds": course.num_rounds,
+        "local-steps": course.local_steps,
+    }
+    named = [
+        f"--{name}={value}"
+        for name, value in {**numbers, "outer": outer, "device": course.device, "seed": seed}.items()
+    ]
+    codec = f"{way.codec}/{way.result}" if way.result else way.codec
+    command = [sys.executable, "-m", "tests.benchmarks.feedback", "--loss-of", codec, "--json", "-", *named]
+    loss = float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    print(f"seed {seed}, {course.num_peers} peers, {way.name}: {loss:.4f} nats/byte", flush=True)
+    return loss
+
+
 def _plan(seed: int, number: int, course: Course, shards: tuple[Path, Path]) -> TrainingPlan:
     tokens = course.num_peers * course.num_rounds * course.local_steps * BATCH_TOKENS
     return TrainingPlan(
@@ -150,7 +179,7 @@ def _plan(seed: int, number: int, course: Course, shards: tuple[Path, Path]) -> 
         total_tokens=tokens,
         train_shards=shards[:1],
         heldout_shards=shards[1:],
-        device="cpu",
+        device=course.device,
         num_threads=1,
         micro_batch=BATCH_TOKENS // MODEL.context_tokens,
     )
@@ -248,7 +277,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--local-steps", type=int, default=20)
     parser.add_argument("--trials", type=int, default=0)
     parser.add_argument("--outer", default="nesterov,0.7,0.9", help="kind, learning rate, momentum")
+    parser.add_argument("--device", default="cpu", help="where members train")
+    parser.add_argument("--workers", type=int, default=1, help="trainings at once, each on one core")
+    parser.add_argument("--feedback-alone", action="store_true", help="leave out each codec without feedback")
     parser.add_argument("--peak-of", choices=codec_names(), help=argparse.SUPPRESS)
+    parser.add_argument("--loss-of", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -262,17 +296,21 @@ def main(arguments: Sequence[str]) -> int:
     num_rounds, num_trials = (10, 1) if options.quick else (40, 5)
     kind, rate, momentum = options.outer.split(",")
     outer = OuterStep(kind, float(rate), float(momentum))
-    course = Course(options.peers, options.rounds or num_rounds, options.local_steps, outer)
+    course = Course(options.peers, options.rounds or num_rounds, options.local_steps, outer, options.device)
+    if options.loss_of:
+        with tempfile.TemporaryDirectory(prefix="potluck-feedback-") as folder:
+            [way] = ways_of(options.loss_of, (options.beta,))
+            print(train(way, course, options.seed, write_shards(Path(folder))))
+        return 0
     baseline = Way("fp32")
-    ways = [baseline, *ways_of(options.codecs, options.beta)]
+    shares = (options.beta,) if options.feedback_alone else (0.0, options.beta)
+    ways = [baseline, *ways_of(options.codecs, shares)]
     settings: dict[str, object] = {**asdict(course), "model": MODEL.model_dump(), "machine": machine()}
-    losses: dict[Way, list[float]] = {way: [] for way in ways}
-    with tempfile.TemporaryDirectory(prefix="potluck-feedback-") as folder:
-        shards = write_shards(Path(folder))
-        for trial in range(options.trials or num_trials):
-            for way in ways:
-                losses[way].append(train(way, course, trial + 1, shards))
-    rows = [*gap_rows(losses, baseline, settings), *(_memory_row(way.codec, way.beta) for way in ways if way.beta)]
+    losses = train_in_processes(ways, course, options.trials or num_trials, options.workers)
+    rows = [
+        *gap_rows(losses, baseline, settings),
+        *(_memory_row(codec, options.beta) for codec in dict.fromkeys(way.codec for way in ways if way.beta)),
+    ]
     write_rows(rows, options.json)
     print_rows(rows, "error feedback")
     return 0 if all(row.met is not False for row in rows) else 1
