@@ -64,8 +64,9 @@ UNFILLED: Final = 0.85
 ALIKE: Final = 0.9
 """Before a queue of paced streams was seen: where all together carried less than this share of one pace in so many windows, in each
 about as much, and none sends what it may, the kernel's own idea of the line holds them, each differently, and what they carried is
-what it carries. Of four members that met for the first time at 100 Mbit/s some went on at paces of 16 to 20 MB/s for half a round. The
-windows are eight round trips long at least, in which BBR looks once whether there is more.
+what it carries. Of four members that met for the first time at 100 Mbit/s some went on at paces of 16 to 20 MB/s for half a round, and
+of two, with a stream each, for as long as they ran. The windows are eight round trips long at least, in which BBR looks once whether
+there is more.
 """
 
 FALLING: Final = 0.75
@@ -78,7 +79,11 @@ HELD_UP: Final = 0.8
 """Of the part that the best stream of a window uses: one that uses less of its own has a receiver with a thin line."""
 
 USED: Final = 0.9
-"""Of its part: while no stream sends that much, an empty queue tells nothing."""
+USED_BEYOND: Final = 0.97
+"""Of its part: while no stream sends that much, an empty queue tells nothing. The second where the pace is beyond what the line was
+seen to carry: BBR alone keeps the queue too short to be seen, and with 0.9 the pace of a single stream stood a sixth above the line.
+Then each half of a round began with a queue, behind which what comes the other way was acknowledged 25 ms late for 0.2 s.
+"""
 
 MOST_IN_VAIN: Final = 16
 UNPACED_S: Final = 30.0
@@ -153,7 +158,7 @@ class LinePace:
         """
 
         self._in_all: deque[float] = deque(maxlen=FITTED_WINDOWS)
-        """By window at this pace what several streams carried together; infinite where one of them began or ended."""
+        """By window at this pace what all streams carried together; infinite where one of them began or ended."""
 
         self._unpaced: deque[float] = deque(maxlen=GUESSED_WINDOWS)
         """By window what all streams carried together while they were not paced, the last ones."""
@@ -205,8 +210,8 @@ class LinePace:
             shares = [rate / self._parts.get(stream, inf) for stream, rate in rates.items()]
             free = [share for share in shares if share >= HELD_UP * max(shares)]
             self._evenly.append(sum(free) / len(free) * self.bytes_per_s)
-            self._in_all.append(sum(rates.values()) if 1 < len(rates) == len(self._parts) else inf)
-            is_used = max(shares) >= USED
+            self._in_all.append(sum(rates.values()) if len(rates) == len(self._parts) else inf)
+            is_used = max(shares) >= (USED if self.bytes_per_s < (1.0 - NEAR) * self._full_bytes_per_s else USED_BEYOND)
         else:
             self._unpaced.append(sum(rates.values()))
         # a queue of paced streams comes and goes slowly; what the kernel does by itself may be over before the window is

@@ -157,6 +157,20 @@ def test_streams_that_the_kernel_holds_unevenly_below_a_first_pace_that_is_too_h
     assert max(told.values()) < 1.1 * min(told.values())
 
 
+def test_the_pace_of_one_stream_alone_comes_down_to_the_line_and_stays_there_while_the_kernel_keeps_its_queue_too_short_to_see() -> (
+    None
+):
+    """Of two members each has one stream. Its pace stood a sixth to two fifths above the line for as long as they ran."""
+    pace, acked, paces = LinePace(), 0.0, []
+    pace.bytes_per_s = 14.5e6
+    for number in range(800):
+        told = pace.look({"a": PathLook(int(acked), 100_000, False, 0.009, 0.002)}, 0.05 * number)
+        acked += 0.05 * min(12e6, told["a"])
+        paces.append(told["a"])
+    assert max(paces[40:]) < 1.05 * 12e6
+    assert min(paces) > 0.95 * 12e6
+
+
 @pytest.mark.parametrize("carries", [(0.0, 0.0), (0.5e6, 1e6), (1e6,)])
 def test_receivers_that_stand_still_or_have_thin_lines_do_not_slow_down_a_line_that_is_not_known_yet(
     carries: tuple[float, ...],
