@@ -21,9 +21,9 @@ from averaging.network.http import bind_http, serve_http
 from averaging.network.libp2p_network import open_libp2p_network
 from averaging.network.log_file import LOG_FOLDER, keep_log
 from averaging.network.offload import ThreadOffload
-from averaging.network.seams import DirectoryEntry, Network
+from averaging.network.seams import DirectoryEntry
 from averaging.network.status_address import kept_status_address
-from averaging.rounds.membership import LIST_EVERY_S, SETTLED_LIST_EVERY_S, announce, directory_key, list_peers
+from averaging.rounds.membership import LIST_EVERY_S, SETTLED_LIST_EVERY_S, Looks, announce, list_peers
 from averaging.rounds.peer_rounds import PeerRounds
 from averaging.rounds.service import STAYS_WITHIN_S, RoundService
 from averaging.rounds.unit import UnitChain
@@ -219,7 +219,8 @@ async def _take_part(life: Life) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revocations.end_when_banned)
             nursery.start_soon(revocations.gossip, network)
-            await _train(Joined(life, membership, client, network, roster, reporter, is_outbound_only, experts))
+            looks = Looks(network, membership.run_id)
+            await _train(Joined(life, membership, client, network, roster, reporter, is_outbound_only, experts, looks))
             nursery.cancel_scope.cancel()
 
 
@@ -285,7 +286,7 @@ def _keep_up(joined: Joined, nursery: trio.Nursery) -> None:
     life, membership, network = joined.life, joined.membership, joined.network
     own = OwnRecord(life.identity, membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster)
     nursery.start_soon(joined.reporter.run)
-    make, changed = partial(own.make, network), lambda: joined.roster.own_changed
+    make, changed = partial(own.make, network, joined.looks), lambda: joined.roster.own_changed
     nursery.start_soon(announce, network, life.clock, membership.run_id, make, changed)
     nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), life.board)
     nursery.start_soon(keep_cool)
@@ -316,7 +317,7 @@ async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
     """The experts that we hold from now on, by what is there now; none in a run without."""
     if not joined.experts.num_parts:
         return ()
-    await _members_listed(joined.network, joined.membership, joined.roster)
+    await _members_listed(joined)
     me, listed = joined.life.identity.peer_id, joined.roster.listed_experts()
     record, seen = decode_body(StartRecord, start), everybody(listed)
     if not joined.experts.wanted and me not in record.roster:
@@ -335,7 +336,7 @@ async def _catch_up(joined: Joined, chains: Sequence[UnitChain]) -> tuple[list[O
     """Take the run's newest state where ours is far behind. Returns our votes on the heads, and whether there is any state."""
     board, reporter = joined.life.board, joined.reporter
     board.say("catching up", "looking for the run's newest state")
-    donors = await _members_listed(joined.network, joined.membership, joined.roster)
+    donors = await _members_listed(joined)
     shown = [await catch_up_by_snapshot(joined.network, chain, donors, board.downloading) for chain in chains]
     spine = chains[0]
     for chain, index in zip(chains, shown, strict=True):
@@ -399,7 +400,7 @@ async def _rounds(
         # Takes its place before anything that a commit brings the trainer; nobody waits for it: who can vote and fetch should.
         nursery.start_soon(_begin_training, life, chains, trainer, first)
         await nursery.start(rounds.run)
-        nursery.start_soon(list_peers, joined.network, membership.run_id, listed, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
+        nursery.start_soon(list_peers, joined.looks, listed, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
         with life.departure.ends():
             whole = partial(whole_anchor, chains)
             losses = _expert_losses(joined, trainer, cache) if joined.experts.held else None
@@ -465,13 +466,13 @@ async def _fetch_data(
 ) -> None:
     """What of these files is not here yet: from the host and from whoever is listed while we fetch."""
     membership, network, roster = joined.membership, joined.network, joined.roster
-    listed = list(await _members_listed(network, membership, roster))
+    listed = list(await _members_listed(joined))
 
     async def relisted(entries: Sequence[DirectoryEntry]) -> None:
         listed[:] = roster.take_records(entries)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(list_peers, network, membership.run_id, relisted)
+        nursery.start_soon(list_peers, joined.looks, relisted)
         say = told or partial(joined.life.board.say, "joining")
         await fetch_data(network, files, cache, lambda: (*listed, membership.coordinator), say)
         nursery.cancel_scope.cancel()
@@ -493,6 +494,6 @@ def _upkeep(life: Life, membership: Membership, roster: Roster) -> MembershipUpk
     )
 
 
-async def _members_listed(network: Network, membership: Membership, roster: Roster) -> tuple[PeerId, ...]:
-    entries = [e for e in await network.lookup(directory_key(membership.run_id)) if e.subkey != network.peer_id]
-    return roster.take_records(entries)
+async def _members_listed(joined: Joined) -> tuple[PeerId, ...]:
+    entries = [e for e in await joined.looks.look() if e.subkey != joined.network.peer_id]
+    return joined.roster.take_records(entries)

@@ -278,7 +278,7 @@ async def _run(
 
     async with trio.open_nursery() as nursery:
         await nursery.start(rounds.run)
-        nursery.start_soon(list_peers, joined.network, membership.run_id, listed, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
+        nursery.start_soon(list_peers, joined.looks, listed, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
         with life.departure.ends():
             async with trio.open_nursery() as work:
                 work.start_soon(_begin, life, control)

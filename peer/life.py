@@ -8,6 +8,7 @@ from typing import Final
 
 from averaging.network.clocks import SystemClock
 from averaging.network.seams import Network
+from averaging.rounds.membership import Looks
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.controls import Controls
@@ -89,4 +90,5 @@ class Joined:
     reporter: Reporter
     is_outbound_only: bool
     experts: OwnParts
+    looks: Looks
     verifier: Ed25519Verifier = field(default_factory=Ed25519Verifier)

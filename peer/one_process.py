@@ -2,7 +2,8 @@
 
 On one machine the identity file is locked. Where it was copied to another, both processes publish a directory record under the same
 name, each signed with the same key; the sequence number of a record tells the session of the process that made it (see envelope.py).
-Whoever shares a peer id may be cut off from the directory by it, so the host, which hears both, says it to the older one as well.
+Whoever shares a peer id may be cut off from the directory by it, so the host, which hears both, says it to the older one as well: at
+once, while the directory is looked at each minute, or less where a look at it brings more than an idle peer should take.
 """
 
 from __future__ import annotations
@@ -12,14 +13,21 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Final
 
+import trio
+
 from averaging.network.directory import open_record
 from averaging.network.seams import DirectoryEntry, Network
-from averaging.rounds.membership import directory_key
+from averaging.rounds.membership import Looks, look_after_s
 from peer.roster import Roster
 from protocol.envelope import session_of, superseded
 from protocol.errors import PotluckError
 from protocol.identity import Signer, Verifier
 from protocol.ids import RunId
+
+LOOK_EVERY_S: Final = 60.0
+"""At every second record at most. Each look brings the records of all: with eight members, one before each of our own records was half
+of what an idle peer sends and hears.
+"""
 
 KEPT_RECORDS: Final = 256
 """Our own records that may still stand: they live two minutes, and are made every half minute, every second while none is stored."""
@@ -52,14 +60,19 @@ class OwnRecord:
         self._verifier = verifier
         self._roster = roster
         self._made: deque[bytes] = deque(maxlen=KEPT_RECORDS)
+        self._look_at_s = 0.0
 
-    async def make(self, network: Network, expires_unix_s: float) -> bytes:
-        """The next record. What stands in the directory just before is the latest of all who have our name.
+    async def make(self, network: Network, looks: Looks, expires_unix_s: float) -> bytes:
+        """The next record. What stands in the directory just before is the latest of all who have our name: only then does a look tell
+        of each of two processes, since both write again and again over what the other wrote.
 
         Raises:
             SupersededError: another process with this identity was started after us.
         """
-        self.check(await network.lookup(directory_key(self._run_id)))
+        if trio.current_time() >= self._look_at_s:
+            began_s, found = trio.current_time(), await looks.look()
+            self._look_at_s = look_after_s(found, LOOK_EVERY_S) + began_s if found else 0.0
+            self.check(found)
         value = self._roster.record(
             self._signer, self._next_sequence(), expires_unix_s, network.addresses(), network.bulk_addresses()
         )

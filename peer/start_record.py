@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from averaging.network.seams import DirectoryEntry, Network, Offload
-from averaging.rounds.membership import list_peers
+from averaging.rounds.membership import Looks, list_peers
 from peer.board import Board
 from peer.coordinator_client import CoordinatorClient
 from peer.joining import Membership, open_start_record
@@ -64,7 +64,7 @@ class StartSearch:
             self._board.say("waiting", "for the run to start")
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._ask_coordinator, client, reporter)
-                nursery.start_soon(list_peers, self._network, self._membership.run_id, self._ask_members)
+                nursery.start_soon(list_peers, Looks(self._network, self._membership.run_id), self._ask_members)
                 await self._found.wait()
                 nursery.cancel_scope.cancel()
         self._network.serve_calls(START_CHANNEL, self._answer)

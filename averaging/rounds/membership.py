@@ -27,14 +27,51 @@ SETTLED_LIST_EVERY_S: Final = 60.0
 """While the same peers are there: a look brings all records from several nodes, and who comes says so itself, by its heartbeats."""
 
 LOOK_BYTES_PER_S: Final = 96.0
-"""What looks at a settled swarm may bring on average: a record is 0.9 kB, and of 32 members all of them each minute were 500 bytes a
-second, where everything else that an idle peer says and hears is a tenth of that.
+CHANGED_LOOK_BYTES_PER_S: Final = 960.0
+"""What looks at a settled swarm may bring on average, and the next look at one in which somebody came or went: a record is 0.9 kB, and
+of 32 members all of them each minute were 500 bytes a second; everything else that an idle peer says and hears is a tenth of that.
 """
 
 
 def directory_key(run_id: RunId) -> str:
     """The directory key under which a run's peers announce themselves."""
     return f"potluck/{run_id.hex()}/peers"
+
+
+class Looks:
+    """Looks at the records of a run, for all in this process who want to know: one look brings every record.
+
+    Args:
+        patience_s: for how long after its time a look at a settled swarm is left to whoever looks for a reason of its own; who
+            announces itself does so before some of its records (peer/one_process.py).
+    """
+
+    def __init__(self, network: Network, run_id: RunId, patience_s: float = ANNOUNCE_EVERY_S) -> None:
+        self.peer_id = network.peer_id
+        self.patience_s = patience_s
+        self._network = network
+        self._key = directory_key(run_id)
+        self._found: Sequence[DirectoryEntry] = ()
+        self._looked = trio.Event()
+
+    async def look(self) -> Sequence[DirectoryEntry]:
+        """All records that stand now, ours too; none where the directory is away."""
+        self._found = await self._network.lookup(self._key)
+        over, self._looked = self._looked, trio.Event()
+        over.set()
+        return self._found
+
+    async def look_within(self, seconds: float) -> Sequence[DirectoryEntry]:
+        """What the next look of somebody else finds; where nobody looks for so long, what our own does."""
+        with trio.move_on_after(seconds):
+            await self._looked.wait()
+            return self._found
+        return await self.look()
+
+
+def look_after_s(found: Sequence[DirectoryEntry], least_s: float, bytes_per_s: float = LOOK_BYTES_PER_S) -> float:
+    """When to look next, so that looks which bring this take no more than that on average."""
+    return max(least_s, sum(len(entry.subkey) + len(entry.value) for entry in found) / bytes_per_s)
 
 
 async def announce(
@@ -61,33 +98,30 @@ async def announce(
 
 
 async def list_peers(
-    network: Network,
-    run_id: RunId,
+    looks: Looks,
     take: Callable[[Sequence[DirectoryEntry]], Awaitable[None]],
     every_s: float = LIST_EVERY_S,
     settled_every_s: float = LIST_EVERY_S,
 ) -> None:
     """Look who is there again and again, until cancelled: after `every_s` where others are there than the last time, and while they
-    are the same twice as late each time, up to `settled_every_s`, where that is longer, or to what LOOK_BYTES_PER_S asks for.
+    are the same twice as late each time, up to `settled_every_s`. Where that is longer than `every_s`, a large swarm is looked at as
+    rarely as LOOK_BYTES_PER_S and CHANGED_LOOK_BYTES_PER_S ask for; who wants to know at once who comes looks as often as ever.
     """
     here, wait_s, again_s = frozenset[str](), every_s, AGAIN_FIRST_S
+    found = await looks.look()
     while True:
-        found = await network.lookup(directory_key(run_id))
-        entries = [entry for entry in found if PeerId(entry.subkey) != network.peer_id]
+        entries = [entry for entry in found if PeerId(entry.subkey) != looks.peer_id]
         if not entries:
             # none but our own: we came first; none at all says that the directory is away, not that everybody went
             again_s = AGAIN_FIRST_S if found else again_s
-            await trio.sleep(again_s)
+            found = await looks.look_within(again_s)
             again_s = min(AGAIN_GROWTH * again_s, AGAIN_LAST_S)
             continue
         await take(entries)
         before, here, again_s = here, frozenset(entry.subkey for entry in entries), AGAIN_FIRST_S
-        wait_s = min(2 * wait_s, _longest_s(found, every_s, settled_every_s)) if here == before else every_s
-        await trio.sleep(wait_s)
-
-
-def _longest_s(found: Sequence[DirectoryEntry], every_s: float, settled_every_s: float) -> float:
-    """Between two looks that find the same peers. Who wants to know at once who comes looks as often as ever."""
-    if settled_every_s <= every_s:
-        return every_s
-    return max(settled_every_s, sum(len(entry.subkey) + len(entry.value) for entry in found) / LOOK_BYTES_PER_S)
+        changed_s = settled_s = every_s
+        if settled_every_s > every_s:
+            changed_s = look_after_s(found, every_s, CHANGED_LOOK_BYTES_PER_S)
+            settled_s = look_after_s(found, settled_every_s)
+        wait_s = min(2 * wait_s, settled_s) if here == before else changed_s
+        found = await looks.look_within(wait_s + (looks.patience_s if wait_s == settled_s > every_s else 0.0))

@@ -17,7 +17,7 @@ from averaging.data.shards import DatasetManifest, ShardCache
 from averaging.network.clocks import VirtualClock
 from averaging.network.memory_network import MemorySwarm
 from averaging.network.offload import ThreadOffload
-from averaging.rounds.membership import announce
+from averaging.rounds.membership import Looks, announce
 from averaging.rounds.unit import UnitChain
 from averaging.start_state import start_root
 from peer.assembly import open_chains
@@ -166,7 +166,7 @@ class LaneRun:
             life.identity, joined.membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster
         )
         async with trio.open_nursery() as nursery:
-            make = partial(own.make, joined.network)
+            make = partial(own.make, joined.network, joined.looks)
             nursery.start_soon(announce, joined.network, life.clock, joined.membership.run_id, make)
             await train_in_lanes(joined, cache, one.chain, votes, first)
             nursery.cancel_scope.cancel()
@@ -201,5 +201,6 @@ class LaneRun:
         stages = manifest.config.stages
         assert stages is not None
         experts = OwnStage(config, manifest.config, stages, folder, ThreadOffload())
-        joined = Joined(life, cast(Membership, membership), client, network, roster, reporter, False, experts)
+        looks = Looks(network, run_id)
+        joined = Joined(life, cast(Membership, membership), client, network, roster, reporter, False, experts, looks)
         return joined, controls

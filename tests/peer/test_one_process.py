@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import pytest
 import trio
@@ -14,7 +15,7 @@ from averaging.network.clocks import VirtualClock
 from averaging.network.directory import PeerRecord, seal_record
 from averaging.network.memory_network import MemorySwarm
 from averaging.network.seams import DirectoryEntry, Network
-from averaging.rounds.membership import ANNOUNCE_EVERY_S, announce, directory_key
+from averaging.rounds.membership import ANNOUNCE_EVERY_S, LOOK_BYTES_PER_S, Looks, announce, directory_key
 from peer.one_process import OwnRecord, is_of_newer_process
 from peer.roster import Roster
 from protocol.credential import make_ca
@@ -70,7 +71,9 @@ class Machine:
 
     async def run(self) -> None:
         try:
-            await announce(self.network, VirtualClock(UNIX_S), RUN, partial(self.own.make, self.network))
+            await announce(
+                self.network, VirtualClock(UNIX_S), RUN, partial(self.own.make, self.network, Looks(self.network, RUN))
+            )
         except MachineError as error:
             self.error, self.ended_s = error, trio.current_time()
 
@@ -98,6 +101,56 @@ async def test_the_older_process_ends_soon_after_the_newer_one_is_there_and_says
         assert "expected one process per identity" in line
         assert "--state-dir" in line
         assert older.error.exit_code == 4
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("num_others", [0, 7, 31])
+async def test_looks_for_another_process_bring_no_more_than_an_idle_peer_should_take(
+    num_others: int, autojump_clock: Clock
+) -> None:
+    """One before each record of ours brought 240 bytes a second with eight members."""
+    others = [DirectoryEntry(f"peer {number}", bytes(900), UNIX_S + 1e6) for number in range(num_others)]
+
+    class Counting:
+        peer_id, brought_bytes = ALICE.peer_id, 0
+
+        async def lookup(self, key: str) -> list[DirectoryEntry]:
+            await trio.sleep(0.1)
+            mine = DirectoryEntry(ALICE.peer_id, seal_record(ALICE, RUN, 1, UNIX_S + 60, bytes(800)), UNIX_S + 60)
+            self.brought_bytes += sum(len(entry.value) for entry in (mine, *others))
+            return [mine, *others]
+
+        async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
+            await trio.lowlevel.checkpoint()
+            return True
+
+        def addresses(self) -> tuple[str, ...]:
+            return ()
+
+        bulk_addresses = addresses
+
+    network = Counting()
+    with trio.move_on_after(3600.0):
+        await Machine(1000, cast(Network, network)).run()
+    assert 0 < network.brought_bytes / 3600.0 <= 1.1 * LOOK_BYTES_PER_S
+
+
+async def test_in_a_large_swarm_the_older_process_ends_at_the_next_look_that_its_records_allow(
+    autojump_clock: Clock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        network = MemorySwarm(nursery, random.Random(1)).start(ALICE.peer_id)
+        for number in range(31):
+            await network.publish(directory_key(RUN), f"peer {number}", bytes(900), expires_unix_s=UNIX_S + 1e6)
+        older, newer = Machine(1000, network), Machine(1001, network)
+        nursery.start_soon(older.run)
+        await trio.sleep(50.0)
+        nursery.start_soon(newer.run)
+        began_s = trio.current_time()
+        await trio.sleep(1000.0)
+        assert newer.error is None
+        assert older.ended_s is not None
+        assert older.ended_s - began_s <= 32 * 920 / LOOK_BYTES_PER_S + ANNOUNCE_EVERY_S
         nursery.cancel_scope.cancel()
 
 

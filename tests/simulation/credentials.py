@@ -18,6 +18,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from averaging.network.seams import Network
+from averaging.rounds.membership import Looks
 from peer import membership_upkeep, roster
 from peer.membership_file import with_kept
 from peer.membership_upkeep import MembershipUpkeep
@@ -180,10 +181,11 @@ def own_record(
     """Makes a process's directory records, and closes it where a newer one of its identity has made some."""
     world = node.world
     own = OwnRecord(node.signer, world.run_id, node.session, next_sequence, world.verifier, used)
+    looks = Looks(network, world.run_id)
 
     async def make(expires_unix_s: float) -> bytes:
         try:
-            return await own.make(network, expires_unix_s)
+            return await own.make(network, looks, expires_unix_s)
         except SupersededError as error:
             node.close(error)
             raise

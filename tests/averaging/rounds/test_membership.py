@@ -15,9 +15,11 @@ from averaging.rounds.membership import (
     AGAIN_GROWTH,
     AGAIN_LAST_S,
     ANNOUNCE_EVERY_S,
+    CHANGED_LOOK_BYTES_PER_S,
     LIST_EVERY_S,
     LOOK_BYTES_PER_S,
     SETTLED_LIST_EVERY_S,
+    Looks,
     announce,
     list_peers,
 )
@@ -46,6 +48,10 @@ class _Directory:
         return [round(b - a, 3) for a, b in zip(self.looks_s, self.looks_s[1:], strict=False)]
 
 
+def _looks(directory: _Directory, patience_s: float = 0.0) -> Looks:
+    return Looks(directory, RunId(bytes(32)), patience_s)  # type: ignore[arg-type]
+
+
 async def _look(directory: _Directory, seconds: float, settled_every_s: float = SETTLED_LIST_EVERY_S) -> int:
     """Lists for so long; how often anybody was told."""
     num_told = 0
@@ -56,7 +62,7 @@ async def _look(directory: _Directory, seconds: float, settled_every_s: float = 
         num_told += 1
 
     with trio.move_on_after(seconds):
-        await list_peers(directory, RunId(bytes(32)), take, LIST_EVERY_S, settled_every_s)  # type: ignore[arg-type]
+        await list_peers(_looks(directory), take, LIST_EVERY_S, settled_every_s)
     return num_told
 
 
@@ -122,6 +128,58 @@ async def test_a_large_swarm_that_is_settled_is_listed_so_rarely_that_its_record
     await _look(directory, 40_000.0)
     look_bytes = num_peers * (len("peer 000") + 950)
     assert directory.waits_s[-2:] == [round(look_bytes / LOOK_BYTES_PER_S, 3)] * 2
+
+
+async def test_a_look_of_somebody_else_takes_the_place_of_one_at_a_settled_swarm(autojump_clock: Clock) -> None:
+    directory, taken = _Directory("me", "one"), list[tuple[float, int]]()
+    looks = _looks(directory, patience_s=30.0)
+
+    async def take(entries: Sequence[DirectoryEntry]) -> None:
+        await trio.lowlevel.checkpoint()
+        taken.append((trio.current_time(), len(entries)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(list_peers, looks, take, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
+        await trio.sleep(200.0)
+        del directory.looks_s[:], taken[:]
+        directory.names.append("two")
+        for _ in range(10):
+            await trio.sleep(60.0)
+            await looks.look()
+        nursery.cancel_scope.cancel()
+    assert [num for _, num in taken] == [2] * len(taken), "what the other look found is taken"
+    assert len(directory.looks_s) == 10 + 4, "ours: the one that found who came, and 5, 10 and 20 s later"
+
+
+async def test_nobody_who_looks_for_a_reason_of_its_own_is_waited_for_longer_than_was_said(
+    autojump_clock: Clock,
+) -> None:
+    directory = _Directory("me", "one")
+
+    async def take(entries: Sequence[DirectoryEntry]) -> None:
+        await trio.lowlevel.checkpoint()
+
+    with trio.move_on_after(600.0):
+        await list_peers(_looks(directory, 30.0), take, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
+    assert directory.waits_s[:4] == [5.0, 10.0, 20.0, 40.0]
+    assert directory.waits_s[-2:] == [90.0, 90.0]
+
+
+async def test_a_large_swarm_in_which_somebody_comes_is_looked_at_as_soon_as_its_records_may_be_brought_again(
+    autojump_clock: Clock,
+) -> None:
+    directory = _Directory(*(f"peer {number:03}" for number in range(31)), record=bytes(950))
+
+    async def come() -> None:
+        await trio.sleep(5_000.0)
+        directory.names.append("peer 031")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(come)
+        await _look(directory, 5_500.0)
+    look_bytes = 32 * (len("peer 000") + 950)
+    after = [wait_s for wait_s in directory.waits_s if wait_s == round(look_bytes / CHANGED_LOOK_BYTES_PER_S, 3)]
+    assert len(after) == 1
 
 
 async def test_who_came_first_looks_each_second(autojump_clock: Clock) -> None:
