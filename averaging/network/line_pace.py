@@ -211,7 +211,8 @@ class LinePace:
             free = [share for share in shares if share >= HELD_UP * max(shares)]
             self._evenly.append(sum(free) / len(free) * self.bytes_per_s)
             self._in_all.append(sum(rates.values()) if len(rates) == len(self._parts) else inf)
-            is_used = max(shares) >= (USED if self.bytes_per_s < (1.0 - NEAR) * self._full_bytes_per_s else USED_BEYOND)
+            is_beyond = 0.0 < (1.0 + NEAR) * self._full_bytes_per_s < self.bytes_per_s
+            is_used = max(shares) >= (USED_BEYOND if is_beyond else USED)
         else:
             self._unpaced.append(sum(rates.values()))
         # a queue of paced streams comes and goes slowly; what the kernel does by itself may be over before the window is

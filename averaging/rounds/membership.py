@@ -26,8 +26,8 @@ than half of what they have to do.
 SETTLED_LIST_EVERY_S: Final = 60.0
 """While the same peers are there: a look brings all records from several nodes, and who comes says so itself, by its heartbeats."""
 
-LOOK_BYTES_PER_S: Final = 96.0
-CHANGED_LOOK_BYTES_PER_S: Final = 960.0
+LOOK_BYTES_PER_S: Final = 64.0
+CHANGED_LOOK_BYTES_PER_S: Final = 384.0
 """What looks at a settled swarm may bring on average, and the next look at one in which somebody came or went: a record is 0.9 kB, and
 of 32 members all of them each minute were 500 bytes a second; everything else that an idle peer says and hears is a tenth of that.
 """
