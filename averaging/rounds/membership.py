@@ -105,7 +105,8 @@ async def list_peers(
 ) -> None:
     """Look who is there again and again, until cancelled: after `every_s` where others are there than the last time, and while they
     are the same twice as late each time, up to `settled_every_s`. Where that is longer than `every_s`, a large swarm is looked at as
-    rarely as LOOK_BYTES_PER_S and CHANGED_LOOK_BYTES_PER_S ask for; who wants to know at once who comes looks as often as ever.
+    rarely as CHANGED_LOOK_BYTES_PER_S and then LOOK_BYTES_PER_S ask for, with nothing between; who wants to know at once who comes
+    looks as often as ever.
     """
     here, wait_s, again_s = frozenset[str](), every_s, AGAIN_FIRST_S
     found = await looks.look()
@@ -123,5 +124,6 @@ async def list_peers(
         if settled_every_s > every_s:
             changed_s = look_after_s(found, every_s, CHANGED_LOOK_BYTES_PER_S)
             settled_s = look_after_s(found, settled_every_s)
-        wait_s = min(2 * wait_s, settled_s) if here == before else changed_s
+        slower_s = settled_s if changed_s > every_s else min(2 * wait_s, settled_s)
+        wait_s = slower_s if here == before else changed_s
         found = await looks.look_within(wait_s + (looks.patience_s if wait_s == settled_s > every_s else 0.0))
