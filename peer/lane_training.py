@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Final
 
 import structlog
@@ -278,7 +279,8 @@ async def _run(
 
     async with trio.open_nursery() as nursery:
         await nursery.start(rounds.run)
-        nursery.start_soon(list_peers, joined.looks, listed, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
+        # what others say of their stages is in their records, and moves wait for it (protocol/pipeline/rebalancing.py)
+        nursery.start_soon(list_peers, joined.looks, listed, LIST_EVERY_S, SETTLED_LIST_EVERY_S / 2, inf)
         with life.departure.ends():
             async with trio.open_nursery() as work:
                 work.start_soon(_begin, life, control)

@@ -27,9 +27,9 @@ SETTLED_LIST_EVERY_S: Final = 60.0
 """While the same peers are there: a look brings all records from several nodes, and who comes says so itself, by its heartbeats."""
 
 LOOK_BYTES_PER_S: Final = 64.0
-CHANGED_LOOK_BYTES_PER_S: Final = 384.0
-"""What looks at a settled swarm may bring on average, and the next look at one in which somebody came or went: a record is 0.9 kB, and
-of 32 members all of them each minute were 500 bytes a second; everything else that an idle peer says and hears is a tenth of that.
+CHANGED_RATIO: Final = 6.0
+"""What looks at a settled swarm may bring on average, and how much sooner one may be after somebody came or went: a record is 0.9 kB,
+and of 32 members all of them each minute were 500 bytes a second; all else that an idle peer says and hears is a tenth of that.
 """
 
 
@@ -46,7 +46,7 @@ class Looks:
             announces itself does so before some of its records (peer/one_process.py).
     """
 
-    def __init__(self, network: Network, run_id: RunId, patience_s: float = ANNOUNCE_EVERY_S) -> None:
+    def __init__(self, network: Network, run_id: RunId, patience_s: float = ANNOUNCE_EVERY_S + AGAIN_LAST_S) -> None:
         self.peer_id = network.peer_id
         self.patience_s = patience_s
         self._network = network
@@ -102,11 +102,12 @@ async def list_peers(
     take: Callable[[Sequence[DirectoryEntry]], Awaitable[None]],
     every_s: float = LIST_EVERY_S,
     settled_every_s: float = LIST_EVERY_S,
+    bytes_per_s: float = LOOK_BYTES_PER_S,
 ) -> None:
     """Look who is there again and again, until cancelled: after `every_s` where others are there than the last time, and while they
-    are the same twice as late each time, up to `settled_every_s`. Where that is longer than `every_s`, a large swarm is looked at as
-    rarely as CHANGED_LOOK_BYTES_PER_S and then LOOK_BYTES_PER_S ask for, with nothing between; who wants to know at once who comes
-    looks as often as ever.
+    are the same twice as late each time, up to `settled_every_s`. Where that is longer than `every_s`, a swarm whose records are more
+    than `bytes_per_s` then (from four or five on) is looked at as rarely as CHANGED_RATIO times that asks for, and then as rarely as
+    that does, with nothing between; who wants to know at once who comes looks as often as ever.
     """
     here, wait_s, again_s = frozenset[str](), every_s, AGAIN_FIRST_S
     found = await looks.look()
@@ -122,8 +123,9 @@ async def list_peers(
         before, here, again_s = here, frozenset(entry.subkey for entry in entries), AGAIN_FIRST_S
         changed_s = settled_s = every_s
         if settled_every_s > every_s:
-            changed_s = look_after_s(found, every_s, CHANGED_LOOK_BYTES_PER_S)
-            settled_s = look_after_s(found, settled_every_s)
-        slower_s = settled_s if changed_s > every_s else min(2 * wait_s, settled_s)
+            settled_s = look_after_s(found, settled_every_s, bytes_per_s)
+        if is_large := settled_s > settled_every_s:
+            changed_s = look_after_s(found, every_s, CHANGED_RATIO * bytes_per_s)
+        slower_s = settled_s if is_large else min(2 * wait_s, settled_s)
         wait_s = slower_s if here == before else changed_s
         found = await looks.look_within(wait_s + (looks.patience_s if wait_s == settled_s > every_s else 0.0))

@@ -15,7 +15,7 @@ from averaging.rounds.membership import (
     AGAIN_GROWTH,
     AGAIN_LAST_S,
     ANNOUNCE_EVERY_S,
-    CHANGED_LOOK_BYTES_PER_S,
+    CHANGED_RATIO,
     LIST_EVERY_S,
     LOOK_BYTES_PER_S,
     SETTLED_LIST_EVERY_S,
@@ -140,15 +140,15 @@ async def test_a_look_of_somebody_else_takes_the_place_of_one_at_a_settled_swarm
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(list_peers, looks, take, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
-        await trio.sleep(200.0)
+        await trio.sleep(201.0)
         del directory.looks_s[:], taken[:]
         directory.names.append("two")
         for _ in range(10):
             await trio.sleep(60.0)
             await looks.look()
         nursery.cancel_scope.cancel()
-    assert [num for _, num in taken] == [2] * len(taken), "what the other look found is taken"
-    assert len(directory.looks_s) == 10 + 4, "ours: the one that found who came, and 5, 10 and 20 s later"
+    assert [num for _, num in taken] == [2] * 12, "what the other looks found is taken, but for the last"
+    assert directory.looks_s[-8:] == [381.0 + 60.0 * number for number in range(8)], "none of ours once it is settled"
 
 
 async def test_nobody_who_looks_for_a_reason_of_its_own_is_waited_for_longer_than_was_said(
@@ -178,7 +178,9 @@ async def test_a_large_swarm_in_which_somebody_comes_is_looked_at_as_soon_as_its
         nursery.start_soon(come)
         await _look(directory, 6_500.0)
     look_bytes = 32 * (len("peer 000") + 950)
-    changed_s, settled_s = (round(look_bytes / rate, 3) for rate in (CHANGED_LOOK_BYTES_PER_S, LOOK_BYTES_PER_S))
+    changed_s, settled_s = (
+        round(look_bytes / rate, 3) for rate in (CHANGED_RATIO * LOOK_BYTES_PER_S, LOOK_BYTES_PER_S)
+    )
     came = directory.waits_s.index(changed_s)
     assert directory.waits_s[came + 1] == settled_s, "one look soon, and nothing between"
 
