@@ -60,7 +60,7 @@ what looks like a queue.
 """
 
 FITTED_WINDOWS: Final = 4
-UNFILLED: Final = 0.9
+UNFILLED: Final = 0.85
 ALIKE: Final = 0.9
 """Before a queue of paced streams was seen: where all together carried less than this share of one pace in so many windows, in each
 about as much, and none sends what it may, the kernel's own idea of the line holds them, each differently, and what they carried is
@@ -80,11 +80,12 @@ HELD_UP: Final = 0.8
 
 USED: Final = 0.9
 USED_BEYOND: Final = 0.94
-"""Of its part: while no stream sends that much, an empty queue tells nothing. The second where the pace is beyond what the line was
-seen to carry: BBR alone keeps the queue too short to be seen, and with 0.9 the pace of a single stream stood a sixth above the line.
-Then each half of a round began with a queue, behind which what comes the other way was acknowledged 25 ms late for 0.2 s. Where a
-queueing discipline paces (fq), headers count as well: 1448 of 1514 bytes are 0.956, which must do. Nor does it grow beyond where that
-share would be used.
+"""Of its part: while no stream sends that much, an empty queue tells nothing. The second for a stream alone whose pace is beyond
+what the line was seen to carry: BBR alone keeps the queue too short to be seen, and with 0.9 such a pace stood a sixth above
+the line. Then each half of a round began with a queue, behind which what comes the other way was acknowledged 25 ms late for
+0.2 s. Where a queueing discipline paces (fq), headers count as well: 1448 of 1514 bytes are 0.956, which must do. Nor does it
+grow beyond where that share would be used. Several streams share unevenly on a busy machine, and with 0.94 four members were
+slower.
 """
 
 MOST_IN_VAIN: Final = 16
@@ -220,7 +221,7 @@ class LinePace:
         if self._queues[-1] if is_paced else 2 * sum(self._queues) > len(self._queues):
             self._queued(waited_s, now_s, is_whole=len(rates) == len(waiting))
         else:
-            self._clear(used)
+            self._clear(used, is_alone=len(self._parts) == 1)
 
     def _queued(self, waited_s: float, now_s: float, *, is_whole: bool) -> None:
         was_queued, self._was_queued = self._was_queued, True
@@ -260,22 +261,22 @@ class LinePace:
         self._in_all.clear()
         self._unpaced.clear()
 
-    def _clear(self, used: float) -> None:
-        """No queue, and the stream that used most of its part used so much of it."""
+    def _clear(self, used: float, *, is_alone: bool) -> None:
+        """No queue, and the stream that used most of its part used so much of it; `is_alone` is one beside which nothing leaves."""
         self._was_queued, self._num_in_vain = False, 0
-        is_beyond = 0.0 < (1.0 + NEAR) * self._full_bytes_per_s < self.bytes_per_s
+        is_beyond = is_alone and 0.0 < (1.0 + NEAR) * self._full_bytes_per_s < self.bytes_per_s
         if used >= (USED_BEYOND if is_beyond else USED):
             most = used / USED_BEYOND if is_beyond else inf
             grown = self.bytes_per_s * min(most, 1.0 + self._growth())
             self.bytes_per_s = grown if grown <= MOST_BYTES_PER_S else inf
             self._in_all.clear()
         elif not self._full_bytes_per_s and len(self._in_all) == FITTED_WINDOWS:
-            self._fit(min(self._in_all), max(self._in_all))
+            self._fit(min(self._in_all), max(self._in_all), USED if is_alone else UNFILLED)
 
-    def _fit(self, least_bytes_per_s: float, most_bytes_per_s: float) -> None:
+    def _fit(self, least_bytes_per_s: float, most_bytes_per_s: float, unfilled: float) -> None:
         """Nobody sends what it may, and no queue was ever seen: the pace comes down to what all carry."""
         is_alike = least_bytes_per_s >= ALIKE * most_bytes_per_s
-        if is_alike and STOPPED * self.bytes_per_s < most_bytes_per_s < UNFILLED * self.bytes_per_s:
+        if is_alike and STOPPED * self.bytes_per_s < most_bytes_per_s < unfilled * self.bytes_per_s:
             self.bytes_per_s = self._full_bytes_per_s = most_bytes_per_s
             self._num_beyond = 0
 
