@@ -151,17 +151,16 @@ def train_in_processes(ways: Sequence[Way], course: Course, num_trials: int, wor
 
 
 def _trained_elsewhere(way: Way, course: Course, seed: int) -> float:
-    outer = f"{course.outer.kind},{course.outer.learning_rate},{course.outer.momentum}"
-    numbers = {
+    options = {
         "beta": way.beta,
         "peers": course.num_peers,
         "rounds": course.num_rounds,
         "local-steps": course.local_steps,
+        "outer": f"{course.outer.kind},{course.outer.learning_rate},{course.outer.momentum}",
+        "device": course.device,
+        "seed": seed,
     }
-    named = [
-        f"--{name}={value}"
-        for name, value in {**numbers, "outer": outer, "device": course.device, "seed": seed}.items()
-    ]
+    named = [f"--{name}={value}" for name, value in options.items()]
     codec = f"{way.codec}/{way.result}" if way.result else way.codec
     command = [sys.executable, "-m", "tests.benchmarks.feedback", "--loss-of", codec, "--json", "-", *named]
     loss = float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
