@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Final
 
-from protocol.ids import PeerId
-from protocol.rounds.messages import Member
+from protocol.frozen import replace
+from protocol.ids import HASH_BYTES, PeerId, Root
+from protocol.rounds.messages import Member, UnitHead
 from protocol.rounds.quorum import electorate
 from protocol.rounds.state import Leading, PeerView, RoundState
+from protocol.rounds.survey import with_views
 from protocol.rounds.views import caught_up, is_gone, is_suspected, ready_at
+
+NO_ROOT: Final = Root(bytes(HASH_BYTES))
+"""Of a peer that has not told: nobody acts on roots that are heard."""
 
 
 def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ...]:
@@ -23,6 +29,31 @@ def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView
     if led.lone_voters:  # every member must ack, and only these promised
         others = tuple(view for view in others if view.peer in led.lone_voters)
     return _cohort(state, led, others)
+
+
+def known_at_base(state: RoundState, peers: Iterable[PeerId]) -> RoundState:
+    """Members of the attempt before who promise on our head, or bring what they contribute to a round on it, stand there, whatever
+    their last heartbeat said: short after a commit that may be of before it, and who pings somebody hears no heartbeat of it. Without
+    this the next attempt stood back for want of a quorum, or gave a survivor's slice, summed already, to others.
+    """
+    views = ((peer, _at_base(state, peer)) for peer in peers)
+    known = {peer: view for peer, view in views if view is not None}
+    return with_views(state, known) if known else state
+
+
+def _at_base(state: RoundState, peer: PeerId) -> PeerView | None:
+    """What is known of it then; None where that is nothing new."""
+    before, view, link = state.open.proposal, state.peers.get(peer), state.link
+    member = before.member(peer) if before is not None else None
+    if member is None or view is None or view.member not in (None, member):
+        return None
+    head = view.head
+    if head is not None and head.index >= link.index:
+        return None
+    # what it has ready is in its contribution's header; what its heartbeat told was before the commit
+    proved = (head.state_commit, head.state_root) if head is not None else (link.commit, NO_ROOT)
+    now = UnitHead(state.config.unit, link.commit, link.index, link.total_tokens, 0, True, *proved)
+    return replace(view, member=member, head=now)
 
 
 def brought_before(state: RoundState, led: Leading, here: Mapping[PeerId, Member]) -> dict[PeerId, Member]:

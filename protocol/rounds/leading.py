@@ -11,6 +11,7 @@ from typing import Final
 from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds import attempt
+from protocol.rounds.cohort import known_at_base
 from protocol.rounds.messages import (
     LAST_ATTEMPT,
     Ballot,
@@ -380,6 +381,7 @@ def promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -
     led = state.open.leading
     if led is None or led.stage != "promising" or not led.is_promised or message.ballot != led.ballot:
         return Step(state, remark=_unasked(f"a promise of {short(sender)}", message.ballot, led))
+    state = known_at_base(state, (sender,))
     led = replace(led, promises=MappingProxyType({**led.promises, sender: message}))
     remark = f"{len(led.promises)} promised attempt {led.ballot.attempt}; expected a quorum"
     return _after_promises(Step(replace(state, open=replace(state.open, leading=led)), remark=remark), now_s)

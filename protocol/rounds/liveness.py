@@ -13,6 +13,7 @@ from protocol.frozen import replace
 from protocol.ids import PeerId, UnitName, short
 from protocol.rounds import attempt, cadence, leading, voting
 from protocol.rounds.chain import link_after
+from protocol.rounds.cohort import known_at_base
 from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, Ticked
 from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Heartbeat, Leave, UnitHead
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
@@ -82,7 +83,7 @@ def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
     if event.lag_s > LEAST_LAG_S:
         state = _forgive(state, event.lag_s, now_s)
     if event.bringing:
-        state = with_views(state, _bringing(state, event.bringing, now_s))
+        state = known_at_base(with_views(state, _bringing(state, event.bringing, now_s)), event.bringing)
     state = _watch_quorum(surveyed(state, now_s - idle_patience_s(state)), now_s)
     state, beats = _heartbeats(state, now_s)
     answered = voting.answer_pre_votes(state, now_s)

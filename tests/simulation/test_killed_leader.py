@@ -137,7 +137,7 @@ def test_results_between_survivors_go_on_where_they_were_when_their_leader_was_k
         replaced(exchange, send_evenly=results.send_evenly),
     ):
         summed, record, leader = virtual_time.run(SEED, lambda: _killed(results.is_half, is_thin=True))
-    assert record.ballot.peer != leader
+    assert (record.ballot.attempt, record.ballot.peer != leader) == (1, True)
     assert summed < {part.result_hash for part in record.slices}
     survivors = NUM_PEERS - 1
     twice = sum(times - 1 for times in results.left.values())

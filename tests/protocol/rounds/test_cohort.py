@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from protocol.rounds.messages import Proposal, ResultReady
-from tests.protocol.rounds.round_table import Seat, Table
+from protocol.rounds.events import Ticked
+from protocol.rounds.messages import Ballot, Heartbeat, Promise, Proposal, ResultReady
+from protocol.rounds.state import Leading
+from protocol.rounds.survey import with_views
+from protocol.rounds.views import caught_up
+from tests.protocol.rounds.round_table import UNIT, Seat, Table
 
 
 def _next_proposal(table: Table, before: Seat) -> Proposal:
@@ -76,3 +82,93 @@ def test_no_more_are_named_than_a_round_may_have_though_they_had_brought_all() -
     assert len(first.members) == 4
     table.kill(opener)
     assert len(_next_proposal(table, opener).members) == 4
+
+
+# --- who stands at our base though its last heartbeat said otherwise ----------------------------------------------------------
+
+
+def _stale() -> tuple[Table, Seat, Seat]:
+    """(table, a member of round 2, another of whom it heard before the first commit only)."""
+    table = Table(4)
+    table.run_until(lambda: table.all_at(1))
+    opener = table.opener()
+    seat, other = table.others(opener)[:2]
+    table.drops = lambda sender, to, message: isinstance(message, Heartbeat | ResultReady)
+    table.run_until(lambda: bool([p for p in opener.sent(Proposal) if isinstance(p, Proposal) and p.index == 2]))
+    view = seat.state.peers[other.peer]
+    assert view.head is not None
+    old = replace(view.head, head=table.genesis.commit, index=0, tokens_ready=7)
+    seat.state = with_views(seat.state, {other.peer: replace(view, head=old)})
+    return table, seat, other
+
+
+def _is_at_base(seat: Seat, other: Seat) -> bool:
+    head = seat.state.peers[other.peer].head
+    assert head is not None
+    is_here = head.head == seat.head.commit
+    assert (head.index, head.tokens_ready) == ((1, 0) if is_here else (0, 7))
+    return is_here
+
+
+def test_a_member_that_brings_its_contribution_stands_at_the_base_of_the_round() -> None:
+    _, seat, other = _stale()
+    seat.feed(Ticked())
+    assert not _is_at_base(seat, other)
+    seat.feed(Ticked(bringing=(other.peer,)))
+    assert _is_at_base(seat, other)
+    assert other.peer in {view.peer for view in caught_up(seat.state, seat.table.now_s)}
+
+
+def test_a_member_that_promises_stands_at_the_base_of_the_round() -> None:
+    _, seat, other = _stale()
+    ballot = Ballot(1, seat.peer)
+    leading = Leading(ballot, "promising", 1e9, is_promised=True)
+    seat.state = replace(seat.state, open=replace(seat.state.open, leading=leading))
+    seat.hear(other, Promise(UNIT, seat.head.commit, ballot))
+    assert _is_at_base(seat, other)
+
+
+def test_another_process_of_a_member_is_not_taken_to_stand_where_that_stood() -> None:
+    _, seat, other = _stale()
+    view = seat.state.peers[other.peer]
+    assert view.member is not None
+    restarted = replace(view.member, session=view.member.session + 1)
+    seat.state = with_views(seat.state, {other.peer: replace(view, member=restarted)})
+    assert not _is_at_base_after_bringing(seat, other)
+
+
+def test_who_is_no_member_of_the_open_round_is_not_taken_to_stand_at_its_base() -> None:
+    _, seat, other = _stale()
+    proposal = seat.state.open.proposal
+    assert proposal is not None
+    without = replace(proposal, members=tuple(member for member in proposal.members if member.peer != other.peer))
+    seat.state = replace(seat.state, open=replace(seat.state.open, proposal=without))
+    assert not _is_at_base_after_bringing(seat, other)
+
+
+def _is_at_base_after_bringing(seat: Seat, other: Seat) -> bool:
+    seat.feed(Ticked(bringing=(other.peer,)))
+    return _is_at_base(seat, other)
+
+
+def test_a_leader_killed_short_after_a_commit_is_followed_by_one_attempt_with_slices_for_all_survivors() -> None:
+    """Of whom nothing was heard since the commit but what they brought and promised."""
+    table, _, _ = _stale()
+    opener = table.opener()
+    for one in table.others(opener):
+        for other in table.others(opener, one):
+            view = one.state.peers[other.peer]
+            assert view.head is not None
+            old = replace(view, head=replace(view.head, head=table.genesis.commit, index=0))
+            one.state = with_views(one.state, {other.peer: old})
+            one.feed(Ticked(bringing=(other.peer,)))
+    table.kill(opener)
+
+    def proposed() -> list[Proposal]:
+        sent = [message for one in table.live() for message in one.sent(Proposal) if isinstance(message, Proposal)]
+        return [proposal for proposal in sent if proposal.index == 2]
+
+    table.run_until(lambda: bool(proposed()))
+    (proposal,) = proposed()
+    assert proposal.ballot.attempt == 1
+    assert {part.reducer for part in proposal.slices} == {one.peer for one in table.live()}
