@@ -310,7 +310,7 @@ def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: flo
         return Step(state)
     if head.head in state.tree.nodes:
         return following.consider(state, sender, now_s)
-    return following.catch_up(state, sender, f"{short(sender)} is at commit {head.index}, we are at {state.link.index}")
+    return following.passed_by(state, sender, head, now_s)
 
 
 # --- the member's side of an exchange -----------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ Hints (heartbeats, messages about other bases) only make us ask; what is followe
 
 from __future__ import annotations
 
+from typing import Final
+
 from protocol.errors import RemoteProtocolError, VersionError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
@@ -20,7 +22,7 @@ from protocol.rounds.events import (
     SwitchPrepared,
 )
 from protocol.rounds.lineage import SpineView, TreeNode, best_head, known_commits
-from protocol.rounds.messages import Certificate, Committed
+from protocol.rounds.messages import Certificate, Committed, UnitHead
 from protocol.rounds.missing import looked_for, passed_over, reviewed, without_found
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
 from protocol.rounds.quorum import first_opener
@@ -28,13 +30,46 @@ from protocol.rounds.state import OpenRound, RoundState, Step, Switching
 from protocol.rounds.views import is_gone, may_hold, own_heartbeat
 from protocol.wire import commit_id, decode_record
 
-NUM_FORWARDS = 2
-"""Successors to whom a member forwards a certificate (rule 15); the leader tells everybody it knows, before it applies it."""
+NUM_SUCCESSORS: Final = 2
+"""To whom a member says that it stands at a commit now (rule 15), in a heartbeat: a certificate grows with the members, and the leader
+tells it to everybody it knows, before it applies it.
+"""
+
+LEADERS_WORD_S: Final = 2.0
+"""So long after somebody stands at a commit its leader's word of it may take: as long as a call."""
 
 
 def catch_up(state: RoundState, source: PeerId, reason: str) -> Step:
     """Ask somebody who seems to know more."""
     return Step(state, (CatchUp(source, known_commits(state.tree, state.link.commit), reason),), reason)
+
+
+def passed_by(state: RoundState, sender: PeerId, head: UnitHead, now_s: float) -> Step:
+    """A peer stands at a commit that we do not know. Where that is what our round led to, its leader is telling it to everybody, and
+    the peer is asked only where that word does not come.
+    """
+    reason = f"{short(sender)} is at commit {head.index}, we are at {state.link.index}"
+    proposal = state.open.proposal
+    if proposal is None or head.index != state.link.index + 1 or is_gone(state, proposal.ballot.peer):
+        return catch_up(state, sender, reason)
+    if state.open.ahead is None:
+        state = replace(state, open=replace(state.open, ahead=(sender, now_s)))
+    return Step(state, remark=f"{reason}; its leader's word is waited for")
+
+
+def ask_ahead(state: RoundState, now_s: float) -> Step:
+    """The leader's word did not come: ask who told us that it stands further; where that one is gone, whoever tells it next."""
+    proposal, ahead = state.open.proposal, state.open.ahead
+    if ahead is None:
+        return Step(state)
+    source, since_s = ahead
+    is_leader_here = proposal is not None and not is_gone(state, proposal.ballot.peer)
+    if is_leader_here and now_s - since_s < LEADERS_WORD_S:
+        return Step(state)
+    state = replace(state, open=replace(state.open, ahead=None))
+    if state.open.committing is not None:
+        return Step(state)
+    return catch_up(state, source, f"{short(source)} is ahead of us, and word of that commit did not come")
 
 
 def committed(state: RoundState, sender: PeerId, message: Committed, now_s: float) -> Step:
@@ -253,8 +288,8 @@ def applied(state: RoundState, event: Applied, now_s: float) -> Step:
     if event.link.parent != old.commit:
         found = f"commit {short(event.link.commit)} was applied"
         return Step(state, remark=f"{found}; expected one that follows our head {short(old.commit)}")
-    forward = _forward_targets(state, event.link.commit)
-    record = event.link.record
+    untold, record = _untold(state, event.link.commit), event.link.record
+    is_told = state.open.told == event.link.commit or _is_ours(state)
     state = replace(
         _at(state, event.link, event.open_round, now_s),
         switching=_still_wanted(state, event.link.commit),
@@ -265,21 +300,23 @@ def applied(state: RoundState, event: Applied, now_s: float) -> Step:
     alone = " without a quorum" if event.link.is_lone else ""
     reason = f"round {event.link.index} committed{alone}: {counted} counted, {event.link.total_tokens} tokens in all"
     actions: list[Action] = [EndExchange(old.commit, "committed")]
-    if forward:
-        actions.append(Send(forward, Committed(state.config.unit, event.certificate), reason))
+    if untold:
+        actions.append(Send(untold, Committed(state.config.unit, event.certificate), reason))
     considered = consider(state, None, now_s)
-    return Step(considered.state, (*actions, *_tell_opener(state, now_s), *considered.actions), reason)
+    return Step(considered.state, (*actions, *_tell_head(state, is_told, now_s), *considered.actions), reason)
 
 
-def _tell_opener(state: RoundState, now_s: float) -> tuple[Action, ...]:
-    """Who opens the next round proposes it to those whose head it knows to be this one. Whoever comes last, like a peer that was away
-    and had to fetch the commit, would miss round after round with its usual heartbeats.
+def _tell_head(state: RoundState, is_told: bool, now_s: float) -> tuple[Action, ...]:
+    """Where we stand now, to who opens the next round: it proposes that to those whose head it knows to be this one, and whoever comes
+    last, like a peer that was away and had to fetch the commit, would miss round after round with its usual heartbeats. And to two
+    successors in the order of ids, unless we told everybody of the commit: they ask for it where its leader's word is lost.
     """
+    me, others = state.config.me.peer, () if is_told else _reachable(state)
+    after = [p for p in others if p > me] + [p for p in others if p < me]
     opener = first_opener(state.link.commit, state.link.roster)
-    if opener not in state.peers:
-        return ()
-    why = "it opens the next round, and is to know that we are at its base"
-    return (SendHeartbeat((opener,), own_heartbeat(state, now_s), True, why),)
+    to = dict.fromkeys((*after[:NUM_SUCCESSORS], *((opener,) if opener in state.peers else ())))
+    why = "they are to know that we are at this commit"
+    return (SendHeartbeat(tuple(to), own_heartbeat(state, now_s), True, why),) if to else ()
 
 
 def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> RoundState:
@@ -326,18 +363,18 @@ def _is_lender(state: RoundState, peer: PeerId) -> bool:
     )
 
 
-def _forward_targets(state: RoundState, commit: CommitId) -> tuple[PeerId, ...]:
-    """To whom a certificate goes that was applied here (rule 15): two successors in the order of ids, or everybody where the proposal
-    is ours. Where it was told before, those who lent themselves.
+def _untold(state: RoundState, commit: CommitId) -> tuple[PeerId, ...]:
+    """To whom the certificate of what is applied here goes: to everybody where the proposal is ours, and of those who were told before
+    to who lent itself.
     """
-    me, others = state.config.me.peer, _reachable(state)
-    proposal = state.open.proposal
     if state.open.told == commit:
-        return tuple(peer for peer in others if _is_lender(state, peer))
-    if proposal is not None and proposal.ballot.peer == me:
-        return others
-    after = [p for p in others if p > me] + [p for p in others if p < me]
-    return tuple(after[:NUM_FORWARDS])
+        return tuple(peer for peer in _reachable(state) if _is_lender(state, peer))
+    return _reachable(state) if _is_ours(state) else ()
+
+
+def _is_ours(state: RoundState) -> bool:
+    proposal = state.open.proposal
+    return proposal is not None and proposal.ballot.peer == state.config.me.peer
 
 
 def stalled(state: RoundState, event: CommitStalled, now_s: float) -> Step:

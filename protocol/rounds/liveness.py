@@ -11,7 +11,7 @@ from typing import Final
 from protocol.errors import RemoteProtocolError
 from protocol.frozen import replace
 from protocol.ids import PeerId, UnitName, short
-from protocol.rounds import attempt, cadence, leading, voting
+from protocol.rounds import attempt, cadence, following, leading, voting
 from protocol.rounds.chain import link_after
 from protocol.rounds.cohort import known_at_base
 from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, Ticked
@@ -91,8 +91,9 @@ def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
     told = _tell_late_upload(answered.state, now_s)
     given = attempt.give_time(told.state)
     led = leading.tick(given.state, now_s)
-    orders = (*beats, *answered.actions, *drops, *told.actions, *given.actions, *led.actions)
-    return Step(led.state, orders, led.reason or given.reason or answered.reason, waiting=led.waiting)
+    asked = following.ask_ahead(led.state, now_s)
+    orders = (*beats, *answered.actions, *drops, *told.actions, *given.actions, *led.actions, *asked.actions)
+    return Step(asked.state, orders, led.reason or given.reason or answered.reason or asked.reason, waiting=led.waiting)
 
 
 def _bringing(state: RoundState, peers: Sequence[PeerId], now_s: float) -> dict[PeerId, PeerView]:

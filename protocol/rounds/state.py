@@ -189,6 +189,7 @@ class OpenRound:
         committing: the commit that is being written and applied.
         stalled: a commit whose bytes were with nobody who answered.
         told: the commit of an attempt of ours of which everybody was told when it was decided.
+        ahead: who told first that it stands at a commit that follows this base, and when, while its leader's word of it is to come.
         due_since_s: when this peer first thought the round due.
         quiet_until_s: no own attempt before this (back-off, rule 6).
         highest_attempt: the highest attempt heard of.
@@ -221,6 +222,7 @@ class OpenRound:
     committing: CommitId | None = None
     stalled: CommitId | None = None
     told: CommitId | None = None
+    ahead: tuple[PeerId, float] | None = None
     leading: Leading | None = None
     due_since_s: float | None = None
     quiet_until_s: float = 0.0

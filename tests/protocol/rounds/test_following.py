@@ -17,9 +17,9 @@ from protocol.rounds.events import (
     SwitchPrepared,
     Ticked,
 )
-from protocol.rounds.following import would_switch
+from protocol.rounds.following import LEADERS_WORD_S, would_switch
 from protocol.rounds.lineage import SpineView, TreeNode, known_commits
-from protocol.rounds.messages import Ballot, Certificate, Committed
+from protocol.rounds.messages import Ballot, Certificate, Committed, RoundMessage
 from protocol.rounds.missing import FIRST_PAUSE_S, MAX_PAUSE_S
 from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
 from protocol.rounds.quorum import first_opener
@@ -120,14 +120,100 @@ def _forwarded(orders: Sequence[object], seat: Seat) -> list[Send]:
     return [order for order in sends if order.to != (seat.peer,)]
 
 
-def test_a_commit_is_forwarded_to_two_successors_and_by_its_leader_to_all() -> None:
+def test_a_commit_goes_whole_from_its_leader_to_all_and_who_applied_it_says_so_to_two_successors() -> None:
+    """A certificate grows with the members: with 32 each forwarded 27 kB a round."""
     table = Table(6)
     table.run_until(lambda: table.all_at(1))
     for seat in table.live():
         base = seat.disk.chain[0][0]
         assert base.record is not None
-        (sent,) = _forwarded(seat.orders, seat)
-        assert len(sent.to) == (5 if base.record.ballot.peer == seat.peer else 2)
+        is_leader = base.record.ballot.peer == seat.peer
+        assert [len(sent.to) for sent in _forwarded(seat.orders, seat)] == ([5] if is_leader else [])
+        others = sorted(set(table.seats) - {seat.peer})
+        after = [p for p in others if p > seat.peer] + [p for p in others if p < seat.peer]
+        beats = [order for order in seat.orders if isinstance(order, SendHeartbeat) and order.is_question]
+        told = [beat.to[:2] for beat in beats if beat.heartbeat.heads[0].head == base.commit]
+        assert is_leader or told == [tuple(after[:2])]
+
+
+# --- who hears of a commit before its leader's word comes ---------------------------------------------------------------------
+
+
+def _passed_by() -> tuple[Table, Seat, Seat, Made]:
+    """(table, a member of an open round, one that stands at its commit already, the commit)."""
+    table, _, _ = _muted()
+    seat, other = table.others(table.opener())[:2]
+    seat.hear(table.opener(), first_proposal(table))
+    made = commit_on(table.genesis, table.live())
+    _apply(other, made)
+    return table, seat, other, made
+
+
+def _asked(orders: Sequence[object]) -> list[PeerId]:
+    return [order.source for order in orders if isinstance(order, CatchUp)]
+
+
+def _ticked_for(table: Table, seat: Seat, seconds: float) -> list[object]:
+    """Its orders while time passes."""
+    until_s, orders = table.now_s + seconds, list[object]()
+    while table.now_s < until_s:
+        table.now_s += 0.25
+        orders += seat.feed(Ticked())
+    return orders
+
+
+def test_who_hears_of_its_rounds_commit_waits_for_the_leaders_word_and_asks_the_first_who_told_once() -> None:
+    table, seat, other, _ = _passed_by()
+    third = next(one for one in table.others(table.opener()) if one not in (seat, other))
+    assert seat.hear(other, heartbeat_of(other)) == ()
+    _apply(third, commit_on(table.genesis, table.live()))
+    assert seat.hear(third, heartbeat_of(third)) == ()
+    assert _asked(_ticked_for(table, seat, LEADERS_WORD_S - 0.25)) == []
+    assert _asked(_ticked_for(table, seat, 0.25)) == [other.peer]
+    assert _asked(_ticked_for(table, seat, 2 * LEADERS_WORD_S)) == []
+    assert seat.hear(third, heartbeat_of(third)) == ()
+    assert _asked(_ticked_for(table, seat, LEADERS_WORD_S)) == [third.peer]
+
+
+def test_nobody_is_asked_for_a_commit_whose_certificate_came_meanwhile() -> None:
+    table, seat, other, made = _passed_by()
+    assert seat.hear(other, heartbeat_of(other)) == ()
+    (commit,) = seat.hear(table.opener(), _told(made))
+    assert isinstance(commit, Commit)
+    assert _asked(_ticked_for(table, seat, 2 * LEADERS_WORD_S)) == []
+
+
+def test_who_is_ahead_is_asked_as_soon_as_the_leader_is_gone() -> None:
+    table, seat, other, _ = _passed_by()
+    assert seat.hear(other, heartbeat_of(other)) == ()
+    assert seat.state.open.proposal is not None
+    seat.feed(PeerLost(seat.state.open.proposal.ballot.peer))
+    assert _asked(_ticked_for(table, seat, 0.25)) == [other.peer]
+    assert _asked(seat.hear(other, heartbeat_of(other))) == [other.peer]
+
+
+def test_who_is_two_commits_ahead_is_asked_at_once() -> None:
+    table, seat, other, _ = _passed_by()
+    _, second = lineage_on(table.genesis, table.live(), 2)
+    _apply(other, second)
+    assert _asked(seat.hear(other, heartbeat_of(other))) == [other.peer]
+
+
+def test_a_commit_of_which_its_leader_told_one_member_before_it_died_comes_to_all() -> None:
+    table = Table(6)
+    acquaint(table)
+    leader = table.opener()
+    heir = table.others(leader)[0]
+
+    def drops(sender: PeerId, to: PeerId, message: RoundMessage) -> bool:
+        return isinstance(message, Committed) and sender == leader.peer and to not in (leader.peer, heir.peer)
+
+    table.drops = drops
+    table.run_until(lambda: heir.head.index == 1)
+    table.kill(leader)
+    began_s = table.now_s
+    table.run_until(lambda: table.all_at(1))
+    assert table.now_s - began_s <= LEADERS_WORD_S + 1.0
 
 
 def _decided(num_peers: int = 3) -> tuple[Table, Seat, Seat, Made]:
@@ -186,7 +272,7 @@ def test_whoever_applied_a_commit_tells_the_next_opener_at_once() -> None:
     opener = first_opener(made.link.commit, made.link.roster)
     for one in table.live():
         beats = [action for action in _apply(one, made) if isinstance(action, SendHeartbeat)]
-        assert [beat.to for beat in beats] == ([] if one.peer == opener else [(opener,)])
+        assert one.peer == opener or opener in beats[0].to
         assert all(beat.heartbeat.heads[0].head == made.link.commit for beat in beats)
 
 
