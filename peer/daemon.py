@@ -23,7 +23,7 @@ from averaging.network.log_file import LOG_FOLDER, keep_log
 from averaging.network.offload import ThreadOffload
 from averaging.network.seams import DirectoryEntry
 from averaging.network.status_address import kept_status_address
-from averaging.rounds.membership import LIST_EVERY_S, SETTLED_LIST_EVERY_S, Looks, announce, list_peers
+from averaging.rounds.membership import IN_ROUNDS, Looks, announce, list_peers
 from averaging.rounds.peer_rounds import PeerRounds
 from averaging.rounds.service import STAYS_WITHIN_S, RoundService
 from averaging.rounds.unit import UnitChain
@@ -286,7 +286,7 @@ def _keep_up(joined: Joined, nursery: trio.Nursery) -> None:
     life, membership, network = joined.life, joined.membership, joined.network
     own = OwnRecord(life.identity, membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster)
     nursery.start_soon(joined.reporter.run)
-    make, changed = partial(own.make, network, joined.looks), lambda: joined.roster.own_changed
+    make, changed = partial(own.make, joined.looks), lambda: joined.roster.own_changed
     nursery.start_soon(announce, network, life.clock, membership.run_id, make, changed)
     nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), life.board)
     nursery.start_soon(keep_cool)
@@ -300,7 +300,7 @@ def _keep_up(joined: Joined, nursery: trio.Nursery) -> None:
 async def _open_chains(joined: Joined, cache: ShardCache, text: OwnText) -> tuple[UnitChain, ...]:
     """What this machine has of the run, from its signed start on, with the text of the experts that it takes up now."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
-    search = StartSearch(life.folder, membership, joined.network, joined.roster, ThreadOffload(), life.board)
+    search = StartSearch(life.folder, membership, joined.looks, joined.roster, ThreadOffload(), life.board)
     sealed_start = reporter.start_record = await search.find(joined.client, reporter)
     start = open_start_record(sealed_start, membership.manifest)
     held = await _settle_experts(joined, start)
@@ -400,7 +400,7 @@ async def _rounds(
         # Takes its place before anything that a commit brings the trainer; nobody waits for it: who can vote and fetch should.
         nursery.start_soon(_begin_training, life, chains, trainer, first)
         await nursery.start(rounds.run)
-        nursery.start_soon(list_peers, joined.looks, listed, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
+        nursery.start_soon(list_peers, joined.looks, listed, IN_ROUNDS)
         with life.departure.ends():
             whole = partial(whole_anchor, chains)
             losses = _expert_losses(joined, trainer, cache) if joined.experts.held else None

@@ -16,7 +16,7 @@ from averaging.data.shards import ShardCache
 from averaging.network.file_storage import FileStorage
 from averaging.network.offload import ThreadOffload
 from averaging.network.seams import DirectoryEntry
-from averaging.rounds.membership import LIST_EVERY_S, list_peers
+from averaging.rounds.membership import Rhythm, list_peers
 from averaging.rounds.peer_rounds import PeerRounds
 from averaging.rounds.service import STAYS_WITHIN_S, RoundService
 from averaging.rounds.spine_follower import SpineFollower
@@ -281,7 +281,8 @@ async def _run(
     async with trio.open_nursery() as nursery:
         await nursery.start(rounds.run)
         # what others say of their stages is in their records: moves count on a look within that, however much it brings
-        nursery.start_soon(list_peers, joined.looks, listed, LIST_EVERY_S, SETTLED_S - joined.looks.patience_s, inf)
+        rhythm = Rhythm(settled_every_s=SETTLED_S - joined.looks.patience_s, bytes_per_s=inf)
+        nursery.start_soon(list_peers, joined.looks, listed, rhythm)
         with life.departure.ends():
             async with trio.open_nursery() as work:
                 work.start_soon(_begin, life, control)

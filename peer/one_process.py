@@ -17,7 +17,7 @@ from typing import Final
 import trio
 
 from averaging.network.directory import open_record
-from averaging.network.seams import DirectoryEntry, Network
+from averaging.network.seams import DirectoryEntry
 from averaging.rounds.membership import Looks, look_after_s
 from peer.roster import Roster
 from protocol.envelope import session_of, superseded
@@ -63,7 +63,7 @@ class OwnRecord:
         self._made: deque[bytes] = deque(maxlen=KEPT_RECORDS)
         self._look_at_s = 0.0
 
-    async def make(self, network: Network, looks: Looks, expires_unix_s: float) -> bytes:
+    async def make(self, looks: Looks, expires_unix_s: float) -> bytes:
         """The next record. What stands in the directory just before is the latest of all who have our name: only then does a look tell
         of each of two processes, since both write again and again over what the other wrote.
 
@@ -74,6 +74,7 @@ class OwnRecord:
             began_s, found = trio.current_time(), await looks.look()
             self._look_at_s = look_after_s(found, LOOK_EVERY_S) + began_s if found else 0.0
             self.check(found)
+        network = looks.network
         value = self._roster.record(
             self._signer, self._next_sequence(), expires_unix_s, network.addresses(), network.bulk_addresses()
         )

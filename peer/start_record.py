@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams import DirectoryEntry, Network, Offload
+from averaging.network.seams import DirectoryEntry, Offload
 from averaging.rounds.membership import Looks, list_peers
 from peer.board import Board
 from peer.coordinator_client import CoordinatorClient
@@ -41,14 +41,15 @@ class StartSearch:
         self,
         folder: Path,
         membership: Membership,
-        network: Network,
+        looks: Looks,
         roster: Roster,
         offload: Offload,
         board: Board,
     ) -> None:
         self._folder = folder
         self._membership = membership
-        self._network = network
+        self._looks = looks
+        self._network = looks.network
         self._roster = roster
         self._offload = offload
         self._board = board
@@ -64,7 +65,7 @@ class StartSearch:
             self._board.say("waiting", "for the run to start")
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._ask_coordinator, client, reporter)
-                nursery.start_soon(list_peers, Looks(self._network, self._membership.run_id), self._ask_members)
+                nursery.start_soon(list_peers, self._looks, self._ask_members)
                 await self._found.wait()
                 nursery.cancel_scope.cancel()
         self._network.serve_calls(START_CHANNEL, self._answer)

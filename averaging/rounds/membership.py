@@ -6,6 +6,7 @@ Records only say who is there and where; heartbeats go direct (DHT records every
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -47,18 +48,30 @@ class Looks:
     """
 
     def __init__(self, network: Network, run_id: RunId, patience_s: float = ANNOUNCE_EVERY_S + AGAIN_LAST_S) -> None:
-        self.peer_id = network.peer_id
+        self.network = network
         self.patience_s = patience_s
-        self._network = network
         self._key = directory_key(run_id)
         self._found: Sequence[DirectoryEntry] = ()
+        self._num_looks = 0
         self._looked = trio.Event()
+        self._under_way: trio.Event | None = None
 
     async def look(self) -> Sequence[DirectoryEntry]:
-        """All records that stand now, ours too; none where the directory is away."""
-        self._found = await self._network.lookup(self._key)
-        over, self._looked = self._looked, trio.Event()
-        over.set()
+        """All records that stand now, ours too; none where the directory is away. Who comes while somebody looks waits for that."""
+        before = self._num_looks
+        while self._under_way is not None:
+            await self._under_way.wait()
+            if self._num_looks > before:
+                return self._found
+        self._under_way = trio.Event()
+        try:
+            self._found = await self.network.lookup(self._key)
+            self._num_looks += 1
+            over, self._looked = self._looked, trio.Event()
+            over.set()
+        finally:  # who waits for one that was given up looks for itself
+            over, self._under_way = self._under_way, None
+            over.set()
         return self._found
 
     async def look_within(self, seconds: float) -> Sequence[DirectoryEntry]:
@@ -72,6 +85,38 @@ class Looks:
 def look_after_s(found: Sequence[DirectoryEntry], least_s: float, bytes_per_s: float = LOOK_BYTES_PER_S) -> float:
     """When to look next, so that looks which bring this take no more than that on average."""
     return max(least_s, sum(len(entry.subkey) + len(entry.value) for entry in found) / bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """When to look next at who is there: `every_s` after others were found than the time before, and while they are the same twice as
+    late each time, up to `settled_every_s`. Where that is longer than `every_s`, a swarm with records of more than `bytes_per_s` then
+    (from four or five on) is looked at as rarely as CHANGED_RATIO times that asks for, and then as rarely as that does, with nothing
+    between; who wants to know at once who comes looks as often as ever.
+    """
+
+    every_s: float = LIST_EVERY_S
+    settled_every_s: float = LIST_EVERY_S
+    bytes_per_s: float = LOOK_BYTES_PER_S
+
+    def settled_s(self, found: Sequence[DirectoryEntry]) -> float:
+        """Between two looks at a swarm in which nobody comes or goes, where a look brings this."""
+        if self.settled_every_s <= self.every_s:
+            return self.every_s
+        return look_after_s(found, self.settled_every_s, self.bytes_per_s)
+
+    def next_s(self, found: Sequence[DirectoryEntry], last_s: float, *, is_same: bool) -> float:
+        """After a look that brought this. `last_s`: how long the last pause was, `is_same`: whether the same peers were found."""
+        settled_s = self.settled_s(found)
+        if settled_s > self.settled_every_s:
+            return settled_s if is_same else look_after_s(found, self.every_s, CHANGED_RATIO * self.bytes_per_s)
+        return min(2 * last_s, settled_s) if is_same else self.every_s
+
+
+OFTEN: Final = Rhythm()
+"""Of who waits for somebody to come."""
+
+IN_ROUNDS: Final = Rhythm(settled_every_s=SETTLED_LIST_EVERY_S)
 
 
 async def announce(
@@ -98,21 +143,13 @@ async def announce(
 
 
 async def list_peers(
-    looks: Looks,
-    take: Callable[[Sequence[DirectoryEntry]], Awaitable[None]],
-    every_s: float = LIST_EVERY_S,
-    settled_every_s: float = LIST_EVERY_S,
-    bytes_per_s: float = LOOK_BYTES_PER_S,
+    looks: Looks, take: Callable[[Sequence[DirectoryEntry]], Awaitable[None]], rhythm: Rhythm = OFTEN
 ) -> None:
-    """Look who is there again and again, until cancelled: after `every_s` where others are there than the last time, and while they
-    are the same twice as late each time, up to `settled_every_s`. Where that is longer than `every_s`, a swarm whose records are more
-    than `bytes_per_s` then (from four or five on) is looked at as rarely as CHANGED_RATIO times that asks for, and then as rarely as
-    that does, with nothing between; who wants to know at once who comes looks as often as ever.
-    """
-    here, wait_s, again_s = frozenset[str](), every_s, AGAIN_FIRST_S
+    """Look who is there again and again, until cancelled."""
+    here, wait_s, again_s = frozenset[str](), rhythm.every_s, AGAIN_FIRST_S
     found = await looks.look()
     while True:
-        entries = [entry for entry in found if PeerId(entry.subkey) != looks.peer_id]
+        entries = [entry for entry in found if PeerId(entry.subkey) != looks.network.peer_id]
         if not entries:
             # none but our own: we came first; none at all says that the directory is away, not that everybody went
             again_s = AGAIN_FIRST_S if found else again_s
@@ -121,11 +158,6 @@ async def list_peers(
             continue
         await take(entries)
         before, here, again_s = here, frozenset(entry.subkey for entry in entries), AGAIN_FIRST_S
-        changed_s = settled_s = every_s
-        if settled_every_s > every_s:
-            settled_s = look_after_s(found, settled_every_s, bytes_per_s)
-        if is_large := settled_s > settled_every_s:
-            changed_s = look_after_s(found, every_s, CHANGED_RATIO * bytes_per_s)
-        slower_s = settled_s if is_large else min(2 * wait_s, settled_s)
-        wait_s = slower_s if here == before else changed_s
-        found = await looks.look_within(wait_s + (looks.patience_s if wait_s == settled_s > every_s else 0.0))
+        wait_s = rhythm.next_s(found, wait_s, is_same=here == before)
+        is_settled = wait_s == rhythm.settled_s(found) > rhythm.every_s
+        found = await looks.look_within(wait_s + (looks.patience_s if is_settled else 0.0))

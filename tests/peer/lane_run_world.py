@@ -166,7 +166,7 @@ class LaneRun:
             life.identity, joined.membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster
         )
         async with trio.open_nursery() as nursery:
-            make = partial(own.make, joined.network, joined.looks)
+            make = partial(own.make, joined.looks)
             nursery.start_soon(announce, joined.network, life.clock, joined.membership.run_id, make)
             await train_in_lanes(joined, cache, one.chain, votes, first)
             nursery.cancel_scope.cancel()

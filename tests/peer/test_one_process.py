@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -15,7 +15,15 @@ from averaging.network.clocks import VirtualClock
 from averaging.network.directory import PeerRecord, seal_record
 from averaging.network.memory_network import MemorySwarm
 from averaging.network.seams import DirectoryEntry, Network
-from averaging.rounds.membership import ANNOUNCE_EVERY_S, LOOK_BYTES_PER_S, Looks, announce, directory_key
+from averaging.rounds.membership import (
+    ANNOUNCE_EVERY_S,
+    IN_ROUNDS,
+    LOOK_BYTES_PER_S,
+    Looks,
+    announce,
+    directory_key,
+    list_peers,
+)
 from peer.one_process import OwnRecord, is_of_newer_process
 from peer.roster import Roster
 from protocol.credential import make_ca
@@ -65,15 +73,13 @@ class Machine:
 
     def __init__(self, session: int, network: Network, identity: Identity = ALICE) -> None:
         self.own = _own(session, identity)
-        self.network = network
+        self.looks = Looks(network, RUN)
         self.error: MachineError | None = None
         self.ended_s: float | None = None
 
     async def run(self) -> None:
         try:
-            await announce(
-                self.network, VirtualClock(UNIX_S), RUN, partial(self.own.make, self.network, Looks(self.network, RUN))
-            )
+            await announce(self.looks.network, VirtualClock(UNIX_S), RUN, partial(self.own.make, self.looks))
         except MachineError as error:
             self.error, self.ended_s = error, trio.current_time()
 
@@ -104,19 +110,20 @@ async def test_the_older_process_ends_soon_after_the_newer_one_is_there_and_says
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("num_others", [0, 7, 31])
-async def test_looks_for_another_process_bring_no_more_than_an_idle_peer_should_take(
+@pytest.mark.parametrize("num_others", [7, 15, 31])
+async def test_looks_for_another_process_and_at_who_is_there_bring_together_no_more_than_an_idle_peer_should_take(
     num_others: int, autojump_clock: Clock
 ) -> None:
-    """One before each record of ours brought 240 bytes a second with eight members."""
+    """One before each record of ours brought 240 bytes a second with eight members, and the list of peers looked for itself."""
     others = [DirectoryEntry(f"peer {number}", bytes(900), UNIX_S + 1e6) for number in range(num_others)]
 
     class Counting:
-        peer_id, brought_bytes = ALICE.peer_id, 0
+        peer_id, brought_bytes, num_looks = ALICE.peer_id, 0, 0
 
         async def lookup(self, key: str) -> list[DirectoryEntry]:
             await trio.sleep(0.1)
             mine = DirectoryEntry(ALICE.peer_id, seal_record(ALICE, RUN, 1, UNIX_S + 60, bytes(800)), UNIX_S + 60)
+            self.num_looks += 1
             self.brought_bytes += sum(len(entry.value) for entry in (mine, *others))
             return [mine, *others]
 
@@ -129,10 +136,21 @@ async def test_looks_for_another_process_bring_no_more_than_an_idle_peer_should_
 
         bulk_addresses = addresses
 
-    network = Counting()
-    with trio.move_on_after(3600.0):
-        await Machine(1000, cast(Network, network)).run()
-    assert 0 < network.brought_bytes / 3600.0 <= 1.1 * LOOK_BYTES_PER_S
+    network, num_told = Counting(), 0
+
+    async def take(entries: Sequence[DirectoryEntry]) -> None:
+        nonlocal num_told
+        await trio.lowlevel.checkpoint()
+        num_told += 1
+
+    machine = Machine(1000, cast(Network, network))
+    with trio.move_on_after(7200.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(machine.run)
+            nursery.start_soon(list_peers, machine.looks, take, IN_ROUNDS)
+    look_bytes = network.brought_bytes / network.num_looks
+    assert network.brought_bytes / 7200.0 <= 1.1 * LOOK_BYTES_PER_S
+    assert num_told >= 0.8 * network.num_looks >= 0.6 * 7200.0 * LOOK_BYTES_PER_S / look_bytes, "and are made, and told"
 
 
 async def test_in_a_large_swarm_the_older_process_ends_at_the_next_look_that_its_records_allow(
@@ -203,6 +221,6 @@ async def test_a_directory_that_is_away_ends_nobody(autojump_clock: Clock) -> No
         swarm.is_directory_up = True
         await trio.sleep(10 * ANNOUNCE_EVERY_S)
         assert machine.error is None
-        records = await machine.network.lookup(directory_key(RUN))
+        records = await machine.looks.network.lookup(directory_key(RUN))
         assert [entry.subkey for entry in records] == [ALICE.peer_id]
         nursery.cancel_scope.cancel()

@@ -17,7 +17,7 @@ from averaging.data.shards import DatasetManifest, ShardEntry
 from averaging.network.clocks import VirtualClock
 from averaging.network.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.offload import InlineOffload
-from averaging.rounds.membership import directory_key
+from averaging.rounds.membership import Looks, directory_key
 from peer.board import Board
 from peer.joining import Membership
 from peer.membership_file import SavedMembership, load_membership, save_membership
@@ -144,7 +144,7 @@ async def _peer(swarm: MemorySwarm, identity: Identity, folder: Path, start_reco
     record = roster.record(identity, 1, until_s)
     assert await network.publish(directory_key(RUN), identity.peer_id, record, expires_unix_s=until_s)
     board = Board(identity.peer_id, clock, UNIX_S)
-    search = StartSearch(own_folder, membership, network, roster, InlineOffload(), board)
+    search = StartSearch(own_folder, membership, Looks(network, membership.run_id), roster, InlineOffload(), board)
     return Peer(own_folder, network, roster, board, search)
 
 

@@ -185,7 +185,7 @@ def own_record(
 
     async def make(expires_unix_s: float) -> bytes:
         try:
-            return await own.make(network, looks, expires_unix_s)
+            return await own.make(looks, expires_unix_s)
         except SupersededError as error:
             node.close(error)
             raise

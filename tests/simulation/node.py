@@ -19,7 +19,7 @@ from averaging.network.seams import DirectoryEntry, TrafficCount
 from averaging.rounds import exchanging
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lending import UnitShape
-from averaging.rounds.membership import Looks, announce, list_peers
+from averaging.rounds.membership import Looks, Rhythm, announce, list_peers
 from averaging.rounds.peer_rounds import PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools
 from averaging.rounds.service import RoundService
@@ -352,7 +352,7 @@ class Node:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(announce, network, self.clock, world.run_id, make_record)
             often_s, rarely_s = world.profile.list_every_s, world.profile.settled_list_every_s
-            nursery.start_soon(list_peers, Looks(network, world.run_id, 0.0), listed, often_s, rarely_s)
+            nursery.start_soon(list_peers, Looks(network, world.run_id, 0.0), listed, Rhythm(often_s, rarely_s))
             nursery.start_soon(self._leave_when_told, rounds)
             if self.standing is not None and used is not None:
                 nursery.start_soon(self.standing.keep, used)

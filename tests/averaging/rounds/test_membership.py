@@ -16,10 +16,12 @@ from averaging.rounds.membership import (
     AGAIN_LAST_S,
     ANNOUNCE_EVERY_S,
     CHANGED_RATIO,
+    IN_ROUNDS,
     LIST_EVERY_S,
     LOOK_BYTES_PER_S,
     SETTLED_LIST_EVERY_S,
     Looks,
+    Rhythm,
     announce,
     list_peers,
 )
@@ -62,7 +64,7 @@ async def _look(directory: _Directory, seconds: float, settled_every_s: float = 
         num_told += 1
 
     with trio.move_on_after(seconds):
-        await list_peers(_looks(directory), take, LIST_EVERY_S, settled_every_s)
+        await list_peers(_looks(directory), take, Rhythm(settled_every_s=settled_every_s))
     return num_told
 
 
@@ -139,7 +141,7 @@ async def test_a_look_of_somebody_else_takes_the_place_of_one_at_a_settled_swarm
         taken.append((trio.current_time(), len(entries)))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(list_peers, looks, take, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
+        nursery.start_soon(list_peers, looks, take, IN_ROUNDS)
         await trio.sleep(201.0)
         del directory.looks_s[:], taken[:]
         directory.names.append("two")
@@ -160,7 +162,7 @@ async def test_nobody_who_looks_for_a_reason_of_its_own_is_waited_for_longer_tha
         await trio.lowlevel.checkpoint()
 
     with trio.move_on_after(600.0):
-        await list_peers(_looks(directory, 30.0), take, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
+        await list_peers(_looks(directory, 30.0), take, IN_ROUNDS)
     assert directory.waits_s[:4] == [5.0, 10.0, 20.0, 40.0]
     assert directory.waits_s[-2:] == [90.0, 90.0]
 
@@ -213,3 +215,59 @@ async def test_who_waits_for_somebody_to_come_looks_as_often_as_ever(autojump_cl
     directory.record = bytes(8000)
     await _look(directory, 31.0, LIST_EVERY_S)
     assert directory.waits_s == [LIST_EVERY_S] * 6
+
+
+# --- looks shared by all in a process -----------------------------------------------------------------------------------------
+
+
+class _SlowDirectory(_Directory):
+    """Answers after 3 s."""
+
+    async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
+        found = await super().lookup(key)
+        await trio.sleep(3.0)
+        return found
+
+
+async def test_two_who_look_at_the_same_time_ask_the_directory_once(autojump_clock: Clock) -> None:
+    directory, found = _SlowDirectory("me", "one"), list[int]()
+    looks = _looks(directory)
+
+    async def look(after_s: float) -> None:
+        await trio.sleep(after_s)
+        found.append(len(await looks.look()))
+
+    async with trio.open_nursery() as nursery:
+        for after_s in (0.0, 1.0, 2.9, 5.0):
+            nursery.start_soon(look, after_s)
+    assert found == [2] * 4
+    assert directory.looks_s == [0.0, 5.0]
+
+
+async def test_who_waits_for_a_look_that_is_given_up_looks_itself(autojump_clock: Clock) -> None:
+    directory = _SlowDirectory("me", "one")
+    looks = _looks(directory)
+
+    async def give_up() -> None:
+        with trio.move_on_after(1.0):
+            await looks.look()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(give_up)
+        await trio.sleep(0.5)
+        assert len(await looks.look()) == 2
+    assert directory.looks_s == [0.0, 1.0]
+
+
+def test_pauses_between_looks_follow_what_was_found() -> None:
+    def found(num_peers: int) -> list[DirectoryEntry]:
+        return [DirectoryEntry(f"peer {number:03}", bytes(952), 1e12) for number in range(num_peers)]
+
+    few, many, waiting = found(2), found(32), Rhythm(5.0, 5.0, 64.0)
+    rhythm = Rhythm(5.0, 60.0, 64.0)
+    assert [rhythm.next_s(few, last_s, is_same=True) for last_s in (5.0, 20.0, 40.0, 60.0)] == [10.0, 40.0, 60.0, 60.0]
+    assert rhythm.next_s(few, 60.0, is_same=False) == 5.0
+    assert rhythm.next_s(many, 60.0, is_same=True) == rhythm.settled_s(many) == 32 * 960 / 64.0
+    assert rhythm.next_s(many, 480.0, is_same=False) == 80.0
+    assert [waiting.next_s(many, 5.0, is_same=is_same) for is_same in (False, True)] == [5.0, 5.0]
+    assert Rhythm(5.0, 60.0, float("inf")).next_s(many, 40.0, is_same=True) == 60.0
