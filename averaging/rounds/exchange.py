@@ -126,6 +126,7 @@ class Exchange:
         """How much streams have brought."""
 
         self._bringing = set[PeerId]()
+        self._coming: dict[Root, float] = {}
 
     @property
     def is_over(self) -> bool:
@@ -215,6 +216,10 @@ class Exchange:
         found = tuple(sorted(self._bringing))
         self._bringing.clear()
         return found
+
+    def coming_s(self, result_hash: Root) -> float:
+        """When a stream last brought something of these bytes, in trio's time; -inf where none brings them now."""
+        return self._coming.get(result_hash, -inf)
 
     def _moved(self, peer: PeerId, data: memoryview) -> None:
         self.moved_s = trio.current_time()
@@ -436,9 +441,11 @@ class Exchange:
 
         def came(frame: memoryview) -> None:
             self._moved(part.reducer, frame)
+            self._coming[named.result_hash] = self.moved_s
             moving.num_bytes += len(frame)
 
         begun = tools.begin_result(named)
+        self._coming[named.result_hash] = trio.current_time()
         try:
             result = await take_result(part, named, stream, room, hashes, tools, came, begun)
             await tools.keep_result(named, result, begun)
@@ -450,6 +457,7 @@ class Exchange:
             self._keep_half(part, named, half.memory, hashes)
             raise
         finally:
+            self._coming.pop(named.result_hash, None)
             begun.drop()
 
     def _keep_half(self, part: SliceSpec, named: NamedResult, memory: memoryview, hashes: list[bytes]) -> None:

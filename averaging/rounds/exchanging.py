@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -30,7 +30,7 @@ from averaging.rounds.spans import spanned
 from averaging.rounds.unit import UnitChain
 from averaging.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, StorageError, TransportError
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
 from protocol.rounds.messages import Ballot, Proposal, ResultReady
 from protocol.rounds.outer_rule import outer_of_round
@@ -57,6 +57,9 @@ WAIT_FOR_PROPOSAL_S: Final = 5.0
 
 PATIENCE_SHARE: Final = 0.1
 """Of what our own upload takes: for so long a running exchange may bring nothing."""
+
+FETCHED_WITHIN_S: Final = 2.0
+"""So long a result that its reducer offers may be on its way from elsewhere before it is taken from there as well."""
 
 
 class Exchanging:
@@ -87,6 +90,9 @@ class Exchanging:
         self._upload_s = 0.0
         self.probe: Callable[[PeerId], None] | None = None
         """Asks a peer for a sign of life."""
+
+        self.until_fetched: Callable[[Root], Awaitable[None]] | None = None
+        """Waits until nobody here fetches a result elsewhere."""
 
     # --- our contribution -----------------------------------------------------------------------------------------------------
 
@@ -277,6 +283,10 @@ class Exchanging:
         """Whose streams have brought something to the running exchange since this was asked last."""
         return () if self._exchange is None else self._exchange.bringing()
 
+    def coming_s(self, result_hash: Root) -> float:
+        """When the running exchange last brought something of these bytes, in trio's time; -inf where it does not."""
+        return -inf if self._exchange is None else self._exchange.coming_s(result_hash)
+
     @property
     def moved_bytes(self) -> int:
         """How much the running exchange has taken, 0 without one."""
@@ -326,6 +336,9 @@ class Exchanging:
         return await self._chain.updates.examine(state, outer, first_chunk, encoded)
 
     async def _holds_result(self, named: NamedResult) -> bool:
+        if self.until_fetched is not None:
+            with trio.move_on_after(FETCHED_WITHIN_S):
+                await self.until_fetched(named.result_hash)
         return await self._chain.tools.log.holds_results(named.base, [named.result_hash])
 
     async def _announce(self, ready: ResultReady) -> None:

@@ -38,6 +38,11 @@ EXCHANGE_PATIENCE_S: Final = 0.6
 Frames are a tenth of a second long, whatever the line.
 """
 
+COMING_PATIENCE_S: Final = 3.0
+"""And how long what a stream has begun to bring may stand still: longer than a suspicion takes. Where 32 members share two cores their
+streams pause for seconds, and a third of the results were moved twice.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ExchangeView:
@@ -49,6 +54,7 @@ class ExchangeView:
         moved_s: when it last took something, by trio's clock.
         moved_bytes: how much it took so far.
         patience_s: for how long it may take nothing.
+        coming_s: when it last took something of these bytes, which are on their way; -inf where they are not.
         is_silent: whether a peer is suspected now: it will bring nothing, and is asked after all others.
     """
 
@@ -57,6 +63,7 @@ class ExchangeView:
     moved_s: Callable[[], float] = lambda: -inf
     moved_bytes: Callable[[], int] = lambda: 0
     patience_s: Callable[[], float] = lambda: EXCHANGE_PATIENCE_S
+    coming_s: Callable[[Root], float] = lambda result_hash: -inf
     is_silent: Callable[[PeerId], bool] = lambda peer: False
 
 
@@ -90,6 +97,8 @@ class Gatherer:
         self._failing: set[PeerId] = set()
         """Who did not give what it was asked for last: asked after all others, for one that only stalls costs a whole deadline."""
 
+        self._fetching: dict[Root, trio.Event] = {}
+
     async def gather(
         self, record: CommitRecord, holders: tuple[PeerId, ...], is_wanted: Callable[[], bool] | None = None
     ) -> bool:
@@ -104,7 +113,7 @@ class Gatherer:
         with errand.scope:
             while wanted():
                 for part in await self._missing(record):
-                    await self._wait_for_exchange(part, errand)
+                    await self._wait_for_exchange(part, errand, self._patient_until_s)
                 async with trio.open_nursery() as nursery:
                     at_once = trio.Semaphore(FETCHES_AT_ONCE)
                     for part in await self._missing(record):
@@ -117,6 +126,11 @@ class Gatherer:
                 await trio.sleep(GATHER_RETRY_S)
         return False
 
+    async def until_fetched(self, result_hash: Root) -> None:
+        """Until nothing here fetches these bytes: who is offered them may have them then."""
+        while (over := self._fetching.get(result_hash)) is not None:
+            await over.wait()
+
     async def _missing(self, record: CommitRecord) -> list[SliceRecord]:
         names = await self._chain.tools.log.list_results(record.parent)
         held = {name.rpartition("/")[2] for name in names}
@@ -125,34 +139,50 @@ class Gatherer:
     async def _holds(self, base: CommitId, result_hash: Root) -> bool:
         return await self._chain.tools.log.holds_results(base, [result_hash])
 
-    async def _wait_for_exchange(self, part: SliceRecord, errand: _Errand) -> None:
+    async def _wait_for_exchange(
+        self, part: SliceRecord, errand: _Errand, patient_until_s: Callable[[SliceRecord, _Errand], float]
+    ) -> None:
         """Until the slice is here, or the exchange brings nothing more: who alone brings this slice is silent, or it stands still."""
         exchange, base = self._exchange, errand.record.parent
         while exchange.is_running(base) and not exchange.is_silent(part.reducer):
+            until_s = patient_until_s(part, errand)
             if await self._holds(base, part.result_hash):
                 return
             errand.exchange_moved(exchange.moved_bytes())
-            patient_until_s = max(errand.asked_s, exchange.moved_s()) + exchange.patience_s()
-            if trio.current_time() >= patient_until_s:
+            if trio.current_time() >= until_s:
                 return
-            with trio.move_on_at(patient_until_s):
+            with trio.move_on_at(until_s):
                 await exchange.changes.wait()
+
+    def _patient_until_s(self, part: SliceRecord, errand: _Errand) -> float:
+        exchange = self._exchange
+        anything_s = max(errand.asked_s, exchange.moved_s()) + exchange.patience_s()
+        return max(anything_s, self._coming_until_s(part, errand))
+
+    def _coming_until_s(self, part: SliceRecord, _errand: _Errand) -> float:
+        return self._exchange.coming_s(part.result_hash) + COMING_PATIENCE_S
 
     async def _fetch_one_of_many(
         self, at_once: trio.Semaphore, errand: _Errand, part: SliceRecord, sources: tuple[PeerId, ...]
     ) -> None:
         """One of the tasks of a nursery, which would wrap what it raises: an error of the disk is put into `not_written` instead."""
         async with at_once:
+            await self.until_fetched(part.result_hash)  # by another errand
+            over = self._fetching[part.result_hash] = trio.Event()
             try:
                 await self._fetch(errand, part, sources)
             except StorageError as error:
                 errand.not_written.append(error)
+            finally:
+                del self._fetching[part.result_hash]
+                over.set()
 
     async def _fetch(self, errand: _Errand, part: SliceRecord, sources: tuple[PeerId, ...]) -> None:
         tools, record = self._chain.tools, errand.record
         request = FetchResult(tools.unit, record.parent, part.first_chunk, part.stop_chunk, part.result_hash)
         others = [peer for peer in sources if peer != self._network.peer_id]
         for peer in self._in_order(others):
+            await self._wait_for_exchange(part, errand, self._coming_until_s)
             if await self._holds(record.parent, part.result_hash):
                 return
             is_first = len(others) > 1 and peer not in self._failing

@@ -112,9 +112,11 @@ class RoundService:
             moved_s=lambda: exchanging.moved_s,
             moved_bytes=lambda: exchanging.moved_bytes,
             patience_s=lambda: exchanging.patience_s,
+            coming_s=exchanging.coming_s,
             is_silent=self._is_silent,
         )
         self._gatherer = Gatherer(tools.network, chain, view)
+        exchanging.until_fetched = self._gatherer.until_fetched
         self._healer = Healer(chain, tools.network, self._adopter, tools.publish, self._live_peers)
         self._pursuer = Pursuer(chain, tools, self._gatherer, self._adopter, self.tell, peer, lambda: self.state)
         self._transfer = TransferService(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import cast
 
 import pytest
@@ -42,6 +43,7 @@ from tests.averaging.rounds.exchange_world import (
     until_over,
 )
 from tests.averaging.rounds.round_world import CHUNK_BYTES, CODEC, GRID, UNIT, Party, RoundWorld
+from tests.averaging.rounds.service_world import until
 
 Clock = trio.testing.MockClock
 
@@ -270,6 +272,34 @@ async def test_a_result_that_was_on_its_way_when_its_attempt_ended_goes_on_where
         assert asked == [need_from(0), need_from(2)]
         assert sides[1].kept[0][1] == b"".join(chunks)
         assert sorted(sides[1].examined) == list(range(GRID.num_chunks))
+
+
+async def test_which_results_are_on_their_way_is_told_while_they_are(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
+        word = word_of(result_header(world, chunks))
+
+        async def reduce(_: PeerId, stream: Stream) -> None:
+            await stream.receive_frame()
+            await stream.send_frame(bytes([1] * GRID.num_chunks))
+            await stream.receive_frame()
+            await stream.send_frame(word.encode())
+            await stream.receive_frame()
+            await trio.sleep(1.0)
+            await stream.send_frame(b"".join(chunks[:2]))
+            await trio.sleep(1.0)
+            await stream.send_frame(b"".join(chunks[2:]))
+
+        world.parties[0].network.serve_streams(EXCHANGE_CHANNEL, reduce)
+        async with running([sides[1]], world.proposal(ONE_SLICE)) as (exchange,):
+            began_s = trio.current_time()
+            await until(lambda: exchange.coming_s(word.result_hash) >= began_s, 5.0)
+            named_s = exchange.coming_s(word.result_hash)
+            await until(lambda: exchange.coming_s(word.result_hash) > named_s, 5.0)
+            assert exchange.coming_s(word.result_hash) - named_s == pytest.approx(1.0, abs=0.1)
+            await until_over([exchange])
+            assert exchange.coming_s(word.result_hash) == -inf
+        assert sides[1].kept[0][1] == b"".join(chunks)
 
 
 @pytest.mark.parametrize("is_reset", [False, True], ids=["hung up", "reset"])

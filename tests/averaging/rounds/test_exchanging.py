@@ -14,7 +14,7 @@ import trio.testing
 from averaging.error_feedback import FedDelta
 from averaging.network.seams import Stream
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
-from averaging.rounds.exchanging import SNAPSHOT_WITHIN_S, WAIT_FOR_PROPOSAL_S, Exchanging
+from averaging.rounds.exchanging import FETCHED_WITHIN_S, SNAPSHOT_WITHIN_S, WAIT_FOR_PROPOSAL_S, Exchanging
 from averaging.rounds.scattering import OFFER, SEND_ON
 from averaging.unit_log import LoggedContribution
 from protocol.envelope import open_envelope
@@ -509,6 +509,35 @@ async def test_a_stream_for_an_exchange_that_does_not_run_is_reset(of: str, auto
             scene.exchanging.end()
         with pytest.raises(PeerUnreachable), trio.fail_after(WAIT_FOR_PROPOSAL_S + 2.0):
             await talk(late, scene.party, hello, [])
+
+
+@pytest.mark.parametrize("takes_s", [FETCHED_WITHIN_S / 2, 10.0])
+async def test_a_result_that_is_fetched_elsewhere_when_its_reducer_offers_it_is_taken_once_unless_that_takes_long(
+    takes_s: float, autojump_clock: Clock
+) -> None:
+    async with _scene() as scene:
+        reducer = scene.world.parties[1]
+        proposal = replace(proposal_by(scene.world, 1), members=(scene.party.member, reducer.member))
+        side = Side(reducer, contribution_of(reducer, 2))
+        waited = list[Root]()
+
+        async def until_fetched(result_hash: Root) -> None:
+            waited.append(result_hash)
+            await trio.sleep(takes_s)
+            (_, data), *_ = side.kept.values()
+            await scene.party.log.write_result(proposal.base, result_hash, data)
+
+        scene.exchanging.until_fetched = until_fetched
+        async with running([side], proposal):
+            scene.prepare()
+            await scene.bench.until_told(ContributionReady)
+            scene.exchanging.begin(proposal)
+            await until(lambda: not scene.exchanging.is_exchanging(proposal.base), 8.0)
+        header, data = side.kept[0]
+        assert waited == [header.result_hash]
+        assert await scene.party.log.read_result(proposal.base, header.result_hash) == data
+        came = [count for count in scene.party.network.traffic().bulk if count.kind.channel == EXCHANGE_CHANNEL]
+        assert (sum(count.bytes_down for count in came) > len(data)) == (takes_s > FETCHED_WITHIN_S)
 
 
 async def test_an_exchange_may_bring_bytes_until_every_slice_is_done(autojump_clock: Clock) -> None:
