@@ -41,6 +41,7 @@ from averaging.rounds.result_word import NamedResult, need_from, read_need, read
 from averaging.rounds.scattering import Scattering
 from averaging.rounds.spans import Moving
 from averaging.rounds.taking import RefusedResult, take_result
+from averaging.rounds.transfer import LEAST_BYTES_PER_S
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError, VersionError
 from protocol.ids import PeerId, Root, short
@@ -126,7 +127,7 @@ class Exchange:
         """How much streams have brought."""
 
         self._bringing = set[PeerId]()
-        self._coming: dict[Root, float] = {}
+        self._coming: dict[Root, _Coming] = {}
 
     @property
     def is_over(self) -> bool:
@@ -218,8 +219,9 @@ class Exchange:
         return found
 
     def coming_s(self, result_hash: Root) -> float:
-        """When a stream last brought something of these bytes, in trio's time; -inf where none brings them now."""
-        return self._coming.get(result_hash, -inf)
+        """When a stream last brought something of these bytes, in trio's time; -inf where none brings them now, or too slowly."""
+        coming = self._coming.get(result_hash)
+        return -inf if coming is None or coming.is_slow(trio.current_time()) else coming.moved_s
 
     def _moved(self, peer: PeerId, data: memoryview) -> None:
         self.moved_s = trio.current_time()
@@ -441,11 +443,12 @@ class Exchange:
 
         def came(frame: memoryview) -> None:
             self._moved(part.reducer, frame)
-            self._coming[named.result_hash] = self.moved_s
+            coming.moved_s = self.moved_s
+            coming.num_bytes += len(frame)
             moving.num_bytes += len(frame)
 
         begun = tools.begin_result(named)
-        self._coming[named.result_hash] = trio.current_time()
+        coming = self._coming[named.result_hash] = _Coming(trio.current_time())
         try:
             result = await take_result(part, named, stream, room, hashes, tools, came, begun)
             await tools.keep_result(named, result, begun)
@@ -468,6 +471,19 @@ class Exchange:
     async def _refuse(self, reducer: PeerId, error: RemoteProtocolError, result_hash: Root | None) -> None:
         proposal = self.proposal
         await self._tools.refused(ResultRefused(proposal.base, proposal.ballot, reducer, error.found, result_hash))
+
+
+class _Coming:
+    """A result that a stream brings: when it last did, and how much it brought."""
+
+    def __init__(self, began_s: float) -> None:
+        self.moved_s = began_s
+        self.num_bytes = 0
+        self._began_s = began_s
+
+    def is_slow(self, now_s: float) -> bool:
+        """Slower than who is asked for it may be (`transfer.ask`): a frame now and then keeps nobody from asking others."""
+        return now_s > self._began_s + ANSWER_WITHIN_S + self.num_bytes / LEAST_BYTES_PER_S
 
 
 async def _until_it_leaves(stream: Stream, sending: trio.CancelScope) -> None:

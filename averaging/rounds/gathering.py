@@ -40,7 +40,7 @@ Frames are a tenth of a second long, whatever the line.
 
 COMING_PATIENCE_S: Final = 3.0
 """And how long what a stream has begun to bring may stand still: longer than a suspicion takes. Where 32 members share two cores their
-streams pause for seconds, and a third of the results were moved twice.
+streams pause for seconds, and up to a tenth of all bytes were moved twice.
 """
 
 
@@ -113,7 +113,7 @@ class Gatherer:
         with errand.scope:
             while wanted():
                 for part in await self._missing(record):
-                    await self._wait_for_exchange(part, errand, self._patient_until_s)
+                    await self._wait_for_exchange(part, errand)
                 async with trio.open_nursery() as nursery:
                     at_once = trio.Semaphore(FETCHES_AT_ONCE)
                     for part in await self._missing(record):
@@ -139,28 +139,23 @@ class Gatherer:
     async def _holds(self, base: CommitId, result_hash: Root) -> bool:
         return await self._chain.tools.log.holds_results(base, [result_hash])
 
-    async def _wait_for_exchange(
-        self, part: SliceRecord, errand: _Errand, patient_until_s: Callable[[SliceRecord, _Errand], float]
-    ) -> None:
-        """Until the slice is here, or the exchange brings nothing more: who alone brings this slice is silent, or it stands still."""
+    async def _wait_for_exchange(self, part: SliceRecord, errand: _Errand, *, for_its_own: bool = False) -> None:
+        """Until the slice is here, or the exchange brings nothing more: who alone brings this slice is silent, or it stands still;
+        `for_its_own`: the stream that has begun to bring it does.
+        """
         exchange, base = self._exchange, errand.record.parent
         while exchange.is_running(base) and not exchange.is_silent(part.reducer):
-            until_s = patient_until_s(part, errand)
             if await self._holds(base, part.result_hash):
                 return
             errand.exchange_moved(exchange.moved_bytes())
-            if trio.current_time() >= until_s:
+            until_s = exchange.coming_s(part.result_hash) + COMING_PATIENCE_S
+            if not for_its_own:
+                until_s = max(until_s, max(errand.asked_s, exchange.moved_s()) + exchange.patience_s())
+            if (now_s := trio.current_time()) >= until_s:
                 return
-            with trio.move_on_at(until_s):
+            # that its reducer is gone, or its stream, is told by no change
+            with trio.move_on_at(min(until_s, now_s + EXCHANGE_PATIENCE_S)):
                 await exchange.changes.wait()
-
-    def _patient_until_s(self, part: SliceRecord, errand: _Errand) -> float:
-        exchange = self._exchange
-        anything_s = max(errand.asked_s, exchange.moved_s()) + exchange.patience_s()
-        return max(anything_s, self._coming_until_s(part, errand))
-
-    def _coming_until_s(self, part: SliceRecord, _errand: _Errand) -> float:
-        return self._exchange.coming_s(part.result_hash) + COMING_PATIENCE_S
 
     async def _fetch_one_of_many(
         self, at_once: trio.Semaphore, errand: _Errand, part: SliceRecord, sources: tuple[PeerId, ...]
@@ -182,7 +177,7 @@ class Gatherer:
         request = FetchResult(tools.unit, record.parent, part.first_chunk, part.stop_chunk, part.result_hash)
         others = [peer for peer in sources if peer != self._network.peer_id]
         for peer in self._in_order(others):
-            await self._wait_for_exchange(part, errand, self._coming_until_s)
+            await self._wait_for_exchange(part, errand, for_its_own=True)
             if await self._holds(record.parent, part.result_hash):
                 return
             is_first = len(others) > 1 and peer not in self._failing

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from protocol.frozen import replace
-from protocol.ids import HASH_BYTES, PeerId, Root
+from protocol.ids import PeerId
 from protocol.rounds.messages import Member, UnitHead
 from protocol.rounds.quorum import electorate
-from protocol.rounds.state import Leading, PeerView, RoundState
+from protocol.rounds.state import NO_ROOT, Leading, PeerView, RoundState
 from protocol.rounds.survey import with_views
 from protocol.rounds.views import caught_up, is_gone, is_suspected, ready_at
-
-NO_ROOT: Final = Root(bytes(HASH_BYTES))
-"""Of a peer that has not told: nobody acts on roots that are heard."""
 
 
 def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ...]:
@@ -32,9 +28,9 @@ def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView
 
 
 def known_at_base(state: RoundState, peers: Iterable[PeerId]) -> RoundState:
-    """Members of the attempt before who promise on our head, or bring what they contribute to a round on it, stand there, whatever
-    their last heartbeat said: short after a commit that may be of before it, and who pings somebody hears no heartbeat of it. Without
-    this the next attempt stood back for want of a quorum, or gave a survivor's slice, summed already, to others.
+    """Who promises on our head, or brings something to a round on it, stands there, whatever its last heartbeat said: short after a
+    commit that may be of before it, and who pings somebody hears no heartbeat of it. Without this the next attempt stood back for want
+    of a quorum, or gave a survivor's slice, summed already, to others. Of a proposal that is known its members count alone.
     """
     views = ((peer, _at_base(state, peer)) for peer in peers)
     known = {peer: view for peer, view in views if view is not None}
@@ -44,15 +40,17 @@ def known_at_base(state: RoundState, peers: Iterable[PeerId]) -> RoundState:
 def _at_base(state: RoundState, peer: PeerId) -> PeerView | None:
     """What is known of it then; None where that is nothing new."""
     before, view, link = state.open.proposal, state.peers.get(peer), state.link
-    member = before.member(peer) if before is not None else None
-    if member is None or view is None or view.member not in (None, member):
+    if view is None:
         return None
-    head = view.head
+    member, head = before.member(peer) if before is not None else view.member, view.head
+    if member is None or view.member not in (None, member):
+        return None
     if head is not None and head.index >= link.index:
         return None
     # what it has ready is in its contribution's header; what its heartbeat told was before the commit
     proved = (head.state_commit, head.state_root) if head is not None else (link.commit, NO_ROOT)
-    now = UnitHead(state.config.unit, link.commit, link.index, link.total_tokens, 0, True, *proved)
+    can_contribute = before is not None or head is None or head.can_contribute  # its leader found that members can
+    now = UnitHead(state.config.unit, link.commit, link.index, link.total_tokens, 0, can_contribute, *proved)
     return replace(view, member=member, head=now)
 
 

@@ -26,8 +26,8 @@ from protocol.rounds.messages import Certificate, Committed, UnitHead
 from protocol.rounds.missing import looked_for, passed_over, reviewed, without_found
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
 from protocol.rounds.quorum import first_opener
-from protocol.rounds.state import OpenRound, RoundState, Step, Switching
-from protocol.rounds.views import is_gone, may_hold, own_heartbeat
+from protocol.rounds.state import Ahead, OpenRound, RoundState, Step, Switching
+from protocol.rounds.views import is_gone, is_suspected, may_hold, own_heartbeat
 from protocol.wire import commit_id, decode_record
 
 NUM_SUCCESSORS: Final = 2
@@ -45,31 +45,40 @@ def catch_up(state: RoundState, source: PeerId, reason: str) -> Step:
 
 
 def passed_by(state: RoundState, sender: PeerId, head: UnitHead, now_s: float) -> Step:
-    """A peer stands at a commit that we do not know. Where that is what our round led to, its leader is telling it to everybody, and
-    the peer is asked only where that word does not come.
+    """A peer stands at a commit that we do not know. Where that may be what our round led to, its leader is telling it to everybody:
+    the first who say so are asked only where that word does not come, others then at once, for what is told of a head is a claim, and
+    who makes it first may lie. That the leader itself says so first changes nothing: its word left before.
     """
     reason = f"{short(sender)} is at commit {head.index}, we are at {state.link.index}"
-    proposal = state.open.proposal
-    if proposal is None or head.index != state.link.index + 1 or is_gone(state, proposal.ballot.peer):
+    ahead = state.open.ahead
+    is_told_soon = head.index == state.link.index + 1 and _tells_leader(state, now_s)
+    if not is_told_soon or (ahead is not None and ahead.were_asked):
         return catch_up(state, sender, reason)
-    if state.open.ahead is None:
-        state = replace(state, open=replace(state.open, ahead=(sender, now_s)))
-    return Step(state, remark=f"{reason}; its leader's word is waited for")
+    told = Ahead(now_s, (sender,)) if ahead is None else ahead.told_by(sender)
+    return Step(replace(state, open=replace(state.open, ahead=told)), remark=f"{reason}; its leader's word is due")
 
 
 def ask_ahead(state: RoundState, now_s: float) -> Step:
-    """The leader's word did not come: ask who told us that it stands further; where that one is gone, whoever tells it next."""
-    proposal, ahead = state.open.proposal, state.open.ahead
-    if ahead is None:
+    """The leader's word did not come: ask those who told us first that they stand further."""
+    ahead = state.open.ahead
+    if ahead is None or ahead.were_asked:
         return Step(state)
-    source, since_s = ahead
-    is_leader_here = proposal is not None and not is_gone(state, proposal.ballot.peer)
-    if is_leader_here and now_s - since_s < LEADERS_WORD_S:
+    if now_s - ahead.since_s < LEADERS_WORD_S and _tells_leader(state, now_s):
         return Step(state)
-    state = replace(state, open=replace(state.open, ahead=None))
+    state = replace(state, open=replace(state.open, ahead=replace(ahead, were_asked=True)))
     if state.open.committing is not None:
         return Step(state)
-    return catch_up(state, source, f"{short(source)} is ahead of us, and word of that commit did not come")
+    known = known_commits(state.tree, state.link.commit)
+    reason = f"{short(ahead.tellers[0])} is ahead of us, and word of that commit did not come"
+    return Step(state, tuple(CatchUp(source, known, reason) for source in ahead.tellers), reason)
+
+
+def _tells_leader(state: RoundState, now_s: float) -> bool:
+    """Whether somebody else leads the round in which we take part, and lives."""
+    proposal = state.open.proposal
+    if proposal is None or proposal.ballot.peer == state.config.me.peer:
+        return False
+    return not is_suspected(state, proposal.ballot.peer, now_s)
 
 
 def committed(state: RoundState, sender: PeerId, message: Committed, now_s: float) -> Step:
@@ -101,7 +110,7 @@ def commits_fetched(state: RoundState, event: CommitsFetched, now_s: float) -> S
 
 def _with_certificate(state: RoundState, certificate: Certificate) -> RoundState | None:
     """The state with one more verified commit; None when its parent is not known. A commit that is known was verified when it came:
-    a certificate of it is nothing but word of it, and everybody hears of each commit from its leader and from two others.
+    a certificate of it is nothing but word of it, and may come from several.
     """
     base = decode_record(certificate.record).parent
     parent = state.tree.nodes.get(base)
@@ -309,7 +318,8 @@ def applied(state: RoundState, event: Applied, now_s: float) -> Step:
 def _tell_head(state: RoundState, is_told: bool, now_s: float) -> tuple[Action, ...]:
     """Where we stand now, to who opens the next round: it proposes that to those whose head it knows to be this one, and whoever comes
     last, like a peer that was away and had to fetch the commit, would miss round after round with its usual heartbeats. And to two
-    successors in the order of ids, unless we told everybody of the commit: they ask for it where its leader's word is lost.
+    successors in the order of ids, unless we told everybody of the commit: they ask for it where its leader's word is lost. Who only
+    lent itself hears of it from its leader alone, or ends its loan when that is over by its own clock.
     """
     me, others = state.config.me.peer, () if is_told else _reachable(state)
     after = [p for p in others if p > me] + [p for p in others if p < me]

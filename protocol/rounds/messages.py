@@ -420,7 +420,7 @@ class ResultReady:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A certificate, forwarded (rule 15)."""
+    """A certificate, as its leader tells it to everybody, and others on being told of its base (rule 15)."""
 
     unit: UnitName
     certificate: Certificate

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from protocol.frozen import replace
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.chain import ChainLink
@@ -33,6 +34,9 @@ from protocol.rounds.target import RoundTarget
 
 NO_COMMIT: Final = CommitId(bytes(32))
 NO_ROOT: Final = Root(bytes(32))
+
+MAX_TELLERS: Final = 2
+"""Who are asked for a commit whose leader's word did not come: one may lie, or be gone, and each sends a certificate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,27 @@ class PendingPreVote:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """Peers who told that they stand at the next commit: claims, of which nothing was verified.
+
+    Attributes:
+        since_s: when the first of them did. A pause of our machine is no reason to wait longer.
+        tellers: the first MAX_TELLERS of them, each once.
+        were_asked: whether they were asked for it; whoever tells it after that is asked at once.
+    """
+
+    since_s: float
+    tellers: tuple[PeerId, ...]
+    were_asked: bool = False
+
+    def told_by(self, peer: PeerId) -> Ahead:
+        """One more."""
+        if peer in self.tellers or len(self.tellers) >= MAX_TELLERS:
+            return self
+        return replace(self, tellers=(*self.tellers, peer))
+
+
+@dataclass(frozen=True)
 class OpenRound:
     """Everything about the round on the current head; dropped whole when the head moves.
 
@@ -189,7 +214,7 @@ class OpenRound:
         committing: the commit that is being written and applied.
         stalled: a commit whose bytes were with nobody who answered.
         told: the commit of an attempt of ours of which everybody was told when it was decided.
-        ahead: who told first that it stands at a commit that follows this base, and when, while its leader's word of it is to come.
+        ahead: who told that they stand at a commit that follows this base, whose leader's word has not come.
         due_since_s: when this peer first thought the round due.
         quiet_until_s: no own attempt before this (back-off, rule 6).
         highest_attempt: the highest attempt heard of.
@@ -222,7 +247,7 @@ class OpenRound:
     committing: CommitId | None = None
     stalled: CommitId | None = None
     told: CommitId | None = None
-    ahead: tuple[PeerId, float] | None = None
+    ahead: Ahead | None = None
     leading: Leading | None = None
     due_since_s: float | None = None
     quiet_until_s: float = 0.0

@@ -302,6 +302,30 @@ async def test_which_results_are_on_their_way_is_told_while_they_are(autojump_cl
         assert sides[1].kept[0][1] == b"".join(chunks)
 
 
+async def test_a_result_that_trickles_is_not_said_to_be_on_its_way_for_ever(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
+        word = word_of(result_header(world, chunks))
+
+        async def reduce(_: PeerId, stream: Stream) -> None:
+            await stream.receive_frame()
+            await stream.send_frame(bytes([1] * GRID.num_chunks))
+            await stream.receive_frame()
+            await stream.send_frame(word.encode())
+            await stream.receive_frame()
+            for chunk in chunks:
+                await stream.send_frame(chunk)
+                await trio.sleep(10.0)
+
+        world.parties[0].network.serve_streams(EXCHANGE_CHANNEL, reduce)
+        async with running([sides[1]], world.proposal(ONE_SLICE)) as (exchange,):
+            await until(lambda: exchange.coming_s(word.result_hash) > -inf, 5.0)
+            await trio.sleep(15.0)
+            assert exchange.coming_s(word.result_hash) > -inf
+            await trio.sleep(10.0)
+            assert exchange.coming_s(word.result_hash) == -inf
+
+
 @pytest.mark.parametrize("is_reset", [False, True], ids=["hung up", "reset"])
 async def test_a_result_goes_on_after_a_broken_stream_but_begins_anew_where_its_reducer_ended_it(
     is_reset: bool, autojump_clock: Clock

@@ -418,6 +418,61 @@ async def test_what_a_silent_reducers_stream_had_begun_to_bring_is_fetched_at_on
         assert trio.current_time() < 0.5
 
 
+async def test_a_reducer_that_goes_silent_while_its_stream_is_waited_for_is_waited_for_no_longer(
+    autojump_clock: Clock,
+) -> None:
+    """No change tells of it: everybody's ack would wait for as long as a stream may pause."""
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[1])
+        view = ExchangeView(
+            lambda base: True, coming_s=lambda result: 0.0, is_silent=lambda peer: trio.current_time() >= 0.5
+        )
+        assert await _gatherer(gathering, view).gather(commit.record, (world.parties[1].peer,))
+        assert 0.5 <= trio.current_time() < 0.5 + EXCHANGE_PATIENCE_S + 0.5
+
+
+async def test_a_stream_that_breaks_while_it_is_waited_for_is_waited_for_no_longer(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[1])
+        view = ExchangeView(lambda base: True, coming_s=lambda result: 0.0 if trio.current_time() < 1.0 else -inf)
+        assert await _gatherer(gathering, view).gather(commit.record, (world.parties[1].peer,))
+        assert 1.0 <= trio.current_time() < 1.0 + EXCHANGE_PATIENCE_S + 0.5
+
+
+async def test_what_a_stream_begins_to_bring_while_somebody_is_about_to_fetch_it_is_not_fetched(
+    autojump_clock: Clock,
+) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        changes, part = Changes(), commit.record.slices[1]
+        world.swarm.speeds[world.parties[0].peer] = LinkSpeed(latency_s=0.3)
+        view = ExchangeView(
+            lambda base: True,
+            changes,
+            moved_s=lambda: -EXCHANGE_PATIENCE_S,
+            patience_s=lambda: 0.0,
+            coming_s=lambda result: (
+                trio.current_time() if result == part.result_hash and trio.current_time() > 0.1 else -inf
+            ),
+        )
+        gatherer = _gatherer(gathering, view)
+        # its turn comes when another errand's fetch of the same bytes is over
+        over = gatherer._fetching[part.result_hash] = trio.Event()
+
+        async def begin() -> None:
+            await trio.sleep(0.2)
+            del gatherer._fetching[part.result_hash]
+            over.set()
+            await trio.sleep(1.0)
+            await commit.write_results(gathering, slices=[1])
+            changes.notify()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(begin)
+            assert await gatherer.gather(commit.record, (world.parties[0].peer,))
+        assert part.first_chunk not in [first_chunk for _, first_chunk in _asked(world)]
+
+
 async def test_two_that_gather_the_same_bytes_at_the_same_time_fetch_them_once(autojump_clock: Clock) -> None:
     """For the ack and for the commit."""
     async with _one_commit() as (world, commit, gathering):

@@ -94,6 +94,14 @@ async def test_members_commit_round_after_round_and_hold_the_same_state(autojump
         assert any(event == "committed" for event, _ in lives[0].told)
 
 
+async def test_what_is_fetched_and_what_streams_bring_know_of_each_other(autojump_clock: Clock) -> None:
+    """Else bytes come twice where a machine is busy, and no round shows it."""
+    async with _swarm() as (_, lives, _):
+        service = lives[0].service
+        assert service._gatherer._exchange.coming_s == service._exchanging.coming_s
+        assert service._exchanging.until_fetched == service._gatherer.until_fetched
+
+
 async def test_a_round_goes_on_without_a_member_whose_trainer_is_away(autojump_clock: Clock) -> None:
     away = AwayTrainer("away")
     async with _swarm({2: away}) as (world, lives, _):

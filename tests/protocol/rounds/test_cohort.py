@@ -128,6 +128,24 @@ def test_a_member_that_promises_stands_at_the_base_of_the_round() -> None:
     assert _is_at_base(seat, other)
 
 
+@pytest.mark.parametrize("can_contribute", [False, True])
+def test_who_promises_before_any_proposal_came_stands_at_the_base_and_can_do_what_it_said(can_contribute: bool) -> None:
+    """The opener was killed before it proposed."""
+    _, seat, other = _stale()
+    ballot = Ballot(1, seat.peer)
+    view = seat.state.peers[other.peer]
+    assert view.head is not None
+    told = replace(view, head=replace(view.head, can_contribute=can_contribute))
+    seat.state = with_views(seat.state, {other.peer: told})
+    leading = Leading(ballot, "promising", 1e9, is_promised=True)
+    seat.state = replace(seat.state, open=replace(seat.state.open, proposal=None, leading=leading))
+    seat.hear(other, Promise(UNIT, seat.head.commit, ballot))
+    assert _is_at_base(seat, other)
+    head = seat.state.peers[other.peer].head
+    assert head is not None
+    assert head.can_contribute == can_contribute
+
+
 def test_another_process_of_a_member_is_not_taken_to_stand_where_that_stood() -> None:
     _, seat, other = _stale()
     view = seat.state.peers[other.peer]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from protocol.ids import PeerId, short
+from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.events import (
     Applied,
@@ -132,8 +132,10 @@ def test_a_commit_goes_whole_from_its_leader_to_all_and_who_applied_it_says_so_t
         others = sorted(set(table.seats) - {seat.peer})
         after = [p for p in others if p > seat.peer] + [p for p in others if p < seat.peer]
         beats = [order for order in seat.orders if isinstance(order, SendHeartbeat) and order.is_question]
-        told = [beat.to[:2] for beat in beats if beat.heartbeat.heads[0].head == base.commit]
-        assert is_leader or told == [tuple(after[:2])]
+        told = [beat.to for beat in beats if beat.heartbeat.heads[0].head == base.commit]
+        opener = first_opener(base.commit, base.roster)
+        to = dict.fromkeys((*(() if is_leader else after[:2]), *((opener,) if opener != seat.peer else ())))
+        assert told == ([tuple(to)] if to else [])
 
 
 # --- who hears of a commit before its leader's word comes ---------------------------------------------------------------------
@@ -162,17 +164,42 @@ def _ticked_for(table: Table, seat: Seat, seconds: float) -> list[object]:
     return orders
 
 
-def test_who_hears_of_its_rounds_commit_waits_for_the_leaders_word_and_asks_the_first_who_told_once() -> None:
-    table, seat, other, _ = _passed_by()
-    third = next(one for one in table.others(table.opener()) if one not in (seat, other))
-    assert seat.hear(other, heartbeat_of(other)) == ()
-    _apply(third, commit_on(table.genesis, table.live()))
-    assert seat.hear(third, heartbeat_of(third)) == ()
+def test_who_hears_of_its_rounds_commit_waits_for_the_leaders_word_and_asks_the_first_two_who_told_once() -> None:
+    table, seat, other, made = _passed_by()
+    others = [one for one in table.live() if one not in (seat, other)]
+    for one in others:
+        _apply(one, made)
+    for one in (other, other, *others):
+        assert seat.hear(one, heartbeat_of(one)) == ()
     assert _asked(_ticked_for(table, seat, LEADERS_WORD_S - 0.25)) == []
-    assert _asked(_ticked_for(table, seat, 0.25)) == [other.peer]
+    assert _asked(_ticked_for(table, seat, 0.25)) == [other.peer, others[0].peer]
     assert _asked(_ticked_for(table, seat, 2 * LEADERS_WORD_S)) == []
-    assert seat.hear(third, heartbeat_of(third)) == ()
-    assert _asked(_ticked_for(table, seat, LEADERS_WORD_S)) == [third.peer]
+
+
+def test_liars_who_tell_of_a_commit_first_and_all_the_time_keep_nobody_from_asking_who_tells_the_truth() -> None:
+    table, seat, honest, _ = _passed_by()
+    liars = [one for one in table.live() if one not in (seat, honest)][:2]
+
+    def lie() -> None:
+        for number, liar in enumerate(liars):
+            told = heartbeat_of(liar)
+            head = replace(told.heads[0], head=CommitId(bytes([number]) * 32), index=1)
+            seat.hear(liar, replace(told, heads=(head,)))
+
+    lie()
+    assert _asked(_ticked_for(table, seat, LEADERS_WORD_S)) == [liar.peer for liar in liars]
+    lie()
+    assert _asked(seat.hear(honest, heartbeat_of(honest))) == [honest.peer]
+
+
+def test_a_leader_that_was_overtaken_asks_at_once() -> None:
+    """It waits for no word of its own."""
+    table, _, _ = _muted()
+    leader = table.opener()
+    other = table.others(leader)[0]
+    leader.hear(leader, first_proposal(table))
+    _apply(other, commit_on(table.genesis, table.live()))
+    assert _asked(leader.hear(other, heartbeat_of(other))) == [other.peer]
 
 
 def test_nobody_is_asked_for_a_commit_whose_certificate_came_meanwhile() -> None:
@@ -272,7 +299,8 @@ def test_whoever_applied_a_commit_tells_the_next_opener_at_once() -> None:
     opener = first_opener(made.link.commit, made.link.roster)
     for one in table.live():
         beats = [action for action in _apply(one, made) if isinstance(action, SendHeartbeat)]
-        assert one.peer == opener or opener in beats[0].to
+        assert len(beats) == 1
+        assert (opener in beats[0].to) != (one.peer == opener)
         assert all(beat.heartbeat.heads[0].head == made.link.commit for beat in beats)
 
 
