@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from math import inf
 from typing import Final
 
 import structlog
@@ -28,6 +27,7 @@ import trio
 from averaging.chunk_runs import run_chunks, span_bytes
 from averaging.network.seams import Stream
 from averaging.rooms import Room
+from averaging.rounds.arrivals import Arrivals
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.even_sending import EvenSending, send_evenly
 from averaging.rounds.exchange_tools import ExchangeTools
@@ -41,7 +41,6 @@ from averaging.rounds.result_word import NamedResult, need_from, read_need, read
 from averaging.rounds.scattering import Scattering
 from averaging.rounds.spans import Moving
 from averaging.rounds.taking import RefusedResult, take_result
-from averaging.rounds.transfer import LEAST_BYTES_PER_S
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError, VersionError
 from protocol.ids import PeerId, Root, short
@@ -103,7 +102,8 @@ class Exchange:
         self._nursery: trio.Nursery | None = None
         self._left_out: dict[PeerId, str] = {}
         self._scattering = Scattering(tools, last_upload_s)
-        self._receiving = Receiving(tools, offers, self._moved)
+        self.arrivals = Arrivals()
+        self._receiving = Receiving(tools, offers, self.arrivals.came)
         self._even_results = EvenSending()
         results = tools.result_codec, tools.grid
         self._results = Room(len(span_bytes(*results, 0, tools.grid.num_chunks)))
@@ -119,15 +119,6 @@ class Exchange:
 
         self.begun = trio.Event()
         """Set when its slices are under way."""
-
-        self.moved_s = -inf
-        """When a stream last brought something, in trio's time."""
-
-        self.moved_bytes = 0
-        """How much streams have brought."""
-
-        self._bringing = set[PeerId]()
-        self._coming: dict[Root, _Coming] = {}
 
     @property
     def is_over(self) -> bool:
@@ -211,22 +202,6 @@ class Exchange:
     def upload_bytes_per_s(self, now_s: float) -> int:
         """The pace of our upload so far, 0 when nothing was sent."""
         return self._scattering.upload.bytes_per_s(now_s)
-
-    def bringing(self) -> tuple[PeerId, ...]:
-        """Whose streams have brought something since this was asked last."""
-        found = tuple(sorted(self._bringing))
-        self._bringing.clear()
-        return found
-
-    def coming_s(self, result_hash: Root) -> float:
-        """When a stream last brought something of these bytes, in trio's time; -inf where none brings them now, or too slowly."""
-        coming = self._coming.get(result_hash)
-        return -inf if coming is None or coming.is_slow(trio.current_time()) else coming.moved_s
-
-    def _moved(self, peer: PeerId, data: memoryview) -> None:
-        self.moved_s = trio.current_time()
-        self.moved_bytes += len(data)
-        self._bringing.add(peer)
 
     def _start_slices(self) -> None:
         """Begin every slice of the proposal that is not under way."""
@@ -442,16 +417,15 @@ class Exchange:
         tools, room, hashes = self._tools, half.room(), list(half.hashes)
 
         def came(frame: memoryview) -> None:
-            self._moved(part.reducer, frame)
-            coming.moved_s = self.moved_s
-            coming.num_bytes += len(frame)
+            self.arrivals.came(part.reducer, frame)
+            coming.came(len(frame))
             moving.num_bytes += len(frame)
 
         begun = tools.begin_result(named)
-        coming = self._coming[named.result_hash] = _Coming(trio.current_time())
         try:
-            result = await take_result(part, named, stream, room, hashes, tools, came, begun)
-            await tools.keep_result(named, result, begun)
+            with self.arrivals.coming(named.result_hash) as coming:
+                result = await take_result(part, named, stream, room, hashes, tools, came, begun)
+                await tools.keep_result(named, result, begun)
         except RefusedResult as error:
             await self._refuse(part.reducer, error, named.result_hash if error.is_useless else None)
             raise
@@ -460,7 +434,6 @@ class Exchange:
             self._keep_half(part, named, half.memory, hashes)
             raise
         finally:
-            self._coming.pop(named.result_hash, None)
             begun.drop()
 
     def _keep_half(self, part: SliceSpec, named: NamedResult, memory: memoryview, hashes: list[bytes]) -> None:
@@ -471,19 +444,6 @@ class Exchange:
     async def _refuse(self, reducer: PeerId, error: RemoteProtocolError, result_hash: Root | None) -> None:
         proposal = self.proposal
         await self._tools.refused(ResultRefused(proposal.base, proposal.ballot, reducer, error.found, result_hash))
-
-
-class _Coming:
-    """A result that a stream brings: when it last did, and how much it brought."""
-
-    def __init__(self, began_s: float) -> None:
-        self.moved_s = began_s
-        self.num_bytes = 0
-        self._began_s = began_s
-
-    def is_slow(self, now_s: float) -> bool:
-        """Slower than who is asked for it may be (`transfer.ask`): a frame now and then keeps nobody from asking others."""
-        return now_s > self._began_s + ANSWER_WITHIN_S + self.num_bytes / LEAST_BYTES_PER_S
 
 
 async def _until_it_leaves(stream: Stream, sending: trio.CancelScope) -> None:

@@ -277,20 +277,20 @@ class Exchanging:
     @property
     def moved_s(self) -> float:
         """When the running exchange last brought something, in trio's time."""
-        return -inf if self._exchange is None else self._exchange.moved_s
+        return -inf if self._exchange is None else self._exchange.arrivals.moved_s
 
     def bringing(self) -> tuple[PeerId, ...]:
         """Whose streams have brought something to the running exchange since this was asked last."""
-        return () if self._exchange is None else self._exchange.bringing()
+        return () if self._exchange is None else self._exchange.arrivals.bringing()
 
     def coming_s(self, result_hash: Root) -> float:
         """When the running exchange last brought something of these bytes, in trio's time; -inf where it does not."""
-        return -inf if self._exchange is None else self._exchange.coming_s(result_hash)
+        return -inf if self._exchange is None else self._exchange.arrivals.coming_s(result_hash)
 
     @property
     def moved_bytes(self) -> int:
         """How much the running exchange has taken, 0 without one."""
-        return 0 if self._exchange is None else self._exchange.moved_bytes
+        return 0 if self._exchange is None else self._exchange.arrivals.moved_bytes
 
     @property
     def patience_s(self) -> float:
