@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import Final
 
 import structlog
@@ -16,6 +15,7 @@ from averaging.chunk_runs import runs_in
 from averaging.error_feedback import FedDelta
 from averaging.network.seams import BegunFile, NoPart, Snapshot, Stream
 from averaging.rounds.adopting import Adopter
+from averaging.rounds.arrivals import Arrivals
 from averaging.rounds.contribution import DeltaEncoder, EncodedContribution, stretches
 from averaging.rounds.exchange import Exchange
 from averaging.rounds.exchange_tools import ExchangeTools
@@ -85,6 +85,7 @@ class Exchanging:
         self._without_delta: CommitId | None = None
         self._no_part = False
         self._exchange: Exchange | None = None
+        self._no_arrivals = Arrivals()
         self._scope: trio.CancelScope | None = None
         self.upload_bytes_per_s = 0
         self._upload_s = 0.0
@@ -275,22 +276,9 @@ class Exchanging:
         return exchange is not None and not exchange.is_over and exchange.proposal.base == base
 
     @property
-    def moved_s(self) -> float:
-        """When the running exchange last brought something, in trio's time."""
-        return -inf if self._exchange is None else self._exchange.arrivals.moved_s
-
-    def bringing(self) -> tuple[PeerId, ...]:
-        """Whose streams have brought something to the running exchange since this was asked last."""
-        return () if self._exchange is None else self._exchange.arrivals.bringing()
-
-    def coming_s(self, result_hash: Root) -> float:
-        """When the running exchange last brought something of these bytes, in trio's time; -inf where it does not."""
-        return -inf if self._exchange is None else self._exchange.arrivals.coming_s(result_hash)
-
-    @property
-    def moved_bytes(self) -> int:
-        """How much the running exchange has taken, 0 without one."""
-        return 0 if self._exchange is None else self._exchange.arrivals.moved_bytes
+    def arrivals(self) -> Arrivals:
+        """What streams bring to the running exchange; nothing ever where none runs."""
+        return self._no_arrivals if self._exchange is None else self._exchange.arrivals
 
     @property
     def patience_s(self) -> float:

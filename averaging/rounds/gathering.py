@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Final
 
 import structlog
 import trio
 
 from averaging.network.seams import Network
+from averaging.rounds.arrivals import Arrivals
 from averaging.rounds.round_tools import Changes
 from averaging.rounds.transfer import LEAST_BYTES_PER_S, OPEN_WITHIN_S, fetch_result
 from averaging.rounds.unit import UnitChain
@@ -51,19 +51,15 @@ class ExchangeView:
     Attributes:
         is_running: whether an exchange on this base may still deliver.
         changes: told when something happened to it.
-        moved_s: when it last took something, by trio's clock.
-        moved_bytes: how much it took so far.
+        arrivals: what streams brought to it so far.
         patience_s: for how long it may take nothing.
-        coming_s: when it last took something of these bytes, which are on their way; -inf where they are not.
         is_silent: whether a peer is suspected now: it will bring nothing, and is asked after all others.
     """
 
     is_running: Callable[[CommitId], bool] = lambda base: False
     changes: Changes = field(default_factory=Changes)
-    moved_s: Callable[[], float] = lambda: -inf
-    moved_bytes: Callable[[], int] = lambda: 0
+    arrivals: Callable[[], Arrivals] = Arrivals
     patience_s: Callable[[], float] = lambda: EXCHANGE_PATIENCE_S
-    coming_s: Callable[[Root], float] = lambda result_hash: -inf
     is_silent: Callable[[PeerId], bool] = lambda peer: False
 
 
@@ -109,7 +105,7 @@ class Gatherer:
             StorageError: our disk did not take what came. Nothing is asked for again meanwhile; call again once it may.
         """
         wanted = is_wanted or (lambda: self._chain.head.commit == record.parent)
-        errand = _Errand(record, trio.current_time(), self._exchange.moved_bytes())
+        errand = _Errand(record, trio.current_time(), self._exchange.arrivals().moved_bytes)
         with errand.scope:
             while wanted():
                 for part in await self._missing(record):
@@ -147,10 +143,11 @@ class Gatherer:
         while exchange.is_running(base) and not exchange.is_silent(part.reducer):
             if await self._holds(base, part.result_hash):
                 return
-            errand.exchange_moved(exchange.moved_bytes())
-            until_s = exchange.coming_s(part.result_hash) + COMING_PATIENCE_S
+            arrivals = exchange.arrivals()
+            errand.exchange_moved(arrivals.moved_bytes)
+            until_s = arrivals.coming_s(part.result_hash) + COMING_PATIENCE_S
             if not for_its_own:
-                until_s = max(until_s, max(errand.asked_s, exchange.moved_s()) + exchange.patience_s())
+                until_s = max(until_s, max(errand.asked_s, arrivals.moved_s) + exchange.patience_s())
             if (now_s := trio.current_time()) >= until_s:
                 return
             # that its reducer is gone, or its stream, is told by no change

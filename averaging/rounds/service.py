@@ -109,10 +109,8 @@ class RoundService:
         view = ExchangeView(
             exchanging.is_exchanging,
             changes,
-            moved_s=lambda: exchanging.moved_s,
-            moved_bytes=lambda: exchanging.moved_bytes,
+            arrivals=lambda: exchanging.arrivals,
             patience_s=lambda: exchanging.patience_s,
-            coming_s=exchanging.coming_s,
             is_silent=self._is_silent,
         )
         self._gatherer = Gatherer(tools.network, chain, view)
@@ -298,7 +296,7 @@ class RoundService:
             with trio.CancelScope() as self._ticking:
                 while True:
                     now_s = clock.monotonic_s()
-                    await self.tell(Ticked(max(0.0, now_s - expected_s), self._exchanging.bringing()))
+                    await self.tell(Ticked(max(0.0, now_s - expected_s), self._exchanging.arrivals.bringing()))
                     pause_s = liveness.next_tick_s(self.state)
                     expected_s = clock.monotonic_s() + pause_s
                     await trio.sleep(pause_s)

@@ -298,7 +298,7 @@ def applied(state: RoundState, event: Applied, now_s: float) -> Step:
         found = f"commit {short(event.link.commit)} was applied"
         return Step(state, remark=f"{found}; expected one that follows our head {short(old.commit)}")
     untold, record = _untold(state, event.link.commit), event.link.record
-    is_told = state.open.told == event.link.commit or _is_ours(state)
+    is_told = _is_told_by_us(state, event.link.commit)
     state = replace(
         _at(state, event.link, event.open_round, now_s),
         switching=_still_wanted(state, event.link.commit),
@@ -377,14 +377,16 @@ def _untold(state: RoundState, commit: CommitId) -> tuple[PeerId, ...]:
     """To whom the certificate of what is applied here goes: to everybody where the proposal is ours, and of those who were told before
     to who lent itself.
     """
-    if state.open.told == commit:
-        return tuple(peer for peer in _reachable(state) if _is_lender(state, peer))
-    return _reachable(state) if _is_ours(state) else ()
+    if not _is_told_by_us(state, commit):
+        return ()
+    others = _reachable(state)
+    return tuple(peer for peer in others if _is_lender(state, peer)) if state.open.told == commit else others
 
 
-def _is_ours(state: RoundState) -> bool:
+def _is_told_by_us(state: RoundState, commit: CommitId) -> bool:
+    """Whether others hear of this commit by our certificate: we told them before, or the proposal is ours."""
     proposal = state.open.proposal
-    return proposal is not None and proposal.ballot.peer == state.config.me.peer
+    return state.open.told == commit or (proposal is not None and proposal.ballot.peer == state.config.me.peer)
 
 
 def stalled(state: RoundState, event: CommitStalled, now_s: float) -> Step:

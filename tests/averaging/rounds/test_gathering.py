@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from math import inf
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import pytest
 import trio
@@ -11,6 +10,7 @@ import trio.testing
 from averaging.network.memory_network import LinkSpeed
 from averaging.network.memory_storage import UNBOUNDED_BYTES
 from averaging.network.seams import Stream
+from averaging.rounds.arrivals import Arrivals
 from averaging.rounds.gathering import (
     COMING_PATIENCE_S,
     EXCHANGE_PATIENCE_S,
@@ -20,9 +20,16 @@ from averaging.rounds.gathering import (
     Gatherer,
 )
 from averaging.rounds.round_tools import Changes
-from averaging.rounds.transfer import ANSWER_WITHIN_S, FETCH_CHANNEL, FRAME_WITHIN_S, read_request
+from averaging.rounds.transfer import (
+    ANSWER_WITHIN_S,
+    FETCH_CHANNEL,
+    FRAME_WITHIN_S,
+    LEAST_BYTES_PER_S,
+    read_request,
+)
 from protocol.errors import StorageError
 from protocol.ids import PeerId
+from protocol.rounds.messages import SliceRecord
 from protocol.rounds.requests import FetchResult
 from tests.averaging.rounds.round_world import MadeCommit, Party, RoundWorld, open_world
 
@@ -31,6 +38,16 @@ Clock = trio.testing.MockClock
 
 def _gatherer(party: Party, exchange: ExchangeView | None = None) -> Gatherer:
     return Gatherer(party.network, party.chain, exchange)
+
+
+@contextmanager
+def _coming(*parts: SliceRecord, of: Arrivals | None = None) -> Iterator[Arrivals]:
+    """What streams bring to an exchange, of which these slices are on their way and stand still."""
+    arrivals = of or Arrivals()
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(arrivals.coming(part.result_hash))
+        yield arrivals
 
 
 @asynccontextmanager
@@ -332,11 +349,37 @@ async def test_an_exchange_that_still_brings_something_is_waited_for_and_one_tha
 ) -> None:
     async with _one_commit() as (world, commit, gathering):
         await commit.write_results(world.parties[0])
-        moves_until_s = 5 * EXCHANGE_PATIENCE_S
-        view = ExchangeView(lambda base: True, moved_s=lambda: min(trio.current_time(), moves_until_s))
-        gatherer = _gatherer(gathering, view)
-        assert await gatherer.gather(commit.record, (world.parties[0].peer,))
+        moves_until_s, arrivals = 5 * EXCHANGE_PATIENCE_S, Arrivals()
+
+        async def bring() -> None:
+            while trio.current_time() < moves_until_s:
+                arrivals.came(world.parties[0].peer, memoryview(b"another slice"))
+                await trio.sleep(EXCHANGE_PATIENCE_S / 6)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bring)
+            gatherer = _gatherer(gathering, ExchangeView(lambda base: True, arrivals=lambda: arrivals))
+            assert await gatherer.gather(commit.record, (world.parties[0].peer,))
         assert moves_until_s <= trio.current_time() < moves_until_s + 3 * EXCHANGE_PATIENCE_S
+
+
+async def test_what_an_exchange_brings_gives_an_errand_more_time(autojump_clock: Clock) -> None:
+    """Results that weigh more than a thin line carries in a minute would else be begun anew for ever."""
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        ends_s, arrivals = 2 * GATHER_WITHIN_S, Arrivals()
+        frame = memoryview(bytes(2 * int(LEAST_BYTES_PER_S * EXCHANGE_PATIENCE_S / 2)))
+
+        async def bring() -> None:
+            while trio.current_time() < ends_s:
+                arrivals.came(world.parties[0].peer, frame)
+                await trio.sleep(EXCHANGE_PATIENCE_S / 2)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bring)
+            gatherer = _gatherer(gathering, ExchangeView(lambda base: True, arrivals=lambda: arrivals))
+            assert await gatherer.gather(commit.record, (world.parties[0].peer,))
+        assert trio.current_time() >= ends_s
 
 
 async def test_on_a_thin_line_a_running_exchange_may_bring_nothing_for_longer(autojump_clock: Clock) -> None:
@@ -387,9 +430,6 @@ async def test_what_a_stream_has_begun_to_bring_is_not_fetched_while_its_reducer
     async with _one_commit() as (world, commit, gathering):
         await commit.write_results(world.parties[0])
         changes, part = Changes(), commit.record.slices[1]
-        view = ExchangeView(
-            lambda base: True, changes, coming_s=lambda result: 0.0 if result == part.result_hash else -inf
-        )
 
         async def bring() -> None:
             await trio.sleep(COMING_PATIENCE_S - 0.1)
@@ -398,112 +438,50 @@ async def test_what_a_stream_has_begun_to_bring_is_not_fetched_while_its_reducer
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bring)
-            assert await _gatherer(gathering, view).gather(commit.record, (world.parties[0].peer,))
+            with _coming(part) as arrivals:
+                view = ExchangeView(lambda base: True, changes, lambda: arrivals)
+                assert await _gatherer(gathering, view).gather(commit.record, (world.parties[0].peer,))
         assert part.first_chunk not in [first_chunk for _, first_chunk in _asked(world)]
 
 
 async def test_what_a_stream_has_begun_to_bring_is_fetched_when_it_stands_still(autojump_clock: Clock) -> None:
     async with _one_commit() as (world, commit, gathering):
         await commit.write_results(world.parties[0])
-        view = ExchangeView(lambda base: True, coming_s=lambda result: 0.0)
-        assert await _gatherer(gathering, view).gather(commit.record, (world.parties[0].peer,))
+        with _coming(*commit.record.slices) as arrivals:
+            view = ExchangeView(lambda base: True, arrivals=lambda: arrivals)
+            assert await _gatherer(gathering, view).gather(commit.record, (world.parties[0].peer,))
         assert COMING_PATIENCE_S <= trio.current_time() < COMING_PATIENCE_S + 0.5
 
 
-async def test_what_a_silent_reducers_stream_had_begun_to_bring_is_fetched_at_once(autojump_clock: Clock) -> None:
-    async with _one_commit() as (world, commit, gathering):
-        await commit.write_results(world.parties[1])
-        view = ExchangeView(lambda base: True, coming_s=lambda result: 0.0, is_silent=lambda peer: True)
-        assert await _gatherer(gathering, view).gather(commit.record, (world.parties[1].peer,))
-        assert trio.current_time() < 0.5
-
-
-async def test_a_reducer_that_goes_silent_while_its_stream_is_waited_for_is_waited_for_no_longer(
-    autojump_clock: Clock,
+@pytest.mark.parametrize("silent_from_s", [0.0, 0.5], ids=["from the beginning", "while it is waited for"])
+async def test_what_a_silent_reducers_stream_had_begun_to_bring_is_waited_for_no_longer(
+    silent_from_s: float, autojump_clock: Clock
 ) -> None:
     """No change tells of it: everybody's ack would wait for as long as a stream may pause."""
     async with _one_commit() as (world, commit, gathering):
         await commit.write_results(world.parties[1])
-        view = ExchangeView(
-            lambda base: True, coming_s=lambda result: 0.0, is_silent=lambda peer: trio.current_time() >= 0.5
-        )
-        assert await _gatherer(gathering, view).gather(commit.record, (world.parties[1].peer,))
-        assert 0.5 <= trio.current_time() < 0.5 + EXCHANGE_PATIENCE_S + 0.5
+        with _coming(*commit.record.slices) as arrivals:
+            view = ExchangeView(
+                lambda base: True,
+                arrivals=lambda: arrivals,
+                is_silent=lambda peer: trio.current_time() >= silent_from_s,
+            )
+            assert await _gatherer(gathering, view).gather(commit.record, (world.parties[1].peer,))
+        assert silent_from_s <= trio.current_time() < silent_from_s + EXCHANGE_PATIENCE_S
 
 
 async def test_a_stream_that_breaks_while_it_is_waited_for_is_waited_for_no_longer(autojump_clock: Clock) -> None:
     async with _one_commit() as (world, commit, gathering):
         await commit.write_results(world.parties[1])
-        view = ExchangeView(lambda base: True, coming_s=lambda result: 0.0 if trio.current_time() < 1.0 else -inf)
-        assert await _gatherer(gathering, view).gather(commit.record, (world.parties[1].peer,))
-        assert 1.0 <= trio.current_time() < 1.0 + EXCHANGE_PATIENCE_S + 0.5
+        broken_s, arrivals = 1.0, Arrivals()
 
-
-async def test_what_a_stream_begins_to_bring_while_somebody_is_about_to_fetch_it_is_not_fetched(
-    autojump_clock: Clock,
-) -> None:
-    async with _one_commit() as (world, commit, gathering):
-        await commit.write_results(world.parties[0])
-        changes, part = Changes(), commit.record.slices[1]
-        world.swarm.speeds[world.parties[0].peer] = LinkSpeed(latency_s=0.3)
-        view = ExchangeView(
-            lambda base: True,
-            changes,
-            moved_s=lambda: -EXCHANGE_PATIENCE_S,
-            patience_s=lambda: 0.0,
-            coming_s=lambda result: (
-                trio.current_time() if result == part.result_hash and trio.current_time() > 0.1 else -inf
-            ),
-        )
-        gatherer = _gatherer(gathering, view)
-        # its turn comes when another errand's fetch of the same bytes is over
-        over = gatherer._fetching[part.result_hash] = trio.Event()
-
-        async def begin() -> None:
-            await trio.sleep(0.2)
-            del gatherer._fetching[part.result_hash]
-            over.set()
-            await trio.sleep(1.0)
-            await commit.write_results(gathering, slices=[1])
-            changes.notify()
+        async def bring_until_it_breaks() -> None:
+            with _coming(*commit.record.slices, of=arrivals):
+                await trio.sleep_until(broken_s)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(begin)
-            assert await gatherer.gather(commit.record, (world.parties[0].peer,))
-        assert part.first_chunk not in [first_chunk for _, first_chunk in _asked(world)]
-
-
-async def test_two_that_gather_the_same_bytes_at_the_same_time_fetch_them_once(autojump_clock: Clock) -> None:
-    """For the ack and for the commit."""
-    async with _one_commit() as (world, commit, gathering):
-        await commit.write_results(world.parties[0])
-        gatherer = _gatherer(gathering)
-
-        async def gather() -> None:
-            assert await gatherer.gather(commit.record, (world.parties[0].peer,))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(gather)
-            nursery.start_soon(gather)
-        asked = [first_chunk for number, first_chunk in _asked(world) if number == 0]
-        assert sorted(asked) == sorted(set(asked))
-
-
-async def test_who_is_offered_a_result_that_is_being_fetched_waits_until_that_is_over(autojump_clock: Clock) -> None:
-    async with _one_commit() as (world, commit, gathering):
-        await commit.write_results(world.parties[0])
-        world.swarm.speeds[world.parties[0].peer] = LinkSpeed(latency_s=0.2)
-        gatherer, held = _gatherer(gathering), list[bool]()
-        part = commit.record.slices[0]
-
-        async def offered() -> None:
-            await trio.sleep(0.01)
-            await gatherer.until_fetched(part.result_hash)
-            held.append(await gathering.log.holds_results(commit.record.parent, [part.result_hash]))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(offered)
-            assert await gatherer.gather(commit.record, (world.parties[0].peer,))
-        assert held == [True]
-        with trio.fail_after(0.1):
-            await gatherer.until_fetched(part.result_hash)
+            nursery.start_soon(bring_until_it_breaks)
+            await trio.testing.wait_all_tasks_blocked()
+            view = ExchangeView(lambda base: True, arrivals=lambda: arrivals)
+            assert await _gatherer(gathering, view).gather(commit.record, (world.parties[1].peer,))
+        assert broken_s <= trio.current_time() < broken_s + EXCHANGE_PATIENCE_S + 0.5

@@ -98,7 +98,7 @@ async def test_what_is_fetched_and_what_streams_bring_know_of_each_other(autojum
     """Else bytes come twice where a machine is busy, and no round shows it."""
     async with _swarm() as (_, lives, _):
         service = lives[0].service
-        assert service._gatherer._exchange.coming_s == service._exchanging.coming_s
+        assert service._gatherer._exchange.arrivals() is service._exchanging.arrivals
         assert service._exchanging.until_fetched == service._gatherer.until_fetched
 
 
