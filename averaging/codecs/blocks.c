@@ -1,13 +1,15 @@
-/* The block codecs (dense.py) in compiled form: the same bytes and the same numbers, in one pass instead of six to ten. And which values
+/* The dense codecs (dense.py) in compiled form: the same bytes and the same numbers, in one pass instead of six to ten. And which values
    of a block are the largest (sparse.py).
 
-   Every operation is one IEEE 754 operation in single precision or an integer one, in the order in which dense.py and
-   weighted_mean.py do it. Build with -ffp-contract=off and without -ffast-math: a fused multiplication and addition would round once
-   where two roundings are meant. What is not the plain case (values that are not finite, scales and codes that nobody writes, means
-   that could leave float32) is not judged here: 1 is returned, what was written means nothing, and the caller does it the other way.
+   Every operation is one IEEE 754 operation or an integer one, in the order in which dense.py and weighted_mean.py do it: in single
+   precision, but for sums that are kept in double. Build with -ffp-contract=off and without -ffast-math: a fused multiplication and
+   addition would round once where two roundings are meant. What is not the plain case (values that are not finite, scales and codes
+   that nobody writes, means that could leave float32) is not judged here: 1 is returned, what was written means nothing, and the
+   caller does it the other way.
 
-   A chunk of n values, n a multiple of the block: its scales (little-endian float32), then its codes. Chunks lie one behind the other
-   where they are written, and anywhere where they are read. */
+   A chunk of n values of a block codec, n a multiple of the block: its scales (little-endian float32), then its codes. One of float32
+   or float16, of any length: its values, little-endian. Chunks lie one behind the other where they are written, and anywhere where
+   they are read: a value may lie at any byte. */
 
 #include <float.h>
 #include <stdint.h>
@@ -31,7 +33,7 @@
 #endif
 #define INSIDE static inline __attribute__((always_inline))
 
-enum { INT8 = 0, INT4 = 1, E3M0 = 2 };
+enum { INT8 = 0, INT4 = 1, E3M0 = 2, FP32 = 3, FP16 = 4 };
 #define MOST_BLOCK 256
 
 static const uint32_t MAGNITUDE = 0x7FFFFFFFu, INFINITY_BITS = 0x7F800000u, SMALLEST_NORMAL_BITS = 0x00800000u;
@@ -70,7 +72,7 @@ INSIDE void codes_of(int kind, const float *values, float divisor, uint8_t *code
             codes[i] = (uint8_t)((each[2 * i] & 15) | (each[2 * i + 1] << 4));
 }
 
-INSIDE int encode_kind(int kind, const float *values, const float *minus, int64_t num_chunks, int64_t n, uint8_t *out)
+INSIDE int encode_blocks(int kind, const float *values, const float *minus, int64_t num_chunks, int64_t n, uint8_t *out)
 {
     const int block = block_of(kind);
     const int64_t blocks = n / block;
@@ -101,6 +103,62 @@ INSIDE int encode_kind(int kind, const float *values, const float *minus, int64_
             values += block;
         }
         out = codes;
+    }
+    return 0;
+}
+
+/* 65504, the largest float16, as bits of float32. */
+static const uint32_t LARGEST_HALF_BITS = 0x477FE000u;
+/* 2^-14, the smallest normal float16, as bits of float32; and 0.5, to which a smaller one is added so that it is rounded half to even
+   to a multiple of 2^-24, which then stands in the lowest bits. */
+static const uint32_t SMALLEST_HALF_BITS = 0x38800000u, HALF_BITS = 0x3F000000u;
+static const uint32_t BIAS_BETWEEN = (127u - 15u) << 23;
+
+/* Without a branch, for which a compiler would do one value at a time. */
+INSIDE uint32_t either(int is_first, uint32_t first, uint32_t second)
+{
+    uint32_t mask = 0u - (uint32_t)is_first;
+    return (first & mask) | (second & ~mask);
+}
+
+/* Round half to even; values beyond the largest are clamped there. */
+INSIDE uint16_t half_of(float value)
+{
+    uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000u, size = bits & MAGNITUDE;
+    size = size < LARGEST_HALF_BITS ? size : LARGEST_HALF_BITS;
+    uint32_t small = bits_of(float_of(size) + float_of(HALF_BITS)) - HALF_BITS;
+    uint32_t large = (size - BIAS_BETWEEN + 0xFFFu + (size >> 13 & 1u)) >> 13;
+    return (uint16_t)(sign | either(size < SMALLEST_HALF_BITS, small, large));
+}
+
+/* Of a finite one: every float16 is a float32. */
+INSIDE float of_half(uint16_t half)
+{
+    uint32_t size = (uint32_t)(half & 0x7FFFu) << 13, sign = (uint32_t)(half & 0x8000u) << 16;
+    /* below 2^-14 the bits are a multiple of 2^-24: set behind those of 2^-14, which is then taken off */
+    float small = float_of(size | SMALLEST_HALF_BITS) - float_of(SMALLEST_HALF_BITS);
+    return float_of(sign | either(size < 1u << 23, bits_of(small), size + BIAS_BETWEEN));
+}
+
+INSIDE int encode_plain(int kind, const float *values, const float *minus, int64_t num_values, uint8_t *out)
+{
+    const int size_bytes = kind == FP32 ? 4 : 2;
+    for (int64_t begin = 0; begin < num_values; begin += MOST_BLOCK) {
+        const int num = num_values - begin < MOST_BLOCK ? (int)(num_values - begin) : MOST_BLOCK;
+        float own[MOST_BLOCK];
+        uint16_t halves[MOST_BLOCK];
+        uint32_t most = 0;
+        for (int i = 0; i < num; i++) {
+            own[i] = minus ? values[begin + i] - minus[begin + i] : values[begin + i];
+            uint32_t size = bits_of(own[i]) & MAGNITUDE;
+            most = size > most ? size : most;
+        }
+        if (most >= INFINITY_BITS)
+            return 1;
+        if (kind == FP16)
+            for (int i = 0; i < num; i++)
+                halves[i] = half_of(own[i]);
+        memcpy(out + size_bytes * begin, kind == FP32 ? (const void *)own : (const void *)halves, (size_t)(size_bytes * num));
     }
     return 0;
 }
@@ -141,26 +199,36 @@ INSIDE int is_scale(uint32_t bits)
     return bits == 0 || bits - SMALLEST_NORMAL_BITS < INFINITY_BITS - SMALLEST_NORMAL_BITS;
 }
 
-enum { DECODE, ADD, STEP };
+enum { DECODE, ADD, ADD_WIDE, STEP };
+
+/* What is made of value number i: a multiplication, then an addition or a subtraction. */
+INSIDE void use(int work, float value, int i, double factor, const float *from, void *to)
+{
+    const float single = (float)factor;
+    float *out = to;
+    double *wide = to;
+    if (work == ADD_WIDE)
+        wide[i] = wide[i] + (double)value * factor;
+    else
+        out[i] = work == DECODE ? value : work == ADD ? out[i] + value * single : from[i] - value * single;
+}
 
 /* What is made of the values of chunks; nothing of a value that could be beyond `most` in size. */
-INSIDE int read_kind(int work, int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float factor, float most,
-                     const float *from, float *to)
+INSIDE int read_blocks(int work, int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, double factor, float most,
+                       const float *from, uint8_t *to)
 {
     const int block = block_of(kind);
     const int64_t blocks = n / block;
     for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
         const uint8_t *scales = chunks[chunk], *codes = scales + 4 * blocks;
-        for (int64_t b = 0; b < blocks; b++, codes += code_bytes(kind, block), to += block) {
+        for (int64_t b = 0; b < blocks; b++, codes += code_bytes(kind, block), to += (work == ADD_WIDE ? 8 : 4) * block) {
             float levels[MOST_BLOCK], scale;
             memcpy(&scale, scales + 4 * b, 4);
             uint32_t bits = bits_of(scale);
             if (!is_scale(bits) || scale > most / 128.0f || levels_of(kind, codes, bits, levels))
                 return 1;
-            for (int i = 0; i < block; i++) {
-                float value = levels[i] * scale;
-                to[i] = work == DECODE ? value : work == ADD ? to[i] + value * factor : from[i] - value * factor;
-            }
+            for (int i = 0; i < block; i++)
+                use(work, levels[i] * scale, i, factor, from, to);
             if (work == STEP)
                 from += block;
         }
@@ -168,31 +236,68 @@ INSIDE int read_kind(int work, int kind, const uint8_t *const *chunks, int64_t n
     return 0;
 }
 
-INSIDE int read_chunks(int work, int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float factor, float most,
-                       const float *from, float *to)
+INSIDE int read_plain(int work, int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, double factor, float most,
+                      const float *from, uint8_t *to)
 {
-    if (kind == INT8)
-        return read_kind(work, INT8, chunks, num_chunks, n, factor, most, from, to);
-    if (kind == INT4)
-        return read_kind(work, INT4, chunks, num_chunks, n, factor, most, from, to);
-    return read_kind(work, E3M0, chunks, num_chunks, n, factor, most, from, to);
+    const int size_bytes = kind == FP32 ? 4 : 2;
+    for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
+        for (int64_t begin = 0; begin < n; begin += MOST_BLOCK) {
+            const int num = n - begin < MOST_BLOCK ? (int)(n - begin) : MOST_BLOCK;
+            float values[MOST_BLOCK];
+            uint16_t halves[MOST_BLOCK];
+            uint32_t largest = 0, is_wrong = 0;
+            memcpy(kind == FP32 ? (void *)values : (void *)halves, chunks[chunk] + size_bytes * begin, (size_t)(size_bytes * num));
+            for (int i = 0; i < num; i++) {
+                if (kind == FP16) {
+                    is_wrong |= (halves[i] & 0x7C00u) == 0x7C00u; /* not a number, or infinite */
+                    values[i] = of_half(halves[i]);
+                }
+                uint32_t size = bits_of(values[i]) & MAGNITUDE;
+                largest = size > largest ? size : largest;
+            }
+            if (is_wrong || largest > bits_of(most))
+                return 1;
+            for (int i = 0; i < num; i++)
+                use(work, values[i], i, factor, from, to);
+            to += (work == ADD_WIDE ? 8 : 4) * num;
+            if (work == STEP)
+                from += num;
+        }
+    }
+    return 0;
+}
+
+INSIDE int read_chunks(int work, int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, double factor, float most,
+                       const float *from, void *to)
+{
+    switch (kind) { /* a loop of its own for each */
+    case INT8: return read_blocks(work, INT8, chunks, num_chunks, n, factor, most, from, to);
+    case INT4: return read_blocks(work, INT4, chunks, num_chunks, n, factor, most, from, to);
+    case E3M0: return read_blocks(work, E3M0, chunks, num_chunks, n, factor, most, from, to);
+    case FP32: return read_plain(work, FP32, chunks, num_chunks, n, factor, most, from, to);
+    case FP16: return read_plain(work, FP16, chunks, num_chunks, n, factor, most, from, to);
+    default: return 1;
+    }
 }
 
 /* (values - minus), or values where minus is null, (num_chunks * n,), as chunks in `out`. */
 EVERY_MACHINE int potluck_encode(
     int kind, const float *values, const float *minus, int64_t num_chunks, int64_t n, uint8_t *out)
 {
-    if (kind == INT8)
-        return encode_kind(INT8, values, minus, num_chunks, n, out);
-    if (kind == INT4)
-        return encode_kind(INT4, values, minus, num_chunks, n, out);
-    return encode_kind(E3M0, values, minus, num_chunks, n, out);
+    switch (kind) {
+    case INT8: return encode_blocks(INT8, values, minus, num_chunks, n, out);
+    case INT4: return encode_blocks(INT4, values, minus, num_chunks, n, out);
+    case E3M0: return encode_blocks(E3M0, values, minus, num_chunks, n, out);
+    case FP32: return encode_plain(FP32, values, minus, num_chunks * n, out);
+    case FP16: return encode_plain(FP16, values, minus, num_chunks * n, out);
+    default: return 1;
+    }
 }
 
 /* The values of chunks into `out`, (num_chunks * n,). */
 EVERY_MACHINE int potluck_decode(int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float *out)
 {
-    return read_chunks(DECODE, kind, chunks, num_chunks, n, 1.0f, FLT_MAX, 0, out);
+    return read_chunks(DECODE, kind, chunks, num_chunks, n, 1.0, FLT_MAX, 0, out);
 }
 
 /* sum + values * weight into `sum`, (num_chunks * n,): a multiplication, then an addition. 1 where a value could be beyond `most`. */
@@ -200,6 +305,13 @@ EVERY_MACHINE int potluck_add(
     int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float weight, float most, float *sum)
 {
     return read_chunks(ADD, kind, chunks, num_chunks, n, weight, most, 0, sum);
+}
+
+/* The same in double precision. */
+EVERY_MACHINE int potluck_add_wide(
+    int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, double weight, float most, double *sum)
+{
+    return read_chunks(ADD_WIDE, kind, chunks, num_chunks, n, weight, most, 0, sum);
 }
 
 /* from - values * rate into `to`, (num_chunks * n,) both: a multiplication, then a subtraction. */

@@ -1,4 +1,4 @@
-"""The block codecs as a compiled library (`blocks.c`), for several chunks in one call: the same bytes as dense.py, in one pass.
+"""The dense codecs as a compiled library (`blocks.c`), for several chunks in one call: the same bytes as dense.py, in one pass.
 
 What dense.py says is what holds. The library takes the plain case alone, and says so where it meets another one: the caller then does
 it as if there were no library. So what is refused, and in which words, is said in one place.
@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 
 from averaging.codecs.codec import Codec, FloatArray
-from averaging.codecs.dense import BlockCodec, E3m0Codec, Int4Codec, Int8Codec
+from averaging.codecs.dense import BlockCodec, E3m0Codec, Fp16Codec, Fp32Codec, Int4Codec, Int8Codec
 
 _FOLDER: Final = Path(__file__).parent
 _LIBRARY: Final = _FOLDER / "blocks.so"
-_KINDS: Final[dict[type[BlockCodec], int]] = {Int8Codec: 0, Int4Codec: 1, E3m0Codec: 2}
+_KINDS: Final[dict[type[object], int]] = {Int8Codec: 0, Int4Codec: 1, E3m0Codec: 2, Fp32Codec: 3, Fp16Codec: 4}
 """As `blocks.c` numbers them."""
 
 SPARSE_BLOCK_ELEMENTS: Final = 4096
@@ -43,7 +43,7 @@ class CompiledBlocks:
         try:
             told = library.potluck_source
             self._encode, self._decode = library.potluck_encode, library.potluck_decode
-            self._add, self._step = library.potluck_add, library.potluck_step
+            self._add, self._add_wide, self._step = library.potluck_add, library.potluck_add_wide, library.potluck_step
             self._largest = library.potluck_largest
         except AttributeError as error:
             raise OSError(str(error)) from error
@@ -53,6 +53,7 @@ class CompiledBlocks:
         self._encode.argtypes = [ctypes.c_int, pointer, pointer, count, count, pointer]
         self._decode.argtypes = [ctypes.c_int, pointer, count, count, pointer]
         self._add.argtypes = [ctypes.c_int, pointer, count, count, ctypes.c_float, ctypes.c_float, pointer]
+        self._add_wide.argtypes = [ctypes.c_int, pointer, count, count, ctypes.c_double, ctypes.c_float, pointer]
         self._step.argtypes = [ctypes.c_int, pointer, count, count, ctypes.c_float, pointer, pointer]
         self._largest.argtypes = [pointer, count, count, pointer]
 
@@ -85,14 +86,14 @@ class CompiledBlocks:
     def add(
         self, codec: Codec, chunks: Encoded, chunk_elements: int, weight: float, most: float, sum_n: torch.Tensor
     ) -> bool:
-        """Add `weight` times the values of whole chunks to `sum_n`, (n,) float32. False as `decode`, or where a value could be
-        beyond `most` in size; what lies in `sum_n` means nothing then.
+        """Add `weight` times the values of whole chunks to `sum_n`, (n,) float32 or float64. False as `decode`, or where a value could
+        be beyond `most` in size; what lies in `sum_n` means nothing then.
         """
-        kind = self._kind_of(codec, chunks, chunk_elements, sum_n)
-        if kind is None:
+        kind = self._kind_of(codec, chunks, chunk_elements, sum_n, sum_n.dtype)
+        if kind is None or sum_n.dtype not in (torch.float32, torch.float64):
             return False
-        at = _addresses(chunks)
-        return not self._add(kind, at.ctypes.data, len(chunks), chunk_elements, weight, most, sum_n.data_ptr())
+        at, add = _addresses(chunks), self._add if sum_n.dtype == torch.float32 else self._add_wide
+        return not add(kind, at.ctypes.data, len(chunks), chunk_elements, weight, most, sum_n.data_ptr())
 
     def step(
         self,
@@ -121,23 +122,33 @@ class CompiledBlocks:
             return None
         return places
 
-    def _kind_of(self, codec: Codec, chunks: Encoded, chunk_elements: int, values_n: torch.Tensor) -> int | None:
+    def _kind_of(
+        self,
+        codec: Codec,
+        chunks: Encoded,
+        chunk_elements: int,
+        values_n: torch.Tensor,
+        dtype: torch.dtype = torch.float32,
+    ) -> int | None:
         size_bytes = codec.encoded_bytes(chunk_elements)
         fits = len(values_n) == len(chunks) * chunk_elements and all(len(chunk) == size_bytes for chunk in chunks)
-        return _kind(codec, chunk_elements) if fits and _is_plain(values_n) else None
+        return _kind(codec, chunk_elements) if fits and _is_plain(values_n, dtype) else None
 
 
 def _kind(codec: Codec, chunk_elements: int) -> int | None:
-    """How `blocks.c` calls a codec whose chunks are whole blocks; None for all others."""
-    if not isinstance(codec, BlockCodec) or codec.block_elements != type(codec).block_elements:
-        return None
-    return None if chunk_elements % codec.block_elements else _KINDS.get(type(codec))
+    """How `blocks.c` calls a codec whose chunks it knows: of a block codec whole blocks of its own length; None for all others."""
+    kind = _KINDS.get(type(codec))
+    if not isinstance(codec, BlockCodec):
+        return kind
+    is_own = codec.block_elements == type(codec).block_elements
+    return kind if is_own and chunk_elements % codec.block_elements == 0 else None
 
 
-def _is_plain(values_n: torch.Tensor) -> bool:
-    """Whether C may take it for an array of floats: in memory as its values are, each at a place where a float may lie."""
-    is_vector = values_n.dtype == torch.float32 and values_n.dim() == 1 and values_n.device.type == "cpu"
-    return is_vector and values_n.is_contiguous() and not values_n.is_neg() and values_n.data_ptr() % 4 == 0
+def _is_plain(values_n: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether C may take it for an array of that type: in memory as its values are, each at a place where one may lie."""
+    is_vector = values_n.dtype == dtype and values_n.dim() == 1 and values_n.device.type == "cpu"
+    is_there = is_vector and values_n.is_contiguous() and not values_n.is_neg()
+    return is_there and values_n.data_ptr() % dtype.itemsize == 0
 
 
 def _addresses(chunks: Encoded) -> npt.NDArray[np.uint64]:

@@ -334,10 +334,8 @@ class Reduction:
 
     def _sum_of_plain(self, run: range, counted: _Counted) -> WeightedSum | None:
         """In one pass over the bytes of each member; None where that cannot be, or where there is something to be refused."""
-        if sum_dtype(self._result_codec.name) != torch.float32:
-            return None
         begin, stop = self._grid.span(run.start, run.stop)
-        total = WeightedSum(stop - begin)
+        total = WeightedSum(stop - begin, sum_dtype(self._result_codec.name))
         for weight, (_, offer) in zip(self._weights(counted), counted, strict=True):
             chunks = [offer.chunks[chunk] for chunk in run]
             if not total.add_encoded(weight, self._offers.codec, chunks, self._grid.chunk_elements, MAX_DELTA):

@@ -20,7 +20,8 @@ from protocol.rounds.messages import OuterStep
 
 ROOT = Path(__file__).parents[3]
 CHUNK = 512
-NAMES = ("int8", "int4", "e3m0")
+BLOCK_NAMES = ("int8", "int4", "e3m0")
+NAMES = (*BLOCK_NAMES, "fp32", "fp16")
 
 
 def _builds() -> Iterator[tuple[str, ...]]:
@@ -96,8 +97,9 @@ def test_chunks_mean_what_the_codec_says(blocks: CompiledBlocks, codec: Codec) -
     assert found_n.numpy().tobytes() == expected
 
 
-def test_sums_are_those_of_decoded_values_bit_for_bit(blocks: CompiledBlocks, codec: Codec) -> None:
-    expected, found_n = WeightedSum(8 * CHUNK), torch.zeros(8 * CHUNK)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_sums_are_those_of_decoded_values_bit_for_bit(blocks: CompiledBlocks, codec: Codec, dtype: torch.dtype) -> None:
+    expected, found_n = WeightedSum(8 * CHUNK, dtype), torch.zeros(8 * CHUNK, dtype=dtype)
     for seed, weight in ((1, 1), (2, 40_961), (3, (1 << 53) - 1)):
         values_n = _values(seed)
         values_n[:CHUNK].clamp_(-1e15, 1e15)
@@ -139,17 +141,54 @@ def test_bytes_are_taken_or_left_as_the_codec_takes_or_refuses_them(blocks: Comp
             assert is_taken == _accepts(codec, bytes(chunk)), (scale, code)
 
 
+@pytest.mark.parametrize("codec", BLOCK_NAMES, indirect=True)
 def test_scales_whose_products_might_not_be_finite_are_left_to_the_codec(blocks: CompiledBlocks, codec: Codec) -> None:
     chunk = np.float32(3.3e38).tobytes() + codec.encode(torch.ones(CHUNK))[4:]
     assert not blocks.decode(codec, [chunk], CHUNK, torch.empty(CHUNK))
     assert not blocks.step(codec, [chunk], CHUNK, 1.0, torch.zeros(CHUNK), torch.empty(CHUNK))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("codec", [*BLOCK_NAMES, "fp32"], indirect=True)
 def test_values_beyond_the_bound_of_a_sum_are_left_to_be_judged_one_by_one(
-    blocks: CompiledBlocks, codec: Codec
+    blocks: CompiledBlocks, codec: Codec, dtype: torch.dtype
 ) -> None:
     chunks = [codec.encode(torch.full((CHUNK,), 2e18))]
-    assert not blocks.add(codec, chunks, CHUNK, 1.0, 1e18, torch.zeros(CHUNK))
+    assert not blocks.add(codec, chunks, CHUNK, 1.0, 1e18, torch.zeros(CHUNK, dtype=dtype))
+
+
+def test_every_float16_means_what_the_codec_says(blocks: CompiledBlocks) -> None:
+    codec = codec_by_name("fp16")
+    halves = np.arange(1 << 16, dtype="<u2")
+    finite = halves[halves & 0x7C00 != 0x7C00]
+    found_n = torch.empty(len(finite))
+    assert blocks.decode(codec, [finite.tobytes()], len(finite), found_n)
+    assert found_n.numpy().tobytes() == codec.decode(finite.tobytes(), len(finite)).numpy().tobytes()
+    for half in halves[halves & 0x7C00 == 0x7C00]:
+        assert not blocks.decode(codec, [half.tobytes()], 1, found_n[:1])
+
+
+def test_values_at_each_border_between_two_float16_are_written_as_the_codec_writes_them(blocks: CompiledBlocks) -> None:
+    codec = codec_by_name("fp16")
+    sizes = np.arange(0x7C00, dtype="<u2").view("<f2").astype(np.float32)
+    borders = np.append((sizes[:-1] + sizes[1:]) / 2, np.float32(65520.0))
+    near = [sizes, borders, np.nextafter(borders, np.float32(0)), np.nextafter(borders, np.float32(np.inf))]
+    values_n = torch.from_numpy(np.concatenate([*near, *(-each for each in near)]))
+    room = bytearray(2 * len(values_n))
+    assert blocks.encode(codec, values_n, None, len(values_n), memoryview(room))
+    assert bytes(room) == codec.encode(values_n)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16"], indirect=True)
+def test_chunks_of_any_length_at_any_byte_are_written_and_read(blocks: CompiledBlocks, codec: Codec) -> None:
+    size = 301
+    values_n, found_n = _values()[: 3 * size], torch.empty(3 * size)
+    encoded = b"".join(codec.encode(part_n) for part_n in values_n.split(size))
+    room, step = memoryview(bytearray(len(encoded) + 1))[1:], len(encoded) // 3
+    assert blocks.encode(codec, values_n, None, size, room)
+    assert bytes(room) == encoded
+    assert blocks.decode(codec, [room[begin : begin + step] for begin in range(0, len(room), step)], size, found_n)
+    assert found_n.numpy().tobytes() == codec.decode(encoded, 3 * size).numpy().tobytes()
 
 
 SPARSE = 4096
@@ -223,11 +262,15 @@ def test_what_does_not_fit_is_not_touched(blocks: CompiledBlocks) -> None:
     assert not blocks.encode(codec, values_n[: CHUNK + 1], None, CHUNK, room)
     assert not blocks.encode(codec, values_n, None, 100, room)
     assert not blocks.encode(codec_by_name("fp16"), values_n, None, CHUNK, room)
+    assert not blocks.encode(codec_by_name("topk"), values_n, None, CHUNK, room)
     assert not blocks.encode(Int8Codec(128), values_n, None, CHUNK, room)
     assert blocks.decode(codec, chunks, CHUNK, values_n)
     assert not blocks.decode(codec, chunks, CHUNK, values_n[1:])
     assert not blocks.decode(codec, [chunks[0], chunks[1][1:]], CHUNK, values_n)
-    assert not blocks.add(codec, chunks, CHUNK, 1.0, 1e18, values_n.double())
+    assert not blocks.add(codec, chunks, CHUNK, 1.0, 1e18, values_n.half())
+    uneven_n = torch.frombuffer(bytearray(8 * 2 * CHUNK + 4), dtype=torch.float64, offset=4)
+    assert not blocks.add(codec, chunks, CHUNK, 1.0, 1e18, uneven_n)
+    assert not blocks.decode(codec, chunks, CHUNK, values_n.double())
     assert not blocks.step(codec, chunks, CHUNK, 1.0, values_n[1:], values_n)
 
 
