@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from averaging.network import file_storage
 from averaging.network.file_storage import EARLY_BYTES, FileStorage, clear_unfinished
 from averaging.network.offload import ThreadOffload
+from averaging.network.uncached_file import CAN_BE_UNCACHED
 from protocol.errors import StorageError
 
 
@@ -260,6 +261,7 @@ async def test_a_folder_that_cannot_be_read_is_a_storage_error(
 async def test_a_file_that_comes_in_parts_is_on_its_way_to_the_disk_before_it_is_finished_and_whole_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_advice: bool
 ) -> None:
+    monkeypatch.setattr(file_storage, "CAN_BE_UNCACHED", False)
     advised: list[tuple[int, int]] = []
     if has_advice:
         monkeypatch.setattr(
@@ -281,11 +283,54 @@ async def test_a_kernel_that_takes_no_advice_costs_no_file(tmp_path: Path, monke
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSYS, "not implemented")
 
+    monkeypatch.setattr(file_storage, "CAN_BE_UNCACHED", False)
     monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
     begun = FileStorage(tmp_path, ThreadOffload()).begin("file")
     await begun.add(bytes(EARLY_BYTES))
     await begun.finish()
     assert (tmp_path / "file").read_bytes() == bytes(EARLY_BYTES)
+
+
+@pytest.mark.parametrize("has_uncached", [True, False])
+async def test_long_files_are_written_past_the_cache_where_their_file_system_can_do_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_uncached: bool
+) -> None:
+    real, made, direct = os.open, list[str](), getattr(os, "O_DIRECT", 0)
+
+    def make(path: Any, flags: int, mode: int = 0o777, **rest: Any) -> int:
+        if flags & direct:
+            if not has_uncached:
+                raise OSError(errno.EINVAL, "invalid argument")
+            made.append(Path(path).name.partition(".")[0])
+        return real(path, flags, mode, **rest)
+
+    monkeypatch.setattr(os, "open", make)
+    storage, long = FileStorage(tmp_path, ThreadOffload()), os.urandom(EARLY_BYTES // 2)
+    await storage.write_atomic("short", [b"x"])
+    await storage.write_atomic("long", [long, long, b"x"])
+    begun = storage.begin("parts")
+    await begun.add(long + long)
+    await begun.add(b"x")
+    await begun.finish()
+    for name in ("long", "parts"):
+        assert (tmp_path / name).read_bytes() == long + long + b"x"
+    assert made == (["long", "parts"] if has_uncached and CAN_BE_UNCACHED else [])
+
+
+async def test_a_long_file_that_the_disk_does_not_take_leaves_the_old_one_and_nothing_unfinished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = FileStorage(tmp_path, ThreadOffload())
+    await storage.write_atomic("file", [b"old"])
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(StorageError, match="No space left"):
+        await storage.write_atomic("file", [bytes(EARLY_BYTES)])
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
 
 
 async def test_what_was_not_finished_is_cleared_and_what_was_stays(tmp_path: Path) -> None:
