@@ -2,7 +2,7 @@
 
 The bytes are those of chunk by chunk encoding. A codec that writes values one after another, or blocks' scales and then their codes,
 writes a run of whole chunks as one long vector, but for where the scales lie; moving these is cheap. `Codec.head_bytes` says which do.
-A `SparseCodec` takes several chunks in its own way. Whole chunks of a `BlockCodec` go through the compiled library where there is one.
+A `SparseCodec` takes several chunks in its own way. Whole chunks of a dense codec go through the compiled library where there is one.
 """
 
 from __future__ import annotations

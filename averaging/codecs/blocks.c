@@ -23,7 +23,7 @@
 #error "floats are computed in another precision"
 #endif
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "scales are little-endian"
+#error "scales and values are little-endian"
 #endif
 
 #if defined(CLONES) && defined(__x86_64__)

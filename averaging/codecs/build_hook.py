@@ -1,4 +1,4 @@
-"""Builds `blocks.c` where Potluck is installed: the block codecs as one library beside the source, used by `compiled.py`.
+"""Builds `blocks.c` where Potluck is installed: the dense codecs as one library beside the source, used by `compiled.py`.
 
 Run by hatchling, for a wheel and for an editable installation, and by tests. It needs a C compiler, `cc` or what CC names; where there
 is none the installation says so and goes on, and the codecs are computed by torch and NumPy: the same bytes, several times slower.

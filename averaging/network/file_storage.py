@@ -7,7 +7,6 @@ flips in an old frame must not make the rest of the log look unwritten.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import struct
@@ -228,9 +227,12 @@ class _Unfinished:
         if is_long and CAN_BE_UNCACHED:
             try:
                 return UncachedFile(self._temporary)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
+            except FileNotFoundError:
+                raise
+            except (
+                OSError
+            ) as error:  # such as a file system that has none; what keeps every file from being made is raised below
+                log.debug("written_through_the_cache", path=str(self._path), reason=str(error))
         return open(self._temporary, "wb")
 
 
@@ -239,7 +241,7 @@ def _write_atomic(path: Path, parts: Sequence[bytes | memoryview]) -> None:
     try:
         unfinished.add(parts)
         unfinished.finish()
-    except StorageError:
+    except BaseException:
         unfinished.drop()
         raise
 

@@ -25,6 +25,12 @@ _BLOCK_BYTES: Final = 4096
 """What disks and file systems want places, lengths and memory to be multiples of: 512 or this (open(2), "O_DIRECT")."""
 
 _AT_ONCE_BYTES: Final = 1 << 21
+_PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+"""A process that is forked off has its own."""
+
+_REFUSALS: Final = (errno.EINVAL, errno.EOPNOTSUPP)
+"""Of file systems that open a file so and want larger blocks, or write none so."""
+
 _MOST_ROOMS: Final = 4
 """As many as threads that write at the same time (`ThreadOffload`); further ones give theirs back."""
 
@@ -40,7 +46,7 @@ class _Rooms:
     def one(self) -> Iterator[memoryview]:
         """_AT_ONCE_BYTES, with whatever is in them."""
         with self._lock:
-            room = self._spare.pop() if self._spare else mmap.mmap(-1, _AT_ONCE_BYTES)
+            room = self._spare.pop() if self._spare else mmap.mmap(-1, _AT_ONCE_BYTES, flags=_PRIVATE)
         try:
             with memoryview(room) as view:
                 yield view
@@ -60,7 +66,7 @@ class UncachedFile:
         """Make it, or empty the one that is there.
 
         Raises:
-            OSError: with EINVAL where its file system has only cached files.
+            OSError: its file system has only cached files, or takes none.
         """
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | _DIRECT, 0o666)
         self._num_written = 0
@@ -107,17 +113,20 @@ class UncachedFile:
             try:
                 num_bytes = os.pwrite(self._descriptor, blocks, self._num_written)
             except OSError as error:
-                if error.errno != errno.EINVAL or not self._is_direct:
+                if error.errno not in _REFUSALS or not self._is_direct:
                     raise
-                # there are file systems that open it so and want larger blocks, or write no file so
-                fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags & ~_DIRECT)
+                self._go_through_cache()
                 continue
+            if not num_bytes:
+                raise OSError(errno.EIO, "nothing was written")
             self._num_written += num_bytes
             blocks = blocks[num_bytes:]
-            if (
-                num_bytes % _BLOCK_BYTES and self._is_direct
-            ):  # the disk is full, as the next call says; or was for a moment
-                fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags & ~_DIRECT)
+            if num_bytes % _BLOCK_BYTES:  # the disk is full, as the next call says; or was so for a moment
+                self._go_through_cache()
+
+    def _go_through_cache(self) -> None:
+        """From here on, whatever its length and place."""
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags & ~_DIRECT)
 
     @property
     def _flags(self) -> int:

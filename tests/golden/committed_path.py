@@ -57,7 +57,7 @@ CHUNK_BY_CHUNK = (
 """The block codecs as torch and NumPy write them: these chunks are no whole blocks."""
 
 IN_RUNS = (
-    *(Case(name, name, outer, 1024) for name in ("int8", "int4", "e3m0") for outer in (MEAN, NESTEROV)),
+    *(Case(name, name, outer, 1024) for name in ("int8", "int4", "e3m0", "fp32", "fp16") for outer in (MEAN, NESTEROV)),
     Case("topk", "top25", MEAN, 3 * 4096),
 )
 """Whole blocks, which the compiled library takes where there is one."""
@@ -142,11 +142,11 @@ def _mean_of(case: Case, grid: ChunkGrid, run: range, offers: Sequence[EncodedCo
     """As a reducer: from the bytes where that can be, else decoded first."""
     codec, (begin, stop), size = codec_by_name(case.codec), grid.span(run.start, run.stop), grid.chunk_elements
     chunks = [offer.chunks[run.start : run.stop] for offer in offers]
-    total = WeightedSum(stop - begin)
+    total = WeightedSum(stop - begin, sum_dtype(case.result))
     if not all(
         total.add_encoded(weight, codec, part, size, MAX_DELTA) for weight, part in zip(WEIGHTS, chunks, strict=True)
     ):
-        total = WeightedSum(stop - begin)
+        total = WeightedSum(stop - begin, sum_dtype(case.result))
         for weight, part in zip(WEIGHTS, chunks, strict=True):
             total.add(weight, decode_run(codec, part, size, stop - begin))
     return total.mean().float()

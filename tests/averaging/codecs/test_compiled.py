@@ -182,13 +182,24 @@ def test_values_at_each_border_between_two_float16_are_written_as_the_codec_writ
 @pytest.mark.parametrize("codec", ["fp32", "fp16"], indirect=True)
 def test_chunks_of_any_length_at_any_byte_are_written_and_read(blocks: CompiledBlocks, codec: Codec) -> None:
     size = 301
-    values_n, found_n = _values()[: 3 * size], torch.empty(3 * size)
+    values_n, minus_n, found_n = _values()[: 3 * size], _values(8)[-3 * size :], torch.empty(3 * size)
     encoded = b"".join(codec.encode(part_n) for part_n in values_n.split(size))
     room, step = memoryview(bytearray(len(encoded) + 1))[1:], len(encoded) // 3
     assert blocks.encode(codec, values_n, None, size, room)
     assert bytes(room) == encoded
     assert blocks.decode(codec, [room[begin : begin + step] for begin in range(0, len(room), step)], size, found_n)
-    assert found_n.numpy().tobytes() == codec.decode(encoded, 3 * size).numpy().tobytes()
+    decoded_n = codec.decode(encoded, 3 * size)
+    assert found_n.numpy().tobytes() == decoded_n.numpy().tobytes()
+    views = [room[begin : begin + step] for begin in range(0, len(room), step)]
+    assert blocks.step(codec, views, size, 0.7, minus_n, found_n)
+    assert found_n.numpy().tobytes() == torch.sub(minus_n, torch.mul(decoded_n, 0.7)).numpy().tobytes()
+    for dtype in (torch.float32, torch.float64):
+        expected, sum_n = WeightedSum(3 * size, dtype), torch.zeros(3 * size, dtype=dtype)
+        expected.add(1, decoded_n.clone())
+        assert blocks.add(codec, views, size, 1.0, 3e38, sum_n)
+        assert sum_n.numpy().tobytes() == expected.mean().numpy().tobytes()
+    assert blocks.encode(codec, values_n, minus_n, size, room)
+    assert bytes(room) == codec.encode(torch.sub(values_n, minus_n))
 
 
 SPARSE = 4096

@@ -3,13 +3,11 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from structlog.testing import capture_logs
 
 from averaging.network import file_storage
@@ -89,46 +87,20 @@ async def test_a_leftover_of_an_unfinished_write_never_appears(tmp_path: Path) -
     assert await storage.size_bytes() == 1
 
 
-class _Held(list[bytes]):
-    """Parts of a file. A write waits with the file open, before the data or with all of it written."""
-
-    def __init__(self, data: bytes, *, is_before: bool) -> None:
-        super().__init__([data])
-        self.is_before = is_before
-        self.opened, self.go = threading.Event(), threading.Event()
-
-    def __iter__(self) -> Iterator[bytes]:
-        if self.is_before:
-            self._wait()
-        yield from super().__iter__()
-        if not self.is_before:
-            self._wait()
-
-    def _wait(self) -> None:
-        self.opened.set()
-        if not self.go.wait(10):
-            raise TimeoutError
-
-
-async def test_what_one_writer_told_of_is_whole_while_another_writes_the_same_name(tmp_path: Path) -> None:
-    storage, told = FileStorage(tmp_path, ThreadOffload()), trio.Event()
-    data = bytes(1 << 20)  # more than a file's buffer, so that it has reached the file before the other opens its own
-    first, second = _Held(data, is_before=False), _Held(data, is_before=True)
-
-    async def write_first() -> None:
-        await storage.write_atomic("head", first)
-        told.set()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(write_first)
-        await trio.to_thread.run_sync(first.opened.wait)
-        nursery.start_soon(storage.write_atomic, "head", second)
-        await trio.to_thread.run_sync(second.opened.wait)
-        first.go.set()
-        await told.wait()
-        found = await storage.read("head")
-        second.go.set()
-    assert found == data
+@pytest.mark.parametrize("can_be_uncached", [True, False])
+async def test_what_one_writer_told_of_is_whole_while_another_writes_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_be_uncached: bool
+) -> None:
+    monkeypatch.setattr(file_storage, "CAN_BE_UNCACHED", CAN_BE_UNCACHED and can_be_uncached)
+    storage, data = FileStorage(tmp_path, ThreadOffload()), os.urandom(2 * EARLY_BYTES)
+    first, second = storage.begin("head"), storage.begin("head")
+    await first.add(data)
+    await second.add(data[:EARLY_BYTES])  # its file is open, and emptied where it is the same
+    assert len(list(tmp_path.iterdir())) == 2
+    await first.finish()
+    assert await storage.read("head") == data
+    await second.add(data[EARLY_BYTES:])
+    await second.finish()
     assert await storage.read("head") == data
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
 
@@ -331,6 +303,19 @@ async def test_a_long_file_that_the_disk_does_not_take_leaves_the_old_one_and_no
     with pytest.raises(StorageError, match="No space left"):
         await storage.write_atomic("file", [bytes(EARLY_BYTES)])
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
+
+
+async def test_a_write_that_fails_for_whatever_reason_keeps_no_file_open(tmp_path: Path) -> None:
+    class Failing(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            yield bytes(EARLY_BYTES)
+            if (tmp_path / "head").exists() or list(tmp_path.iterdir()):
+                raise MemoryError
+
+    storage, before = FileStorage(tmp_path, ThreadOffload()), len(os.listdir("/dev/fd"))
+    with pytest.raises(MemoryError):
+        await storage.write_atomic("head", Failing([b"x"]))
+    assert (list(tmp_path.iterdir()), len(os.listdir("/dev/fd"))) == ([], before)
 
 
 async def test_what_was_not_finished_is_cleared_and_what_was_stays(tmp_path: Path) -> None:

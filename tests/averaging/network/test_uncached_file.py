@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable
@@ -14,7 +15,19 @@ from averaging.network.uncached_file import UncachedFile
 
 BLOCK_BYTES = 4096
 AT_ONCE_BYTES = 1 << 21
+DIRECT = getattr(os, "O_DIRECT", 0)
 LENGTHS = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, AT_ONCE_BYTES, 2 * AT_ONCE_BYTES + 5]
+
+
+@pytest.fixture(autouse=True)
+def _on_every_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the tests' folder has no such files all is as on a file system that forgets the flag."""
+    real = os.open
+    try:
+        UncachedFile(tmp_path / "probe").close()
+    except OSError:
+        monkeypatch.setattr(os, "open", lambda path, flags, mode: real(path, flags & ~DIRECT, mode))
+    (tmp_path / "probe").unlink(missing_ok=True)
 
 
 def _write(path: Path, *calls: list[bytes]) -> None:
@@ -58,20 +71,23 @@ def _patched(monkeypatch: pytest.MonkeyPatch, write: Callable[..., int]) -> None
     monkeypatch.setattr(uncached_file.os, "pwrite", write)
 
 
+def _is_direct(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & DIRECT)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
 def test_where_a_file_system_opens_it_so_but_writes_none_so_it_is_written_as_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    real, data, refused = os.pwrite, os.urandom(AT_ONCE_BYTES + 9), list[int]()
+    real, data = os.pwrite, os.urandom(AT_ONCE_BYTES + 9)
 
     def write(descriptor: int, blocks: memoryview, place: int) -> int:
-        if not refused:
-            refused.append(place)
-            raise OSError(errno.EINVAL, "not in such blocks")
+        if _is_direct(descriptor):
+            raise OSError(number, os.strerror(number))
         return real(descriptor, blocks, place)
 
     _patched(monkeypatch, write)
     _write(tmp_path / "file", [data])
-    assert refused == [0]
     assert (tmp_path / "file").read_bytes() == data
 
 
@@ -92,6 +108,8 @@ def test_a_write_that_ends_inside_a_block_is_gone_on_with(tmp_path: Path, monkey
     def write(descriptor: int, blocks: memoryview, place: int) -> int:
         calls.append(place)
         if len(calls) > 1:
+            if _is_direct(descriptor):
+                raise OSError(errno.EIO, "asked for a part of a block")
             return real(descriptor, blocks, place)
         whole = real(descriptor, blocks[:BLOCK_BYTES], place)
         return whole - 100  # what a file system may tell that has written a part of a block
@@ -100,6 +118,16 @@ def test_a_write_that_ends_inside_a_block_is_gone_on_with(tmp_path: Path, monkey
     _write(tmp_path / "file", [data])
     assert calls[:2] == [0, BLOCK_BYTES - 100]
     assert (tmp_path / "file").read_bytes() == data
+
+
+def test_a_write_that_takes_nothing_is_an_error_and_not_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = UncachedFile(tmp_path / "file")
+    _patched(monkeypatch, lambda *_: 0)
+    with pytest.raises(OSError, match="nothing was written"):
+        file.write([bytes(BLOCK_BYTES)])
+    file.close()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])

@@ -485,3 +485,66 @@ async def test_a_stream_that_breaks_while_it_is_waited_for_is_waited_for_no_long
             view = ExchangeView(lambda base: True, arrivals=lambda: arrivals)
             assert await _gatherer(gathering, view).gather(commit.record, (world.parties[1].peer,))
         assert broken_s <= trio.current_time() < broken_s + EXCHANGE_PATIENCE_S + 0.5
+
+
+async def test_what_a_stream_begins_to_bring_while_somebody_is_about_to_fetch_it_is_not_fetched(
+    autojump_clock: Clock,
+) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        changes, part, arrivals = Changes(), commit.record.slices[1], Arrivals()
+        world.swarm.speeds[world.parties[0].peer] = LinkSpeed(latency_s=0.3)
+        view = ExchangeView(lambda base: True, changes, lambda: arrivals, patience_s=lambda: 0.0)
+        gatherer = _gatherer(gathering, view)
+        # its turn comes when another errand's fetch of the same bytes is over
+        over = gatherer._fetching[part.result_hash] = trio.Event()
+
+        async def begin() -> None:
+            await trio.sleep(0.2)
+            with _coming(part, of=arrivals):
+                del gatherer._fetching[part.result_hash]
+                over.set()
+                await trio.sleep(1.0)
+                await commit.write_results(gathering, slices=[1])
+                changes.notify()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(begin)
+            assert await gatherer.gather(commit.record, (world.parties[0].peer,))
+        assert part.first_chunk not in [first_chunk for _, first_chunk in _asked(world)]
+
+
+async def test_two_that_gather_the_same_bytes_at_the_same_time_fetch_them_once(autojump_clock: Clock) -> None:
+    """For the ack and for the commit."""
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        gatherer = _gatherer(gathering)
+
+        async def gather() -> None:
+            assert await gatherer.gather(commit.record, (world.parties[0].peer,))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gather)
+            nursery.start_soon(gather)
+        asked = [first_chunk for number, first_chunk in _asked(world) if number == 0]
+        assert sorted(asked) == sorted(set(asked))
+
+
+async def test_who_is_offered_a_result_that_is_being_fetched_waits_until_that_is_over(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        world.swarm.speeds[world.parties[0].peer] = LinkSpeed(latency_s=0.2)
+        gatherer, held = _gatherer(gathering), list[bool]()
+        part = commit.record.slices[0]
+
+        async def offered() -> None:
+            await trio.sleep(0.01)
+            await gatherer.until_fetched(part.result_hash)
+            held.append(await gathering.log.holds_results(commit.record.parent, [part.result_hash]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(offered)
+            assert await gatherer.gather(commit.record, (world.parties[0].peer,))
+        assert held == [True]
+        with trio.fail_after(0.1):
+            await gatherer.until_fetched(part.result_hash)
