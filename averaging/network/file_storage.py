@@ -229,9 +229,7 @@ class _Unfinished:
                 return UncachedFile(self._temporary)
             except FileNotFoundError:
                 raise
-            except (
-                OSError
-            ) as error:  # such as a file system that has none; what keeps every file from being made is raised below
+            except OSError as error:  # such as a file system that has none; what refuses every file is raised below
                 log.debug("written_through_the_cache", path=str(self._path), reason=str(error))
         return open(self._temporary, "wb")
 

@@ -60,7 +60,7 @@ IN_RUNS = (
     *(Case(name, name, outer, 1024) for name in ("int8", "int4", "e3m0", "fp32", "fp16") for outer in (MEAN, NESTEROV)),
     Case("topk", "top25", MEAN, 3 * 4096),
 )
-"""Whole blocks, which the compiled library takes where there is one."""
+"""Whole blocks and plain values, which the compiled library takes where there is one."""
 
 Commit: TypeAlias = (
     "Callable[[Case, ChunkGrid, UnitState, Sequence[EncodedContribution]], tuple[UnitState, list[bytes]]]"
