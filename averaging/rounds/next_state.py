@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+import trio
 
 from averaging.chunk_runs import decode_run, run_chunks
 from averaging.codecs import Codec
@@ -76,8 +78,32 @@ class NextState:
         self._claimed = set[int]()
         self._made_by: dict[int, bytes] = {}
         self._leaves: dict[int, bytes] = {}
-        self.num_running = 0
-        """Threads that are making chunks at this moment, counted by who starts them."""
+        self._num_running = 0
+        self._idle = trio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While a thread makes chunks of this, by whoever starts it."""
+        self._num_running += 1
+        if self._num_running == 1:
+            self._idle = trio.Event()
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._idle.set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a thread makes chunks at this moment."""
+        return self._num_running > 0
+
+    async def until_idle(self) -> None:
+        """Until no thread makes chunks."""
+        while self._num_running:
+            await self._idle.wait()
 
     def follows(self, state: UnitState, outer: OuterStep) -> bool:
         """Whether this is the step from that very state by those numbers."""

@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 import torch
+import trio
 
 from averaging.codecs import Codec
 from averaging.generations import Generations
@@ -31,6 +32,12 @@ log = structlog.get_logger()
 
 APPLY_COST_S: Final = 0.005
 """What applying a commit costs in virtual time."""
+
+
+THREADS_WITHIN_S: Final = 5.0
+"""The last results are on disk some milliseconds before the last threads have made the next state of them. To make all of it anew
+takes a second with 25M values and four peers on two cores, so they are waited for; not for ever, as one may be held up.
+"""
 
 
 @dataclass(frozen=True)
@@ -93,13 +100,10 @@ class Updates:
             return await tools.offload.run(
                 partial(examined, tools.result_codec, tools.grid, first_chunk, encoded, None)
             )
-        ahead.num_running += 1
-        try:
+        with ahead.running():
             return await tools.offload.run(
                 partial(examined, tools.result_codec, tools.grid, first_chunk, encoded, ahead)
             )
-        finally:
-            ahead.num_running -= 1
 
     def _ahead_of(self, state: UnitState, outer: OuterStep) -> NextState:
         if self._ahead is None or not self._ahead.follows(state, outer):
@@ -159,17 +163,23 @@ class Updates:
         record, tools = link.record, self._tools
         if record is None:
             raise LocalProtocolError("a link without a record", "a commit")
-        fresh, ahead = dict(self._fresh), self._ahead
-        self._ahead = None
-        if ahead is None or ahead.num_running or not ahead.follows(state, record.outer):
-            # also where a thread is still at it, for an attempt that ended
-            ahead = self._next_state(state, record.outer)
-        made = partial(self._outer, ahead, link, record, data, fresh)
+        ahead = await self._made_ahead(state, record.outer)
+        made = partial(self._outer, ahead, link, record, data, dict(self._fresh))
         advanced, leaves = await tools.offload.run(made, cost_s=APPLY_COST_S)
         self._made = weakref.ref(advanced.anchor_N), leaves
         if record.parent == self._fresh_base:
             self._fresh.clear()
         return advanced
+
+    async def _made_ahead(self, state: UnitState, outer: OuterStep) -> NextState:
+        """What was made of the state after `state` while its results came, else a new one to be made; nobody adds to it any more."""
+        if self._ahead is not None and self._ahead.follows(state, outer):
+            with trio.move_on_after(THREADS_WITHIN_S):
+                await self._ahead.until_idle()
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.is_running or not ahead.follows(state, outer):
+            return self._next_state(state, outer)
+        return ahead
 
     def _outer(
         self,

@@ -12,7 +12,7 @@ import trio.testing
 
 from averaging.outer_step import apply_outer_step
 from averaging.rounds.next_state import SliceBytes
-from averaging.rounds.updates import Updates
+from averaging.rounds.updates import THREADS_WITHIN_S, Updates
 from averaging.state import UnitState, state_root
 from protocol.errors import LocalProtocolError
 from protocol.merkle import leaf_hash
@@ -132,6 +132,30 @@ async def test_a_state_is_made_while_the_results_come_and_only_what_differs_is_m
         assert codec.num_decoded == (10 if is_other else 0)
         plain = await Updates(party.chain.tools).advance(world.genesis, commit.link, commit.results)
         assert await updates.root(state) == state_root(state, GRID) == state_root(plain, GRID)
+
+
+async def test_threads_that_are_at_the_last_chunks_are_waited_for_and_nothing_is_made_twice(
+    autojump_clock: Clock,
+) -> None:
+    async with _updates() as (world, party, commit, _):
+        codec, blocking = CountingCodec(), BlockingOffload()
+        updates = Updates(replace(party.chain.tools, results=codec, offload=blocking))
+        async with trio.open_nursery() as nursery:
+            blocking.go = trio.Event()
+            nursery.start_soon(_come, updates, world.genesis, commit)
+            await trio.testing.wait_all_tasks_blocked()
+            advanced: list[UnitState] = []
+
+            async def advance() -> None:
+                advanced.append(await updates.advance(world.genesis, commit.link, commit.results))
+
+            nursery.start_soon(advance)
+            await trio.sleep(THREADS_WITHIN_S / 2)
+            assert not advanced
+            blocking.go.set()
+        plain = await Updates(party.chain.tools).advance(world.genesis, commit.link, commit.results)
+        assert codec.num_decoded == GRID.num_elements
+        assert state_root(advanced[0], GRID) == state_root(plain, GRID)
 
 
 async def test_what_a_thread_is_still_at_is_not_taken_for_the_state(autojump_clock: Clock) -> None:
