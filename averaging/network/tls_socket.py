@@ -65,9 +65,9 @@ _AROUND_BYTES: Final = _RECORD_HEAD.size + 17
 """What a record adds to its content: its head, the type inside and the tag of every cipher of TLS 1.3 (RFC 8446, section 5.2)."""
 
 _UNPACED: Final = 0xFFFF_FFFF
-_TCP_INFO: Final = struct.Struct("=24xI40xI28xI16xQ16xII32xQ")
+_TCP_INFO: Final = struct.Struct("=24xI40xI28xI16xQ16xII24xQQ")
 """Of Linux's `struct tcp_info` (uapi/linux/tcp.h): unacked packets, rtt in us, packets sent again, acked bytes, not sent bytes, best
-rtt in us; us in which more could have been sent had our buffer held more.
+rtt in us; us in which the receiver had no room, and in which more could have been sent had our buffer held more.
 """
 
 _LEAST_TOLD_BYTES: Final = 152
@@ -311,7 +311,7 @@ class TlsSocket:
         if len(told) < _LEAST_TOLD_BYTES:
             return None
         told = told.ljust(_TCP_INFO.size, b"\0")
-        unacked, rtt_us, num_again, acked_bytes, waiting_bytes, best_us, held_us = _TCP_INFO.unpack(told)
+        unacked, rtt_us, num_again, acked_bytes, waiting_bytes, best_us, stopped_us, held_us = _TCP_INFO.unpack(told)
         best_s = min(rtt_us, best_us) / 1e6  # of a connection without one it is 2^32 - 1
         return PathLook(
             acked_bytes,
@@ -321,6 +321,7 @@ class TlsSocket:
             best_s,
             num_again if self._goes_by_losses else 0,
             held_us / 1e6,
+            stopped_us / 1e6,
         )
 
     def pace(self, bytes_per_s: float) -> None:

@@ -234,6 +234,28 @@ def test_a_stream_that_gets_more_than_its_part_of_a_full_line_does_not_make_it_s
     assert pace.bytes_per_s == pytest.approx(0.97 * 13e6, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("stopped", "is_learned"),
+    [((0.8, 0.8), False), ((0.8, 0.1), True), ((0.0, 0.0), True)],
+    ids=["both receivers too busy to read", "one of them", "neither"],
+)
+@pytest.mark.parametrize("first_bytes_per_s", [inf, 3e7], ids=["a line that is not known", "one with a pace"])
+def test_acknowledgements_that_wait_for_receivers_without_room_are_no_queue(
+    first_bytes_per_s: float, stopped: tuple[float, float], is_learned: bool
+) -> None:
+    """Of four members that met for the first time some guessed 4 to 6 MB/s on loopback, and all waited for their next deltas."""
+    pace = LinePace()
+    pace.bytes_per_s = first_bytes_per_s
+    for number in range(40):
+        now_s = 0.05 * number
+        paths: dict[object, PathLook] = {
+            n: PathLook(int(2e6 * now_s), 100_000, False, 0.02, 0.0, stopped_s=share * now_s)
+            for n, share in enumerate(stopped)
+        }
+        pace.look(paths, now_s)
+    assert (pace.bytes_per_s < first_bytes_per_s) is is_learned
+
+
 def test_a_queue_that_stays_whatever_we_do_is_somebody_elses_and_the_kernel_alone_decides_for_a_while() -> None:
     pace, line = LinePace(), Line(lambda _: 12e6, foreign_s=0.1)
     assert line.run(pace, 12.0) > 0.7

@@ -179,7 +179,7 @@ def _tcp_info(num_bytes: int) -> bytes:
         (120, "Q", 123_456),  # tcpi_bytes_acked
         (144, "I", 4096),  # tcpi_notsent_bytes
         (148, "I", 40_000),  # tcpi_min_rtt
-        (176, "Q", 5_000_000),  # tcpi_rwnd_limited: a reader that is slow, which says nothing of the line
+        (176, "Q", 5_000_000),  # tcpi_rwnd_limited: a reader that is slow
         (184, "Q", 250_000),  # tcpi_sndbuf_limited
     ):
         struct.pack_into(f"={form}", info, place, value)
@@ -187,15 +187,20 @@ def _tcp_info(num_bytes: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "control", "num_lost", "held_s"),
-    [(232, b"cubic\0", 7, 0.25), (232, b"bbr\0", 0, 0.25), (192, b"reno\0", 7, 0.25), (152, b"cubic\0", 7, 0.0)],
+    ("num_bytes", "control", "num_lost", "stopped_s", "held_s"),
+    [
+        (232, b"cubic\0", 7, 5.0, 0.25),
+        (232, b"bbr\0", 0, 5.0, 0.25),
+        (192, b"reno\0", 7, 5.0, 0.25),
+        (152, b"cubic\0", 7, 0.0, 0.0),
+    ],
     ids=["cubic", "bbr goes by no losses", "reno", "a kernel before 4.10"],
 )
-def test_the_kernel_tells_of_losses_and_of_a_buffer_that_was_full(
-    num_bytes: int, control: bytes, num_lost: int, held_s: float
+def test_the_kernel_tells_of_losses_of_a_receiver_without_room_and_of_a_buffer_that_was_full(
+    num_bytes: int, control: bytes, num_lost: int, stopped_s: float, held_s: float
 ) -> None:
     look = TlsSocket(cast(ssl.SSLSocket, _Told(_tcp_info(num_bytes), control))).look()
-    assert look == PathLook(123_456, 4096, False, 0.05, 0.04, num_lost, held_s)
+    assert look == PathLook(123_456, 4096, False, 0.05, 0.04, num_lost, held_s, stopped_s)
 
 
 def test_a_kernel_that_tells_less_than_is_needed_is_not_asked_on() -> None:
