@@ -79,9 +79,11 @@ HELD_UP: Final = 0.8
 """Of the part that the best stream of a window uses: one that uses less of its own has a receiver with a thin line."""
 
 NO_ROOM: Final = 0.5
-"""Of a window: where every stream's receiver had no room for so long, receivers are too busy to read, which looks like a queue and
-says nothing of the line. In a third of swarms of four that met for the first time on two cores, on loopback, a member guessed 4 to 6
-MB/s from that, and the next round took 2.5 to 5.8 s instead of 1.2.
+MOST_NO_ROOM: Final = 10
+"""The first of a window: where every stream's receiver had no room for so long, receivers are too busy to read, which looks like a
+queue and says nothing of the line. In a third of swarms of four that met for the first time on two cores, on loopback, one guessed
+4 to 6 MB/s from that, and the next round took 2.5 to 5.8 s instead of 1.2. In more such windows in a row it is their buffers that are
+small for a line with its queue.
 """
 
 USED: Final = 0.9
@@ -126,7 +128,7 @@ class PathLook:
         best_rtt_s: the shortest that was seen.
         num_lost: packets sent once more since it was opened, where its congestion control goes by that; else 0.
         held_s: for how long since then more could have been sent had our buffer held more.
-        stopped_s: for how long since then its receiver had no room for more.
+        no_room_s: for how long since then its receiver had no room for more.
     """
 
     acked_bytes: int
@@ -136,7 +138,7 @@ class PathLook:
     best_rtt_s: float
     num_lost: int = 0
     held_s: float = 0.0
-    stopped_s: float = 0.0
+    no_room_s: float = 0.0
 
 
 def is_queued(path: PathLook) -> bool:
@@ -184,6 +186,9 @@ class LinePace:
         """How much longer than the way acknowledgements took at the end of the last window, of the stream that waits least."""
 
         self._was_queued = False
+        self._num_no_room = 0
+        """Windows in a row in which no receiver had room."""
+
         self._num_in_vain = 0
         self._drained_s = 0.0
         self._unpaced_until_s = 0.0
@@ -213,12 +218,17 @@ class LinePace:
 
     def _judge(self, waiting: Mapping[object, PathLook], now_s: float) -> None:
         seconds = now_s - self._began_s
-        if all(waiting[each].stopped_s - path.stopped_s > NO_ROOM * seconds for each, path in self._begun.items()):
-            return
+        waited_s = self._waits_s
+        self._waits_s = min(waiting[each].rtt_s - waiting[each].best_rtt_s for each in self._begun)
+        if all(waiting[each].no_room_s - path.no_room_s > NO_ROOM * seconds for each, path in self._begun.items()):
+            self._num_no_room += 1
+            if self._num_no_room <= MOST_NO_ROOM:
+                self._was_queued = False
+                return
+        else:
+            self._num_no_room = 0
         rates = {each: (waiting[each].acked_bytes - path.acked_bytes) / seconds for each, path in self._begun.items()}
         is_paced, used = self.bytes_per_s < inf, 0.0
-        waited_s = self._waits_s
-        self._waits_s = min(waiting[stream].rtt_s - waiting[stream].best_rtt_s for stream in rates)
         if is_paced:
             shares = [rate / self._parts.get(stream, inf) for stream, rate in rates.items()]
             free = [share for share in shares if share >= HELD_UP * max(shares)]

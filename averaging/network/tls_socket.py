@@ -311,7 +311,7 @@ class TlsSocket:
         if len(told) < _LEAST_TOLD_BYTES:
             return None
         told = told.ljust(_TCP_INFO.size, b"\0")
-        unacked, rtt_us, num_again, acked_bytes, waiting_bytes, best_us, stopped_us, held_us = _TCP_INFO.unpack(told)
+        unacked, rtt_us, num_again, acked_bytes, waiting_bytes, best_us, no_room_us, held_us = _TCP_INFO.unpack(told)
         best_s = min(rtt_us, best_us) / 1e6  # of a connection without one it is 2^32 - 1
         return PathLook(
             acked_bytes,
@@ -321,7 +321,7 @@ class TlsSocket:
             best_s,
             num_again if self._goes_by_losses else 0,
             held_us / 1e6,
-            stopped_us / 1e6,
+            no_room_us / 1e6,
         )
 
     def pace(self, bytes_per_s: float) -> None:

@@ -177,6 +177,7 @@ class Updates:
             with trio.move_on_after(THREADS_WITHIN_S):
                 await self._ahead.until_idle()
         ahead, self._ahead = self._ahead, None
+        # a thread that was held up still writes into it
         if ahead is None or ahead.is_running or not ahead.follows(state, outer):
             return self._next_state(state, outer)
         return ahead

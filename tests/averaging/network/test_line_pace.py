@@ -29,6 +29,9 @@ class Line:
     num_streams: int = 3
     best_rtt_s: float = 0.002
     foreign_s: float = 0.0
+    no_room: float = 0.0
+    """For what share of the time receivers have none."""
+
     thin: dict[int, float] = field(default_factory=dict)
     """What the receiver of a stream takes at most, bytes a second."""
 
@@ -72,7 +75,8 @@ class Line:
     def _looks(self) -> dict[object, PathLook]:
         pairs = zip(self._acked, self._rtt_s, strict=True)
         return {
-            n: PathLook(int(acked), 100_000, False, rtt_s, self.best_rtt_s) for n, (acked, rtt_s) in enumerate(pairs)
+            n: PathLook(int(acked), 100_000, False, rtt_s, self.best_rtt_s, no_room_s=self.no_room * self.now_s)
+            for n, (acked, rtt_s) in enumerate(pairs)
         }
 
 
@@ -235,25 +239,43 @@ def test_a_stream_that_gets_more_than_its_part_of_a_full_line_does_not_make_it_s
 
 
 @pytest.mark.parametrize(
-    ("stopped", "is_learned"),
-    [((0.8, 0.8), False), ((0.8, 0.1), True), ((0.0, 0.0), True)],
-    ids=["both receivers too busy to read", "one of them", "neither"],
+    ("no_room", "before_s", "is_learned"),
+    [((0.8, 0.8), 0.0, False), ((0.8, 0.1), 0.0, True), ((0.0, 0.0), 0.0, True), ((0.0, 0.0), 9.0, True)],
+    ids=["both receivers too busy to read", "one of them", "neither", "both, but before"],
 )
 @pytest.mark.parametrize("first_bytes_per_s", [inf, 3e7], ids=["a line that is not known", "one with a pace"])
 def test_acknowledgements_that_wait_for_receivers_without_room_are_no_queue(
-    first_bytes_per_s: float, stopped: tuple[float, float], is_learned: bool
+    first_bytes_per_s: float, no_room: tuple[float, float], before_s: float, is_learned: bool
 ) -> None:
     """Of four members that met for the first time some guessed 4 to 6 MB/s on loopback, and all waited for their next deltas."""
     pace = LinePace()
     pace.bytes_per_s = first_bytes_per_s
-    for number in range(40):
+    for number in range(36):
         now_s = 0.05 * number
         paths: dict[object, PathLook] = {
-            n: PathLook(int(2e6 * now_s), 100_000, False, 0.02, 0.0, stopped_s=share * now_s)
-            for n, share in enumerate(stopped)
+            n: PathLook(int(2e6 * now_s), 100_000, False, 0.02, 0.0, no_room_s=before_s + share * now_s)
+            for n, share in enumerate(no_room)
         }
         pace.look(paths, now_s)
     assert (pace.bytes_per_s < first_bytes_per_s) is is_learned
+
+
+def test_a_line_whose_receivers_have_small_buffers_is_learned_though_they_never_have_room() -> None:
+    pace, line = LinePace(), Line(lambda _: 12e6, no_room=0.9)
+    line.run(pace, 15.0)
+    assert line.run(pace, 40.0) > 0.95
+    assert line.longest_s < 0.06
+
+
+def test_what_is_left_of_a_busy_receivers_pause_is_no_queue() -> None:
+    """Acknowledgements are reckoned smoothly, so they seem late for a while after it; less and less."""
+    pace, acked, no_room_s, now_s = LinePace(), 0.0, 0.0, 0.0
+    pace.bytes_per_s = 2e7
+    for rtt_s, share, num_looks in ((0.002, 0.0, 5), (0.08, 0.9, 8), (0.03, 0.0, 4)):
+        for _ in range(num_looks):
+            pace.look({"a": PathLook(int(acked), 100_000, False, rtt_s, 0.002, no_room_s=no_room_s)}, now_s)
+            now_s, acked, no_room_s = now_s + 0.0625, acked + 5e5, no_room_s + share * 0.0625
+    assert pace.bytes_per_s == 2e7
 
 
 def test_a_queue_that_stays_whatever_we_do_is_somebody_elses_and_the_kernel_alone_decides_for_a_while() -> None:

@@ -187,7 +187,7 @@ def _tcp_info(num_bytes: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "control", "num_lost", "stopped_s", "held_s"),
+    ("num_bytes", "control", "num_lost", "no_room_s", "held_s"),
     [
         (232, b"cubic\0", 7, 5.0, 0.25),
         (232, b"bbr\0", 0, 5.0, 0.25),
@@ -197,10 +197,10 @@ def _tcp_info(num_bytes: int) -> bytes:
     ids=["cubic", "bbr goes by no losses", "reno", "a kernel before 4.10"],
 )
 def test_the_kernel_tells_of_losses_of_a_receiver_without_room_and_of_a_buffer_that_was_full(
-    num_bytes: int, control: bytes, num_lost: int, stopped_s: float, held_s: float
+    num_bytes: int, control: bytes, num_lost: int, no_room_s: float, held_s: float
 ) -> None:
     look = TlsSocket(cast(ssl.SSLSocket, _Told(_tcp_info(num_bytes), control))).look()
-    assert look == PathLook(123_456, 4096, False, 0.05, 0.04, num_lost, held_s, stopped_s)
+    assert look == PathLook(123_456, 4096, False, 0.05, 0.04, num_lost, held_s, no_room_s)
 
 
 def test_a_kernel_that_tells_less_than_is_needed_is_not_asked_on() -> None:
