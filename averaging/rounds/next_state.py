@@ -79,31 +79,28 @@ class NextState:
         self._made_by: dict[int, bytes] = {}
         self._leaves: dict[int, bytes] = {}
         self._num_running = 0
-        self._idle = trio.Event()
-        self._idle.set()
+        self._ended = trio.Event()
+        """Set, and replaced, when one of them ends."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While a thread makes chunks of this, by whoever starts it."""
+        """While a thread is to make chunks of this, or makes them; for the thread of trio, by whoever starts it."""
         self._num_running += 1
-        if self._num_running == 1:
-            self._idle = trio.Event()
         try:
             yield
         finally:
             self._num_running -= 1
-            if not self._num_running:
-                self._idle.set()
+            ended, self._ended = self._ended, trio.Event()
+            ended.set()
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a thread makes chunks at this moment."""
-        return self._num_running > 0
-
-    async def until_idle(self) -> None:
-        """Until no thread makes chunks."""
+    async def until_idle(self, within_s: float) -> bool:
+        """Until no thread makes chunks of this; False where none of them has ended for `within_s`: what it holds is not to be used."""
         while self._num_running:
-            await self._idle.wait()
+            with trio.move_on_after(within_s) as scope:
+                await self._ended.wait()
+            if scope.cancelled_caught:
+                return False
+        return True
 
     def follows(self, state: UnitState, outer: OuterStep) -> bool:
         """Whether this is the step from that very state by those numbers."""

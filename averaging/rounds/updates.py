@@ -10,7 +10,6 @@ from typing import Final
 
 import structlog
 import torch
-import trio
 
 from averaging.codecs import Codec
 from averaging.generations import Generations
@@ -35,8 +34,9 @@ APPLY_COST_S: Final = 0.005
 
 
 THREADS_WITHIN_S: Final = 5.0
-"""The last results are on disk some milliseconds before the last threads have made the next state of them. To make all of it anew
-takes a second with 25M values and four peers on two cores, so they are waited for; not for ever, as one may be held up.
+"""The last results are on disk before the last threads have made the next state of them: by milliseconds, or the rest of our slice.
+To make all of it anew takes a second with 25M values and four peers on two cores, so they are waited for, as long as one after another
+ends; one that is held up for so long still writes into it, and all is made anew.
 """
 
 
@@ -173,14 +173,10 @@ class Updates:
 
     async def _made_ahead(self, state: UnitState, outer: OuterStep) -> NextState:
         """What was made of the state after `state` while its results came, else a new one to be made; nobody adds to it any more."""
-        if self._ahead is not None and self._ahead.follows(state, outer):
-            with trio.move_on_after(THREADS_WITHIN_S):
-                await self._ahead.until_idle()
-        ahead, self._ahead = self._ahead, None
-        # a thread that was held up still writes into it
-        if ahead is None or ahead.is_running or not ahead.follows(state, outer):
-            return self._next_state(state, outer)
-        return ahead
+        ahead = self._ahead
+        is_made = ahead is not None and ahead.follows(state, outer) and await ahead.until_idle(THREADS_WITHIN_S)
+        self._ahead = None
+        return ahead if ahead is not None and is_made else self._next_state(state, outer)
 
     def _outer(
         self,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import pytest
@@ -41,6 +41,17 @@ class BlockingOffload:
     async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
         if self.go is not None:
             await self.go.wait()
+        return function()
+
+
+@dataclass(frozen=True)
+class SlowOffload:
+    """Runs functions after so long: as threads on a busy machine."""
+
+    takes_s: float
+
+    async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
+        await trio.sleep(self.takes_s)
         return function()
 
 
@@ -134,27 +145,19 @@ async def test_a_state_is_made_while_the_results_come_and_only_what_differs_is_m
         assert await updates.root(state) == state_root(state, GRID) == state_root(plain, GRID)
 
 
-async def test_threads_that_make_chunks_or_begin_meanwhile_are_waited_for_and_nothing_is_made_twice(
+async def test_threads_that_make_chunks_or_begin_meanwhile_are_waited_for_while_one_after_another_ends(
     autojump_clock: Clock,
 ) -> None:
     async with _updates() as (world, party, commit, _):
-        codec, blocking = CountingCodec(), BlockingOffload()
-        updates = Updates(replace(party.chain.tools, results=codec, offload=blocking))
+        codec = CountingCodec()
+        updates = Updates(replace(party.chain.tools, results=codec, offload=SlowOffload(0.6 * THREADS_WITHIN_S)))
         async with trio.open_nursery() as nursery:
-            blocking.go = trio.Event()
             nursery.start_soon(_come, updates, world.genesis, commit)
             await trio.testing.wait_all_tasks_blocked()
-            advanced: list[UnitState] = []
-
-            async def advance() -> None:
-                advanced.append(await updates.advance(world.genesis, commit.link, commit.results))
-
-            nursery.start_soon(advance)
-            await trio.sleep(THREADS_WITHIN_S / 2)
-            blocking.go.set()
+            state = await updates.advance(world.genesis, commit.link, commit.results)
         plain = await Updates(party.chain.tools).advance(world.genesis, commit.link, commit.results)
-        assert codec.num_decoded == GRID.num_elements
-        assert state_root(advanced[0], GRID) == state_root(plain, GRID)
+        assert codec.num_decoded == GRID.num_elements, "nothing is made twice"
+        assert state_root(state, GRID) == state_root(plain, GRID)
 
 
 async def test_what_a_thread_is_still_at_is_not_taken_for_the_state(autojump_clock: Clock) -> None:
@@ -168,8 +171,9 @@ async def test_what_a_thread_is_still_at_is_not_taken_for_the_state(autojump_clo
             updates._ahead = None  # another attempt's results come anew
             nursery.start_soon(updates.examine, world.genesis, OUTER, ahead.start, [other])
             await trio.testing.wait_all_tasks_blocked()
-            blocking.go, go = None, blocking.go
+            blocking.go, go, began_s = None, blocking.go, trio.current_time()
             state = await updates.advance(world.genesis, commit.link, commit.results)
+            assert trio.current_time() - began_s == pytest.approx(THREADS_WITHIN_S)
             go.set()
         plain = await Updates(party.chain.tools).advance(world.genesis, commit.link, commit.results)
         assert state_root(state, GRID) == state_root(plain, GRID)
