@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 CAN_BE_UNCACHED: Final = hasattr(os, "O_DIRECT")
 
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
@@ -59,6 +61,11 @@ class _Rooms:
 _ROOMS: Final = _Rooms()
 
 
+def _copy(data: memoryview, room: memoryview) -> None:
+    """As `room[:] = data`, but other threads may use Python meanwhile: two megabytes take 0.2 ms, on a busy core several."""
+    np.copyto(np.frombuffer(room, dtype=np.uint8), np.frombuffer(data, dtype=np.uint8))
+
+
 class UncachedFile:
     """A file from its beginning on. Its methods block, and raise OSError: it is to be closed then."""
 
@@ -82,7 +89,7 @@ class UncachedFile:
                 view = memoryview(part).cast("B")
                 while view:
                     taken = view[: len(room) - num_bytes]
-                    room[num_bytes : num_bytes + len(taken)] = taken
+                    _copy(taken, room[num_bytes : num_bytes + len(taken)])
                     num_bytes, view = num_bytes + len(taken), view[len(taken) :]
                     if num_bytes == len(room):
                         self._put(room)

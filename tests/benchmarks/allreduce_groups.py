@@ -69,6 +69,9 @@ class Group:
     num_done: int = 0
     failed: str = ""
     trials: list[Trial] = field(default_factory=list)
+    first: list[Trial] = field(default_factory=list)
+    """Those to warm up."""
+
     relative_error: float | None = None
     """Of the first averaging, where it was looked at."""
 
@@ -90,8 +93,7 @@ class Group:
         for told in trial.told:
             if told.get("relative_error") is not None:
                 self.relative_error = told["relative_error"]
-        if not is_warm_up:
-            self.trials.append(trial)
+        (self.first if is_warm_up else self.trials).append(trial)
         return trial
 
     def _cpu_s(self) -> float:

@@ -24,6 +24,12 @@ QUICK_LIMIT_S: Final = 570.0
 _ORDER_S: Final = 2.5
 """A trial is ordered two seconds before it begins, and told a moment after it ended."""
 
+WARM_UPS: Final = 6
+"""Until our peers take no memory any more that they did not have: they keep the contributions of four rounds and of the one before."""
+
+FEW_WARM_UPS: Final = 3
+"""Where a round is the line's, which is learned after two of them."""
+
 _LINK_SHARE: Final = 0.85
 _KILL_S: Final = 30.0
 """With the start of who was killed before, and a round of all."""
@@ -45,25 +51,25 @@ QUICK_KILLS: Final = 1
 """Each with another victim."""
 
 FULL: Final = (
-    Setting(25 * M, 4, 0, ("int8", "fp32", "fp16", "int4")),
-    Setting(25 * M, 2, 0, ("int8",)),
-    Setting(25 * M, 4, 1000, ("fp32", "int8")),
-    Setting(25 * M, 2, 1000, ("fp32", "int8")),
-    Setting(25 * M, 4, 100, ("int8", "int4")),
-    Setting(25 * M, 2, 100, ("int8", "int4")),
+    Setting(25 * M, 4, 0, ("int8", "fp32", "fp16", "int4"), num_warm_ups=WARM_UPS),
+    Setting(25 * M, 2, 0, ("int8",), num_warm_ups=WARM_UPS),
+    Setting(25 * M, 4, 1000, ("fp32", "int8"), num_warm_ups=WARM_UPS),
+    Setting(25 * M, 2, 1000, ("fp32", "int8"), num_warm_ups=WARM_UPS),
+    Setting(25 * M, 4, 100, ("int8", "int4"), num_warm_ups=FEW_WARM_UPS),
+    Setting(25 * M, 2, 100, ("int8", "int4"), num_warm_ups=FEW_WARM_UPS),
     *SMALL,
     *IDLE,
-    Setting(100 * M, 2, 0, ("int8",)),
-    Setting(100 * M, 4, 0, ("int8",), is_apart=True),
-    Setting(100 * M, 2, 1000, ("int8",)),
-    Setting(100 * M, 4, 1000, ("int8",), is_apart=True),
+    Setting(100 * M, 2, 0, ("int8",), num_warm_ups=WARM_UPS),
+    Setting(100 * M, 4, 0, ("int8",), is_apart=True, num_warm_ups=WARM_UPS),
+    Setting(100 * M, 2, 1000, ("int8",), num_warm_ups=WARM_UPS),
+    Setting(100 * M, 4, 1000, ("int8",), is_apart=True, num_warm_ups=WARM_UPS),
     Setting(100 * M, 2, 100, ("int8",)),
     Setting(100 * M, 4, 100, ("int8",), is_apart=True),
 )
 """With 100M values four members of ours take 15 GiB, and those of the others as much."""
 
 QUICK: Final = (
-    Setting(25 * M, 4, 0, ("int8",)),
+    Setting(25 * M, 4, 0, ("int8",), num_warm_ups=FEW_WARM_UPS),
     Setting(25 * M, 4, 100, ("int8",)),
     Setting(25 * M, 4, 1000, ("fp32",)),
     *(replace(setting, idle_s=QUICK_IDLE_S) for setting in SMALL if setting.num_peers in (2, 8)),
@@ -72,7 +78,7 @@ QUICK: Final = (
 
 def expected_s(setting: Setting, num_trials: int, num_kills: int) -> float:
     """How long a setting takes with so many trials, by the links' bounds, and on loopback by two cores: a rough number, to plan by."""
-    start_s, num_orders = 20.0 + 4.0 * setting.num_peers, num_trials + 1
+    start_s, num_orders = 20.0 + 4.0 * setting.num_peers, num_trials + setting.num_warm_ups
     total_s = setting.idle_s
     for number, codec in enumerate(setting.codecs):
         total_s += start_s + num_orders * (_ORDER_S + _trial_s(setting, codec))

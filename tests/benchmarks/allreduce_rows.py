@@ -45,6 +45,9 @@ class Setting:
     idle_s: float = 0.0
     """Before the last trial nothing is ordered for so long, to see what is said then."""
 
+    num_warm_ups: int = 1
+    """Rounds of each group that come first and are no trials."""
+
     @property
     def name(self) -> str:
         """For people."""
@@ -78,6 +81,8 @@ class Measured:
     relative_error: float | None = None
     failures: Sequence[str] = ()
     kill_rows: Sequence[Row] = ()
+    first: Sequence[Trial] = ()
+    """Our rounds before the trials."""
 
 
 def _shown(value: float) -> float:
@@ -130,6 +135,9 @@ def rows_of(measured: Measured, settings: Mapping[str, object]) -> list[Row]:
     rows = [*_time_rows(measured, name, about, is_judged), *_link_rows(measured, name, about)]
     rows += [*_byte_rows(measured, name, about), *_part_rows(measured, name, about)]
     rows += _idle_rows(measured, name, about)
+    rows.append(
+        median_row(f"{name}: wall of the rounds before the trials", [t.wall_s for t in measured.first], "s", about)
+    )
     errors = [] if measured.relative_error is None else [measured.relative_error]
     return [*rows, *measured.kill_rows, median_row(f"{name}: relative error against the exact mean", errors, "", about)]
 
