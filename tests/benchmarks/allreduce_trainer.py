@@ -18,7 +18,6 @@ from averaging.rounds.service import RoundService
 from peer.coordinator_client import CoordinatorClient
 from tests.benchmarks.allreduce_files import (
     DELTA_SCALE,
-    LOOK_EVERY_S,
     seed_of,
     write_result,
 )
@@ -26,6 +25,9 @@ from tests.benchmarks.allreduce_marks import Marks, children_cpu_s, interface_by
 
 PART_ELEMENTS: Final = 1 << 22
 """Compared at a time: with whole vectors of 64-bit numbers four peers of 100M values would not fit into a machine."""
+
+LOOK_EVERY_S: Final = 0.25
+"""Each look wakes the daemon, which is charged for it: twenty a second were two fifths of what it takes while nothing happens."""
 
 QUIET_S = 0.3
 """After a commit is kept, so long until what came of it is told: what still goes out belongs to it."""
