@@ -62,7 +62,7 @@ _ROOMS: Final = _Rooms()
 
 
 def _copy(data: memoryview, room: memoryview) -> None:
-    """As `room[:] = data`, but other threads may use Python meanwhile: two megabytes take 0.2 ms, on a busy core several."""
+    """As `room[:] = data`, but other threads may use Python meanwhile: two megabytes take 0.2 ms, on a busy core 2."""
     np.copyto(np.frombuffer(room, dtype=np.uint8), np.frombuffer(data, dtype=np.uint8))
 
 

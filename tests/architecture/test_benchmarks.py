@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source import ROOMS, Module, modules
+from tests.benchmarks.allreduce import take_turns
 from tests.benchmarks.allreduce_arithmetic import Codecs, Errors, error_rows, table
-from tests.benchmarks.allreduce_groups import Trial
+from tests.benchmarks.allreduce_groups import Group, Trial
 from tests.benchmarks.allreduce_kill import Killed, kill_rows
 from tests.benchmarks.allreduce_marks import Marks
-from tests.benchmarks.allreduce_plan import FULL, FULL_KILLS, KILLED_AT, QUICK_KILLS, expected_s
+from tests.benchmarks.allreduce_plan import FULL, FULL_KILLS, KILLED_AT, QUICK_KILLS, Plan, expected_s
 from tests.benchmarks.allreduce_rows import Measured, Setting, _idle_rows, _time_rows
 from tests.benchmarks.results import Row, at_most, write_rows
 
@@ -158,6 +159,19 @@ def test_kills_take_half_a_minute_each_of_the_plan() -> None:
         each for each in FULL if (each.num_elements, each.num_peers, each.rate_mbit_s) == (25_000_000, *KILLED_AT[:2])
     ]
     assert expected_s(setting, 5, FULL_KILLS) - expected_s(setting, 5, QUICK_KILLS) == 60.0
+
+
+def test_a_round_that_mends_a_kill_is_neither_a_trial_nor_one_of_those_before_the_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told among those before the trials."""
+    walls_s = iter(range(9))
+    monkeypatch.setattr(Group, "_judged", lambda *_: Trial(next(walls_s), 1.0, 1.0))
+    group, setting = Group("ours", tmp_path, []), Setting(1, 2, 0, ("int8",), num_warm_ups=3)
+    take_turns([group], Plan([setting], 2, 600.0), setting)
+    group.trial(1.0, is_warm_up=True)
+    assert [trial.wall_s for trial in group.first] == [0, 1, 2]
+    assert [trial.wall_s for trial in group.trials] == [3, 4]
 
 
 def test_bytes_count_as_sent_twice_where_the_same_chunk_of_the_same_thing_leaves_again() -> None:

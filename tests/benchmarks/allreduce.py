@@ -66,8 +66,9 @@ def take_turns(groups: Sequence[Group], plan: Plan, setting: Setting) -> None:
     """Warm-ups of all in turn, then trials, the last ones after a pause."""
     for number in range(setting.num_warm_ups):
         for group in groups:
-            if group.num_done == number:
-                group.trial(TRIAL_LIMIT_S, is_warm_up=True)
+            warm_up = group.trial(TRIAL_LIMIT_S, is_warm_up=True) if group.num_done == number else None
+            if warm_up is not None:
+                group.first.append(warm_up)
     for number in range(plan.num_trials):
         if number == plan.num_trials - 1 and not all(group.failed for group in groups):
             time.sleep(setting.idle_s)

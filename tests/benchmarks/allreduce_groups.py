@@ -70,7 +70,7 @@ class Group:
     failed: str = ""
     trials: list[Trial] = field(default_factory=list)
     first: list[Trial] = field(default_factory=list)
-    """Those to warm up."""
+    """Those that warmed it up before."""
 
     relative_error: float | None = None
     """Of the first averaging, where it was looked at."""
@@ -93,7 +93,8 @@ class Group:
         for told in trial.told:
             if told.get("relative_error") is not None:
                 self.relative_error = told["relative_error"]
-        (self.first if is_warm_up else self.trials).append(trial)
+        if not is_warm_up:
+            self.trials.append(trial)
         return trial
 
     def _cpu_s(self) -> float:
