@@ -27,7 +27,7 @@ PART_ELEMENTS: Final = 1 << 22
 """Compared at a time: with whole vectors of 64-bit numbers four peers of 100M values would not fit into a machine."""
 
 LOOK_EVERY_S: Final = 0.25
-"""Each look wakes the daemon, which is charged for it: twenty a second took 4 of the 18 ms of processor time that it idles through."""
+"""Each look wakes the daemon, which is charged for it: twenty a second took 4 ms of processor a second, of 18 that it takes idle."""
 
 QUIET_S = 0.3
 """After a commit is kept, so long until what came of it is told: what still goes out belongs to it."""
