@@ -91,6 +91,9 @@ def tick(state: RoundState, now_s: float) -> Step:
     if _may_open_first(state) and quorum_in_reach(state, first, now_s):
         kept = _why_not_open(state, first, now_s)
         return Step(state, waiting=kept) if kept else _open_first(state, now_s)
+    late = _who_is_late(state, now_s) if state.open.proposal is None and state.open.acked is None else None
+    if late is not None:  # mostly the opener itself: without it the round would be that of those with the faster lines
+        return Step(state, waiting=_until_applied(state, late))
     waited_s = _waited_s(state, now_s)
     if waited_s is None:
         return Step(state, waiting=_until_take_over(state))
@@ -128,11 +131,15 @@ def _why_not_open(state: RoundState, first: Ballot, now_s: float) -> str:
         return _until_due(state)
     late = _who_is_late(state, now_s)
     if late is not None:
-        return f"{_open_round(state)}; {short(late)} is waited for, which has not told yet that it applied the last one"
+        return _until_applied(state, late)
     members = {first.peer, *(view.peer for view in caught_up(state, now_s))}
     if not may_hand_on(state, first, members, now_s):
         return f"{_open_round(state)}; expected are caught-up peers that are a quorum of the base roster"
     return ""
+
+
+def _until_applied(state: RoundState, late: PeerId) -> str:
+    return f"{_open_round(state)}; {short(late)} is waited for, which has not told yet that it applied the last one"
 
 
 def _until_take_over(state: RoundState) -> str:

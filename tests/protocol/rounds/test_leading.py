@@ -203,6 +203,28 @@ def test_an_objection_is_no_vote_and_without_votes_the_asker_stands_back() -> No
     assert "too few find the opener gone" in seat.reasons[-1]
 
 
+@pytest.mark.parametrize(("exchange_ms", "least_s"), [(0, 5.0), (10_000, 20.0)])
+def test_nobody_takes_over_from_an_opener_that_still_applies_the_last_commit_for_two_of_its_uploads(
+    exchange_ms: int, least_s: float
+) -> None:
+    table = Table(2)
+    acquaint(table)
+    before = {seat.peer: heartbeat_of(seat).heads for seat in table.live()}
+    table.run_until(lambda: table.all_at(1))
+    opener = table.opener()
+    (other,) = table.others(opener)
+    other.state = replace(other.state, committed_at_s=table.now_s)
+    other.orders.clear()
+    _mute(table)
+    begun_s = table.now_s
+    while not other.sent(PreVoteRequest) and not other.ordered(LogPromise) and table.now_s < begun_s + 50.0:
+        table.now_s += 0.5
+        other.hear(opener, replace(heartbeat_of(opener), heads=before[opener.peer], exchange_ms=exchange_ms))
+        other.feed(Progressed(1000, True))
+        other.feed(Ticked())
+    assert least_s <= table.now_s - begun_s < least_s + 5.0
+
+
 def test_answers_to_another_question_are_no_votes() -> None:
     table = Table(3)
     seat, opener, question = _asking(table)
