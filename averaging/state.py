@@ -8,6 +8,7 @@ root is the Merkle root over the header's leaf and the chunks' leaves.
 from __future__ import annotations
 
 import struct
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -76,17 +77,11 @@ class UnitState:
 
 def state_chunks(state: UnitState, grid: ChunkGrid) -> list[tuple[memoryview, memoryview]]:
     """The bytes of each chunk, anchor and momentum, as they lie in memory: hashing and writing a state need no copy of it."""
-    return chunk_views(state.anchor_N, state.momentum_N, grid, range(grid.num_chunks))
-
-
-def chunk_views(
-    anchor_N: torch.Tensor, momentum_N: torch.Tensor, grid: ChunkGrid, chunks: range
-) -> list[tuple[memoryview, memoryview]]:
-    """As `state_chunks`, of some chunks of a state with this anchor and momentum, (N,) float32 both."""
     anchor, momentum = (
-        vector_N.contiguous().numpy().astype("<f4", copy=False).data.cast("B") for vector_N in (anchor_N, momentum_N)
+        vector_N.contiguous().numpy().astype("<f4", copy=False).data.cast("B")
+        for vector_N in (state.anchor_N, state.momentum_N)
     )
-    spans = [slice(*(_VALUE_BYTES * place for place in grid.bounds(chunk))) for chunk in chunks]
+    spans = [slice(*(_VALUE_BYTES * place for place in grid.bounds(chunk))) for chunk in range(grid.num_chunks)]
     return [(anchor[span], momentum[span]) for span in spans]
 
 
@@ -114,6 +109,26 @@ def root_of(header: StateHeader, hashes: Sequence[bytes]) -> Root:
 def state_root(state: UnitState, grid: ChunkGrid) -> Root:
     """The Merkle root that two peers compare."""
     return root_of(state.header, chunk_hashes(state, grid))
+
+
+class StateHashes:
+    """State roots, one after another. With the outer step "mean" the momentum never moves: its hashes are remembered."""
+
+    def __init__(self, grid: ChunkGrid) -> None:
+        self._grid = grid
+        self._known: tuple[weakref.ref[torch.Tensor], tuple[bytes, ...]] | None = None
+        """The momentum that was hashed last, and the leaf hashes of its chunks."""
+
+    def root(self, state: UnitState) -> Root:
+        """As `state_root`; from any thread."""
+        known, chunks = self._known, state_chunks(state, self._grid)
+        if known is not None and known[0]() is state.momentum_N:
+            momentum = known[1]
+        else:
+            momentum = tuple(leaf_hash(own) for _, own in chunks)
+            self._known = weakref.ref(state.momentum_N), momentum
+        leaves = [chunk_leaf(leaf_hash(anchor), own) for (anchor, _), own in zip(chunks, momentum, strict=True)]
+        return root_of(state.header, leaves)
 
 
 class StateParts:

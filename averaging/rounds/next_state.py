@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from averaging.chunk_runs import decode_run, run_chunks
 from averaging.codecs import Codec
 from averaging.outer_step import moved_vectors, step_by_encoded, step_into
 from averaging.rounds.batches import consecutive
-from averaging.state import UnitState, chunk_leaf, chunk_views
+from averaging.state import UnitState
 from protocol.errors import LocalProtocolError
 from protocol.merkle import leaf_hash
 from protocol.rounds.chain import ChainLink
@@ -34,20 +33,6 @@ class SliceBytes:
     hashes: tuple[bytes, ...]
 
 
-class MomentumHashes:
-    """The leaf hashes of the chunks of one momentum, as far as they were needed: with the outer step "mean" it never moves."""
-
-    def __init__(self) -> None:
-        self._momentum: weakref.ref[torch.Tensor] | None = None
-        self._hashes: dict[int, bytes] = {}
-
-    def of(self, momentum_N: torch.Tensor) -> dict[int, bytes]:
-        """Those of this very tensor, by chunk, to be added to; those of another one are forgotten."""
-        if self._momentum is None or self._momentum() is not momentum_N:
-            self._momentum, self._hashes = weakref.ref(momentum_N), {}
-        return self._hashes
-
-
 class NextState:
     """A step from `state` by `outer`, over bytes of which nobody has decided yet. Every chunk remembers by which bytes it was made;
     where the record names others it is made again. Who calls sees to it that no two threads make the same chunk: `claim` is for that.
@@ -59,9 +44,8 @@ class NextState:
         outer: OuterStep,
         codec: Codec,
         grid: ChunkGrid,
-        momentum_hashes: MomentumHashes | None = None,
     ) -> None:
-        """Takes 8 bytes a value, 4 where the momentum does not move: then its hashes are taken from `momentum_hashes`.
+        """Takes 8 bytes a value, 4 where the momentum does not move.
 
         Raises:
             RemoteProtocolError: an outer step that this version does not know.
@@ -71,13 +55,8 @@ class NextState:
         self._codec = codec
         self._grid = grid
         self._anchor_N, self._momentum_N = moved_vectors(state.anchor_N, state.momentum_N, outer)
-        is_still = self._momentum_N is state.momentum_N
-        self._still = (momentum_hashes or MomentumHashes()).of(self._momentum_N) if is_still else None
-        """Of a momentum that does not move; None of one that does."""
-
         self._claimed = set[int]()
         self._made_by: dict[int, bytes] = {}
-        self._leaves: dict[int, bytes] = {}
         self._num_running = 0
         self._ended = trio.Event()
         """Set, and replaced, when one of them ends."""
@@ -121,7 +100,6 @@ class NextState:
             part = slice(run.start - first_chunk, run.stop - first_chunk)
             for chunk in run:  # bytes that are refused may have been written in part over what was made before
                 self._made_by.pop(chunk, None)
-                self._leaves.pop(chunk, None)
             self._step(run, encoded[part])
             self._made_by.update(zip(run, hashes[part], strict=True))
 
@@ -133,31 +111,16 @@ class NextState:
         ):
             update_n = decoded(self._codec, self._grid, run, encoded)
             step_into(moved_n, state.anchor_N[span], state.momentum_N[span], update_n, self._outer)
-        views = chunk_views(self._anchor_N, self._momentum_N, self._grid, run)
-        for chunk, (anchor, momentum) in zip(run, views, strict=True):  # while they are in the processor's cache
-            self._leaves[chunk] = chunk_leaf(leaf_hash(anchor), self._momentum_hash(chunk, momentum))
 
-    def _momentum_hash(self, chunk: int, momentum: memoryview) -> bytes:
-        if self._still is None:
-            return leaf_hash(momentum)
-        known = self._still.get(chunk)
-        if known is None:
-            known = self._still[chunk] = leaf_hash(momentum)
-        return known
-
-    def at(self, link: ChainLink) -> tuple[UnitState, tuple[bytes, ...]]:
-        """The state at this commit and the leaf hashes of its chunks.
+    def at(self, link: ChainLink) -> UnitState:
+        """The state at this commit.
 
         Raises:
             LocalProtocolError: chunks that nothing was made of.
         """
-        numbers = range(self._grid.num_chunks)
-        if any(chunk not in self._leaves for chunk in numbers):
-            raise LocalProtocolError(f"{len(self._leaves)} chunks of a new state", f"{self._grid.num_chunks}")
-        state = UnitState(
-            self._state.unit, link.commit, link.index, link.total_tokens, self._anchor_N, self._momentum_N
-        )
-        return state, tuple(self._leaves[chunk] for chunk in numbers)
+        if len(self._made_by) < self._grid.num_chunks:
+            raise LocalProtocolError(f"{len(self._made_by)} chunks of a new state", f"{self._grid.num_chunks}")
+        return UnitState(self._state.unit, link.commit, link.index, link.total_tokens, self._anchor_N, self._momentum_N)
 
 
 def decoded(codec: Codec, grid: ChunkGrid, run: range, encoded: Encoded) -> torch.Tensor:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import structlog
-import torch
 
 from averaging.codecs import Codec
 from averaging.generations import Generations
 from averaging.network.seams import Offload
 from averaging.rounds.contribution import split_chunks
 from averaging.rounds.feedback import ErrorFeedback
-from averaging.rounds.next_state import Encoded, MomentumHashes, NextState, SliceBytes, examined
-from averaging.state import UnitState, root_of, state_root
+from averaging.rounds.next_state import Encoded, NextState, SliceBytes, examined
+from averaging.state import StateHashes, UnitState
 from averaging.unit_log import UnitLog
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import Verifier
@@ -30,8 +28,7 @@ from protocol.tensor_schema import ChunkGrid
 log = structlog.get_logger()
 
 APPLY_COST_S: Final = 0.005
-"""What applying a commit costs in virtual time."""
-
+"""What applying a commit costs in virtual time, and hashing it for its root."""
 
 THREADS_WITHIN_S: Final = 5.0
 """The last results are on disk before the last threads have made the next state of them: by milliseconds, or the rest of our slice.
@@ -70,9 +67,7 @@ class Updates:
         self._fresh: dict[Root, SliceBytes] = {}
         self._fresh_base: CommitId | None = None
         self._ahead: NextState | None = None
-        self._momentum_hashes = MomentumHashes()
-        self._made: tuple[weakref.ref[torch.Tensor], tuple[bytes, ...]] | None = None
-        """The anchor of the state that was made last, and the leaf hashes of that state's chunks."""
+        self._hashes_of = StateHashes(tools.grid)
 
     def remember(self, base: CommitId, result_hash: Root, result: SliceBytes) -> None:
         """A result of `base` that was checked a moment ago and is on disk: to be applied it is not read and hashed once more. Those of
@@ -111,7 +106,7 @@ class Updates:
         return self._ahead
 
     def _next_state(self, state: UnitState, outer: OuterStep) -> NextState:
-        return NextState(state, outer, self._tools.result_codec, self._tools.grid, self._momentum_hashes)
+        return NextState(state, outer, self._tools.result_codec, self._tools.grid)
 
     async def read(self, link: ChainLink) -> list[bytes | memoryview] | None:
         """A commit's results, slice by slice; None where one is missing."""
@@ -165,8 +160,7 @@ class Updates:
             raise LocalProtocolError("a link without a record", "a commit")
         ahead = await self._made_ahead(state, record.outer)
         made = partial(self._outer, ahead, link, record, data, dict(self._fresh))
-        advanced, leaves = await tools.offload.run(made, cost_s=APPLY_COST_S)
-        self._made = weakref.ref(advanced.anchor_N), leaves
+        advanced = await tools.offload.run(made, cost_s=APPLY_COST_S)
         if record.parent == self._fresh_base:
             self._fresh.clear()
         return advanced
@@ -185,7 +179,7 @@ class Updates:
         record: CommitRecord,
         data: Sequence[bytes | memoryview],
         fresh: Mapping[Root, SliceBytes],
-    ) -> tuple[UnitState, tuple[bytes, ...]]:
+    ) -> UnitState:
         for part, blob in zip(record.slices, data, strict=True):
             known = fresh.get(part.result_hash)
             hashes = known.hashes if known is not None and known.data is blob else self._hashes(part, blob)
@@ -197,8 +191,5 @@ class Updates:
         return ahead.at(link)
 
     async def root(self, state: UnitState) -> Root:
-        """The Merkle root of a state."""
-        made = self._made
-        if made is not None and made[0]() is state.anchor_N:
-            return root_of(state.header, made[1])
-        return await self._tools.offload.run(lambda: state_root(state, self._tools.grid), cost_s=APPLY_COST_S)
+        """The Merkle root of a state. It is hashed here, not while the state is made of what comes: a trainer waits for that."""
+        return await self._tools.offload.run(partial(self._hashes_of.root, state), cost_s=APPLY_COST_S)

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+import averaging.state
 from averaging.state import (
+    StateHashes,
     StateParts,
     UnitState,
     chunk_hashes,
@@ -18,6 +20,7 @@ from averaging.state import (
 )
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, UnitName
+from protocol.merkle import leaf_hash
 from protocol.tensor_schema import ChunkGrid
 
 GRID = ChunkGrid(25, 8)
@@ -49,6 +52,29 @@ def test_the_root_sees_every_counter_and_both_vectors() -> None:
         replace(STATE, momentum_N=momentum_N),
     ]
     assert len({state_root(state, GRID) for state in [STATE, *changed]}) == 7
+
+
+def test_roots_of_states_one_after_another_hash_a_momentum_that_does_not_move_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashed: list[memoryview] = []
+
+    def counting(*parts: bytes | memoryview) -> bytes:
+        hashed.extend(map(memoryview, parts))
+        return leaf_hash(*parts)
+
+    still = replace(STATE, index=4, anchor_N=STATE.anchor_N + 1.0)
+    moved = replace(still, index=5, momentum_N=STATE.momentum_N + 1.0)
+    expected = [state_root(each, GRID) for each in (STATE, still, moved, STATE)]
+    monkeypatch.setattr(averaging.state, "leaf_hash", counting)
+    roots, nums_hashed, hashes = [], [], StateHashes(GRID)
+    for state in (STATE, still, moved, STATE):
+        hashed.clear()
+        roots.append(hashes.root(state))
+        nums_hashed.append(len(hashed))
+    assert roots == expected
+    anchor, whole = GRID.num_chunks + 1, 2 * GRID.num_chunks + 1
+    assert nums_hashed == [whole, anchor, whole, whole], "with the header; the momentum before the last is forgotten"
 
 
 def test_a_missing_short_or_infinite_chunk_is_refused() -> None:

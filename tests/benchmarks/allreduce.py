@@ -8,9 +8,10 @@ told in a row of their own: connections are made in them, lines learned, and mem
 the contributions of four rounds, and a virtual machine clears what it gives anew at up to 0.4 s for 100 MB.
 
 Wall time of ours begins when the first peer is asked for its snapshot, and ends when the last one has the certificate on disk and
-the new state in memory; all results and votes are on disk by then. hivemind's is that of `step()`, its matchmaking included; gloo's
-that of `all_reduce`. "Wall from the order on" begins where theirs does, at the moment for which a trial is ordered: our peers then
-tell one another that a round is due, and one proposes it. Processor time is that of all processes of a group and all their
+the new state in memory; all results and votes are on disk by then. Its trainers go on there; the state is hashed for its root then,
+which is a row of its own ("until rooted"), and in the processor time. hivemind's is that of `step()`, its matchmaking included;
+gloo's that of `all_reduce`. "Wall from the order on" begins where theirs does, at the moment for which a trial is ordered: our peers
+then tell one another that a round is due, and one proposes it. Processor time is that of all processes of a group and all their
 descendants, p2pd included; of ours in two figures, without and with writing the whole new state to disk, which the others do not do.
 The lesser figure of each pair has the target, the other one stands beside the same baseline without any.
 

@@ -17,7 +17,7 @@ from averaging.outer_step import apply_outer_step
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
 from averaging.rounds.next_state import NextState
 from averaging.rounds.reduction import MAX_DELTA
-from averaging.state import UnitState, root_of, state_root
+from averaging.state import StateHashes, UnitState, state_root
 from averaging.weighted_mean import WeightedSum, sum_dtype
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.ids import CommitId, UnitName
@@ -134,8 +134,8 @@ def _commit_in_runs(
         encoded = encode_run(result_codec, _mean_of(case, grid, run, offers), grid.chunk_elements)
         hashed.append(result_root(encoded))
         ahead.make(run.start, encoded, [leaf_hash(chunk) for chunk in encoded])
-    after, leaves = ahead.at(ChainLink(UNIT, COMMIT, state.index, (), 0, 1))
-    return after, [*hashed, root_of(after.header, leaves)]
+    after = ahead.at(ChainLink(UNIT, COMMIT, state.index, (), 0, 1))
+    return after, [*hashed, StateHashes(grid).root(after)]
 
 
 def _mean_of(case: Case, grid: ChunkGrid, run: range, offers: Sequence[EncodedContribution]) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 import trio
 import trio.testing
 
+import averaging.state
 from averaging.outer_step import apply_outer_step
 from averaging.rounds.next_state import SliceBytes
 from averaging.rounds.updates import THREADS_WITHIN_S, Updates
@@ -125,6 +126,25 @@ async def _come(updates: Updates, state: UnitState, commit: MadeCommit, spoil: b
             await updates.examine(state, OUTER, number, [spoil if spoil and number == 0 else chunk])
         hashes = tuple(leaf_hash(chunk) for chunk in chunks)
         updates.remember(commit.record.parent, part.result_hash, SliceBytes(data, hashes))
+
+
+async def test_a_state_is_hashed_for_its_root_and_not_while_a_trainer_waits_for_it(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+
+    def counting(*parts: bytes | memoryview) -> bytes:
+        hashed.append(len(parts))
+        return leaf_hash(*parts)
+
+    async with _updates() as (world, party, commit, updates):
+        monkeypatch.setattr(averaging.state, "leaf_hash", counting)
+        await commit.write_results(party)
+        await _come(updates, world.genesis, commit)
+        state = await updates.advance(world.genesis, commit.link, commit.results)
+        assert not hashed
+        await updates.root(state)
+        assert len(hashed) == 2 * GRID.num_chunks + 1
 
 
 @pytest.mark.parametrize("attempt", ["the one that commits", "one whose first chunk was another"])
