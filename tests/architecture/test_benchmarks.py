@@ -8,9 +8,13 @@ import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from protocol.ids import PeerId, Root
+from protocol.rounds.messages import CommitRecord
 from tests.architecture.source import ROOMS, Module, modules
 from tests.benchmarks.allreduce import take_turns
 from tests.benchmarks.allreduce_arithmetic import Codecs, Errors, error_rows, table
@@ -154,11 +158,26 @@ def test_one_kill_that_is_not_survived_is_enough_to_miss_the_target() -> None:
     assert (alone.value, alone.met) == (0.0, False)
 
 
-def test_kills_take_half_a_minute_each_of_the_plan() -> None:
+def test_each_kill_of_the_plan_takes_a_start_and_four_rounds() -> None:
     (setting,) = [
         each for each in FULL if (each.num_elements, each.num_peers, each.rate_mbit_s) == (25_000_000, *KILLED_AT[:2])
     ]
-    assert expected_s(setting, 5, FULL_KILLS) - expected_s(setting, 5, QUICK_KILLS) == 60.0
+    round_s = 1.5 * 25e6 * 8.125 / (0.85 * 100e6)  # 2 (N - 1) / N of the encoding, at what links are taken to carry
+    more_s = expected_s(setting, 5, FULL_KILLS) - expected_s(setting, 5, QUICK_KILLS)
+    assert more_s == pytest.approx(2 * (20.0 + 4 * (2.5 + round_s)), rel=0.01)
+
+
+def test_of_a_reducer_with_two_slices_both_are_looked_at_for_when_a_record_is_held() -> None:
+    """Of a reducer that a mend had given a second slice only the last one in the record was looked at."""
+    me, other, at_s = PeerId("me"), PeerId("other"), (5.0, 2.0, 3.0, 1.0)
+    parts = [(me, b"a"), (other, b"b"), (me, b"c"), (other, b"d")]
+    slices = [SimpleNamespace(reducer=reducer, result_hash=Root(name)) for reducer, name in parts]
+    marks = Marks()
+    marks.results_s = {Root(name): seconds for (_, name), seconds in zip(parts, at_s, strict=True)}
+    marks.mark_results(cast(CommitRecord, SimpleNamespace(slices=slices)), me)
+    assert (marks.at_s["held"], marks.at_s["reduced"]) == (5.0, 5.0)
+    marks.mark_results(cast(CommitRecord, SimpleNamespace(slices=slices)), other)
+    assert (marks.at_s["held"], marks.at_s["reduced"]) == (5.0, 2.0)
 
 
 def test_a_round_that_mends_a_kill_is_neither_a_trial_nor_one_of_those_before_the_trials(

@@ -1,7 +1,7 @@
 """A peer is killed when it has sent half of what it has to send: how long the others take, and what they send again.
 
-One trial after another, each with another victim, the last rank first. Who was killed is started again on what it left, and a round of
-all that is not counted follows: connections are made in it, and the new process learns its line.
+One trial after another, each with another victim, the last rank first. Who was killed is started again on what it left, and as many
+rounds of all follow as warmed all up for the undisturbed trials: connections are made in them, and the new process learns its line.
 
 What is sent again is told in two figures, each a share of what a survivor uploads in an undisturbed round. The net one, which has the
 target, is what it uploads in all beyond that: what it no longer has to send to the dead is taken off. The gross one is the bytes of
@@ -29,7 +29,7 @@ from tests.benchmarks.results import Row, always
 from tests.benchmarks.swarm import wait_until
 
 LIMIT_S: Final = 120.0
-AGAIN_S: Final = 45.0
+AGAIN_S: Final = 60.0
 """A peer that was killed is back, and all have averaged with it, and another one was killed: nothing is begun with less time left."""
 
 HALF: Final = 0.5
@@ -70,15 +70,15 @@ def kill_in_turn(group: Group, places: Places, setting: Setting, codec: str, pla
     found: list[Killed | None] = []
     for number in range(plan.num_kills):
         victim = (len(group.running) - 1 - number) % len(group.running)
-        if found and (plan.left_s < AGAIN_S or not _come_back(group, found[-1])):
+        if found and (plan.left_s < AGAIN_S or not _come_back(group, found[-1], setting.num_warm_ups)):
             print(f"  {len(found)} of {plan.num_kills} kills: no time, or the last one did not come back", flush=True)
             break
         found.append(_kill(group, places, setting, codec, victim))
     return found
 
 
-def _come_back(group: Group, killed: Killed | None) -> bool:
-    """Start it again; whether all have averaged with it."""
+def _come_back(group: Group, killed: Killed | None, num_rounds: int) -> bool:
+    """Start it again; whether all have averaged with it, so many times, once at least."""
     swarm = group.swarm
     if killed is None or swarm is None:
         return False
@@ -86,8 +86,11 @@ def _come_back(group: Group, killed: Killed | None) -> bool:
     if not wait_until(lambda: is_whole(swarm), LIMIT_S, 0.1):
         return False
     group.failed = ""
-    trial = group.trial(LIMIT_S, is_warm_up=True)
-    return trial is not None and not group.failed and all(told["members"] == len(group.running) for told in trial.told)
+    trials = [group.trial(LIMIT_S, is_warm_up=True) for _ in range(max(1, num_rounds))]
+    everybody = len(group.running)
+    return not group.failed and all(
+        trial is not None and all(told["members"] == everybody for told in trial.told) for trial in trials
+    )
 
 
 def _kill(group: Group, places: Places, setting: Setting, codec: str, victim: int) -> Killed | None:

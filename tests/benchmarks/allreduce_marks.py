@@ -5,8 +5,8 @@ kind of work there costs. Steps, in their order:
 
     ordered      the snapshot is asked for
     offered      the contribution is encoded and its root on disk
-    closed       our own slice is in
-    reduced      the result of our own slice is on disk
+    closed       our own slice is in, the last one where a mend gave us more
+    reduced      the results of our own slices are on disk
     held         all results that the record names are on disk
     certified    the certificate is on disk
     applied      the new state stands in memory, and the trainer is told
@@ -83,10 +83,10 @@ class Marks:
         self.at_s[step] = time.time()
 
     def mark_results(self, record: CommitRecord, me: PeerId) -> None:
-        """When the record's results were on disk: that of our own slice, and the last one."""
-        found = {part.reducer: self.results_s.get(part.result_hash, 0.0) for part in record.slices}
-        self.at_s["held"] = max(found.values())
-        self.at_s["reduced"] = found.get(me, 0.0)
+        """When the record's results were on disk: those of our own slices, of which a mend may have given us more, and all."""
+        found = [(part.reducer == me, self.results_s.get(part.result_hash, 0.0)) for part in record.slices]
+        self.at_s["held"] = max(at_s for _, at_s in found)
+        self.at_s["reduced"] = max((at_s for is_own, at_s in found if is_own), default=0.0)
 
     def sent(self, what: str, chunk: int, num_bytes: int) -> None:
         """A chunk of this has left."""

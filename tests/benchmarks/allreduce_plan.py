@@ -31,8 +31,8 @@ FEW_WARM_UPS: Final = 3
 """Where a round is the line's, which is learned after two of them."""
 
 _LINK_SHARE: Final = 0.85
-_KILL_S: Final = 30.0
-"""With the start of who was killed before, and a round of all."""
+_RESTART_S: Final = 20.0
+"""Of who was killed before. As many rounds of all as warm-ups follow, and the one in which the next one is killed."""
 
 SMALL: Final = tuple(
     Setting(1 * M, peers, 0, ("int8",), has_baselines=False, idle_s=IDLE_OF_MANY_S if peers > 16 else IDLE_S)
@@ -88,7 +88,7 @@ def expected_s(setting: Setting, num_trials: int, num_kills: int) -> float:
         elif setting.has_baselines:
             total_s += num_trials * (_ORDER_S + _trial_s(setting, "fp32"))
         if (setting.num_peers, setting.rate_mbit_s, codec) == KILLED_AT:
-            total_s += num_kills * _KILL_S
+            total_s += num_kills * (_RESTART_S + (setting.num_warm_ups + 1) * (_ORDER_S + _trial_s(setting, codec)))
     return total_s
 
 
