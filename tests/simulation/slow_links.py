@@ -19,6 +19,8 @@ import trio
 from averaging.network import memory_stream
 from averaging.network.memory_network import LinkSpeed, MemorySwarm
 from averaging.network.seams import KeptPart, Snapshot
+from averaging.rounds import lending, transfer
+from averaging.rounds.transfer import PIECE_BYTES
 from protocol.ids import PeerId, UnitName
 from protocol.rounds import core
 from protocol.rounds.events import Event
@@ -79,6 +81,11 @@ class Links:
         """Bytes on the line for each byte that is simulated."""
         chunk = NUM_ELEMENTS // NUM_CHUNKS
         return update_bytes(CODEC, self.values, 16384) / update_bytes(CODEC, NUM_ELEMENTS, chunk)
+
+    @property
+    def piece_bytes(self) -> int:
+        """Of a result that is fetched, as long on the line as in the product: else all of it is one frame, which nobody waits for."""
+        return max(transfer.SMALLEST_FRAME_BYTES, int(PIECE_BYTES / self.scale))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +234,8 @@ def run(links: Links, pace: Pace, until: Callable[[Told], bool], limit_s: float,
         replaced(nodes, SimulatedTrainer=trainer),
         replaced(worlds, NUM_CHUNKS=NUM_CHUNKS),
         replaced(memory_stream, FRAME_BUFFER=FRAMES_ON_THE_WAY),
+        replaced(transfer, PIECE_BYTES=links.piece_bytes),
+        replaced(lending, PIECE_BYTES=links.piece_bytes),
     ):
         virtual_time.run(seed, partial(_play, links, pace, told, until, limit_s, seed))
     return told
