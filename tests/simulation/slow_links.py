@@ -85,6 +85,7 @@ class Links:
     @property
     def piece_bytes(self) -> int:
         """Of a result that is fetched, as long on the line as in the product: else all of it is one frame, which nobody waits for."""
+        # by the product's own length, which is another one in `transfer` while a simulation runs
         return max(transfer.SMALLEST_FRAME_BYTES, int(PIECE_BYTES / self.scale))
 
 
