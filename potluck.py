@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from peer.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
+from peer.settings.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
 
 _LEFT_AT_ONCE = "potluck: interrupted; left at once"
 
@@ -32,7 +32,7 @@ try:
     from averaging.release import installed_release
     from protocol.errors import ConfigError, MachineError, PotluckError, UnreachableError, UsageError
     from protocol.ids import PROTOCOL_VERSION
-    from protocol.looks import Look, PeerOrder
+    from protocol.screens.daemon_views import Look, PeerOrder
     from protocol.tables import examples, printable, shortened
 except KeyboardInterrupt:
     # The longest part of a short command: nothing was done yet, and a traceback would tell nobody anything.
@@ -104,11 +104,11 @@ def _found(state_dir: Path | None) -> list[tuple[ModuleType, Path]]:
     Raises:
         ConfigError: there is neither.
     """
-    import coordinator.look
-    import peer.look
+    import coordinator.status.local_view
+    import peer.status.local_view
 
-    hosted, joined = coordinator.look.folder_of(state_dir), peer.look.folder_of(state_dir)
-    both: list[tuple[ModuleType, Path]] = [(coordinator.look, hosted), (peer.look, joined)]
+    hosted, joined = coordinator.status.local_view.folder_of(state_dir), peer.status.local_view.folder_of(state_dir)
+    both: list[tuple[ModuleType, Path]] = [(coordinator.status.local_view, hosted), (peer.status.local_view, joined)]
     found = [(side, folder) for side, folder in both if side.is_here(folder)]
     if not found:
         none = f"no run is hosted from {hosted} and none was joined from {joined}"
@@ -144,13 +144,13 @@ def status(
     ] = None,
 ) -> None:
     """Show how the host and the peer of this machine are doing; exit code 5 where neither runs."""
-    from protocol.looks import looks_json, status_text
+    from protocol.screens.daemon_views import looks_json, status_text
 
     if trace is not None:
-        import peer.look
-        from peer.trace import write_trace
+        import peer.status.local_view
+        from peer.status.trace import write_trace
 
-        typer.echo(write_trace(peer.look.folder_of(state_dir), trace))
+        typer.echo(write_trace(peer.status.local_view.folder_of(state_dir), trace))
         return
     looks = _look(state_dir)
     _show(looks, [json.dumps(looks_json(looks))] if as_json else status_text(looks))
@@ -169,7 +169,7 @@ def peers(
     COUNTED are tokens of theirs in the rounds that are shown, HERE for how long
     the host has heard them without a break.
     """
-    from protocol.looks import peers_json, peers_text, sorted_peers
+    from protocol.screens.daemon_views import peers_json, peers_text, sorted_peers
 
     looks = [look if sort is None else sorted_peers(look, sort) for look in _look(state_dir)]
     _show(looks, [json.dumps(peers_json(looks))] if as_json else peers_text(looks))
@@ -182,7 +182,7 @@ def rounds(
     as_json: AsJson = False,
 ) -> None:
     """List the latest rounds: who took part with what share, what was left out."""
-    from protocol.looks import rounds_json, rounds_text
+    from protocol.screens.daemon_views import rounds_json, rounds_text
 
     looks = _look(state_dir)
     _show(looks, [json.dumps(rounds_json(looks, last))] if as_json else rounds_text(looks, last))
@@ -199,8 +199,8 @@ def logs(
     """Show the log of the host and the peer of this machine, running or not."""
     from collections import deque
 
-    from averaging.network.log_file import LOG_FOLDER, LogTail
-    from protocol.log_lines import readable
+    from averaging.host.log_file import LOG_FOLDER, LogTail
+    from protocol.screens.log_lines import readable
 
     tails = [(side.LOG_NAME, LogTail(folder / LOG_FOLDER / side.LOG_NAME)) for side, folder in _found(state_dir)]
     with ExitStack() as stack:
@@ -226,13 +226,15 @@ def _places(directory: Path | None) -> list[Path]:
     """
     import platformdirs
 
-    import coordinator.look
-    import peer.look
+    import coordinator.status.local_view
+    import peer.status.local_view
 
     if directory is not None and not directory.is_dir():
         raise ConfigError(f"no folder {directory}", "a folder that holds state folders", "mend --dir")
     root = directory or platformdirs.user_state_path("potluck")
-    configured = [] if directory else [coordinator.look.folder_of(None), peer.look.folder_of(None)]
+    configured = (
+        [] if directory else [coordinator.status.local_view.folder_of(None), peer.status.local_view.folder_of(None)]
+    )
     below = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     return list({path.resolve(): path for path in (root, *below, *configured)}.values())
 
@@ -246,13 +248,13 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List the runs that this machine hosts or has joined, running or not: name, last round, size on disk."""
-    import coordinator.look
-    import peer.look
-    from protocol.looks import runs_json, runs_text
+    import coordinator.status.local_view
+    import peer.status.local_view
+    from protocol.screens.daemon_views import runs_json, runs_text
 
     places = _places(directory)
-    hosted = [row for folder in places for row in coordinator.look.runs(folder)]
-    joined = [row for folder in places for row in peer.look.runs(folder)]
+    hosted = [row for folder in places for row in coordinator.status.local_view.runs(folder)]
+    joined = [row for folder in places for row in peer.status.local_view.runs(folder)]
     if not hosted and not joined:
         where = directory or " or ".join(str(path) for path in places)
         raise ConfigError(f"no run in {where}", "a folder of a host or a peer", "name one above it with --dir")
@@ -289,9 +291,9 @@ def checkpoint_merge(
     ] = None,
 ) -> None:
     """Verify an expert run's checkpoint and write trunk and experts as one mixture, in Hugging Face's GraniteMoeShared layout."""
-    from coordinator.checkpoint_export import ensure_free
-    from coordinator.merging_parts import ExpertText, read_parts, write_merged
-    from peer.merging import merge_with_text
+    from coordinator.checkpoints.checkpoint_export import ensure_free
+    from coordinator.experts.merge_inputs import ExpertText, read_parts, write_merged
+    from peer.models.merging import merge_with_text
 
     ensure_free(target)
     parts = read_parts([path, *(also or ())])
@@ -334,8 +336,8 @@ def bugreport(
     Keys, invites, credentials, tokens and passwords are taken out, and addresses
     of others unless told otherwise.
     """
-    from averaging.network import bug_report as gather
-    from protocol.redaction import Redactor
+    from averaging.host import bug_report as gather
+    from protocol.identity.redaction import Redactor
 
     found = _found(state_dir)
     entries = {"machine.json": gather.as_json(gather.machine_facts([folder for _, folder in found]))}
@@ -441,7 +443,7 @@ def _set_up_logging() -> None:
 
 
 def _run() -> int:
-    """Run one command; its exit code, one of peer/exit_codes.py."""
+    """Run one command; its exit code, one of peer/settings/exit_codes.py."""
     try:
         _set_up_logging()
         code = app(prog_name="potluck", standalone_mode=False)

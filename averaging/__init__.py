@@ -1,0 +1,1 @@
+"""Arithmetic, rounds, network and storage."""

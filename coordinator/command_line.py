@@ -103,7 +103,7 @@ def invite(
     import shutil
 
     from coordinator import commands
-    from coordinator.qr_code import qr_lines
+    from coordinator.admission.qr_code import qr_lines
 
     line = commands.make_invite(state_dir, uses=uses, hours=hours)
     typer.echo(line)
@@ -142,7 +142,7 @@ def checkpoint_list(state_dir: StateDir = None, as_json: AsJson = False) -> None
 
 def checkpoint_verify(path: Annotated[Path, typer.Argument(help="A checkpoint's folder.")]) -> None:
     """Recompute the state root from the files and compare; believes nothing that the folder says."""
-    from coordinator.verifying import verify_checkpoint
+    from coordinator.checkpoints.verify_report import verify_checkpoint
 
     typer.echo(verify_checkpoint(path))
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, get_args
 
-from coordinator.hosted_folder import host_folder, require_run
+from coordinator.run.hosted_folder import host_folder, require_run
 from protocol.errors import ConfigError, StorageError
 from protocol.tables import printable
 
 _MOST_USES: Final = 100_000
-"""As coordinator/config.py allows for the invite that is printed at the start."""
+"""As coordinator/policy/config.py allows for the invite that is printed at the start."""
 
 
 def init_run(path: Path, shards: str = "data") -> None:
@@ -29,8 +29,8 @@ def init_run(path: Path, shards: str = "data") -> None:
         ConfigError: no such kind of run, or the file exists already.
         StorageError: it cannot be written.
     """
-    from protocol.experts_section import Shards
-    from protocol.manifest import default_run_toml
+    from protocol.run.experts_section import Shards
+    from protocol.run.manifest import default_run_toml
 
     kind: Shards | None = next((known for known in get_args(Shards) if known == shards), None)
     if kind is None:
@@ -51,15 +51,15 @@ def host(run_file: Path, flags: Mapping[str, object]) -> int:
         ConfigError, MachineError, StorageError: it cannot be hosted, and why.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from coordinator.config import load_host_config
+    from coordinator.policy.config import load_host_config
 
     config = load_host_config(flags)
     # Before the heavy imports, so that a misspelt key is said at once.
-    from protocol.manifest import load_run_config
+    from protocol.run.manifest import load_run_config
 
     load_run_config(run_file)
     _log_to_stderr()
-    from averaging.uncollected import uncollected
+    from averaging.gc_freeze import uncollected
 
     with uncollected():
         from coordinator.daemon import run_host
@@ -73,8 +73,8 @@ def dry_run(run_file: Path, flags: Mapping[str, object]) -> list[str]:
     Raises:
         ConfigError, MachineError, StorageError: it could not be hosted, and why.
     """
-    from coordinator.config import load_host_config
-    from coordinator.dry_run import dry_run_lines
+    from coordinator.policy.config import load_host_config
+    from coordinator.status.dry_run import dry_run_lines
 
     return dry_run_lines(run_file, load_host_config(flags), flags)
 
@@ -102,9 +102,9 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
         raise ConfigError(f"an invite for {uses} uses and {hours} hours", f"1 to {_MOST_USES:,} uses, and up to a year")
     folder = host_folder(state_dir)
     ledger_file = require_run(folder)
-    from coordinator.invites import issue_invite, known_reach
-    from coordinator.ledger import open_ledger
-    from coordinator.run_files import load_run
+    from coordinator.admission.invites import issue_invite, known_reach
+    from coordinator.ledger.ledger import open_ledger
+    from coordinator.run.run_files import load_run
 
     run = load_run(folder)
     with open_ledger(ledger_file) as ledger:
@@ -126,10 +126,10 @@ def ban(state_dir: Path | None, who: str, *, reason: str) -> str:
     """
     folder = host_folder(state_dir)
     ledger_file = require_run(folder)
-    from coordinator.bans import ban_peer
-    from coordinator.ledger import open_ledger
-    from coordinator.run_files import IDENTITY_FILE, load_run
-    from protocol.identity_file import read_identity
+    from coordinator.admission.bans import ban_peer
+    from coordinator.ledger.ledger import open_ledger
+    from coordinator.run.run_files import IDENTITY_FILE, load_run
+    from protocol.identity.identity_file import read_identity
 
     manifest, host_identity = load_run(folder).manifest, read_identity(folder / IDENTITY_FILE)
     with open_ledger(ledger_file) as ledger:
@@ -144,9 +144,9 @@ def list_checkpoints(state_dir: Path | None) -> list[dict[str, object]]:
     """
     folder = host_folder(state_dir)
     ledger_file = require_run(folder)
-    from coordinator.ledger import open_ledger
-    from coordinator.run_files import CHECKPOINT_FOLDER
-    from coordinator.run_view import checkpoint_json
+    from coordinator.ledger.ledger import open_ledger
+    from coordinator.progress.run_view import checkpoint_json
+    from coordinator.run.run_files import CHECKPOINT_FOLDER
 
     with open_ledger(ledger_file) as ledger:
         rows = ledger.checkpoints()
@@ -161,7 +161,7 @@ def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> st
         ConfigError: there is no checkpoint, or `target` cannot be used.
         StorageError: the checkpoint does not verify, or `target` cannot be written.
     """
-    from coordinator.checkpoint_export import export_checkpoint as export
+    from coordinator.checkpoints.checkpoint_export import export_checkpoint as export
 
     exported = export(path, target, expert)
     manifest = exported.manifest

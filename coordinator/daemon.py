@@ -20,35 +20,38 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from averaging.arithmetic.spare_memory import keep_cool
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
-from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
-from averaging.network.clocks import SystemClock
-from averaging.network.direct import DirectOptions
-from averaging.network.directory import member_record_rule
-from averaging.network.disk_room import DiskMeter
-from averaging.network.http import bind_http, serve_http
-from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
-from averaging.network.log_file import LOG_FOLDER, keep_log
-from averaging.network.offload import ThreadOffload
-from averaging.network.p2pd import P2pdOptions
-from averaging.network.seams import Network, TrafficCount
-from averaging.network.status_address import kept_status_address, local_address
-from averaging.network.tls_identity import TlsCredential, credential_check
-from averaging.spare_memory import keep_cool
-from averaging.unwrapped import run_unwrapped
-from coordinator.addresses import HostAddresses, public_url, reach_note, settle_addresses
-from coordinator.invites import Reach, issue_invite, known_reach, remember_reach
-from coordinator.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
-from coordinator.ledger_writer import LedgerWriter
-from coordinator.look import LOG_NAME
-from coordinator.lost_texts import TextFinder
-from coordinator.metrics import Counts, Moment
-from coordinator.qr_code import qr_lines
-from coordinator.reassigning import Reassigner
-from coordinator.rpc import RpcServer, ServerTls, open_rpc_server
-from coordinator.run_events import EventBook, RunEvent
-from coordinator.run_files import (
+from averaging.host.http import bind_http, serve_http
+from averaging.host.log_file import LOG_FOLDER, keep_log
+from averaging.host.status_address import kept_status_address, local_address
+from averaging.network.direct.direct import DirectOptions
+from averaging.network.direct.tls_identity import TlsCredential, credential_check
+from averaging.network.libp2p.libp2p_network import NetworkOptions, open_libp2p_network
+from averaging.network.libp2p.p2pd import P2pdOptions
+from averaging.network.seams.asyncio_thread import AsyncioThread, open_asyncio_thread
+from averaging.network.seams.clocks import SystemClock
+from averaging.network.seams.directory import member_record_rule
+from averaging.network.seams.interfaces import Network, TrafficCount
+from averaging.network.seams.offload import ThreadOffload
+from averaging.storage.disk_room import DiskMeter
+from averaging.trio_errors import run_unwrapped
+from coordinator.admission.addresses import HostAddresses, public_url, reach_note, settle_addresses
+from coordinator.admission.invites import Reach, issue_invite, known_reach, remember_reach
+from coordinator.admission.qr_code import qr_lines
+from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
+from coordinator.admission.service import CoordinatorService, HostedRun
+from coordinator.checkpoints.run_tokenizer import RunTokenizer
+from coordinator.checkpoints.verify_report import verify_checkpoint
+from coordinator.experts.reassigning import Reassigner
+from coordinator.experts.text_recovery import TextFinder
+from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
+from coordinator.ledger.ledger_writer import LedgerWriter
+from coordinator.progress.run_events import EventBook, RunEvent
+from coordinator.progress.run_view import RunPicture
+from coordinator.progress.tracker import RunTracker, TrackedRun
+from coordinator.run.run_files import (
     CHECKPOINT_FOLDER,
     DATA_FOLDER,
     IDENTITY_FILE,
@@ -57,28 +60,25 @@ from coordinator.run_files import (
     run_tokenizer,
     start_units,
 )
-from coordinator.run_texts import RunTexts, read_owners, read_texts
-from coordinator.run_tokenizer import RunTokenizer
-from coordinator.run_view import RunPicture
-from coordinator.service import CoordinatorService, HostedRun
-from coordinator.status_page import RunSource, status_app
-from coordinator.tracker import RunTracker, TrackedRun
-from coordinator.verifying import verify_checkpoint
-from protocol.coordination import START_DOMAIN, TLS_SERVER_NAME
-from protocol.credential import BACKDATE_S
-from protocol.envelope import open_envelope
+from coordinator.run.run_texts import RunTexts, read_owners, read_texts
+from coordinator.status.local_view import LOG_NAME
+from coordinator.status.metrics import Counts, Moment
+from coordinator.status.status_page import RunSource, status_app
 from protocol.errors import PotluckError
-from protocol.identity import Ed25519Verifier
-from protocol.identity_file import HeldIdentity, open_identity
+from protocol.host.calls import START_DOMAIN, TLS_SERVER_NAME
+from protocol.identity.credential import BACKDATE_S
+from protocol.identity.envelope import open_envelope
+from protocol.identity.identity import Ed25519Verifier
+from protocol.identity.identity_file import HeldIdentity, open_identity
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.tensor_schema import ChunkGrid
-from protocol.wire import genesis_id
+from protocol.rounds.messages.wire import genesis_id
+from protocol.tensors.tensor_schema import ChunkGrid
 
 if TYPE_CHECKING:
-    from averaging.state import UnitState
-    from coordinator.checkpointer import Checkpointer, FetchState
-    from coordinator.config import HostConfig
-    from coordinator.unit_keeper import UnitKeeper
+    from averaging.state.state import UnitState
+    from coordinator.checkpoints.checkpointer import Checkpointer, FetchState
+    from coordinator.experts.unit_keeper import UnitKeeper
+    from coordinator.policy.config import HostConfig
 
 _log = structlog.get_logger()
 
@@ -328,7 +328,7 @@ def _events(host: Host, most: int) -> tuple[RunEvent, ...]:
 
 
 def _checkpointer(host: Host, network: Network, keeper: UnitKeeper | None) -> Checkpointer:
-    from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # with torch
+    from coordinator.checkpoints.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # with torch
 
     manifest, folder = host.run.manifest, host.run.folder
     schema, *beside = manifest.unit_schemas().values()
@@ -392,7 +392,7 @@ async def _reach(host: Host, network: Network, peers: Sequence[PeerId]) -> None:
 
 def _first_state(host: Host, unit: UnitName) -> UnitState:
     """The state of a unit with which the run began. Blocks."""
-    from averaging.start_state import start_state  # with torch
+    from averaging.state.start_state import start_state  # with torch
 
     manifest = host.run.manifest
     schema, seed = manifest.unit_schemas()[unit], manifest.config.run.seed
@@ -413,9 +413,9 @@ def _start_of(host: Host) -> bytes:
 
 async def _unit_keeper(host: Host, network: Network) -> UnitKeeper:
     """What fetches what the holders of experts have, once it runs, and gives it on."""
-    from averaging.rounds.transfer import FETCH_CHANNEL  # with torch
-    from coordinator.unit_keeper import KeeperView, UnitKeeper
-    from coordinator.unit_places import PlaceTools, kept_places
+    from averaging.rounds.traffic.transfer import FETCH_CHANNEL  # with torch
+    from coordinator.experts.unit_keeper import KeeperView, UnitKeeper
+    from coordinator.experts.unit_stores import PlaceTools, kept_places
 
     async def is_admitted(peer: PeerId) -> bool:
         return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
@@ -442,7 +442,7 @@ def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:
     async def fetch(
         donors: Sequence[PeerId], unit: UnitName, grid: ChunkGrid, commit: CommitId, root: Root
     ) -> UnitState:
-        from averaging.rounds.download import DownloadTools, download_state  # with torch
+        from averaging.rounds.fetching.download import DownloadTools, download_state  # with torch
 
         # A host that restarted has forgotten where its peers listen; their reports say it.
         with suppress(PotluckError):

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from peer.flags import JoinFlags, PlaceFlags, taking
+from peer.settings.flags import JoinFlags, PlaceFlags, taking
 from protocol.tables import examples, several
 
 _PANEL: Final = "For volunteers"
@@ -50,22 +50,22 @@ def join(
     Flags win over POTLUCK_PEER_* variables, and those over peer.toml.
     --dry-run shows every setting and where it comes from.
     """
-    from peer.config import load_peer_config
+    from peer.settings.config import load_peer_config
 
     config, text = load_peer_config(flags.values()), _whole(invite)
     if text:
-        from protocol.invite import decode_invite
+        from protocol.identity.invite import decode_invite
 
         decode_invite(text)  # a mistyped line is told before anything heavy is imported
     if dry_run:
-        from peer.dry_run import dry_run_lines
+        from peer.checks.dry_run import dry_run_lines
 
         typer.echo("\n".join(dry_run_lines(config, flags.values(), text)))
         return
 
-    from averaging.uncollected import uncollected
-    from peer.doctor import check_before_join
-    from peer.worker_process import early_worker
+    from averaging.gc_freeze import uncollected
+    from peer.checks.doctor import check_before_join
+    from peer.training.worker_process import early_worker
 
     check_before_join(config, text)
     with early_worker() as worker:
@@ -93,9 +93,9 @@ def pause(
     """Stop training within two seconds. The peer stays a member, and what it has trained still counts."""
     import time
 
-    from peer.config import load_peer_config
-    from peer.controls_core import OwnerPause
-    from peer.pause_file import write_pause
+    from peer.owner.controls_core import OwnerPause
+    from peer.owner.pause_file import write_pause
+    from peer.settings.config import load_peer_config
     from protocol.errors import UsageError
 
     if minutes is not None and not 0 < minutes <= _LONGEST_PAUSE_MINUTES:
@@ -111,8 +111,8 @@ def pause(
 
 def resume(state_dir: _StateDir = None) -> None:
     """End a pause. Hours, battery and temperature may still hold training back; the status says so."""
-    from peer.config import load_peer_config
-    from peer.pause_file import remove_pause
+    from peer.owner.pause_file import remove_pause
+    from peer.settings.config import load_peer_config
 
     folder = load_peer_config({"state_dir": state_dir}).state_dir
     typer.echo("the pause is over" if remove_pause(folder) else "it was not paused")
@@ -129,10 +129,10 @@ def health(
     One that waits for others, or for its host, is well.
     """
     if state_dir is None:
-        from peer.config import load_peer_config
+        from peer.settings.config import load_peer_config
 
         state_dir = load_peer_config({}).state_dir
-    from averaging.network.status_address import ask_health
+    from averaging.host.status_address import ask_health
 
     typer.echo(f"ok: {ask_health(state_dir)}")
 
@@ -153,8 +153,8 @@ def doctor(
     the invite is not used up. Each line is ok, warn or fail; ends with 4 when
     one fails, else with 0. Writes nothing.
     """
-    from peer.config import load_peer_config
-    from peer.doctor import run_doctor
+    from peer.checks.doctor import run_doctor
+    from peer.settings.config import load_peer_config
 
     raise typer.Exit(run_doctor(load_peer_config(flags.values()), _whole(invite), as_json=as_json))
 
@@ -183,8 +183,8 @@ def demo(
     One peer is slowed to a third; one is killed half-way, comes back and
     catches up.
     """
-    from peer.demo import run_demo
-    from peer.demo_options import DemoOptions
+    from peer.demo.options import DemoOptions
+    from peer.demo.run import run_demo
 
     options = DemoOptions(
         directory=directory,
@@ -213,10 +213,10 @@ def generate(
 
     Bytes that are no UTF-8 are shown as the replacement sign.
     """
-    from peer.sampling import Sampling
+    from peer.models.sampling import Sampling
 
     sampling = Sampling(tokens, seed, temperature, top_k)
-    from peer.checkpoint_sample import print_text, text_json
+    from peer.models.checkpoint_sample import print_text, text_json
 
     if as_json:
         typer.echo(text_json(checkpoint, prompt, sampling, expert))
@@ -241,6 +241,6 @@ def cut(
     ] = "auto",
 ) -> None:
     """Measure what a model's parts take on this machine and say how its stages are cut most evenly. Writes nothing."""
-    from peer.stage_costs import stages_lines, wall_s
+    from peer.pipeline.stage.stage_costs import stages_lines, wall_s
 
     typer.echo("\n".join(stages_lines(run_file, device, tuple(peer_gb or ()), replicas, wall_s)))

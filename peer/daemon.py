@@ -10,38 +10,38 @@ from pathlib import Path
 import structlog
 import trio
 
+from averaging.arithmetic.spare_memory import keep_cool
 from averaging.codecs.compiled import BLOCKS
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache
-from averaging.network.asyncio_thread import open_asyncio_thread
-from averaging.network.clocks import SystemClock
-from averaging.network.disk_room import DiskMeter
-from averaging.network.file_storage import FileStorage, clear_unfinished
-from averaging.network.http import bind_http, serve_http
-from averaging.network.libp2p_network import open_libp2p_network
-from averaging.network.log_file import LOG_FOLDER, keep_log
-from averaging.network.offload import ThreadOffload
-from averaging.network.seams import DirectoryEntry
-from averaging.network.status_address import kept_status_address
-from averaging.rounds.membership import IN_ROUNDS, Looks, announce, list_peers
+from averaging.host.http import bind_http, serve_http
+from averaging.host.log_file import LOG_FOLDER, keep_log
+from averaging.host.status_address import kept_status_address
+from averaging.network.libp2p.libp2p_network import open_libp2p_network
+from averaging.network.seams.asyncio_thread import open_asyncio_thread
+from averaging.network.seams.clocks import SystemClock
+from averaging.network.seams.interfaces import DirectoryEntry
+from averaging.network.seams.offload import ThreadOffload
+from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.peer_rounds import PeerRounds
-from averaging.rounds.service import STAYS_WITHIN_S, RoundService
-from averaging.rounds.unit import UnitChain
-from averaging.spare_memory import keep_cool
-from averaging.unwrapped import run_unwrapped
-from peer.addresses import check_listen_address
-from peer.assembly import open_chains, text_plan, training_plan, whole_anchor
-from peer.board import Board
-from peer.config import PeerConfig
-from peer.controls import open_controls
-from peer.coordinator_client import Caller, CoordinatorEndpoint, open_coordinator_client
-from peer.damaged_logs import lost_index, set_aside
-from peer.device import check_can_limit, choose_device
-from peer.disk_use import keep_measured
-from peer.experts_core import of_founders
-from peer.first_state import HELD_BECAUSE, FirstState
-from peer.handing_over import hand_over
-from peer.joining import (
+from averaging.rounds.traffic.discovery import IN_ROUNDS, Looks, announce, list_peers
+from averaging.rounds.unit_service import STAYS_WITHIN_S, RoundService
+from averaging.storage.disk_room import DiskMeter
+from averaging.storage.file_storage import FileStorage, clear_unfinished
+from averaging.trio_errors import run_unwrapped
+from peer.checks.reach import find_outbound_only
+from peer.holdings.held_experts_core import of_founders
+from peer.holdings.held_parts import own_parts
+from peer.holdings.host_backup import take_kept
+from peer.holdings.training_text import OwnText
+from peer.holdings.verified_holders import ASK_WITHIN_S, Proof, present
+from peer.holdings.verified_holders_core import everybody
+from peer.machine.device import check_can_limit, choose_device
+from peer.membership.addresses import check_listen_address
+from peer.membership.coordinator_client import Caller, CoordinatorEndpoint, open_coordinator_client
+from peer.membership.credential_cache import CREDENTIAL_CHANNEL, Roster, recent_voters
+from peer.membership.incarnation import take_incarnation
+from peer.membership.joining import (
     Membership,
     admit,
     check_invite,
@@ -51,46 +51,46 @@ from peer.joining import (
     open_start_record,
     saved_membership,
 )
-from peer.kept_unit import take_kept
-from peer.lane_training import train_in_lanes
-from peer.life import Joined, Life, SequenceNumbers
-from peer.local_rules import standing_still_s
-from peer.look import LOG_NAME
-from peer.membership_file import (
+from peer.membership.membership_upkeep import MembershipUpkeep
+from peer.membership.network_options import network_options
+from peer.membership.process_takeover import OwnRecord
+from peer.membership.revocations import Revocations
+from peer.membership.saved_membership import (
     host_heard_s,
     is_known,
     run_folder,
     take_session,
 )
-from peer.membership_upkeep import MembershipUpkeep
-from peer.network_options import network_options
-from peer.one_process import OwnRecord
-from peer.own_parts import own_parts
-from peer.own_text import OwnText
-from peer.present_holders import ASK_WITHIN_S, Proof, present
-from peer.present_holders_core import everybody
-from peer.reach import find_outbound_only
-from peer.reporting import ExpertLosses, ExpertText, Reporter, evaluate_commits
-from peer.revocations import Revocations
-from peer.roster import CREDENTIAL_CHANNEL, Roster, recent_voters
-from peer.round_parts import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
-from peer.same_disk import take_incarnation
-from peer.screen import run_screen
-from peer.signals import watch_signals
-from peer.snapshot_join import catch_up_by_snapshot
-from peer.start_record import StartSearch
-from peer.status import write_final_status
-from peer.status_http import peer_app
-from peer.trainer import WorkerTrainer, open_worker_trainer
-from peer.unit_trainer import UnitTrainer
-from peer.worker_process import EarlyWorker
-from protocol.identity import Ed25519Verifier
-from protocol.identity_file import HeldIdentity, open_identity
+from peer.owner.controls import open_controls
+from peer.owner.disk_use import keep_measured
+from peer.pipeline.lane_training import train_in_lanes
+from peer.session.await_state import HELD_BECAUSE, FirstState
+from peer.session.build import open_chains, text_plan, training_plan, whole_anchor
+from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
+from peer.session.catch_up import catch_up_by_snapshot
+from peer.session.damaged_logs import lost_index, set_aside
+from peer.session.handing_over import hand_over
+from peer.session.session import Joined, Life, SequenceNumbers
+from peer.session.start_record import StartSearch
+from peer.settings.config import PeerConfig
+from peer.settings.signals import watch_signals
+from peer.status.local_view import LOG_NAME
+from peer.status.reporting import ExpertLosses, ExpertText, Reporter, evaluate_commits
+from peer.status.screen import run_screen
+from peer.status.status import write_final_status
+from peer.status.status_board import Board
+from peer.status.status_http import peer_app
+from peer.training.mode_rules import standing_still_s
+from peer.training.trainer import WorkerTrainer, open_worker_trainer
+from peer.training.unit_trainer import UnitTrainer
+from peer.training.worker_process import EarlyWorker
+from protocol.identity.identity import Ed25519Verifier
+from protocol.identity.identity_file import HeldIdentity, open_identity
+from protocol.identity.invite import Invite, decode_invite
 from protocol.ids import PeerId, UnitName
-from protocol.invite import Invite, decode_invite
-from protocol.rounds.start import StartRecord
+from protocol.rounds.messages.start import StartRecord
+from protocol.rounds.messages.wire import decode_body
 from protocol.rounds.state import OpenRound
-from protocol.wire import decode_body
 
 log = structlog.get_logger()
 

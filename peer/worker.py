@@ -1,4 +1,4 @@
-"""The training process: `python -m peer.worker CHANNEL_FD MEMORY_FD`, started by peer/trainer.py.
+"""The training process: `python -m peer.worker CHANNEL_FD MEMORY_FD`, started by peer/training/trainer.py.
 
 It owns torch's compute, trains step after step, and does what the daemon orders at step boundaries. It exits when the channel
 ends, as it does when its parent dies. It does not import hivemind, trio or grpc.
@@ -15,13 +15,22 @@ import time
 from collections import deque
 from typing import Final
 
-from averaging.uncollected import uncollected
+from averaging.gc_freeze import uncollected
 
 with uncollected():
-    from peer.device import choose_device, is_out_of_memory
-    from peer.local_training import LocalTrainer, TrainingPlan
-    from peer.stage_worker import is_stage_plan, run_stage
-    from peer.worker_channel import Area, Command, OutOfMemory, Progress, Reply, SharedVectors, frame, read_message
+    from peer.machine.device import choose_device, is_out_of_memory
+    from peer.pipeline.stage.stage_worker import is_stage_plan, run_stage
+    from peer.training.local_training import LocalTrainer, TrainingPlan
+    from peer.training.worker_channel import (
+        Area,
+        Command,
+        OutOfMemory,
+        Progress,
+        Reply,
+        SharedVectors,
+        frame,
+        read_message,
+    )
 
 NICENESS: Final = 10
 """The volunteer's own programs come first."""

@@ -1,0 +1,1 @@
+"""What two strangers must agree on. Pure."""

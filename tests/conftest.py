@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from averaging.uncollected import uncollected
+from averaging.gc_freeze import uncollected
 
 TEST_LIMIT_S = 120.0
 

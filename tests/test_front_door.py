@@ -25,19 +25,19 @@ from rich.console import Console
 from rich.live import Live
 
 import potluck
-from averaging.network.log_file import LogFile, keep_log
-from averaging.network.status_address import STATUS_ADDRESS_FILE
-from coordinator.ledger import LEDGER_FILE, open_ledger
+from averaging.host.log_file import LogFile, keep_log
+from averaging.host.status_address import STATUS_ADDRESS_FILE
+from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
 from peer.commands import doctor, join
-from peer.config import PeerConfig
-from peer.membership_file import SavedMembership, save_membership
-from peer.status import PeerStatus, write_final_status
+from peer.membership.saved_membership import SavedMembership, save_membership
+from peer.settings.config import PeerConfig
+from peer.status.status import PeerStatus, write_final_status
 from protocol.errors import ConfigError
-from protocol.identity import Identity
-from protocol.log_lines import log_line
+from protocol.identity.identity import Identity
+from protocol.screens.log_lines import log_line
 from tests.forked import Forked, open_forked
-from tests.peer.test_kept_run import keep
-from tests.protocol.test_invite import INVITE
+from tests.peer.membership.test_saved_run import keep
+from tests.protocol.identity.test_invite import INVITE
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {
@@ -223,10 +223,10 @@ import potluck
 
 def test_interrupt_of_a_command_is_one_line_and_exit_130() -> None:
     program = """
-import coordinator.look, potluck
+import coordinator.status.local_view, potluck
 def interrupted(*_arguments, **_options):
     raise KeyboardInterrupt
-coordinator.look.folder_of = interrupted
+coordinator.status.local_view.folder_of = interrupted
 potluck.main()
 """
     done = subprocess.run(
@@ -237,10 +237,10 @@ potluck.main()
 
 def test_bug_is_one_line_and_exit_1_and_its_traceback_is_in_the_file_that_the_line_names(tmp_path: Path) -> None:
     program = """
-import coordinator.look, potluck
+import coordinator.status.local_view, potluck
 def broken(*_arguments, **_options):
     raise LookupError("nobody thought of it")
-coordinator.look.folder_of = broken
+coordinator.status.local_view.folder_of = broken
 potluck.main()
 """
     command = [sys.executable, "-c", program, "status"]
@@ -351,7 +351,7 @@ def test_invite_pasted_with_line_breaks_or_spaces_is_understood(
         return 0
 
     monkeypatch.setattr("peer.daemon.run_peer", run_peer)
-    monkeypatch.setattr("peer.worker_process.early_worker", nullcontext)
+    monkeypatch.setattr("peer.training.worker_process.early_worker", nullcontext)
     with pytest.raises(typer.Exit):
         join(pieces)
     assert heard == [understood]
@@ -364,7 +364,7 @@ def test_doctor_understands_an_invite_and_the_flags_of_join(tmp_path: Path, monk
         heard.extend((config.state_dir, config.listen_port, config.announce_host, config.no_listen, text, as_json))
         return 4
 
-    monkeypatch.setattr("peer.doctor.run_doctor", run_doctor)
+    monkeypatch.setattr("peer.checks.doctor.run_doctor", run_doctor)
     with pytest.raises(typer.Exit) as left:
         doctor([GOOD[:50], GOOD[50:]], as_json=True, state_dir=tmp_path, listen_port=4001, announce_host="a.example")
     assert left.value.exit_code == 4

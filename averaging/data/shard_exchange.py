@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from averaging.network.libp2p_door import Gate
+from averaging.network.seams.call_limits import Gate
 from protocol.errors import CallTimeout, PeerUnreachable, RefusedError, RemoteProtocolError, TemporaryError
 
 if TYPE_CHECKING:
-    from averaging.network.seams import Network, Stream, StreamHandler
+    from averaging.network.seams.interfaces import Network, Stream, StreamHandler
     from protocol.ids import PeerId
 
 SHARD_CHANNEL: Final = "shards"

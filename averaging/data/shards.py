@@ -26,11 +26,11 @@ from pydantic import (
     model_validator,
 )
 
-from averaging.data.texts import Split
+from averaging.data.sources.texts import Split
 from averaging.data.tokenizer import Tokens
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.expert_schema import MAX_EXPERTS
-from protocol.experts_section import MAX_ROUTER_BYTES
+from protocol.run.experts_section import MAX_ROUTER_BYTES
+from protocol.tensors.expert_schema import MAX_EXPERTS
 
 TokenBytes = Literal[2, 4]
 ShardPart = Split | Literal["start", "sample"]

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from averaging.data.shards import MAX_TOKENIZER_BYTES
-from averaging.data.texts import Text, cut_pieces, not_installed
+from averaging.data.sources.texts import Text, cut_pieces, not_installed
 from averaging.data.tokenizer import VOCAB_SIZE, ByteTokenizer, Tokenizer, Tokens
-from protocol.data_section import DataSection
 from protocol.errors import ConfigError, MachineError
 from protocol.plain_file import check_plain_file
+from protocol.run.data_section import DataSection
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Rules

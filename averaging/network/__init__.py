@@ -1,0 +1,1 @@
+"""Everything that meets the outside. Alone imports hivemind."""

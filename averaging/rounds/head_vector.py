@@ -15,12 +15,12 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams import Storage
-from averaging.unit_log import LoggedRounds, UnitLog
+from averaging.network.seams.interfaces import Storage
+from averaging.state.unit_log import LoggedRounds, UnitLog
 from protocol.errors import LocalProtocolError, StorageError
 from protocol.ids import CommitId, UnitName
-from protocol.rounds.lineage import TreeNode
-from protocol.wire import commit_id, decode_certificate, encode_certificate
+from protocol.rounds.lineage.lineage import TreeNode
+from protocol.rounds.messages.wire import commit_id, decode_certificate, encode_certificate
 
 log = structlog.get_logger()
 

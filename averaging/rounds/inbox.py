@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import structlog
 import trio
 
-from averaging.network.seams import Clock
-from protocol.envelope import ReplayGuard, open_envelope
+from averaging.network.seams.interfaces import Clock
 from protocol.errors import PotluckError, RemoteProtocolError
-from protocol.identity import Verifier
+from protocol.identity.envelope import ReplayGuard, open_envelope
+from protocol.identity.identity import Verifier
 from protocol.ids import PeerId, RunId, UnitName, short
-from protocol.rounds.bundle import decode_bundle, encode_answer, is_bundle
-from protocol.rounds.chain import ROUND_DOMAIN
-from protocol.rounds.messages import Heartbeat, Leave, RoundMessage
-from protocol.wire import decode_message
+from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.rounds.messages.bundle import decode_bundle, encode_answer, is_bundle
+from protocol.rounds.messages.messages import Heartbeat, Leave, RoundMessage
+from protocol.rounds.messages.wire import decode_message
 
 log = structlog.get_logger()
 

@@ -1,8 +1,8 @@
 """What a peer says to others on the round channel: said once more where a connection broke, and together where units meet.
 
 Where the rounds of several units are open at the same time, what they have to say to the same peer waits for `GATHER_S` and goes in
-one call (protocol/rounds/bundle.py). Each message has its own answer, as if it had gone alone. A peer that knows no bundles, as one of
-an older release, is told one message after another from then on, until its process changes.
+one call (protocol/rounds/messages/bundle.py). Each message has its own answer, as if it had gone alone. A peer that knows no
+bundles, as one of an older release, is told one message after another from then on, until its process changes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams import Network, TookReply
-from averaging.rounds.round_tools import Tasks, leaves
+from averaging.network.seams.interfaces import Network, TookReply
+from averaging.rounds.lineage.round_context import Tasks, leaves
 from protocol.errors import ConnectionReset, LocalProtocolError, PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
-from protocol.rounds.bundle import (
+from protocol.rounds.messages.bundle import (
     LENGTH_BYTES,
     MAX_BUNDLE_BYTES,
     MAX_BUNDLED,

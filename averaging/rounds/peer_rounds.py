@@ -14,26 +14,27 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams import Clock, Network, Offload, Publish, Stream
-from averaging.rounds.beats import BeatMemory, OwnBeat, own_beat
-from averaging.rounds.exchange import EXCHANGE_CHANNEL
+from averaging.network.seams.interfaces import Clock, Network, Offload, Publish, Stream
+from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
+from averaging.rounds.external_reducer import Lender, LenderTools, UnitShape
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
+from averaging.rounds.heartbeat_cache import BeatMemory, OwnBeat, own_beat
 from averaging.rounds.inbox import Inbox
-from averaging.rounds.lending import Lender, LenderTools, UnitShape
+from averaging.rounds.lineage.round_context import IsMember, Seal, Tasks, is_gone
+from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.outbox import ROUND_CHANNEL, Outbox
-from averaging.rounds.round_tools import IsMember, Seal, Tasks, is_gone
-from averaging.rounds.service import RoundService
 from averaging.rounds.spine_follower import SpineFollower, SpineMove
-from averaging.rounds.transfer import FETCH_CHANNEL, FRAME_WITHIN_S, read_request
-from averaging.rounds.unit import PreparedSwitch, UnitChain
+from averaging.rounds.traffic.transfer import FETCH_CHANNEL, FRAME_WITHIN_S, read_request
+from averaging.rounds.unit_service import RoundService
 from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
-from protocol.identity import Verifier
+from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
-from protocol.rounds import cadence
+from protocol.rounds import heartbeat_interval as cadence
 from protocol.rounds.events import Event, MessageArrived, PeerLost, PeersListed
 from protocol.rounds.leading import leads
-from protocol.rounds.lineage import SpineView
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.lineage import SpineView
+from protocol.rounds.messages.heartbeat_delta import SAY_WHOLE
+from protocol.rounds.messages.messages import (
     MAX_MEMBERS,
     Committed,
     Heartbeat,
@@ -44,17 +45,16 @@ from protocol.rounds.messages import (
     RoundMessage,
     Settle,
 )
+from protocol.rounds.messages.requests import ExchangeHello, FetchCommits, FetchRequest, FetchResult
+from protocol.rounds.messages.wire import decode_body, decode_record, encode_message
 from protocol.rounds.orders import SendHeartbeat
-from protocol.rounds.requests import ExchangeHello, FetchCommits, FetchRequest, FetchResult
-from protocol.rounds.short_beat import SAY_WHOLE
+from protocol.rounds.queries import is_due_or_open, own_head, silent_members
 from protocol.rounds.state import OpenRound
-from protocol.rounds.views import is_due_or_open, own_head, silent_members
-from protocol.wire import decode_body, decode_record, encode_message
 
 log = structlog.get_logger()
 
 BEAT_CHANNEL: Final = "beat"
-"""Short heartbeats (protocol/rounds/short_beat.py)."""
+"""Short heartbeats (protocol/rounds/messages/heartbeat_delta.py)."""
 
 BEAT_WITHIN_S: Final = 6.0
 """Of a heartbeat: a late answer is a sign of life, too. Behind bulk on a line of 1 Mbit/s it takes 1 to 3 s, and two come a second."""

@@ -1,6 +1,6 @@
 """Keeps the spine's records at a peer that does not hold the spine, and follows it (rule 23).
 
-What decides is in protocol/rounds/spine.py.
+What decides is in protocol/rounds/lineage/spine.py.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams import Network, Stream
-from averaging.rounds.transfer import MAX_CHAIN_BYTES, fetch_commits
-from averaging.unit_log import UnitLog
+from averaging.network.seams.interfaces import Network, Stream
+from averaging.rounds.traffic.transfer import MAX_CHAIN_BYTES, fetch_commits
+from averaging.state.unit_log import UnitLog
 from protocol.errors import RemoteProtocolError, StorageError, VersionError
-from protocol.identity import Verifier
+from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
-from protocol.rounds import spine
-from protocol.rounds.chain import genesis_link
-from protocol.rounds.lineage import SpineView, TreeNode, known_commits, tree_of
-from protocol.rounds.messages import Certificate, Committed, Heartbeat
-from protocol.rounds.requests import FetchCommits
-from protocol.rounds.spine import FollowedSpine
-from protocol.wire import decode_certificate, encode_certificate
+from protocol.rounds.lineage import spine
+from protocol.rounds.lineage.chain import genesis_link
+from protocol.rounds.lineage.lineage import SpineView, TreeNode, known_commits, tree_of
+from protocol.rounds.lineage.spine import FollowedSpine
+from protocol.rounds.messages.messages import Certificate, Committed, Heartbeat
+from protocol.rounds.messages.requests import FetchCommits
+from protocol.rounds.messages.wire import decode_certificate, encode_certificate
 
 log = structlog.get_logger()
 

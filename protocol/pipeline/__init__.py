@@ -1,0 +1,1 @@
+"""Pure machines of stages and lanes."""

@@ -12,9 +12,9 @@ from typing import Final
 
 from protocol.frozen import replace
 from protocol.ids import PeerId, short
-from protocol.rounds.chain import link_after
-from protocol.rounds.cohort import brought_before, others_here
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.quorum import electorate, is_quorum
+from protocol.rounds.messages.messages import (
     MAX_SLICES,
     NO_SPINE,
     Ack,
@@ -28,13 +28,11 @@ from protocol.rounds.messages import (
     Settle,
     SliceSpec,
 )
+from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import Action, GiveTime, Send
-from protocol.rounds.outer_rule import outer_of_round
-from protocol.rounds.plan import ReducerOffer, make_record, mend_slices, plan_slices, weight_cap
-from protocol.rounds.quorum import electorate, is_quorum
-from protocol.rounds.state import Leading, PeerView, RoundState, Step
-from protocol.rounds.target import MeasuredRound
-from protocol.rounds.views import (
+from protocol.rounds.participants import brought_before, others_here
+from protocol.rounds.proposal import ReducerOffer, make_record, mend_slices, plan_slices, weight_cap
+from protocol.rounds.queries import (
     due_at_tokens,
     is_suspected,
     lenders,
@@ -43,7 +41,9 @@ from protocol.rounds.views import (
     ready_tokens,
     until_first_unit,
 )
-from protocol.wire import encode_record
+from protocol.rounds.schedule.outer_rule import outer_of_round
+from protocol.rounds.schedule.target import MeasuredRound
+from protocol.rounds.state import Leading, PeerView, RoundState, Step
 
 MAX_BACKOFF_EXPONENT: Final = 16
 STAND_BACK_S: Final = 1.0

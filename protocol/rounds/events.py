@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.chain import ChainLink
-from protocol.rounds.lineage import SpineView, TreeNode
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.lineage import SpineView, TreeNode
+from protocol.rounds.messages.messages import (
     Ballot,
     Certificate,
     Heartbeat,

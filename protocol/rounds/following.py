@@ -10,7 +10,6 @@ from typing import Final
 from protocol.errors import RemoteProtocolError, VersionError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
-from protocol.rounds.chain import ChainLink, verify_certificate
 from protocol.rounds.events import (
     Applied,
     CommitsFetched,
@@ -21,14 +20,15 @@ from protocol.rounds.events import (
     SwitchFailed,
     SwitchPrepared,
 )
-from protocol.rounds.lineage import SpineView, TreeNode, best_head, known_commits
-from protocol.rounds.messages import Certificate, Committed, UnitHead
-from protocol.rounds.missing import looked_for, passed_over, reviewed, without_found
+from protocol.rounds.lineage.chain import ChainLink, verify_certificate
+from protocol.rounds.lineage.lineage import SpineView, TreeNode, best_head, known_commits
+from protocol.rounds.lineage.quorum import first_opener
+from protocol.rounds.messages.messages import Certificate, Committed, UnitHead
+from protocol.rounds.messages.wire import commit_id, decode_record
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
-from protocol.rounds.quorum import first_opener
+from protocol.rounds.queries import is_gone, is_suspected, may_hold, own_heartbeat
 from protocol.rounds.state import Ahead, OpenRound, RoundState, Step, Switching
-from protocol.rounds.views import is_gone, is_suspected, may_hold, own_heartbeat
-from protocol.wire import commit_id, decode_record
+from protocol.rounds.unavailable_commits import looked_for, passed_over, reviewed, without_found
 
 NUM_SUCCESSORS: Final = 2
 """To whom a member says that it stands at a commit now (rule 15), in a heartbeat: a certificate grows with the members, and the leader

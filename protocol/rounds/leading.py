@@ -11,8 +11,9 @@ from typing import Final
 from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds import attempt
-from protocol.rounds.cohort import known_at_base
-from protocol.rounds.messages import (
+from protocol.rounds.bad_results import names_useless
+from protocol.rounds.lineage.quorum import first_opener, is_quorum, opener_order
+from protocol.rounds.messages.messages import (
     LAST_ATTEMPT,
     Ballot,
     PreVote,
@@ -23,10 +24,8 @@ from protocol.rounds.messages import (
     Refusal,
 )
 from protocol.rounds.orders import LogPromise, Send
-from protocol.rounds.quorum import first_opener, is_quorum, opener_order
-from protocol.rounds.refusing import names_useless
-from protocol.rounds.state import Leading, PeerView, RoundState, Step
-from protocol.rounds.views import (
+from protocol.rounds.participants import known_at_base
+from protocol.rounds.queries import (
     caught_up,
     due_at_tokens,
     due_within_s,
@@ -44,6 +43,7 @@ from protocol.rounds.views import (
     silence_s,
     thin_line_s,
 )
+from protocol.rounds.state import Leading, PeerView, RoundState, Step
 
 RANK_DELAY_S: Final = 1.0
 """Rank r may take over after 2 s + r s without the opener (rule 6): two who think alike do not duel."""

@@ -11,16 +11,16 @@ from typing import Final
 from protocol.errors import RemoteProtocolError
 from protocol.frozen import replace
 from protocol.ids import PeerId, UnitName, short
-from protocol.rounds import attempt, cadence, following, leading, voting
-from protocol.rounds.chain import link_after
-from protocol.rounds.cohort import known_at_base
+from protocol.rounds import attempt, following, leading, voting
+from protocol.rounds import heartbeat_interval as cadence
 from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, Ticked
-from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Heartbeat, Leave, UnitHead
+from protocol.rounds.failure_probes import do_watch, is_everybody_pinged, is_ours_to_ask, missed_by_others, whom_we_ping
+from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.messages.messages import LAST_ATTEMPT, Ballot, Heartbeat, Leave, UnitHead
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
-from protocol.rounds.pings import do_watch, is_everybody_pinged, is_ours_to_ask, missed_by_others, whom_we_ping
-from protocol.rounds.state import PeerView, RoundState, SignedLeave, Step
-from protocol.rounds.survey import surveyed, with_views
-from protocol.rounds.views import (
+from protocol.rounds.participants import known_at_base
+from protocol.rounds.peer_survey import surveyed, with_views
+from protocol.rounds.queries import (
     NUM_HEARTBEAT_PEERS,
     beat_peers,
     idle_patience_s,
@@ -34,6 +34,7 @@ from protocol.rounds.views import (
     silent_members,
     thin_from_s,
 )
+from protocol.rounds.state import PeerView, RoundState, SignedLeave, Step
 
 BUSY_TICK_S: Final = 0.2
 DUE_TICK_S: Final = 1.0

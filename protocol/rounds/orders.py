@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.chain import ChainLink
-from protocol.rounds.lineage import TreeNode
-from protocol.rounds.messages import Ballot, Certificate, Heartbeat, Leave, Proposal, RoundMessage, Settle
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.lineage import TreeNode
+from protocol.rounds.messages.messages import Ballot, Certificate, Heartbeat, Leave, Proposal, RoundMessage, Settle
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import Final
 
 from protocol.frozen import replace
-from protocol.identity import Verifier
+from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
-from protocol.rounds.chain import ChainLink
-from protocol.rounds.lineage import CommitTree, SpineView
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.lineage import CommitTree, SpineView
+from protocol.rounds.messages.messages import (
     AckedRecord,
     Ballot,
     Leave,
@@ -29,8 +29,8 @@ from protocol.rounds.messages import (
     UnitHead,
 )
 from protocol.rounds.orders import Action
-from protocol.rounds.stagger import UNSTAGGERED, Stagger
-from protocol.rounds.target import RoundTarget
+from protocol.rounds.schedule.stagger import UNSTAGGERED, Stagger
+from protocol.rounds.schedule.target import RoundTarget
 
 NO_COMMIT: Final = CommitId(bytes(32))
 NO_ROOT: Final = Root(bytes(32))

@@ -12,9 +12,10 @@ from protocol.errors import RemoteProtocolError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import attempt, leading
-from protocol.rounds.chain import ChainLink, link_after
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, PromiseLogged
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.chain import ChainLink, link_after
+from protocol.rounds.lineage.quorum import first_opener
+from protocol.rounds.messages.messages import (
     LAST_ATTEMPT,
     NO_SPINE,
     Ack,
@@ -30,11 +31,10 @@ from protocol.rounds.messages import (
     Settle,
 )
 from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
-from protocol.rounds.outer_rule import outer_of_round
-from protocol.rounds.plan import both_codecs
-from protocol.rounds.quorum import first_opener
+from protocol.rounds.proposal import both_codecs
+from protocol.rounds.queries import is_gone, is_suspected, may_be_lone, own_heartbeat
+from protocol.rounds.schedule.outer_rule import outer_of_round
 from protocol.rounds.state import PendingPreVote, RoundState, Step
-from protocol.rounds.views import is_gone, is_suspected, may_be_lone, own_heartbeat
 
 MAX_ASKED = 64
 """Pre-votes that wait for a sign of the opener; one for each member that may ask."""

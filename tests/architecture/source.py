@@ -64,13 +64,13 @@ def modules(*folders: str) -> tuple[Module, ...]:
 def core_modules() -> tuple[Module, ...]:
     """Where decisions are made: all of protocol but its file readers, the files named *_core.py, and those listed."""
     listed = {
-        "peer/demo_summary.py",
-        "peer/restart.py",
-        "coordinator/admission.py",
-        "coordinator/restart.py",
+        "peer/demo/summary.py",
+        "peer/session/restart_report.py",
+        "coordinator/policy/admission.py",
+        "coordinator/progress/restart_report.py",
         "averaging/data/assignment.py",
     }
-    shells = {"protocol/identity_file.py", "protocol/manifest.py", "protocol/plain_file.py"}
+    shells = {"protocol/identity/identity_file.py", "protocol/run/manifest.py", "protocol/plain_file.py"}
     return tuple(
         module
         for module in modules()

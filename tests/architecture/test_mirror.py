@@ -6,7 +6,7 @@ from tests.architecture.source import ROOMS, ROOT, core_modules, modules
 
 
 def _mirrored(path: str) -> str:
-    """ "peer/demo_core.py" -> "tests/peer/test_demo_core.py"."""
+    """ "peer/demo/script_core.py" -> "tests/peer/test_demo_core.py"."""
     folder, _, name = path.rpartition("/")
     return f"tests/{folder}/test_{name}"
 
@@ -22,8 +22,8 @@ def test_every_core_has_its_test_file() -> None:
         "protocol/errors.py",
         "protocol/ids.py",
         "protocol/rounds/events.py",
-        "protocol/rounds/messages.py",
-        "protocol/rounds/start.py",
+        "protocol/rounds/messages/messages.py",
+        "protocol/rounds/messages/start.py",
         "protocol/rounds/state.py",
     }
     wanted = {

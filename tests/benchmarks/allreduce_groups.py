@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import psutil
 
-from peer.demo_processes import Running, last_line
-from protocol.data_section import DataSection
-from protocol.decoder_schema import DecoderConfig, decoder_schema
+from peer.demo.processes import Running, last_line
 from protocol.errors import MachineError
-from protocol.host_sections import CheckpointSection
-from protocol.manifest import RoundSection, RunConfig, RunSection
-from protocol.training_sections import InnerSection
+from protocol.run.data_section import DataSection
+from protocol.run.host_sections import CheckpointSection
+from protocol.run.manifest import RoundSection, RunConfig, RunSection
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from tests.benchmarks.allreduce_files import order, ready_file, result_file
 from tests.benchmarks.allreduce_marks import AFTERWARDS, spans
 from tests.benchmarks.allreduce_peer import FOLDER_VARIABLE, TOKENS

@@ -27,21 +27,21 @@ from typing import Any, Final, TypeVar
 
 import psutil
 
-import averaging.rounds.exchange
-import averaging.rounds.scattering
-from averaging.generations import GenerationRef, Generations
-from averaging.network.offload import ThreadOffload
-from averaging.network.seams import Stream
-from averaging.rounds.even_sending import EvenSending, Ready, is_ready, no_head, send_evenly
-from averaging.rounds.exchange import Exchange
-from averaging.rounds.reduction import Reduction
-from averaging.rounds.unit import AppliedCommit, UnitChain
-from averaging.state import UnitState
-from averaging.unit_log import LoggedContribution, UnitLog
+import averaging.rounds.exchange.contribution_sender
+import averaging.rounds.exchange.exchange
+from averaging.network.seams.interfaces import Stream
+from averaging.network.seams.offload import ThreadOffload
+from averaging.rounds.exchange.exchange import Exchange
+from averaging.rounds.exchange.reduction import Reduction
+from averaging.rounds.lineage.unit_chain import AppliedCommit, UnitChain
+from averaging.rounds.traffic.fair_sending import EvenSending, Ready, is_ready, no_head, send_evenly
+from averaging.state.generations import GenerationRef, Generations
+from averaging.state.state import UnitState
+from averaging.state.unit_log import LoggedContribution, UnitLog
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.chain import ChainLink
-from protocol.rounds.messages import Certificate, CommitRecord
-from protocol.rounds.requests import ExchangeHello
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages.messages import Certificate, CommitRecord
+from protocol.rounds.messages.requests import ExchangeHello
 
 T = TypeVar("T")
 
@@ -174,9 +174,9 @@ def _wrap_sending(marks: Marks) -> None:
 
     setattr(Exchange, "serve", serve)  # noqa: B010
     contributions = _counted(marks, lambda _: ("contribution", 0))
-    setattr(averaging.rounds.scattering, "send_evenly", contributions)  # noqa: B010
+    setattr(averaging.rounds.exchange.contribution_sender, "send_evenly", contributions)  # noqa: B010
     results = _counted(marks, lambda stream: (f"result to {stream.remote}", _first_chunk.get()))
-    setattr(averaging.rounds.exchange, "send_evenly", results)  # noqa: B010
+    setattr(averaging.rounds.exchange.exchange, "send_evenly", results)  # noqa: B010
 
 
 def _counted(marks: Marks, what_of: Callable[[Stream], tuple[str, int]]) -> Callable[..., Awaitable[None]]:

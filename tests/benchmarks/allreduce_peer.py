@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import peer.worker_process
+import peer.training.worker_process
 import potluck
-from peer.worker_process import EarlyWorker
+from peer.training.worker_process import EarlyWorker
 
 FOLDER_VARIABLE: Final = "BENCH_ALLREDUCE_FOLDER"
 TOKENS: Final = 1000
@@ -41,9 +41,9 @@ def install() -> None:
     import trio
 
     import peer.daemon
-    import peer.round_parts
-    from averaging.rounds.service import RoundService
-    from peer.reporting import Reporter
+    import peer.session.build_rounds
+    from averaging.rounds.unit_service import RoundService
+    from peer.status.reporting import Reporter
     from tests.benchmarks import allreduce_marks
     from tests.benchmarks.allreduce_trainer import Desk, GivenTrainer
 
@@ -71,12 +71,12 @@ def install() -> None:
 
     setattr(peer.daemon, "Reporter", SeenReporter)  # noqa: B010
     setattr(peer.daemon, "open_worker_trainer", given_trainer)  # noqa: B010 - mypy takes no plain assignment
-    setattr(peer.round_parts, "RoundService", SeenService)  # noqa: B010
+    setattr(peer.session.build_rounds, "RoundService", SeenService)  # noqa: B010
 
 
 def main() -> None:
     """The real program with given vectors."""
-    setattr(peer.worker_process, "early_worker", _no_worker)  # noqa: B010
+    setattr(peer.training.worker_process, "early_worker", _no_worker)  # noqa: B010
     sys.argv[0] = "potluck"
     potluck.main()
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from averaging.codecs import codec_by_name
-from averaging.rounds.keeping import update_bytes
-from protocol.round_defaults import default_chunk_elements
-from protocol.tensor_schema import ChunkGrid
+from averaging.rounds.lineage.retention import update_bytes
+from protocol.tensors.round_defaults import default_chunk_elements
+from protocol.tensors.tensor_schema import ChunkGrid
 from tests.benchmarks.allreduce_groups import Trial
 from tests.benchmarks.results import Row
 

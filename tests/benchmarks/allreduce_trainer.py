@@ -13,9 +13,9 @@ from typing import Final
 import torch
 import trio
 
-from averaging.network.seams import KeptPart, Network, Snapshot, TrafficCount, TrainerProgress, Way
-from averaging.rounds.service import RoundService
-from peer.coordinator_client import CoordinatorClient
+from averaging.network.seams.interfaces import KeptPart, Network, Snapshot, TrafficCount, TrainerProgress, Way
+from averaging.rounds.unit_service import RoundService
+from peer.membership.coordinator_client import CoordinatorClient
 from tests.benchmarks.allreduce_files import (
     DELTA_SCALE,
     seed_of,

@@ -22,17 +22,17 @@ import structlog
 import trio
 
 import averaging.rounds.outbox
-from averaging.network.memory_network import MemoryNetwork
-from averaging.network.seams import TookReply
-from averaging.rounds.adoption import Mixing
+from averaging.network.memory.memory_network import MemoryNetwork
+from averaging.network.seams.interfaces import TookReply
+from averaging.rounds.lineage.adoption import Mixing
 from averaging.rounds.outbox import ROUND_CHANNEL
 from protocol.errors import PotluckError
 from protocol.ids import PeerId, UnitName
-from protocol.rounds.bundle import MAX_BUNDLED
-from protocol.rounds.messages import Member
-from protocol.rounds.stagger import Stagger
+from protocol.rounds.messages.bundle import MAX_BUNDLED
+from protocol.rounds.messages.messages import Member
+from protocol.rounds.schedule.stagger import Stagger
+from protocol.rounds.schedule.target import RoundTarget
 from protocol.rounds.state import RoundConfig
-from protocol.rounds.target import RoundTarget
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 from tests.simulation import virtual_time
 from tests.simulation.layouts import FRAGMENTS, Layout
@@ -108,7 +108,7 @@ def _at_most(num_messages: int) -> Iterator[None]:
 
 
 class _Paced(World):
-    """Experts take their share of the trunk's target, as peer/assembly.py says it: every token is of one expert."""
+    """Experts take their share of the trunk's target, as peer/session/build.py says it: every token is of one expert."""
 
     def round_config(self, me: Member, unit: UnitName) -> RoundConfig:
         config = super().round_config(me, unit)

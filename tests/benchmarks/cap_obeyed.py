@@ -20,16 +20,16 @@ from typing import Final
 
 import trio
 
-from averaging.network.asyncio_thread import open_asyncio_thread
-from averaging.network.clocks import SystemClock
-from averaging.network.directory import signed_record_rule
-from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
-from averaging.network.p2pd import P2pdOptions
-from averaging.network.seams import Stream
-from peer.board import Board
-from peer.controls import Controls
-from peer.controls_core import ControlSettings, Readings
-from protocol.identity import Ed25519Verifier, Identity
+from averaging.network.libp2p.libp2p_network import NetworkOptions, open_libp2p_network
+from averaging.network.libp2p.p2pd import P2pdOptions
+from averaging.network.seams.asyncio_thread import open_asyncio_thread
+from averaging.network.seams.clocks import SystemClock
+from averaging.network.seams.directory import signed_record_rule
+from averaging.network.seams.interfaces import Stream
+from peer.owner.controls import Controls
+from peer.owner.controls_core import ControlSettings, Readings
+from peer.status.status_board import Board
+from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
 
 PROMISED_S: Final = 5.0

@@ -1,10 +1,10 @@
 """`python -m tests.benchmarks.codecs --json FILE [--quick]`: what each codec makes of real deltas and of noise, and how fast one core
 does it.
 
-The real deltas are of the product's own decoder: genesis, steps to get past the first ones, an anchor, then H local steps of AdamW on
-Python's standard library. Speeds are processor seconds of this process, one thread, in chunks as they travel, as many at once as
-rounds take (averaging/chunk_runs.py); each trial measures all codecs in turn, so that all see the same machine, and once more without
-the compiled library. Speed is told in GB (1e9 bytes) of the float32 values.
+The real deltas are of the product's own decoder: genesis, steps to get past the first ones, an anchor, then H local steps of AdamW
+on Python's standard library. Speeds are processor seconds of this process, one thread, in chunks as they travel, as many at once as
+rounds take (averaging/arithmetic/batched_codec.py); each trial measures all codecs in turn, so that all see the same machine, and
+once more without the compiled library. Speed is told in GB (1e9 bytes) of the float32 values.
 
 Results of the sparse mode are means of "topk" contributions: of four members' real deltas, and of noise, on which
 members never agree, of 8 and 16. Those codecs are timed on the means of as many members as they have room for.
@@ -30,17 +30,17 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from averaging import chunk_runs
-from averaging.chunk_runs import decode_run, encode_run, run_chunks
+from averaging.arithmetic import batched_codec as chunk_runs
+from averaging.arithmetic.batched_codec import decode_run, encode_run, run_chunks
+from averaging.arithmetic.genesis import genesis_anchor
+from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs import Codec, codec_by_name, codec_names, sparse
 from averaging.codecs.compiled import BLOCKS
 from averaging.codecs.sparse import RESULTS, TOPK, SparseCodec
-from averaging.data.corpus import python_stdlib_documents
-from averaging.genesis import genesis_anchor
-from averaging.weighted_mean import WeightedSum
-from peer.local_training import LocalTrainer, TrainingPlan
-from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.training_sections import InnerSection
+from averaging.data.sources.corpus import python_stdlib_documents
+from peer.training.local_training import LocalTrainer, TrainingPlan
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "codecs"

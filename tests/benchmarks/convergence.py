@@ -26,7 +26,7 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
-from averaging.data.corpus import python_stdlib_documents
+from averaging.data.sources.corpus import python_stdlib_documents
 from tests.benchmarks.convergence_training import Corpus, Training, data_parallel_bytes
 from tests.benchmarks.convergence_ways import MORE, POINTS, REGIMES, SYNC, Point, Regime, Target, Trial, Way
 from tests.benchmarks.results import Row, machine, print_rows, write_rows

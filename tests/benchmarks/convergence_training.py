@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from averaging.arithmetic.delta import pseudo_gradient
+from averaging.arithmetic.error_feedback import Feedback, no_residual
+from averaging.arithmetic.genesis import genesis_anchor
+from averaging.arithmetic.outer_step import apply_outer_step
+from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import codec_by_name
 from averaging.data.assignment import heldout_starts
-from averaging.delta import pseudo_gradient
-from averaging.error_feedback import Feedback, no_residual
-from averaging.genesis import genesis_anchor
-from averaging.outer_step import apply_outer_step
-from averaging.rounds.contribution import encode_chunks, encode_contribution, encode_with_feedback
-from averaging.weighted_mean import WeightedSum, sum_dtype
-from peer.local_training import learning_rate_at
-from protocol.decoder_schema import decoder_schema
-from protocol.tensor_schema import ChunkGrid, TensorSchema
-from protocol.training_sections import InnerSection
+from averaging.rounds.traffic.contribution import encode_chunks, encode_contribution, encode_with_feedback
+from peer.training.local_training import learning_rate_at
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import decoder_schema
+from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 from tests.benchmarks.convergence_ways import Regime, Trial, Way
 from tests.benchmarks.feedback import decoded
 from tests.benchmarks.stacked_decoder import StackedDecoder, Workers

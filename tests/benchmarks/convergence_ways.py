@@ -7,9 +7,9 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from protocol.decoder_schema import DecoderConfig
-from protocol.rounds.messages import OuterStep
-from protocol.rounds.target import RoundTarget
+from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.schedule.target import RoundTarget
+from protocol.tensors.decoder_schema import DecoderConfig
 
 MEAN: Final = OuterStep("mean", 1.0, 0.0)
 

@@ -20,23 +20,23 @@ import structlog
 import torch
 import trio
 
-from averaging.generations import Generations
-from averaging.incoming import Incoming
-from averaging.network.asyncio_thread import open_asyncio_thread
-from averaging.network.directory import signed_record_rule
-from averaging.network.file_storage import FileStorage
-from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
-from averaging.network.offload import ThreadOffload
-from averaging.network.p2pd import P2pdOptions
-from averaging.network.seams import Network, Stream
-from averaging.rounds.download import DownloadTools, download_state
-from averaging.rounds.transfer import FETCH_CHANNEL, TransferService, read_request
-from averaging.state import UnitState, state_root
-from averaging.unit_log import UnitLog
-from protocol.identity import Ed25519Verifier
-from protocol.identity_file import open_identity
+from averaging.network.libp2p.libp2p_network import NetworkOptions, open_libp2p_network
+from averaging.network.libp2p.p2pd import P2pdOptions
+from averaging.network.seams.asyncio_thread import open_asyncio_thread
+from averaging.network.seams.directory import signed_record_rule
+from averaging.network.seams.interfaces import Network, Stream
+from averaging.network.seams.offload import ThreadOffload
+from averaging.rounds.fetching.download import DownloadTools, download_state
+from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
+from averaging.state.generations import Generations
+from averaging.state.partial_download import Incoming
+from averaging.state.state import UnitState, state_root
+from averaging.state.unit_log import UnitLog
+from averaging.storage.file_storage import FileStorage
+from protocol.identity.identity import Ed25519Verifier
+from protocol.identity.identity_file import open_identity
 from protocol.ids import CommitId, PeerId, RunId, UnitName
-from protocol.tensor_schema import ChunkGrid
+from protocol.tensors.tensor_schema import ChunkGrid
 
 UNIT: Final = UnitName("whole")
 CHUNK_ELEMENTS: Final = 16384

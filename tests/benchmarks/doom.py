@@ -9,15 +9,15 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-import peer.life
-from averaging.network.seams import BegunFile
-from averaging.unit_log import UnitLog
-from protocol.envelope import seal
+import peer.session.session
+from averaging.network.seams.interfaces import BegunFile
+from averaging.state.unit_log import UnitLog
 from protocol.errors import LocalProtocolError, PotluckError
-from protocol.identity import Identity
+from protocol.identity.envelope import seal
+from protocol.identity.identity import Identity
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.messages import Ballot, Settle
-from protocol.wire import decode_certificate, decode_message, decode_record
+from protocol.rounds.messages.messages import Ballot, Settle
+from protocol.rounds.messages.wire import decode_certificate, decode_message, decode_record
 from tests.benchmarks.points import DOOM_VARIABLE, DoomFile, Struck
 
 
@@ -95,9 +95,11 @@ def wrap_signing(doom: Doom) -> None:
         doom.hear(identity.peer_id, arguments[-1])
         return seal(identity, *arguments)
 
-    if vars(peer.life).get("seal") is not seal:
-        raise LocalProtocolError("peer.life signs by something else", "protocol.envelope.seal, which is wrapped here")
-    setattr(peer.life, "seal", heard)  # noqa: B010
+    if vars(peer.session.session).get("seal") is not seal:
+        raise LocalProtocolError(
+            "peer.session.session signs by something else", "protocol.identity.envelope.seal, which is wrapped here"
+        )
+    setattr(peer.session.session, "seal", heard)  # noqa: B010
 
 
 def install() -> None:

@@ -20,9 +20,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import peer.worker_process
+import peer.training.worker_process
 import potluck
-from peer.worker_process import EarlyWorker, early_worker
+from peer.training.worker_process import EarlyWorker, early_worker
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def _doomed_worker() -> Iterator[EarlyWorker | None]:
 
 def main() -> None:
     """The real program, doomed."""
-    setattr(peer.worker_process, "early_worker", _doomed_worker)  # noqa: B010 - mypy takes no plain assignment
+    setattr(peer.training.worker_process, "early_worker", _doomed_worker)  # noqa: B010 - mypy takes no plain assignment
     sys.argv[0] = "potluck"
     potluck.main()
 

@@ -25,32 +25,38 @@ import trio
 from torch.nn import functional
 from trio.testing import MockClock
 
+from averaging.arithmetic.genesis import genesis_anchor
+from averaging.arithmetic.outer_step import apply_outer_step
+from averaging.arithmetic.vectors import picked
+from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs import codec_by_name
 from averaging.data.assignment import window_starts
-from averaging.data.document_features import Embeddings, fit_embeddings
-from averaging.data.document_router import fit_router
-from averaging.data.domains import domain_documents
+from averaging.data.packing.document_features import Embeddings, fit_embeddings
+from averaging.data.packing.document_router import fit_router
+from averaging.data.sources.domains import domain_documents
 from averaging.data.tokenizer import ByteTokenizer, encode_document
-from averaging.genesis import genesis_anchor
-from averaging.outer_step import apply_outer_step
-from averaging.rounds.contribution import encode_chunks, encode_contribution
-from averaging.state import UnitState, state_root
-from averaging.vectors import picked
-from averaging.weighted_mean import WeightedSum
-from coordinator.checkpoints import CheckpointContent, UnitContent, load_checkpoint, together, write_checkpoint
-from peer.merging import holder_model, merge, without_expert
-from peer.mixture import MixtureDecoder, Routed
-from peer.model import Decoder, parameters_in_order, parts_of
-from peer.optimizer import make_optimizer
-from protocol.decoder_schema import DecoderConfig
-from protocol.expert_schema import MixtureConfig, held_units
-from protocol.experts_section import RouterFeatures
+from averaging.rounds.traffic.contribution import encode_chunks, encode_contribution
+from averaging.state.state import UnitState, state_root
+from coordinator.checkpoints.checkpoints import (
+    CheckpointContent,
+    UnitContent,
+    load_checkpoint,
+    together,
+    write_checkpoint,
+)
+from peer.models.decoder import Decoder, parameters_in_order, parts_of
+from peer.models.merging import holder_model, merge, without_expert
+from peer.models.mixture import MixtureDecoder, Routed
+from peer.models.optimizer import make_optimizer
 from protocol.ids import CommitId, UnitName
-from protocol.model_units import ModelUnits
-from protocol.rounds.messages import OuterStep
-from protocol.tensor_schema import ChunkGrid, TensorSchema
-from protocol.traffic import update_bytes
-from protocol.training_sections import InnerSection
+from protocol.rounds.messages.messages import OuterStep
+from protocol.run.experts_section import RouterFeatures
+from protocol.run.traffic import update_bytes
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig
+from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_units import ModelUnits
+from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 from tests.benchmarks.feedback import decoded
 from tests.instruction_sets import without
 from tests.oracles.expert_swarm import Settings, beside_rounds_of_others, sent_a_round
@@ -388,8 +394,8 @@ import sys, hashlib
 from pathlib import Path
 from tests.instruction_sets import check_off
 check_off()
-from averaging.data.document_router import router_from_bytes, router_root
-from averaging.data.domains import domain_documents
+from averaging.data.packing.document_router import router_from_bytes, router_root
+from averaging.data.sources.domains import domain_documents
 from averaging.data.tokenizer import ByteTokenizer
 data, features = Path(sys.argv[1]).read_bytes(), Path(sys.argv[1]).name
 router = router_from_bytes(data, router_root(data), 4, features=features, tokenizer=ByteTokenizer())

@@ -21,27 +21,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from averaging.arithmetic.delta import pseudo_gradient
+from averaging.arithmetic.genesis import genesis_anchor
+from averaging.arithmetic.outer_step import apply_outer_step
+from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.data.assignment import heldout_starts, window_starts
-from averaging.data.document_router import DocumentRouter, fit_router, refit_router
-from averaging.data.document_routing import route_documents, route_with
-from averaging.data.domains import DomainDocument, domain_documents
-from averaging.data.routing_sample import routing_sample, window_tokens
-from averaging.data.texts import Text
+from averaging.data.packing.document_router import DocumentRouter, fit_router, refit_router
+from averaging.data.packing.document_routing import route_documents, route_with
+from averaging.data.packing.routing_sample import routing_sample, window_tokens
+from averaging.data.sources.domains import DomainDocument, domain_documents
+from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import ByteTokenizer, encode_document
-from averaging.delta import pseudo_gradient
-from averaging.genesis import genesis_anchor
-from averaging.outer_step import apply_outer_step
-from averaging.weighted_mean import WeightedSum
-from coordinator.reassigning_core import owners_after
-from peer.expert_evaluation import dense_of_equal_cost, merged_loss, routed_loss
-from peer.local_training import learning_rate_at
-from peer.merging import merge, tune_routers
-from peer.mixture import MixtureDecoder
-from peer.model import Decoder, load_flat, parts_of
-from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.expert_schema import MixtureConfig, held_units, trunk_schema
-from protocol.rounds.messages import OuterStep
-from protocol.training_sections import InnerSection
+from coordinator.run.reassigning_core import owners_after
+from peer.models.decoder import Decoder, load_flat, parts_of
+from peer.models.expert_evaluation import dense_of_equal_cost, merged_loss, routed_loss
+from peer.models.merging import merge, tune_routers
+from peer.models.mixture import MixtureDecoder
+from peer.training.local_training import learning_rate_at
+from protocol.rounds.messages.messages import OuterStep
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.expert_schema import MixtureConfig, held_units, trunk_schema
 from tests.benchmarks.stacked_decoder import Workers
 
 MEAN: Final = OuterStep("mean", 1.0, 0.0)
@@ -60,7 +60,7 @@ REASSIGN_ROUNDS: Final = 2
 """Between two re-assignments, where documents are sent anew at all."""
 
 TUNED_AS: Final = "two experts a token"
-"""How a merged model's routers are taught (peer/merging.py): outcomes that were kept of another way count no more."""
+"""How a merged model's routers are taught (peer/models/merging.py): outcomes that were kept of another way count no more."""
 
 _FEED: Final = ("w_gate", "w_up", "w_down")
 
@@ -195,7 +195,7 @@ class Assignment:
         return refit_router(fitted, documents, [self.owner(text) for text in documents])
 
     def reassign(self, losses_DX: Sequence[Sequence[float]]) -> None:
-        """Send documents anew by each expert's losses on the sample, as the host does (coordinator/reassigning.py)."""
+        """Send documents anew by each expert's losses on the sample, as the host does (coordinator/experts/reassigning.py)."""
         if self.router is None:
             raise ValueError("no router to refit")
         before = self._owners or tuple(self.router.nearest(text)[0] for text in self._prefixes)

@@ -24,7 +24,7 @@ from typing import Final
 
 import torch
 
-from protocol.decoder_schema import DecoderConfig
+from protocol.tensors.decoder_schema import DecoderConfig
 from tests.benchmarks import expert_checks as checks
 from tests.benchmarks.convergence import Runs
 from tests.benchmarks.expert_training import MIXED, REASSIGNED, Corpus, Regime, Training, Trial

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from peer.demo_observation import HostStatus
-from peer.status import LastRound, PeerStatus
+from peer.demo.observation import HostStatus
+from peer.status.status import LastRound, PeerStatus
 from tests.benchmarks.swarm import BenchPeer, Swarm
 
 FAST_S: Final = 0.04

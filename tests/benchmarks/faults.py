@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from protocol.data_section import DataSection
-from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import PotluckError
-from protocol.host_sections import CheckpointSection
-from protocol.manifest import RoundSection, RunConfig, RunSection
-from protocol.training_sections import InnerSection
+from protocol.run.data_section import DataSection
+from protocol.run.host_sections import CheckpointSection
+from protocol.run.manifest import RoundSection, RunConfig, RunSection
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from tests.benchmarks.fault_rows import fault_rows, hivemind_rows
 from tests.benchmarks.fault_trials import Fault, Stage, Trial
 from tests.benchmarks.fault_watch import Watch

@@ -26,18 +26,18 @@ from typing import Final
 import numpy as np
 import torch
 
+from averaging.arithmetic.error_feedback import Feedback, no_residual
+from averaging.arithmetic.genesis import genesis_anchor
+from averaging.arithmetic.outer_step import apply_outer_step
+from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs import Codec, codec_by_name, codec_names
-from averaging.data.corpus import python_stdlib_documents
-from averaging.error_feedback import Feedback, no_residual
-from averaging.genesis import genesis_anchor
-from averaging.outer_step import apply_outer_step
-from averaging.rounds.contribution import encode_chunks, encode_contribution, encode_with_feedback
-from averaging.weighted_mean import WeightedSum
-from peer.local_training import LocalTrainer, TrainingPlan
-from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.rounds.messages import OuterStep
-from protocol.tensor_schema import ChunkGrid
-from protocol.training_sections import InnerSection
+from averaging.data.sources.corpus import python_stdlib_documents
+from averaging.rounds.traffic.contribution import encode_chunks, encode_contribution, encode_with_feedback
+from peer.training.local_training import LocalTrainer, TrainingPlan
+from protocol.rounds.messages.messages import OuterStep
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.tensor_schema import ChunkGrid
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "feedback"

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from peer.demo_processes import Running
+from peer.demo.processes import Running
 from protocol.errors import MachineError
 from tests.benchmarks.processes import Children, kill_all_of, kill_family
 from tests.benchmarks.swarm import wait_until

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from peer.membership_file import last_run_folder
-from protocol.decoder_schema import WHOLE_MODEL
+from peer.membership.saved_membership import last_run_folder
 from protocol.errors import MachineError
+from protocol.tensors.decoder_schema import WHOLE_MODEL
 from tests.benchmarks.processes import kill_all_of
 from tests.benchmarks.recovery_swarm import BENCH, Budget, await_whole
 from tests.benchmarks.results import Row

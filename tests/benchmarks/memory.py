@@ -25,15 +25,15 @@ import psutil
 import torch
 from torch.nn import functional
 
-from peer.adamw import AdamW, ParameterGroup
-from peer.memory_use import own_peak_bytes
-from peer.model import Decoder
-from protocol.data_section import DataSection
-from protocol.decoder_schema import DecoderConfig, decoder_schema
+from peer.machine.memory_use import own_peak_bytes
+from peer.models.adamw import AdamW, ParameterGroup
+from peer.models.decoder import Decoder
 from protocol.errors import MachineError
-from protocol.host_sections import CheckpointSection
-from protocol.manifest import RoundSection, RunConfig, RunSection
-from protocol.training_sections import InnerSection
+from protocol.run.data_section import DataSection
+from protocol.run.host_sections import CheckpointSection
+from protocol.run.manifest import RoundSection, RunConfig, RunSection
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import child_named, family_of, open_children
 from tests.benchmarks.results import Row, machine, print_rows, write_rows

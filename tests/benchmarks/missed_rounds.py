@@ -12,20 +12,20 @@ from typing import Final
 
 import trio
 
-from averaging.generations import Generations
-from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.network.seams import Network
-from averaging.rounds.gathering import Gatherer
-from averaging.rounds.transfer import fetch_commits
-from averaging.rounds.unit import UnitChain
-from averaging.rounds.updates import UnitTools
-from averaging.state import STATE_BYTES_PER_VALUE
-from averaging.unit_log import UnitLog
-from peer.snapshot_join import catch_up_by_snapshot
+from averaging.network.seams.interfaces import Network
+from averaging.rounds.fetching.gather_results import Gatherer
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.lineage.updates import UnitTools
+from averaging.rounds.traffic.transfer import fetch_commits
+from averaging.state.generations import Generations
+from averaging.state.state import STATE_BYTES_PER_VALUE
+from averaging.state.unit_log import UnitLog
+from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
+from peer.session.catch_up import catch_up_by_snapshot
 from protocol.errors import LocalProtocolError
 from protocol.ids import PeerId
-from protocol.rounds.chain import attested_roots, verify_certificate
-from protocol.wire import decode_certificate
+from protocol.rounds.lineage.chain import attested_roots, verify_certificate
+from protocol.rounds.messages.wire import decode_certificate
 from tests.benchmarks.results import Row
 from tests.simulation import virtual_time
 from tests.simulation.node import SimulatedOffload

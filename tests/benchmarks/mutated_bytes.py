@@ -9,18 +9,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-from averaging.incoming import Incoming
-from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.network.offload import InlineOffload
-from averaging.network.seams import Place, Stream
-from averaging.rounds import download
-from averaging.rounds.download import DownloadTools, download_state
-from averaging.rounds.gathering import Gatherer
-from averaging.rounds.transfer import FETCH_CHANNEL, TransferService, fetch_result, read_request
-from averaging.state import state_root
+from averaging.network.seams.interfaces import Place, Stream
+from averaging.network.seams.offload import InlineOffload
+from averaging.rounds.fetching import download
+from averaging.rounds.fetching.download import DownloadTools, download_state
+from averaging.rounds.fetching.gather_results import Gatherer
+from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, fetch_result, read_request
+from averaging.state.partial_download import Incoming
+from averaging.state.state import state_root
+from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.errors import PotluckError, StorageError, UnreachableError
 from protocol.ids import PeerId, Root, short
-from protocol.rounds.requests import FetchHashes, FetchRequest, FetchResult, FetchState
+from protocol.rounds.messages.requests import FetchHashes, FetchRequest, FetchResult, FetchState
 from tests.averaging.rounds.round_world import CODEC, GRID, UNIT, MadeCommit, Party, RoundWorld, apply_whole, open_world
 from tests.benchmarks.mutating import Outcome, Told, heard, mutated, outcome_of
 

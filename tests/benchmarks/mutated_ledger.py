@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from coordinator.admission import Decision, InviteFacts, Verdict
-from coordinator.ledger import LEDGER_FILE, Applicant, CheckpointRow, CommitRow, Ledger, LossPoint, open_ledger
-from coordinator.ledger_damage import COUNT_SUFFIX
+from coordinator.ledger.ledger import LEDGER_FILE, Applicant, CheckpointRow, CommitRow, Ledger, LossPoint, open_ledger
+from coordinator.ledger.ledger_damage import COUNT_SUFFIX
+from coordinator.policy.admission import Decision, InviteFacts, Verdict
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from tests.benchmarks.mutating import Outcome, Told, mutated, outcome_of

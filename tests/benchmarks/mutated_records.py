@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from averaging.generations import Generations
-from averaging.network.file_storage import FileStorage
-from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.network.offload import InlineOffload
-from averaging.rounds.unit import UnitChain
-from averaging.rounds.updates import UnitTools
-from averaging.unit_log import LOG_NAME, LoggedContribution, LoggedRounds, UnitLog
-from protocol.coordination import START_DOMAIN
-from protocol.envelope import open_envelope
+from averaging.network.seams.offload import InlineOffload
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.lineage.updates import UnitTools
+from averaging.state.generations import Generations
+from averaging.state.unit_log import LOG_NAME, LoggedContribution, LoggedRounds, UnitLog
+from averaging.storage.file_storage import FileStorage
+from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.errors import PotluckError, StorageError
+from protocol.host.calls import START_DOMAIN
+from protocol.host.reports import HeldoutResult, PeerReport
+from protocol.identity.envelope import open_envelope
 from protocol.ids import Root
 from protocol.pb import coordinator_pb2 as pb
-from protocol.reports import HeldoutResult, PeerReport
-from protocol.rounds.chain import ChainLink, verify_certificate
-from protocol.rounds.messages import Ballot
-from protocol.wire import decode_certificate
+from protocol.rounds.lineage.chain import ChainLink, verify_certificate
+from protocol.rounds.messages.messages import Ballot
+from protocol.rounds.messages.wire import decode_certificate
 from tests.averaging.rounds.round_world import (
     CODEC,
     GRID,

@@ -36,14 +36,14 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from peer.demo_processes import Running
-from peer.model import Decoder
-from protocol.data_section import DataSection
-from protocol.decoder_schema import DecoderConfig, decoder_schema
+from peer.demo.processes import Running
+from peer.models.decoder import Decoder
 from protocol.errors import MachineError
-from protocol.host_sections import CheckpointSection
-from protocol.manifest import RoundSection, RunConfig, RunSection
-from protocol.training_sections import InnerSection
+from protocol.run.data_section import DataSection
+from protocol.run.host_sections import CheckpointSection
+from protocol.run.manifest import RoundSection, RunConfig, RunSection
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import child_named, die_with_parent, family, open_children, signal_all_of
 from tests.benchmarks.recovery_swarm import NEVER_TOKENS, commits_of

@@ -22,9 +22,9 @@ import trio.testing
 
 from averaging.codecs.boundary import Boundary, BoundaryCodec
 from protocol.ids import PeerId, RunId
-from protocol.pipeline.lane_stage import LaneConfig, Point
 from protocol.pipeline.micro_batch import MicroBatch
 from protocol.pipeline.schedule import Pass
+from protocol.pipeline.stage_machine import LaneConfig, Point
 from protocol.pipeline.synced_routing import SyncedConfig
 from tests.benchmarks.pipeline_exact import no_less_than, no_more_than, oracle_rows
 from tests.benchmarks.pipeline_loss import loss_rows

@@ -29,29 +29,29 @@ import structlog
 import torch
 import trio
 
-import peer.lane_outbox
-import peer.lane_seat
-from averaging.network.asyncio_thread import open_asyncio_thread
-from averaging.network.direct import DirectOptions
-from averaging.network.directory import signed_record_rule
-from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
-from averaging.network.offload import ThreadOffload
-from averaging.network.p2pd import P2pdOptions
-from averaging.network.seams import Network
-from averaging.network.tls_identity import TlsCredential, credential_check
-from peer.lane_compute import LaneShape
-from peer.lane_keeper import LaneKeepers
-from peer.lane_member import LaneMember
-from peer.lane_network import OwnLoop
-from peer.lane_work import LaneShare, LaneTools
-from peer.stage_channel import StageReply
-from peer.stage_process import ProcessWork, StageProcess, open_stage_process
-from protocol.credential import make_ca
-from protocol.identity import Ed25519Verifier, Identity
+import peer.pipeline.seats.lane_seat
+import peer.pipeline.transport.lane_outbox
+from averaging.network.direct.direct import DirectOptions
+from averaging.network.direct.tls_identity import TlsCredential, credential_check
+from averaging.network.libp2p.libp2p_network import NetworkOptions, open_libp2p_network
+from averaging.network.libp2p.p2pd import P2pdOptions
+from averaging.network.seams.asyncio_thread import open_asyncio_thread
+from averaging.network.seams.directory import signed_record_rule
+from averaging.network.seams.interfaces import Network
+from averaging.network.seams.offload import ThreadOffload
+from peer.pipeline.seats.lane_keeper import LaneKeepers
+from peer.pipeline.seats.lane_member import LaneMember
+from peer.pipeline.stage.lane_compute import LaneShape
+from peer.pipeline.stage.stage_channel import StageReply
+from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, open_stage_process
+from peer.pipeline.transport.lane_network import OwnLoop
+from peer.pipeline.transport.lane_work import LaneShare, LaneTools
+from protocol.identity.credential import make_ca
+from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId
-from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.schedule import Pass
-from protocol.pipeline_section import PipelineSection
+from protocol.pipeline.stage_machine import Point
+from protocol.run.pipeline_section import PipelineSection
 from tests.benchmarks import pipeline_plan as plan
 
 KEEPER: Final = "stage0"
@@ -232,8 +232,8 @@ async def _run(folder: Path, name: str, pipeline: PipelineSection, address: str,
         patient = replace(tools.config, stalled_after_s=_PATIENCE_S)
         if not has_spare:
             patient = replace(patient, suspect_after_s=_PATIENCE_S)
-            setattr(peer.lane_seat, "KEEPER_SILENT_S", _PATIENCE_S)  # noqa: B010 - it is Final
-            setattr(peer.lane_outbox, "MOVES_WITHIN_S", _PATIENCE_S)  # noqa: B010 - it is Final
+            setattr(peer.pipeline.seats.lane_seat, "KEEPER_SILENT_S", _PATIENCE_S)  # noqa: B010 - it is Final
+            setattr(peer.pipeline.transport.lane_outbox, "MOVES_WITHIN_S", _PATIENCE_S)  # noqa: B010 - it is Final
         keepers = LaneKeepers(
             tools.network, patient, lambda: tuple((peer, frozenset({SPARE_STAGE})) for peer in spares)
         )

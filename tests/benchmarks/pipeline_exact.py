@@ -17,10 +17,10 @@ import trio
 import trio.testing
 
 from averaging.codecs.boundary import BoundaryCodec
-from peer.model import Decoder
+from peer.models.decoder import Decoder
 from protocol.ids import PeerId
-from protocol.pipeline.lane_stage import LaneConfig, Point
 from protocol.pipeline.schedule import SCHEDULES, Pass
+from protocol.pipeline.stage_machine import LaneConfig, Point
 from tests.benchmarks.results import Row
 from tests.peer.lane_world import (
     INNER,

@@ -20,8 +20,8 @@ import torch.distributed as distributed
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn import functional
 
-from peer.stage_model import StageDecoder
-from peer.stage_trainer import StageTrainer
+from peer.models.stage_model import StageDecoder
+from peer.pipeline.stage.stage_trainer import StageTrainer
 from tests.benchmarks import pipeline_plan as plan
 
 SCHEDULES: Final = ("gpipe", "1f1b")

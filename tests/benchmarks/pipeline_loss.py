@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from averaging.arithmetic.genesis import genesis_anchor
 from averaging.codecs.boundary import Boundary, decode_boundary, encode_boundary
 from averaging.data.assignment import heldout_starts, window_starts
-from averaging.genesis import genesis_anchor
-from peer.local_training import learning_rate_at
-from peer.model import Decoder, load_flat
-from peer.stage_model import StageDecoder
-from peer.stage_trainer import StageTrainer
-from protocol.decoder_schema import DecoderConfig, decoder_schema
+from peer.models.decoder import Decoder, load_flat
+from peer.models.stage_model import StageDecoder
+from peer.pipeline.stage.stage_trainer import StageTrainer
+from peer.training.local_training import learning_rate_at
 from protocol.ids import RunId
 from protocol.pipeline.micro_batch import MicroBatch
-from protocol.stage_schema import StageMap, stage_units
-from protocol.training_sections import InnerSection
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.stage_schema import StageMap, stage_units
 from tests.benchmarks.convergence import corpus
 from tests.benchmarks.convergence_training import Corpus, Text
 from tests.benchmarks.results import Row

@@ -8,15 +8,15 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
+from averaging.arithmetic.genesis import genesis_anchor
 from averaging.data.assignment import window_starts
 from averaging.data.shards import TokenReader
-from averaging.genesis import genesis_anchor
-from peer.stage_channel import StagePlan
-from protocol.decoder_schema import DecoderConfig, decoder_schema
+from peer.pipeline.stage.stage_channel import StagePlan
 from protocol.ids import RunId
-from protocol.pipeline_section import PipelineSection
-from protocol.stage_schema import StageMap, stage_units
-from protocol.training_sections import InnerSection
+from protocol.run.pipeline_section import PipelineSection
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.stage_schema import StageMap, stage_units
 
 Codec = Literal["fp32", "int8"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from protocol.ids import PeerId
-from protocol.pipeline.placement import Placement, Server, next_move, stage_for_joiner
+from protocol.pipeline.placement.placement import Placement, Server, next_move, stage_for_joiner
 
 PETALS_QUALITY: Final = 0.75
 PETALS_PERIOD_S: Final = 120.0

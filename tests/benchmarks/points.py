@@ -11,9 +11,9 @@ from typing import Final
 
 import trio
 
-from averaging.network.file_storage import FileStorage
-from averaging.network.offload import ThreadOffload
-from averaging.unit_log import LOG_NAME, LoggedBase, LoggedRounds, UnitLog
+from averaging.network.seams.offload import ThreadOffload
+from averaging.state.unit_log import LOG_NAME, LoggedBase, LoggedRounds, UnitLog
+from averaging.storage.file_storage import FileStorage
 from protocol.ids import CommitId
 
 DOOM_VARIABLE: Final = "POTLUCK_DOOM"

@@ -14,7 +14,7 @@ from typing import Final
 
 import psutil
 
-from peer.demo_processes import Running
+from peer.demo.processes import Running
 
 _PR_SET_PDEATHSIG: Final = 1
 _SHARED: Final = Path("/dev/shm")

@@ -27,13 +27,13 @@ from typing import Final
 
 import structlog
 
-from protocol.data_section import DataSection
-from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import MachineError
-from protocol.host_sections import CheckpointSection
-from protocol.manifest import RoundSection, RunConfig, RunSection
-from protocol.traffic import round_bytes, update_bytes
-from protocol.training_sections import InnerSection
+from protocol.run.data_section import DataSection
+from protocol.run.host_sections import CheckpointSection
+from protocol.run.manifest import RoundSection, RunConfig, RunSection
+from protocol.run.traffic import round_bytes, update_bytes
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from tests.benchmarks.fault_watch import COMMITTED, GONE, PROPOSED
 from tests.benchmarks.logs import LogFollower
 from tests.benchmarks.processes import open_children

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import MachineError
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from tests.benchmarks.fault_watch import Watch
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import open_children

@@ -1,8 +1,8 @@
 """Several peers' decoders trained beside one another in one process: the parameters of all, stacked.
 
-Shapes: M peers, B sequences, T tokens, D values, V vocabulary, N values of a model. What peer/model.py computes for one peer is
-computed for all of them by one kernel each, in half the processor time of one after another. The optimizer is the product's own: what
-it does value by value, or matrix by matrix, it does for each peer by itself.
+Shapes: M peers, B sequences, T tokens, D values, V vocabulary, N values of a model. What peer/models/decoder.py computes for one
+peer is computed for all of them by one kernel each, in half the processor time of one after another. The optimizer is the product's
+own: what it does value by value, or matrix by matrix, it does for each peer by itself.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from torch.nn import functional
 
 from averaging.data.assignment import window_starts
-from peer.model import parts_of, rotate, rotation_table
-from peer.optimizer import make_optimizer
-from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.training_sections import InnerSection
+from peer.models.decoder import parts_of, rotate, rotation_table
+from peer.models.optimizer import make_optimizer
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 
 CLIP_FLOOR: Final = 1e-6
 """As in torch's clip_grad_norm_."""
@@ -95,7 +95,9 @@ class StackedDecoder:
 
 
 class Workers:
-    """Local training of M peers in step with each other: windows, gradient, clipping and optimizer as in peer/local_training.py."""
+    """Local training of M peers in step with each other: windows, gradient, clipping and optimizer as in
+    peer/training/local_training.py.
+    """
 
     def __init__(
         self,

@@ -16,29 +16,29 @@ import trio
 
 from averaging.codecs import codec_by_name
 from averaging.data.shards import ShardCache
-from averaging.generations import Generations
-from averaging.network.file_storage import FileStorage
-from averaging.network.offload import ThreadOffload
-from averaging.rounds.updates import UnitTools, Updates
-from averaging.unit_log import UnitLog
-from coordinator.chain_log import ChainLog
-from coordinator.checkpoints import verify_checkpoint
-from coordinator.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
-from coordinator.run_files import CHECKPOINT_FOLDER, IDENTITY_FILE, load_run
-from peer.assembly import result_codec
-from peer.joining import check_membership, open_start_record
-from peer.membership_file import SavedMembership, is_known, last_run_folder, load_membership
-from peer.status import FINAL_STATUS_FILE, PeerStatus
-from protocol.coordination import START_DOMAIN
-from protocol.decoder_schema import WHOLE_MODEL
-from protocol.envelope import open_envelope
+from averaging.network.seams.offload import ThreadOffload
+from averaging.rounds.lineage.updates import UnitTools, Updates
+from averaging.state.generations import Generations
+from averaging.state.unit_log import UnitLog
+from averaging.storage.file_storage import FileStorage
+from coordinator.checkpoints.checkpoints import verify_checkpoint
+from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
+from coordinator.progress.chain_log import ChainLog
+from coordinator.run.run_files import CHECKPOINT_FOLDER, IDENTITY_FILE, load_run
+from peer.membership.joining import check_membership, open_start_record
+from peer.membership.saved_membership import SavedMembership, is_known, last_run_folder, load_membership
+from peer.session.build import result_codec
+from peer.status.status import FINAL_STATUS_FILE, PeerStatus
 from protocol.errors import PotluckError
-from protocol.identity import Ed25519Verifier
-from protocol.identity_file import open_identity
-from protocol.manifest import RunManifest, open_manifest
-from protocol.rounds.chain import ChainLink, genesis_link, verify_certificate
-from protocol.tensor_schema import ChunkGrid
-from protocol.wire import decode_certificate
+from protocol.host.calls import START_DOMAIN
+from protocol.identity.envelope import open_envelope
+from protocol.identity.identity import Ed25519Verifier
+from protocol.identity.identity_file import open_identity
+from protocol.rounds.lineage.chain import ChainLink, genesis_link, verify_certificate
+from protocol.rounds.messages.wire import decode_certificate
+from protocol.run.manifest import RunManifest, open_manifest
+from protocol.tensors.decoder_schema import WHOLE_MODEL
+from protocol.tensors.tensor_schema import ChunkGrid
 
 _LEFTOVERS: Final = ("*.unfinished", ".writing-*", "*.tmp")
 

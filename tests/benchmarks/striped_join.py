@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from averaging.state import STATE_BYTES_PER_VALUE
+from averaging.state.state import STATE_BYTES_PER_VALUE
 from protocol.errors import MachineError
 from tests.benchmarks.places import Place, Places, open_places
 from tests.benchmarks.results import Row

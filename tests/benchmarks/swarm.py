@@ -15,11 +15,11 @@ from typing import Final, TypeVar
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from peer.demo_observation import HostStatus
-from peer.demo_processes import Running, last_line, wait_for_invite
-from peer.status import PeerStatus
+from peer.demo.observation import HostStatus
+from peer.demo.processes import Running, last_line, wait_for_invite
+from peer.status.status import PeerStatus
 from protocol.errors import MachineError
-from protocol.manifest import RunConfig
+from protocol.run.manifest import RunConfig
 from tests.benchmarks.logs import LogFollower
 from tests.benchmarks.places import Place, Places, free_port
 from tests.benchmarks.processes import Children

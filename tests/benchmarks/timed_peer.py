@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-import peer.worker_process
+import peer.training.worker_process
 import potluck
 
 TIMED_PEER: Final = "tests.benchmarks.timed_peer"
 """The module to run in the place of potluck."""
 
 if __name__ == "__main__":
-    peer.worker_process.WORKER_MODULE = "tests.benchmarks.timed_worker"
+    peer.training.worker_process.WORKER_MODULE = "tests.benchmarks.timed_worker"
     sys.argv[0] = "potluck"
     potluck.main()

@@ -25,9 +25,9 @@ from typing import Final
 import torch
 
 import peer.worker
-from peer.local_training import Counters, LocalTrainer
+from peer.training.local_training import Counters, LocalTrainer
+from peer.training.worker_channel import Command, Reply
 from peer.worker import Worker
-from peer.worker_channel import Command, Reply
 
 TIMES_VARIABLE: Final = "TRAINING_TIMES"
 """Environment of a timed worker: the file to write to. What begins with POTLUCK_ is kept from training processes."""

@@ -28,15 +28,15 @@ import grpc
 import structlog
 import trio
 
-from averaging.network.asyncio_thread import open_asyncio_thread
-from averaging.network.direct import DirectOptions
-from averaging.network.directory import signed_record_rule
-from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
-from averaging.network.p2pd import P2pdOptions
-from averaging.network.seams import Network, Stream, Way
-from averaging.network.tls_identity import TlsCredential, credential_check, tls_context
-from protocol.credential import make_ca
-from protocol.identity import Ed25519Verifier, Identity
+from averaging.network.direct.direct import DirectOptions
+from averaging.network.direct.tls_identity import TlsCredential, credential_check, tls_context
+from averaging.network.libp2p.libp2p_network import NetworkOptions, open_libp2p_network
+from averaging.network.libp2p.p2pd import P2pdOptions
+from averaging.network.seams.asyncio_thread import open_asyncio_thread
+from averaging.network.seams.directory import signed_record_rule
+from averaging.network.seams.interfaces import Network, Stream, Way
+from protocol.identity.credential import make_ca
+from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
 
 FRAME_BYTES: Final = 1 << 20

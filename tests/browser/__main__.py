@@ -19,10 +19,10 @@ from typing import Final
 import trio
 from playwright.sync_api import Page, sync_playwright
 
-from averaging.network.http import bind_http, serve_http
-from coordinator.run_events import RunEvent
-from coordinator.status_page import RunSource, status_app
-from peer.status_http import peer_app
+from averaging.host.http import bind_http, serve_http
+from coordinator.progress.run_events import RunEvent
+from coordinator.status.status_page import RunSource, status_app
+from peer.status.status_http import peer_app
 from tests.browser.runs import events, moment, volunteer
 
 VIEWS: Final = {"desktop": (1280, 900), "phone": (390, 844)}

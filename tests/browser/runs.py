@@ -7,19 +7,19 @@ import random
 import time
 from pathlib import Path
 
-from coordinator.heldout_core import expert_kind
-from coordinator.ledger import CheckpointRow, LossPoint
-from coordinator.metrics import Counts, Moment
-from coordinator.run_core import Phase, RunState
-from coordinator.run_events import EventBook
-from coordinator.run_view import PeerEntry, RunPicture, TimedRound
-from coordinator.unit_holders import UnitHolders
-from peer.status import LastRound, PeerStatus
-from protocol.expert_schema import expert_unit
-from protocol.identity import Identity
+from coordinator.ledger.ledger import CheckpointRow, LossPoint
+from coordinator.progress.heldout_core import expert_kind
+from coordinator.progress.run_core import Phase, RunState
+from coordinator.progress.run_events import EventBook
+from coordinator.progress.run_view import PeerEntry, RunPicture, TimedRound
+from coordinator.progress.unit_holders import UnitHolders
+from coordinator.status.metrics import Counts, Moment
+from peer.status.status import LastRound, PeerStatus
+from protocol.host.reports import PeerReport
+from protocol.identity.identity import Identity
 from protocol.ids import CommitId, Root, UnitName
-from protocol.reports import PeerReport
-from protocol.rounds.round_row import RoundRow
+from protocol.rounds.lineage.round_row import RoundRow
+from protocol.tensors.expert_schema import expert_unit
 
 NUM_ROUNDS = 100
 TOKENS = 400_000

@@ -52,11 +52,11 @@ async def spoken(folder: Path) -> dict[str, object]:
 
     import trio
 
-    from averaging.network.asyncio_thread import open_asyncio_thread
-    from averaging.network.seams import Stream
+    from averaging.network.seams.asyncio_thread import open_asyncio_thread
+    from averaging.network.seams.interfaces import Stream
     from protocol.ids import PeerId
     from tests.averaging.network.direct_world import RUN, options_of
-    from tests.averaging.network.test_libp2p_network import ALICE, BOB, CAROL, _echo, _open, _options
+    from tests.averaging.network.libp2p.test_libp2p_network import ALICE, BOB, CAROL, _echo, _open, _options
 
     async def swap(_peer: PeerId, stream: Stream) -> None:
         for _ in range(NUM_UP):

@@ -20,14 +20,14 @@ from typing import Protocol
 import trio
 from trio.testing import MockClock
 
-from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
-from averaging.network.bulk_address import BulkAddress
-from averaging.network.directory import RecordRule, signed_record_rule
-from averaging.network.libp2p_network import Libp2pNetwork, NetworkOptions, open_libp2p_network
-from averaging.network.memory_network import MemorySwarm
-from averaging.network.p2pd import P2pdOptions
-from averaging.network.seams import Network, Way
-from protocol.identity import Ed25519Verifier, Identity
+from averaging.network.libp2p.libp2p_network import Libp2pNetwork, NetworkOptions, open_libp2p_network
+from averaging.network.libp2p.p2pd import P2pdOptions
+from averaging.network.memory.memory_network import MemorySwarm
+from averaging.network.seams.asyncio_thread import AsyncioThread, open_asyncio_thread
+from averaging.network.seams.bulk_address import BulkAddress
+from averaging.network.seams.directory import RecordRule, signed_record_rule
+from averaging.network.seams.interfaces import Network, Way
+from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
 from tests.averaging.network.direct_world import options_of
 

@@ -9,9 +9,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from averaging.network.clocks import SystemClock, VirtualClock
-from averaging.network.offload import InlineOffload, ThreadOffload
-from averaging.network.seams import Clock, Offload
+from averaging.network.seams.clocks import SystemClock, VirtualClock
+from averaging.network.seams.interfaces import Clock, Offload
+from averaging.network.seams.offload import InlineOffload, ThreadOffload
 from protocol.errors import StorageError
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import trio
 
-from averaging.network.directory import seal_record
-from averaging.network.seams import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Network, Stream
-from averaging.rooms import Room
+from averaging.arithmetic.slot_buffer import Room
+from averaging.network.seams.directory import seal_record
+from averaging.network.seams.interfaces import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Network, Stream
 from protocol.errors import (
     CallTimeout,
     ConnectionReset,

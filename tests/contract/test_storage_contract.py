@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from averaging.network.file_storage import FileStorage
-from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.network.offload import ThreadOffload
-from averaging.network.seams import LOG_FRAME_BYTES, Storage
+from averaging.network.seams.interfaces import LOG_FRAME_BYTES, Storage
+from averaging.network.seams.offload import ThreadOffload
+from averaging.storage.file_storage import FileStorage
+from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.errors import LocalProtocolError
 
 

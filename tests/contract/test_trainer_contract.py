@@ -8,7 +8,7 @@ import pytest
 import torch
 import trio
 
-from averaging.network.seams import KeptPart, Snapshot, Trainer, TrainerProgress
+from averaging.network.seams.interfaces import KeptPart, Snapshot, Trainer, TrainerProgress
 from tests.contract.trainer_worlds import Check, TrainerWorld, open_worker_world, run_simulated
 
 Runner = Callable[[Check], None]

@@ -16,12 +16,12 @@ import torch
 import trio
 from trio.testing import MockClock
 
-from averaging.genesis import genesis_anchor
-from averaging.network.clocks import Timers
-from averaging.network.seams import Trainer
-from peer.trainer import WorkerTrainer, open_worker_trainer
-from peer.unit_trainer import UnitTrainer
-from protocol.decoder_schema import decoder_schema
+from averaging.arithmetic.genesis import genesis_anchor
+from averaging.network.seams.clocks import Timers
+from averaging.network.seams.interfaces import Trainer
+from peer.training.trainer import WorkerTrainer, open_worker_trainer
+from peer.training.unit_trainer import UnitTrainer
+from protocol.tensors.decoder_schema import decoder_schema
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 from tests.simulation.trainer import STEP_TOKENS, SimulatedTrainer
 from tests.simulation.virtual_time import Process

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.ledger import CommitRow
-from protocol.coordination import START_DOMAIN
-from protocol.envelope import NEVER_MS, seal
-from protocol.identity import Ed25519Verifier, Identity
+from coordinator.ledger.ledger import CommitRow
+from protocol.host.calls import START_DOMAIN
+from protocol.identity.envelope import NEVER_MS, seal
+from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
-from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, genesis_link
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink, genesis_link
+from protocol.rounds.messages.messages import (
     Ack,
     Attestation,
     Ballot,
@@ -22,8 +22,8 @@ from protocol.rounds.messages import (
     OuterStep,
     SliceRecord,
 )
-from protocol.rounds.start import StartRecord, StartUnit
-from protocol.wire import (
+from protocol.rounds.messages.start import StartRecord, StartUnit
+from protocol.rounds.messages.wire import (
     commit_id,
     decode_certificate,
     decode_record,

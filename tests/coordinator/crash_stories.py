@@ -14,19 +14,19 @@ from typing import Final, TypeVar
 import trio
 import trio.testing
 
-from coordinator.checkpoints import verify_checkpoint
-from coordinator.ledger import LEDGER_FILE, open_ledger
-from coordinator.ledger_damage import COUNT_ROW
-from protocol.coordination import decode_admit_reply
+from coordinator.checkpoints.checkpoints import verify_checkpoint
+from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
+from coordinator.ledger.ledger_damage import COUNT_ROW
 from protocol.errors import ConfigError
-from protocol.identity_file import open_identity
+from protocol.host.calls import decode_admit_reply
+from protocol.host.reports import HeldoutResult, PeerReport
+from protocol.identity.identity_file import open_identity
+from protocol.identity.revocation import Revocation, seal_revocation
 from protocol.pb import coordinator_pb2 as pb
-from protocol.reports import HeldoutResult, PeerReport
-from protocol.revocation import Revocation, seal_revocation
+from tests.coordinator.admission.test_service import READY, admit_all, ban, renew_request, start
 from tests.coordinator.chain_world import HOST, PEERS, Chain
+from tests.coordinator.checkpoints.test_checkpointer import Donors, checkpointer, commit_and_report
 from tests.coordinator.host_world import UNIT, HostWorld, open_host
-from tests.coordinator.test_checkpointer import Donors, checkpointer, commit_and_report
-from tests.coordinator.test_service import READY, admit_all, ban, renew_request, start
 
 T = TypeVar("T")
 Value = Mapping[str, object]
@@ -160,7 +160,7 @@ class OpeningTheRun(Story):
 
     def prepare(self, folder: Path) -> None:
         """A run file and its texts."""
-        from tests.coordinator.test_run_files import write_run_file
+        from tests.coordinator.run.test_run_files import write_run_file
 
         write_run_file(folder)
         for text in (folder / "texts").iterdir():
@@ -168,7 +168,7 @@ class OpeningTheRun(Story):
 
     def act(self, folder: Path) -> None:
         """Open or find it."""
-        from coordinator.run_files import IDENTITY_FILE, open_run
+        from coordinator.run.run_files import IDENTITY_FILE, open_run
 
         state = folder / "state"
         with open_identity(state / IDENTITY_FILE) as held:
@@ -176,7 +176,7 @@ class OpeningTheRun(Story):
 
     def read(self, folder: Path) -> Value:
         """Whether there is a run, whole and signed by the identity that lies beside it."""
-        from coordinator.run_files import IDENTITY_FILE, load_run
+        from coordinator.run.run_files import IDENTITY_FILE, load_run
 
         state = folder / "state"
         try:

@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from averaging.network.clocks import VirtualClock
-from averaging.network.offload import InlineOffload
-from averaging.network.seams import Clock
-from averaging.start_state import start_root
-from coordinator.ledger import Ledger, open_ledger
-from coordinator.ledger_writer import LedgerWriter
-from coordinator.run_texts import RunTexts
-from coordinator.service import CoordinatorService, HostedRun
-from coordinator.tracker import RunTracker, TrackedRun
-from protocol.credential import CertificateAuthority, load_ca, make_ca, make_request, make_tls_key
-from protocol.envelope import seal
-from protocol.identity import Identity
+from averaging.network.seams.clocks import VirtualClock
+from averaging.network.seams.interfaces import Clock
+from averaging.network.seams.offload import InlineOffload
+from averaging.state.start_state import start_root
+from coordinator.admission.service import CoordinatorService, HostedRun
+from coordinator.ledger.ledger import Ledger, open_ledger
+from coordinator.ledger.ledger_writer import LedgerWriter
+from coordinator.progress.tracker import RunTracker, TrackedRun
+from coordinator.run.run_texts import RunTexts
+from protocol.host.reports import PeerReport, encode_report
+from protocol.identity.credential import CertificateAuthority, load_ca, make_ca, make_request, make_tls_key
+from protocol.identity.envelope import seal
+from protocol.identity.identity import Identity
+from protocol.identity.invite import hash_secret
 from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
-from protocol.invite import hash_secret
-from protocol.manifest import RunManifest, parse_run_config, sign_manifest
 from protocol.pb import coordinator_pb2 as pb
-from protocol.reports import PeerReport, encode_report
-from protocol.rounds.start import StartUnit
-from protocol.tensor_schema import ChunkGrid
+from protocol.rounds.messages.start import StartUnit
+from protocol.run.manifest import RunManifest, parse_run_config, sign_manifest
+from protocol.tensors.tensor_schema import ChunkGrid
 from tests.coordinator.chain_world import HOST, VERIFIER
 
 UNIT = UnitName("fragment-0")

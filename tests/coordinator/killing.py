@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import coordinator.checkpoints
+import coordinator.checkpoints.checkpoints
 
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGES: Final = frozenset({"os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir"})
@@ -131,6 +131,6 @@ def arm(folder: Path, at: int) -> Killer:
     _patch(os, "fsync", syncing)
     _patch(os, "write", writing)
     _patch(sqlite3, "connect", connecting)
-    _patch(coordinator.checkpoints, "save_file", saving)
+    _patch(coordinator.checkpoints.checkpoints, "save_file", saving)
     sys.addaudithook(killer.hear)
     return killer

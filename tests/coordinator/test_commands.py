@@ -9,8 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from averaging.network.status_address import STATUS_ADDRESS_FILE
-from coordinator.admission import Decision, Verdict
+from averaging.host.status_address import STATUS_ADDRESS_FILE
+from coordinator.admission.invites import Reach, remember_reach
+from coordinator.checkpoints.verify_report import verify_checkpoint
 from coordinator.command_line import add_commands
 from coordinator.commands import (
     ban,
@@ -20,21 +21,20 @@ from coordinator.commands import (
     list_checkpoints,
     make_invite,
 )
-from coordinator.hosted_folder import fetch_status
-from coordinator.invites import Reach, remember_reach
-from coordinator.ledger import LEDGER_FILE, Applicant, open_ledger
-from coordinator.run_files import IDENTITY_FILE, load_run, open_run
-from coordinator.verifying import verify_checkpoint
+from coordinator.ledger.ledger import LEDGER_FILE, Applicant, open_ledger
+from coordinator.policy.admission import Decision, Verdict
+from coordinator.run.hosted_folder import fetch_status
+from coordinator.run.run_files import IDENTITY_FILE, load_run, open_run
 from protocol.errors import ConfigError, UnreachableError
-from protocol.identity import Ed25519Verifier, Identity
-from protocol.identity_file import open_identity
+from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity_file import open_identity
+from protocol.identity.invite import decode_invite, hash_secret
+from protocol.identity.names import peer_name
+from protocol.identity.revocation import open_revocation
 from protocol.ids import PeerId
-from protocol.invite import decode_invite, hash_secret
-from protocol.manifest import load_run_config
-from protocol.names import peer_name
-from protocol.revocation import open_revocation
-from tests.coordinator.test_checkpoints import checkpoint_of, content, decoder, write_checkpoint
-from tests.coordinator.test_run_files import HOST, write_run_file
+from protocol.run.manifest import load_run_config
+from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, content, decoder, write_checkpoint
+from tests.coordinator.run.test_run_files import HOST, write_run_file
 
 
 @pytest.fixture

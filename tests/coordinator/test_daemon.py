@@ -16,19 +16,19 @@ from pathlib import Path
 
 import pytest
 
-from averaging.network.asyncio_thread import open_asyncio_thread
-from averaging.network.clocks import SystemClock
+from averaging.network.seams.asyncio_thread import open_asyncio_thread
+from averaging.network.seams.clocks import SystemClock
 from coordinator import daemon
-from coordinator.config import HostConfig
-from peer.coordinator_client import Caller, CoordinatorEndpoint, open_coordinator_client
-from protocol.credential import make_request, make_tls_key
-from protocol.identity import Ed25519Verifier
-from protocol.invite import Invite, decode_invite
-from protocol.manifest import open_manifest
-from protocol.reports import PeerReport
+from coordinator.policy.config import HostConfig
+from peer.membership.coordinator_client import Caller, CoordinatorEndpoint, open_coordinator_client
+from protocol.host.reports import PeerReport
+from protocol.identity.credential import make_request, make_tls_key
+from protocol.identity.identity import Ed25519Verifier
+from protocol.identity.invite import Invite, decode_invite
+from protocol.run.manifest import open_manifest
 from tests.coordinator.chain_world import PEERS
 from tests.coordinator.host_world import UNIT
-from tests.coordinator.test_run_files import write_run_file
+from tests.coordinator.run.test_run_files import write_run_file
 
 _MAIN = """
 import sys

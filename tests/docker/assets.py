@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from coordinator.metrics import COORDINATOR_METRICS
-from peer.metrics import PEER_METRICS
+from coordinator.status.metrics import COORDINATOR_METRICS
+from peer.status.metrics import PEER_METRICS
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from coordinator.config import HostConfig
-from peer.config import PeerConfig
+from coordinator.policy.config import HostConfig
+from peer.settings.config import PeerConfig
 from tests.docker.assets import DOCKER, ROOT, services, stages, yaml_of
 
 TARGETS = ("peer-cpu", "peer-gpu", "coordinator")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from averaging.data.document_router import fit_router
+from averaging.data.packing.document_router import fit_router
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, running_potluck
 from tests.e2e.test_experts import RUN_TOML
 from tests.forked import Forked

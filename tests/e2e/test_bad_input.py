@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoints import verify_checkpoint
+from coordinator.checkpoints.checkpoints import verify_checkpoint
 from coordinator.commands import make_invite
-from protocol.credential import make_ca
-from protocol.invite import Invite, decode_invite
+from protocol.identity.credential import make_ca
+from protocol.identity.invite import Invite, decode_invite
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, run_potluck, running_potluck
 from tests.forked import Forked
 
@@ -54,10 +54,10 @@ longest_interval_s = 2.0
 [checkpoint]
 every_rounds = 1
 """
-CLOCK = "from averaging.network import clocks; clocks.SystemClock.unix_s = lambda self: clocks.time.time() + ({})"
+CLOCK = "from averaging.network.seams import clocks; clocks.SystemClock.unix_s = lambda self: clocks.time.time() + ({})"
 VERSION = "import protocol.ids; protocol.ids.PROTOCOL_VERSION = 2"
 SCHEMA = """
-import protocol.decoder_schema as decoder, protocol.tensor_schema as tensors
+import protocol.tensors.decoder_schema as decoder, protocol.tensors.tensor_schema as tensors
 ours = decoder.decoder_schema
 def other(config, unit=decoder.WHOLE_MODEL):
     return tensors.TensorSchema(unit, ours(config, unit).tensors[1:])

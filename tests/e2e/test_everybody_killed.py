@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.restart import GATHER_S
+from coordinator.progress.restart_report import GATHER_S
 from tests.benchmarks.everybody_killed import MOST_ROUNDS_LOST, RESTARTED, end, go_on, newest_told, start_again
 from tests.benchmarks.processes import open_children
 from tests.benchmarks.recovery_swarm import TINY, await_whole, open_swarm, run_config

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest
-from coordinator.checkpoint_export import export_checkpoint
-from coordinator.checkpoints import verify_checkpoint
-from peer.checkpoint_sample import sample_from_checkpoint
+from coordinator.checkpoints.checkpoint_export import export_checkpoint
+from coordinator.checkpoints.checkpoints import verify_checkpoint
+from peer.models.checkpoint_sample import sample_from_checkpoint
 from potluck import checkpoint_merge
 from tests.e2e.processes import ROOT, run_of_two
 from tests.forked import Forked

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoints import verify_checkpoint
+from coordinator.checkpoints.checkpoints import verify_checkpoint
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, running_potluck
 from tests.forked import Forked
 

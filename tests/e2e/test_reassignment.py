@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from averaging.data.document_router import DocumentRouter, fit_router, refit_router
+from averaging.data.packing.document_router import DocumentRouter, fit_router, refit_router
 from averaging.data.shards import DatasetManifest, parse_dataset
-from coordinator.hosted_runs import MANIFEST_FILE
-from peer.own_text import FILE_NAME
-from protocol.identity import Ed25519Verifier
-from protocol.manifest import RunManifest, open_manifest
-from protocol.reassignment import Reassignment, open_reassignment
-from protocol.revocation import split_entries
+from coordinator.run.hosted_runs import MANIFEST_FILE
+from peer.holdings.training_text import FILE_NAME
+from protocol.host.reassignment import Reassignment, open_reassignment
+from protocol.identity.identity import Ed25519Verifier
+from protocol.identity.revocation import split_entries
+from protocol.run.manifest import RunManifest, open_manifest
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, running_potluck
 from tests.forked import Forked
 
@@ -32,8 +32,8 @@ WITHIN_S = 90.0
 LOOK_EVERY_S = 0.1
 CALM = ("--slowdown", "4")
 LESS_PATIENCE = """
-import coordinator.run_view, coordinator.unit_holders
-coordinator.run_view.LIVE_S, coordinator.unit_holders.FROZEN_AFTER_S = 8.0, 5.0
+import coordinator.progress.run_view, coordinator.progress.unit_holders
+coordinator.progress.run_view.LIVE_S, coordinator.progress.unit_holders.FROZEN_AFTER_S = 8.0, 5.0
 """
 """Of the host with a silent peer, and with an expert that nobody holds: a test need not wait for 40 s."""
 

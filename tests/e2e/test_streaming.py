@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoints import verify_checkpoint
-from peer.checkpoint_sample import sample_from_checkpoint
+from coordinator.checkpoints.checkpoints import verify_checkpoint
+from peer.models.checkpoint_sample import sample_from_checkpoint
 from tests.e2e.live_trace import wait_for_whole_trace
 from tests.e2e.processes import ROOT, run_of_two
 from tests.forked import Forked

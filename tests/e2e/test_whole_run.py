@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from coordinator.checkpoints import verify_checkpoint
-from peer.status import last_status
+from coordinator.checkpoints.checkpoints import verify_checkpoint
+from peer.status.status import last_status
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, run_potluck, running_potluck
 from tests.forked import Forked
 

@@ -10,21 +10,21 @@ from typing import TypeAlias
 
 import torch
 
-from averaging.chunk_runs import decode_run, encode_run
+from averaging.arithmetic.batched_codec import decode_run, encode_run
+from averaging.arithmetic.genesis import genesis_anchor
+from averaging.arithmetic.outer_step import apply_outer_step
+from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import codec_by_name
-from averaging.genesis import genesis_anchor
-from averaging.outer_step import apply_outer_step
-from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
-from averaging.rounds.next_state import NextState
-from averaging.rounds.reduction import MAX_DELTA
-from averaging.state import StateHashes, UnitState, state_root
-from averaging.weighted_mean import WeightedSum, sum_dtype
-from protocol.decoder_schema import DecoderConfig, decoder_schema
+from averaging.rounds.exchange.reduction import MAX_DELTA
+from averaging.rounds.lineage.next_state import NextState
+from averaging.rounds.traffic.contribution import EncodedContribution, encode_contribution, result_root
+from averaging.state.state import StateHashes, UnitState, state_root
 from protocol.ids import CommitId, UnitName
 from protocol.merkle import leaf_hash
-from protocol.rounds.chain import ChainLink
-from protocol.rounds.messages import OuterStep
-from protocol.tensor_schema import ChunkGrid
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages.messages import OuterStep
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.tensor_schema import ChunkGrid
 from tests.instruction_sets import check_off
 
 CONFIG = DecoderConfig(dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=88, context_tokens=16)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from averaging import chunk_runs, outer_step, weighted_mean
+from averaging.arithmetic import batched_codec as chunk_runs
+from averaging.arithmetic import outer_step, weighted_mean
 from averaging.codecs import sparse
 from averaging.codecs.compiled import BLOCKS, CompiledBlocks
 from tests.golden.committed_path import hash_in_runs

@@ -7,10 +7,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from averaging.network.bulk_address import BulkAddress
-from averaging.network.directory import PeerRecord
-from averaging.rounds.result_word import ResultWord
-from protocol.coordination import (
+from averaging.network.seams.bulk_address import BulkAddress
+from averaging.network.seams.directory import PeerRecord
+from averaging.rounds.traffic.result_ref import ResultWord
+from protocol.errors import RefusedError
+from protocol.host.calls import (
     AdmitReply,
     CheckpointEntry,
     RunNews,
@@ -19,16 +20,8 @@ from protocol.coordination import (
     encode_error,
     encode_news,
 )
-from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.envelope import seal
-from protocol.errors import RefusedError
-from protocol.identity import Identity
-from protocol.ids import RunId, UnitName
-from protocol.invite import Invite
-from protocol.manifest import RunManifest, default_run_toml, parse_run_config
-from protocol.merkle import leaf_hash, merkle_root
-from protocol.pipeline.lane_wire import encode_lane_message, encode_parcel
-from protocol.reports import (
+from protocol.host.report_delta import shortened
+from protocol.host.reports import (
     HeldoutResult,
     PeerReport,
     ReportReply,
@@ -37,17 +30,43 @@ from protocol.reports import (
     encode_report,
     encode_report_reply,
 )
-from protocol.revocation import Revocation, join_entries, seal_revocation
-from protocol.rounds.bundle import encode_answer, encode_bundle
-from protocol.rounds.messages import Heartbeat
-from protocol.rounds.short_beat import encode_moved, encode_short, likeness
-from protocol.short_report import shortened
-from protocol.wire import commit_id, decode_body, encode_body, encode_fetch, encode_message, encode_record, genesis_id
-from tests.protocol.pipeline.test_lane_messages import MESSAGES as MESSAGES_OF_LANES
-from tests.protocol.pipeline.test_lane_messages import PARCELS
-from tests.protocol.pipeline.test_synced_messages import MESSAGES as MESSAGES_OF_SYNCED
-from tests.protocol.pipeline.test_synced_messages import PARCELS as PARCELS_OF_SYNCED
-from tests.protocol.test_wire import BASE, FETCHES, HEADER, LOSSY, MEMBERS, MESSAGES, OF_LANES, RECORD, ROOT, UNIT
+from protocol.identity.envelope import seal
+from protocol.identity.identity import Identity
+from protocol.identity.invite import Invite
+from protocol.identity.revocation import Revocation, join_entries, seal_revocation
+from protocol.ids import RunId, UnitName
+from protocol.merkle import leaf_hash, merkle_root
+from protocol.pipeline.messages.lane_wire import encode_lane_message, encode_parcel
+from protocol.rounds.messages.bundle import encode_answer, encode_bundle
+from protocol.rounds.messages.heartbeat_delta import encode_moved, encode_short, likeness
+from protocol.rounds.messages.messages import Heartbeat
+from protocol.rounds.messages.wire import (
+    commit_id,
+    decode_body,
+    encode_body,
+    encode_fetch,
+    encode_message,
+    encode_record,
+    genesis_id,
+)
+from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from tests.protocol.pipeline.messages.test_lane_messages import MESSAGES as MESSAGES_OF_LANES
+from tests.protocol.pipeline.messages.test_lane_messages import PARCELS
+from tests.protocol.pipeline.messages.test_synced_messages import MESSAGES as MESSAGES_OF_SYNCED
+from tests.protocol.pipeline.messages.test_synced_messages import PARCELS as PARCELS_OF_SYNCED
+from tests.protocol.rounds.messages.test_wire import (
+    BASE,
+    FETCHES,
+    HEADER,
+    LOSSY,
+    MEMBERS,
+    MESSAGES,
+    OF_LANES,
+    RECORD,
+    ROOT,
+    UNIT,
+)
 
 GOLDEN = Path(__file__).with_name("wire_bytes.json")
 ALICE = Identity(bytes(range(32)))
@@ -67,8 +86,8 @@ def _manifest() -> RunManifest:
 
 
 def _wire() -> dict[str, str]:
-    from protocol.rounds.requests import ContributionHeader, ExchangeHello
-    from protocol.rounds.start import StartRecord, StartUnit
+    from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
+    from protocol.rounds.messages.start import StartRecord, StartUnit
 
     config = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
     header = ContributionHeader(UNIT, BASE, MEMBERS[0], 77, "int8", ROOT, BASE, ROOT)

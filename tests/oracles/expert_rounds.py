@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from averaging.arithmetic.delta import pseudo_gradient
+from averaging.arithmetic.genesis import genesis_anchor
+from averaging.arithmetic.outer_step import apply_outer_step
+from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import codec_by_name
-from averaging.delta import pseudo_gradient
-from averaging.genesis import genesis_anchor
-from averaging.outer_step import apply_outer_step
-from averaging.weighted_mean import WeightedSum, sum_dtype
-from peer.local_training import LocalTrainer
+from peer.training.local_training import LocalTrainer
 from protocol.ids import UnitName
-from protocol.rounds.messages import OuterStep
-from protocol.tensor_schema import TensorSchema
+from protocol.rounds.messages.messages import OuterStep
+from protocol.tensors.tensor_schema import TensorSchema
 
 CODEC = codec_by_name("fp32")
 NESTEROV = OuterStep("nesterov", 0.7, 0.9)

@@ -14,36 +14,36 @@ from pathlib import Path
 import torch
 import trio
 
+from averaging.arithmetic.genesis import genesis_anchor
 from averaging.codecs import codec_by_name
-from averaging.generations import Generations
-from averaging.genesis import genesis_anchor
-from averaging.network.clocks import VirtualClock
-from averaging.network.memory_network import LinkSpeed, MemoryNetwork, MemorySwarm
-from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.network.offload import InlineOffload
-from averaging.network.seams import KeptPart, Snapshot, Trainer, TrainerProgress
+from averaging.network.memory.memory_network import LinkSpeed, MemoryNetwork, MemorySwarm
+from averaging.network.seams.clocks import VirtualClock
+from averaging.network.seams.interfaces import KeptPart, Snapshot, Trainer, TrainerProgress
+from averaging.network.seams.offload import InlineOffload
+from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
-from averaging.rounds.lending import UnitShape
+from averaging.rounds.lineage.round_context import RoundTools
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.lineage.updates import UnitTools
 from averaging.rounds.peer_rounds import PeerRounds, PeerTools
-from averaging.rounds.round_tools import RoundTools
-from averaging.rounds.service import RoundService
-from averaging.rounds.unit import UnitChain
-from averaging.rounds.updates import UnitTools
-from averaging.state import UnitState, state_root
-from averaging.unit_log import UnitLog
-from peer.local_training import LocalTrainer
-from protocol.envelope import NEVER_MS, seal
-from protocol.expert_schema import MixtureConfig, held_units
+from averaging.rounds.unit_service import RoundService
+from averaging.state.generations import Generations
+from averaging.state.state import UnitState, state_root
+from averaging.state.unit_log import UnitLog
+from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
+from peer.training.local_training import LocalTrainer
+from protocol.identity.envelope import NEVER_MS, seal
 from protocol.ids import CommitId, PeerId, RunId, UnitName
-from protocol.model_units import ModelUnits
-from protocol.rounds.chain import ROUND_DOMAIN
-from protocol.rounds.messages import Member, OuterStep
-from protocol.rounds.stagger import UNSTAGGERED, Stagger
-from protocol.rounds.start import StartRecord, StartUnit
+from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.rounds.messages.messages import Member, OuterStep
+from protocol.rounds.messages.start import StartRecord, StartUnit
+from protocol.rounds.messages.wire import encode_body, genesis_id
+from protocol.rounds.schedule.stagger import UNSTAGGERED, Stagger
+from protocol.rounds.schedule.target import RoundTarget
 from protocol.rounds.state import RoundConfig
-from protocol.rounds.target import RoundTarget
-from protocol.tensor_schema import ChunkGrid, TensorSchema
-from protocol.wire import encode_body, genesis_id
+from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_units import ModelUnits
+from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 from tests.averaging.rounds.service_world import HandTrainer
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 from tests.simulation.signing import HashSigner, HashVerifier
@@ -78,7 +78,7 @@ class Settings:
         return ChunkGrid(self.schema(unit).num_elements, self.chunk_elements)
 
     def target_of(self, unit: UnitName) -> int:
-        """At how many tokens a unit's rounds are due: an expert's at its share of the trunk's, as in peer/assembly.py."""
+        """At how many tokens a unit's rounds are due: an expert's at its share of the trunk's, as in peer/session/build.py."""
         num_experts = len(self.units.schemas) - 1
         return self.target_tokens if unit == self.units.schemas[0].unit else self.target_tokens // num_experts
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from averaging.genesis import genesis_anchor
-from averaging.state import UnitState, state_root
-from coordinator.checkpoints import CheckpointContent, UnitContent, stored_unit, together, write_checkpoint
-from peer.local_training import LocalTrainer
-from protocol.expert_schema import MixtureConfig, held_units
+from averaging.arithmetic.genesis import genesis_anchor
+from averaging.state.state import UnitState, state_root
+from coordinator.checkpoints.checkpoints import CheckpointContent, UnitContent, stored_unit, together, write_checkpoint
+from peer.training.local_training import LocalTrainer
 from protocol.ids import CommitId, UnitName
-from protocol.model_units import ModelUnits
-from protocol.tensor_schema import ChunkGrid, TensorSchema
+from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_units import ModelUnits
+from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 from tests.benchmarks import expert_checks
 from tests.oracles.expert_rounds import NESTEROV, Outer, first_states, play
 from tests.oracles.expert_swarm import beside_rounds_of_others

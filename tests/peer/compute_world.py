@@ -7,10 +7,10 @@ from typing import Final
 import torch
 
 from averaging.codecs.boundary import encode_boundary
-from peer.lane_compute import ComputeTools, LaneShape
-from peer.stage_trainer import StageTrainer
-from protocol.pipeline.lane_stage import Point
+from peer.pipeline.stage.lane_compute import ComputeTools, LaneShape
+from peer.pipeline.stage.stage_trainer import StageTrainer
 from protocol.pipeline.schedule import Pass
+from protocol.pipeline.stage_machine import Point
 from tests.peer.lane_swarm import SHAPE
 from tests.peer.lane_world import INNER, lane_config, tokens_of
 from tests.peer.stage_world import ANCHOR_N, MODEL, RUN, STAGES, part_of, stage_model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.demo_observation import (
+from peer.demo.observation import (
     CheckpointRow,
     HeldoutPoint,
     HostStatus,

@@ -1,5 +1,5 @@
-"""Peers of a pipeline run as their daemons have them from the state on (peer/lane_training.py): real rounds, lanes, logs on disk,
-credentials and records, over the network in memory; training processes are threads, and the host answers from here.
+"""Peers of a pipeline run as their daemons have them from the state on (peer/pipeline/lane_training.py): real rounds, lanes, logs
+on disk, credentials and records, over the network in memory; training processes are threads, and the host answers from here.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import Any, cast
 import trio
 
 from averaging.data.shards import DatasetManifest, ShardCache
-from averaging.network.clocks import VirtualClock
-from averaging.network.memory_network import MemorySwarm
-from averaging.network.offload import ThreadOffload
-from averaging.rounds.membership import Looks, announce
-from averaging.rounds.unit import UnitChain
-from averaging.start_state import start_root
-from peer.assembly import open_chains
-from peer.board import Board
-from peer.config import PeerConfig
-from peer.coordinator_client import CoordinatorClient
-from peer.departure import Departure
-from peer.first_state import FirstState
-from peer.joining import Membership, open_start_record
-from peer.lane_training import LaneControl, train_in_lanes
-from peer.life import Joined, Life, SequenceNumbers
-from peer.one_process import OwnRecord
-from peer.own_stage import OwnStage
-from peer.present_holders_core import everybody
-from peer.reporting import Reporter
-from peer.roster import Roster
-from peer.same_disk import take_incarnation
-from protocol.coordination import START_DOMAIN
-from protocol.credential import CertificateAuthority, make_ca
-from protocol.envelope import NEVER_MS, seal
-from protocol.identity import Ed25519Verifier, Identity
+from averaging.network.memory.memory_network import MemorySwarm
+from averaging.network.seams.clocks import VirtualClock
+from averaging.network.seams.offload import ThreadOffload
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.traffic.discovery import Looks, announce
+from averaging.state.start_state import start_root
+from peer.holdings.held_stage import OwnStage
+from peer.holdings.verified_holders_core import everybody
+from peer.membership.coordinator_client import CoordinatorClient
+from peer.membership.credential_cache import Roster
+from peer.membership.incarnation import take_incarnation
+from peer.membership.joining import Membership, open_start_record
+from peer.membership.process_takeover import OwnRecord
+from peer.pipeline.lane_training import LaneControl, train_in_lanes
+from peer.session.await_state import FirstState
+from peer.session.build import open_chains
+from peer.session.departure import Departure
+from peer.session.session import Joined, Life, SequenceNumbers
+from peer.settings.config import PeerConfig
+from peer.status.reporting import Reporter
+from peer.status.status_board import Board
+from protocol.host.calls import START_DOMAIN
+from protocol.host.reports import PeerReport, ReportReply
+from protocol.identity.credential import CertificateAuthority, make_ca
+from protocol.identity.envelope import NEVER_MS, seal
+from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import CommitId
-from protocol.manifest import RunManifest
-from protocol.reports import PeerReport, ReportReply
-from protocol.rounds.start import StartRecord, StartUnit
-from protocol.tensor_schema import ChunkGrid
-from protocol.wire import decode_body, encode_body
+from protocol.rounds.messages.start import StartRecord, StartUnit
+from protocol.rounds.messages.wire import decode_body, encode_body
+from protocol.run.manifest import RunManifest
+from protocol.tensors.tensor_schema import ChunkGrid
 from tests.peer.training_world import training_plan
-from tests.protocol.test_pipeline_section import pipeline_run
+from tests.protocol.run.test_pipeline_section import pipeline_run
 
 HOST = Identity(b"host".ljust(32, b"h"))
 MODEL = {"dim": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "ffn_dim": 32, "context_tokens": 16}
@@ -74,7 +74,7 @@ class Controls:
     ordered: list[LaneControl] = field(default_factory=list)
 
     async def order(self, control: LaneControl) -> None:
-        """As peer/controls.py."""
+        """As peer/owner/controls.py."""
         self.ordered.append(control)
         await trio.sleep_forever()
 

@@ -13,20 +13,20 @@ import torch
 import trio
 
 from averaging.codecs.boundary import BoundaryCodec
-from averaging.network.memory_network import MemoryNetwork, MemorySwarm
-from averaging.network.offload import InlineOffload
-from peer.lane_compute import ComputeTools, LaneShape, LaneWork
-from peer.lane_keeper import LaneKeepers
-from peer.lane_member import LaneMember
-from peer.lane_network import OwnLoop
-from peer.lane_work import LaneShare, LaneTools, OffloadedWork
-from peer.stage_passes import StagePasses
-from peer.stage_trainer import StageTrainer
+from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
+from averaging.network.seams.offload import InlineOffload
+from peer.pipeline.seats.lane_keeper import LaneKeepers
+from peer.pipeline.seats.lane_member import LaneMember
+from peer.pipeline.stage.lane_compute import ComputeTools, LaneShape, LaneWork
+from peer.pipeline.stage.stage_passes import StagePasses
+from peer.pipeline.stage.stage_trainer import StageTrainer
+from peer.pipeline.transport.lane_network import OwnLoop
+from peer.pipeline.transport.lane_work import LaneShare, LaneTools, OffloadedWork
 from protocol.ids import PeerId
-from protocol.pipeline import lane
-from protocol.pipeline.lane_stage import LaneConfig, Point
+from protocol.pipeline.lanes import lane_machine as lane
 from protocol.pipeline.micro_batch import MicroBatch
 from protocol.pipeline.schedule import most_in_flight
+from protocol.pipeline.stage_machine import LaneConfig, Point
 from tests.peer.lane_world import INNER, NUM_MICRO_BATCHES, NUM_STAGES, averaged, tokens_of
 from tests.peer.stage_world import ANCHOR_N, MODEL, RUN, STAGES, part_of, stage_model
 

@@ -10,19 +10,20 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from averaging.arithmetic.delta import pseudo_gradient
+from averaging.arithmetic.outer_step import apply_outer_step
+from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs.boundary import BoundaryCodec, quantised
-from averaging.delta import pseudo_gradient
-from averaging.outer_step import apply_outer_step
-from averaging.weighted_mean import WeightedSum
-from peer.model import Decoder, load_flat, parameters_in_order
-from peer.optimizer import make_optimizer
-from peer.stage_trainer import StageSnapshot, StageTrainer
+from peer.models.decoder import Decoder, load_flat, parameters_in_order
+from peer.models.optimizer import make_optimizer
+from peer.pipeline.stage.stage_trainer import StageSnapshot, StageTrainer
 from protocol.ids import PeerId
-from protocol.pipeline import lane, lane_stage
-from protocol.pipeline.lane_stage import LaneConfig, Point
+from protocol.pipeline import stage_machine as lane_stage
+from protocol.pipeline.lanes import lane_machine as lane
 from protocol.pipeline.schedule import most_in_flight
-from protocol.rounds.messages import OuterStep
-from protocol.training_sections import InnerSection
+from protocol.pipeline.stage_machine import LaneConfig, Point
+from protocol.rounds.messages.messages import OuterStep
+from protocol.run.training_sections import InnerSection
 from tests.peer.stage_world import (
     ANCHOR_N,
     MODEL,

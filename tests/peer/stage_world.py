@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from averaging.genesis import genesis_anchor
-from peer.model import Decoder, load_flat, parameters_in_order
-from peer.stage_model import StageDecoder
-from peer.stage_passes import StagePasses
-from protocol.decoder_schema import DecoderConfig, decoder_schema
+from averaging.arithmetic.genesis import genesis_anchor
+from peer.models.decoder import Decoder, load_flat, parameters_in_order
+from peer.models.stage_model import StageDecoder
+from peer.pipeline.stage.stage_passes import StagePasses
 from protocol.ids import RunId
 from protocol.pipeline.micro_batch import MicroBatch
-from protocol.stage_schema import StageMap, stage_schema, stage_units
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.stage_schema import StageMap, stage_schema, stage_units
 
 MODEL = DecoderConfig(
     vocab_size=29, dim=16, num_layers=4, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8, is_tied=False

@@ -14,22 +14,22 @@ import torch
 import trio
 
 from averaging.codecs.boundary import BoundaryCodec
-from averaging.network.memory_network import MemorySwarm
-from averaging.network.offload import InlineOffload
-from peer.lane_compute import ComputeTools, LaneShape
-from peer.lane_network import OwnLoop
-from peer.lane_service import LaneRole
-from peer.lane_work import LaneShare, LaneTools, OffloadedSynced
-from peer.stage_trainer import StageTrainer
-from peer.synced_compute import Served, SyncedCompute
-from peer.synced_owner import SyncedOwner
-from peer.synced_service import SyncedService
+from averaging.network.memory.memory_network import MemorySwarm
+from averaging.network.seams.offload import InlineOffload
+from peer.pipeline.lane_service import LaneRole
+from peer.pipeline.seats.synced_owner import SyncedOwner
+from peer.pipeline.stage.lane_compute import ComputeTools, LaneShape
+from peer.pipeline.stage.stage_trainer import StageTrainer
+from peer.pipeline.stage.synced_compute import Served, SyncedCompute
+from peer.pipeline.synced_service import SyncedService
+from peer.pipeline.transport.lane_network import OwnLoop
+from peer.pipeline.transport.lane_work import LaneShare, LaneTools, OffloadedSynced
 from protocol.ids import CommitId, PeerId
-from protocol.pipeline.lane_forming import keeper_order
-from protocol.pipeline.lane_stage import LaneConfig, Point
+from protocol.pipeline.lanes.lane_forming import keeper_order
+from protocol.pipeline.messages.synced_messages import SyncedReply
 from protocol.pipeline.schedule import Pass
-from protocol.pipeline.synced_messages import SyncedReply
-from protocol.training_sections import InnerSection
+from protocol.pipeline.stage_machine import LaneConfig, Point
+from protocol.run.training_sections import InnerSection
 from tests.peer.lane_swarm import SHAPE
 from tests.peer.lane_world import INNER, NUM_STAGES, averaged, tokens_of
 from tests.peer.stage_world import ANCHOR_N, RUN, STAGES, part_of, stage_model

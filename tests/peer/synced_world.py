@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from peer.model import parameters_in_order
-from peer.optimizer import make_optimizer
-from peer.stage_passes import Apart
-from peer.stage_trainer import StageSnapshot, StageTrainer
+from peer.models.decoder import parameters_in_order
+from peer.models.optimizer import make_optimizer
+from peer.pipeline.stage.stage_passes import Apart
+from peer.pipeline.stage.stage_trainer import StageSnapshot, StageTrainer
 from protocol.ids import PeerId
-from protocol.pipeline import synced
+from protocol.pipeline.synced import synced
 from protocol.pipeline.synced_routing import Work
 from tests.peer.lane_world import INNER, NUM_STAGES
 from tests.peer.stage_world import ANCHOR_N, SCHEMA, micro_batch, stage_model, tokens, whole_loss, whole_model

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import PeerConfig
 from peer.daemon import run_peer
+from peer.settings.config import PeerConfig
 from protocol.errors import MachineError, RefusedError
-from tests.peer.test_joining import INVITE
+from tests.peer.membership.test_joining import INVITE
 
 
 def config(folder: Path, device: str = "cpu") -> PeerConfig:

@@ -17,12 +17,11 @@ from typing import BinaryIO, Literal
 import pytest
 import torch
 
-from averaging.genesis import genesis_anchor
-from peer import local_training
+from averaging.arithmetic.genesis import genesis_anchor
 from peer import worker as worker_module
-from peer.local_training import Counters, LocalTrainer, TrainingPlan
-from peer.worker import EXIT_OUT_OF_MEMORY, Worker
-from peer.worker_channel import (
+from peer.training import local_training
+from peer.training.local_training import Counters, LocalTrainer, TrainingPlan
+from peer.training.worker_channel import (
     Area,
     Command,
     OutOfMemory,
@@ -34,8 +33,9 @@ from peer.worker_channel import (
     parse_event,
     read_message,
 )
-from protocol.decoder_schema import decoder_schema
-from protocol.model_units import model_units
+from peer.worker import EXIT_OUT_OF_MEMORY, Worker
+from protocol.tensors.decoder_schema import decoder_schema
+from protocol.tensors.model_units import model_units
 from tests.benchmarks.timed_worker import (
     Trained,
     TrainingTimes,
@@ -226,8 +226,8 @@ def test_the_process_imports_nothing_of_the_network_and_trains_without_torchs_co
     """The compiler alone is a second or two of each start."""
     story = """
 import sys, torch
-from peer.adamw import AdamW, ParameterGroup
-from peer.muon import Muon
+from peer.models.adamw import AdamW, ParameterGroup
+from peer.models.muon import Muon
 from peer import worker
 parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = AdamW((ParameterGroup((parameter,), 0.1),), beta1=0.9, beta2=0.95)

@@ -15,14 +15,14 @@ from typing import cast
 
 import torch
 
-from averaging.genesis import genesis_anchor
-from peer.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
-from peer.stage_worker import StageWorker, run_stage
-from peer.worker_channel import SharedVectors, frame, mapping_bytes, read_exactly, read_message
-from peer.worker_process import WorkerProcess
-from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.pipeline_section import PipelineSection
-from protocol.stage_schema import stage_units
+from averaging.arithmetic.genesis import genesis_anchor
+from peer.pipeline.stage.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
+from peer.pipeline.stage.stage_worker import StageWorker, run_stage
+from peer.training.worker_channel import SharedVectors, frame, mapping_bytes, read_exactly, read_message
+from peer.training.worker_process import WorkerProcess
+from protocol.run.pipeline_section import PipelineSection
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.stage_schema import stage_units
 from tests.peer.training_world import training_plan
 
 ENDS_WITHIN_S = 60.0
@@ -136,7 +136,7 @@ class ThreadedProcess:
 
 @dataclass
 class Starts:
-    """Starts threads instead of processes (peer/worker_process.py's `start_worker`)."""
+    """Starts threads instead of processes (peer/training/worker_process.py's `start_worker`)."""
 
     started: list[ThreadedProcess] = field(default_factory=list)
     refusals: int = 0

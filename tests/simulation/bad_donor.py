@@ -6,7 +6,7 @@ from typing import Literal
 
 import trio
 
-from averaging.network.seams import Stream, StreamHandler
+from averaging.network.seams.interfaces import Stream, StreamHandler
 from protocol.ids import PeerId
 
 Harm = Literal["lies", "drips", "falls silent"]

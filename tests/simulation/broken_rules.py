@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from protocol.rounds import attempt, core, leading, voting
-from protocol.rounds.messages import Promise
+from protocol.rounds import attempt, leading, voting
+from protocol.rounds import machine as core
+from protocol.rounds.messages.messages import Promise
 from protocol.rounds.state import OpenRound, Step
 
 

@@ -17,17 +17,18 @@ import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from averaging.network.seams import Network
-from averaging.rounds.membership import Looks
-from peer import membership_upkeep, roster
-from peer.membership_file import with_kept
-from peer.membership_upkeep import MembershipUpkeep
-from peer.one_process import OwnRecord
-from peer.roster import Roster, recent_voters
-from protocol import credential
-from protocol.credential import credential_ends_unix_s, make_ca, make_request, open_request
+from averaging.network.seams.interfaces import Network
+from averaging.rounds.traffic.discovery import Looks
+from peer.membership import credential_cache as roster
+from peer.membership import membership_upkeep
+from peer.membership.credential_cache import Roster, recent_voters
+from peer.membership.membership_upkeep import MembershipUpkeep
+from peer.membership.process_takeover import OwnRecord
+from peer.membership.saved_membership import with_kept
 from protocol.errors import RefusedError, SupersededError, TransportError
-from protocol.identity import Signer
+from protocol.identity import credential
+from protocol.identity.credential import credential_ends_unix_s, make_ca, make_request, open_request
+from protocol.identity.identity import Signer
 from protocol.ids import PeerId
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """The disk of a simulated peer. What is on it stays within what production says that it may come to: of each kind of file at every
 write, and of the log, written anew on another disk, at the end.
 
-The bounds are averaging/rounds/keeping.py's and log_sizes.py's. States are counted without their headers, which weigh something only
-where a state has a few dozen values.
+The bounds are averaging/rounds/lineage/retention.py's and log_sizes.py's. States are counted without their headers, which weigh
+something only where a state has a few dozen values.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from averaging.generations import MAX_PINNED
-from averaging.network.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
-from averaging.network.seams import LOG_FRAME_BYTES
-from averaging.residual_files import FOLDER
-from averaging.rounds.keeping import OLD_GENERATIONS, max_updates, update_bytes
-from averaging.rounds.unit import UnitChain
-from averaging.state import STATE_BYTES_PER_VALUE
-from averaging.unit_log import LOG_NAME, LogLimits, UnitLog
+from averaging.network.seams.interfaces import LOG_FRAME_BYTES
+from averaging.rounds.lineage.retention import OLD_GENERATIONS, max_updates, update_bytes
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.state.generations import MAX_PINNED
+from averaging.state.residual_files import FOLDER
+from averaging.state.state import STATE_BYTES_PER_VALUE
+from averaging.state.unit_log import LOG_NAME, LogLimits, UnitLog
+from averaging.storage.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
 from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId
 from tests.simulation.invariants import Violation

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import trio
 
-from averaging.network.memory_network import LinkSpeed
-from averaging.rounds.service import RoundService
+from averaging.network.memory.memory_network import LinkSpeed
+from averaging.rounds.unit_service import RoundService
 from protocol.ids import PeerId, UnitName
 from tests.simulation.bad_donor import HARMS
 from tests.simulation.full_disk import full_disk

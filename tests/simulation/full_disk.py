@@ -10,11 +10,11 @@ import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from averaging.network.memory_storage import UNBOUNDED_BYTES
-from averaging.unit_log import LOG_NAME
+from averaging.state.unit_log import LOG_NAME
+from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import RemoteProtocolError
-from protocol.rounds.messages import Ack, Promise
-from protocol.wire import decode_message
+from protocol.rounds.messages.messages import Ack, Promise
+from protocol.rounds.messages.wire import decode_message
 from tests.simulation.disk import BoundedDisk
 from tests.simulation.invariants import Violation
 

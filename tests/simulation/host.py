@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from coordinator.chain_log import ChainLog
-from coordinator.ledger import CommitRow
-from peer.reporting import REPORT_EVERY_S, left_behind
-from protocol.envelope import NEVER_MS, open_envelope, seal, superseded
+from coordinator.ledger.ledger import CommitRow
+from coordinator.progress.chain_log import ChainLog
+from peer.status.reporting import REPORT_EVERY_S, left_behind
 from protocol.errors import RemoteProtocolError
+from protocol.identity.envelope import NEVER_MS, open_envelope, seal, superseded
+from protocol.identity.revocation import REVOKE_DOMAIN, fingerprint, has_others, missing
 from protocol.ids import CommitId, PeerId
-from protocol.revocation import REVOKE_DOMAIN, fingerprint, has_others, missing
-from protocol.rounds.chain import ChainLink, genesis_link
-from protocol.rounds.lineage import CommitTree
+from protocol.rounds.lineage.chain import ChainLink, genesis_link
+from protocol.rounds.lineage.lineage import CommitTree
 from tests.simulation.invariants import Violation
 from tests.simulation.signing import HashSigner
 
 if TYPE_CHECKING:
-    from averaging.rounds.service import RoundService
+    from averaging.rounds.unit_service import RoundService
     from tests.simulation.node import Node
     from tests.simulation.swarm import World
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from averaging.codecs import Codec
-from averaging.rounds.contribution import result_root, split_chunks
-from protocol.coordination import NO_COMMIT
+from averaging.rounds.traffic.contribution import result_root, split_chunks
+from protocol.host.calls import NO_COMMIT
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.chain import ChainLink
-from protocol.rounds.messages import CommitRecord, SliceRecord
-from protocol.rounds.plan import consumed_tokens, covered_chunks
-from protocol.tensor_schema import ChunkGrid
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages.messages import CommitRecord, SliceRecord
+from protocol.rounds.proposal import consumed_tokens, covered_chunks
+from protocol.tensors.tensor_schema import ChunkGrid
 from tests.simulation import accounting
 from tests.simulation.accounting import Tokens
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from averaging.generations import Generations
-from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.rounds.transfer import FETCH_CHANNEL
-from averaging.rounds.unit import UnitChain
-from averaging.rounds.updates import UnitTools
-from averaging.unit_log import UnitLog
-from coordinator.unit_keeper import KeeperView, KeptPlace, UnitKeeper
-from coordinator.unit_keeper_core import UnitLook, look_of
-from protocol.coordination import NO_COMMIT
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.lineage.updates import UnitTools
+from averaging.rounds.traffic.transfer import FETCH_CHANNEL
+from averaging.state.generations import Generations
+from averaging.state.unit_log import UnitLog
+from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
+from coordinator.experts.unit_keeper import KeeperView, KeptPlace, UnitKeeper
+from coordinator.progress.unit_keeper_core import UnitLook, look_of
+from protocol.host.calls import NO_COMMIT
 from protocol.ids import PeerId, UnitName
-from protocol.rounds.lineage import SpineView
+from protocol.rounds.lineage.lineage import SpineView
 from tests.simulation.node import SimulatedOffload
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from math import sqrt
 import torch
 import trio
 
-from peer.lane_compute import LaneShape
-from peer.stage_snapshot import decode_snapshot, encode_snapshot
-from peer.stage_trainer import StageSnapshot
+from peer.pipeline.stage.lane_compute import LaneShape
+from peer.pipeline.stage.stage_snapshot import decode_snapshot, encode_snapshot
+from peer.pipeline.stage.stage_trainer import StageSnapshot
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.schedule import Pass
-from protocol.stage_schema import stage_schema
+from protocol.pipeline.stage_machine import Point
+from protocol.tensors.stage_schema import stage_schema
 
 RATE, MOMENTUM, CLIP = 0.05, 0.9, 0.5
 HALF = 0.5

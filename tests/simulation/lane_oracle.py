@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from peer.lane_work import LaneShare
+from peer.pipeline.transport.lane_work import LaneShare
 from protocol.ids import PeerId
-from protocol.pipeline.lane import Dissolve
-from protocol.pipeline.lane_stage import LaneConfig, Point
+from protocol.pipeline.lanes.lane_machine import Dissolve
+from protocol.pipeline.stage_machine import LaneConfig, Point
 from tests.peer.lane_world import NUM_STAGES
 from tests.simulation.lane_numbers import HALF, moved, target_value, token_value
 

@@ -1,5 +1,6 @@
 """Peers of a pipeline run in lanes over the network in memory: their lanes are real, and so is what waits for a round in each
-(peer/lane_rounds.py); the round of a stage is one place that takes what its holders bring and gives the commit to who is there.
+(peer/pipeline/lane_rounds.py); the round of a stage is one place that takes what its holders bring and gives the commit to who is
+there.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from typing import Any, cast
 import torch
 import trio
 
-from averaging.network.memory_network import MemoryNetwork, MemorySwarm
-from averaging.network.offload import InlineOffload
-from averaging.network.seams import NoPart
-from averaging.rounds.unit import UnitChain
-from averaging.state import UnitState
-from peer.lane_compute import LaneShape
-from peer.lane_network import OwnLoop
-from peer.lane_rounds import StageRounds
-from peer.lane_service import LaneRole, LaneService
-from peer.lane_work import LaneShare, LaneTools
+from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
+from averaging.network.seams.interfaces import NoPart
+from averaging.network.seams.offload import InlineOffload
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.state.state import UnitState
+from peer.pipeline.lane_rounds import StageRounds
+from peer.pipeline.lane_service import LaneRole, LaneService
+from peer.pipeline.stage.lane_compute import LaneShape
+from peer.pipeline.transport.lane_network import OwnLoop
+from peer.pipeline.transport.lane_work import LaneShare, LaneTools
 from protocol.ids import CommitId, PeerId, Root
-from protocol.pipeline.lane import Dissolve
-from protocol.pipeline.lane_stage import LaneConfig
-from protocol.rounds import lane_parts
-from protocol.rounds.chain import ChainLink
-from protocol.rounds.lane_parts import LanePart
-from protocol.rounds.messages import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
-from protocol.stage_schema import stage_unit
+from protocol.pipeline.lanes.lane_machine import Dissolve
+from protocol.pipeline.stage_machine import LaneConfig
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages import lane_parts
+from protocol.rounds.messages.lane_parts import LanePart
+from protocol.rounds.messages.messages import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
+from protocol.tensors.stage_schema import stage_unit
 from tests.peer.lane_swarm import SHAPE
 from tests.peer.lane_world import NUM_STAGES, averaged
 from tests.peer.stage_world import ANCHOR_N, RUN, STAGES, part_of

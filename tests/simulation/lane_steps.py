@@ -17,7 +17,7 @@ from functools import partial
 import structlog
 import trio
 
-from averaging.network.memory_network import LinkSpeed
+from averaging.network.memory.memory_network import LinkSpeed
 from protocol.ids import PeerId
 from tests.peer.lane_world import NUM_STAGES, lane_config
 from tests.simulation import virtual_time

@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import trio
 
-from averaging.generations import Generations
-from averaging.network.clocks import Timers, VirtualClock
-from averaging.network.memory_network import MemoryNetwork
-from averaging.network.memory_storage import MemoryStorage
-from averaging.network.seams import DirectoryEntry, TrafficCount
-from averaging.rounds import exchanging
+from averaging.network.memory.memory_network import MemoryNetwork
+from averaging.network.seams.clocks import Timers, VirtualClock
+from averaging.network.seams.interfaces import DirectoryEntry, TrafficCount
+from averaging.rounds.exchange import exchange_driver as exchanging
+from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
-from averaging.rounds.lending import UnitShape
-from averaging.rounds.membership import Looks, Rhythm, announce, list_peers
+from averaging.rounds.lineage.round_context import RoundTools
+from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch, UnitChain
+from averaging.rounds.lineage.updates import UnitTools
 from averaging.rounds.peer_rounds import PeerRounds, PeerTools
-from averaging.rounds.round_tools import RoundTools
-from averaging.rounds.service import RoundService
 from averaging.rounds.spine_follower import SpineFollower
-from averaging.rounds.transfer import FETCH_CHANNEL
-from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain
-from averaging.rounds.updates import UnitTools
-from averaging.state import UnitState
-from averaging.unit_log import UnitLog
-from peer.kept_unit import take_kept
-from peer.roster import Roster
-from peer.trouble import Trouble
-from protocol.envelope import seal
+from averaging.rounds.traffic.discovery import Looks, Rhythm, announce, list_peers
+from averaging.rounds.traffic.transfer import FETCH_CHANNEL
+from averaging.rounds.unit_service import RoundService
+from averaging.state.generations import Generations
+from averaging.state.state import UnitState
+from averaging.state.unit_log import UnitLog
+from averaging.storage.memory_storage import MemoryStorage
+from peer.holdings.host_backup import take_kept
+from peer.membership.credential_cache import Roster
+from peer.status.health import Trouble
 from protocol.errors import PotluckError
+from protocol.identity.envelope import seal
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
-from protocol.rounds.messages import Certificate, Member
+from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink
+from protocol.rounds.messages.messages import Certificate, Member
 from protocol.rounds.state import OpenRound
 from tests.simulation.bad_donor import Donor
 from tests.simulation.credentials import Standing, own_record

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import torch
 
+from averaging.arithmetic.error_feedback import FedDelta, Feedback
 from averaging.codecs import Codec
-from averaging.error_feedback import FedDelta, Feedback
-from averaging.network.seams import KeptPart
-from averaging.rounds.adoption import Mixing
-from averaging.rounds.feedback import ErrorFeedback, counts_of
+from averaging.network.seams.interfaces import KeptPart
+from averaging.rounds.lineage.adoption import Mixing
+from averaging.rounds.lineage.unit_feedback import ErrorFeedback, counts_of
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.chain import ChainLink
-from protocol.tensor_schema import ChunkGrid
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.tensors.tensor_schema import ChunkGrid
 from tests.simulation.invariants import Violation
 
 TOLERANCE = 1e-4

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from averaging.rounds.adoption import Mixing
-from averaging.rounds.membership import SETTLED_LIST_EVERY_S
-from averaging.unit_log import LogLimits
+from averaging.rounds.lineage.adoption import Mixing
+from averaging.rounds.traffic.discovery import SETTLED_LIST_EVERY_S
+from averaging.state.unit_log import LogLimits
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES, WHOLE, Layout
 from tests.simulation.trainer import MEASURED, Costs
 from tests.simulation.transitions import (

@@ -15,14 +15,14 @@ from functools import partial
 import trio
 
 from protocol.ids import CommitId, PeerId, UnitName
-from protocol.rounds import core
-from protocol.rounds.chain import ChainLink, link_of
+from protocol.rounds import machine as core
 from protocol.rounds.events import Event, Switched
-from protocol.rounds.lineage import work_after, work_class
+from protocol.rounds.lineage.chain import ChainLink, link_of
+from protocol.rounds.lineage.lineage import work_after, work_class
+from protocol.rounds.lineage.quorum import first_opener, tie_holder
+from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import Action, Send
-from protocol.rounds.quorum import first_opener, tie_holder
 from protocol.rounds.state import RoundState, Step
-from protocol.wire import encode_record
 from tests.simulation import virtual_time
 from tests.simulation.invariants import KnownCommit, Violation
 from tests.simulation.lives import COUNTED, MINTED, READY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from averaging.rounds.membership import RECORD_LIFE_S
+from averaging.rounds.traffic.discovery import RECORD_LIFE_S
 from tests.simulation.profiles import SKEW
 from tests.simulation.scenario import BACK_WITHIN, CALM, PATIENCE_S, Scene, expect, scenario
 

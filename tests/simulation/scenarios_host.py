@@ -9,8 +9,8 @@ from typing import Final
 
 import trio
 
-from peer.roster import HOST_AWAY_S, Roster, recent_voters
-from protocol.credential import make_ca, make_request, make_tls_key, open_request
+from peer.membership.credential_cache import HOST_AWAY_S, Roster, recent_voters
+from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.ids import PeerId
 from tests.simulation.host import Copy, Host
 from tests.simulation.node import Node

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from averaging.network.memory_network import LinkSpeed
+from averaging.network.memory.memory_network import LinkSpeed
 from protocol.rounds.orders import BeginExchange
-from protocol.rounds.plan import consumed_tokens, covered_chunks
+from protocol.rounds.proposal import consumed_tokens, covered_chunks
 from tests.simulation import accounting
 from tests.simulation.invariants import KnownCommit
 from tests.simulation.node import Node

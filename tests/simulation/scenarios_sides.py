@@ -8,10 +8,10 @@ from functools import partial
 
 import trio
 
-from averaging.network.memory_network import LinkSpeed
-from averaging.rounds.gathering import GATHER_WITHIN_S
+from averaging.network.memory.memory_network import LinkSpeed
+from averaging.rounds.fetching.gather_results import GATHER_WITHIN_S
 from protocol.ids import CommitId
-from protocol.rounds.quorum import is_quorum
+from protocol.rounds.lineage.quorum import is_quorum
 from tests.simulation.node import Node
 from tests.simulation.scenario import CALM, PATIENCE_S, Scenario, Scene, Seen, add, expect, scenario
 from tests.simulation.swarm import RUN_ID

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from averaging.network.memory_storage import MemoryDisk
+from averaging.storage.memory_storage import MemoryDisk
 from protocol.ids import CommitId, UnitName
 from tests.simulation.keeping import SimulatedKeeper
 from tests.simulation.node import Node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from averaging.network.memory_network import LinkSpeed
+from averaging.network.memory.memory_network import LinkSpeed
 from protocol.rounds.orders import BeginExchange
 from tests.simulation.node import Node
 from tests.simulation.scenario import CALM, PATIENCE_S, Scene, expect, scenario

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from averaging.network.memory_storage import MemoryDisk
 from averaging.rounds.head_vector import VECTOR_LOG, read_moves
+from averaging.storage.memory_storage import MemoryDisk
 from protocol.ids import CommitId, UnitName
 from tests.simulation.keeping import KEEPER, SimulatedKeeper
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES

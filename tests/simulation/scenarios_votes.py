@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from itertools import pairwise, permutations
 from typing import Final
 
-from averaging.network.seams import Snapshot
+from averaging.network.seams.interfaces import Snapshot
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.chain import ChainLink
 from protocol.rounds.events import MessageArrived
-from protocol.rounds.messages import Ack, Ballot, Committed, Promise, Settle
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages.messages import Ack, Ballot, Committed, Promise, Settle
 from protocol.rounds.orders import GatherBytes, LogAck
 from tests.simulation.node import Node
 from tests.simulation.scenario import Scene, Seen, expect, scenario

@@ -14,15 +14,21 @@ from typing import Any
 
 import torch
 
-from averaging import chunk_runs
+from averaging.arithmetic import batched_codec as chunk_runs
 from averaging.codecs import Codec
-from averaging.rounds import contribution, exchange, inbox, next_state, offers, transfer
-from protocol import envelope, wire
-from protocol.envelope import Envelope
-from protocol.identity import Verifier
+from averaging.rounds import inbox
+from averaging.rounds.exchange import exchange
+from averaging.rounds.exchange import offered_contributions as offers
+from averaging.rounds.lineage import next_state
+from averaging.rounds.traffic import contribution, transfer
+from protocol.identity import envelope
+from protocol.identity.envelope import Envelope
+from protocol.identity.identity import Verifier
 from protocol.ids import Root
-from protocol.rounds import chain, core
-from protocol.tensor_schema import ChunkGrid
+from protocol.rounds import machine as core
+from protocol.rounds.lineage import chain
+from protocol.rounds.messages import wire
+from protocol.tensors.tensor_schema import ChunkGrid
 
 NUM_MESSAGES = 1024
 """Remembered at a time: more than are on their way."""

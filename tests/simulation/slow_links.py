@@ -16,19 +16,20 @@ from typing import Final
 
 import trio
 
-from averaging.network import memory_stream
-from averaging.network.memory_network import LinkSpeed, MemorySwarm
-from averaging.network.seams import KeptPart, Snapshot
-from averaging.rounds import lending, transfer
-from averaging.rounds.transfer import PIECE_BYTES
+from averaging.network.memory import memory_stream
+from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
+from averaging.network.seams.interfaces import KeptPart, Snapshot
+from averaging.rounds import external_reducer as lending
+from averaging.rounds.traffic import transfer
+from averaging.rounds.traffic.transfer import PIECE_BYTES
 from protocol.ids import PeerId, UnitName
-from protocol.rounds import core
+from protocol.rounds import machine as core
 from protocol.rounds.events import Event
-from protocol.rounds.messages import Member
+from protocol.rounds.messages.messages import Member
 from protocol.rounds.orders import DropMember
+from protocol.rounds.schedule.target import MeasuredRound, RoundTarget
 from protocol.rounds.state import RoundConfig, RoundState, Step
-from protocol.rounds.target import MeasuredRound, RoundTarget
-from protocol.traffic import update_bytes
+from protocol.run.traffic import update_bytes
 from tests.simulation import node as nodes
 from tests.simulation import swarm as worlds
 from tests.simulation import virtual_time

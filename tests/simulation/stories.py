@@ -13,7 +13,7 @@ from functools import partial
 import trio
 
 from protocol.ids import UnitName
-from protocol.rounds.messages import MAX_MEMBERS
+from protocol.rounds.messages.messages import MAX_MEMBERS
 from tests.simulation import transitions, virtual_time
 from tests.simulation.credentials import in_seconds
 from tests.simulation.faults import FAULTS, restart

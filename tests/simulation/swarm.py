@@ -12,16 +12,16 @@ import torch
 import trio
 
 from averaging.codecs import codec_by_name
-from averaging.network.memory_network import LinkSpeed, MemorySwarm
-from averaging.state import UnitState, state_root
+from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
+from averaging.state.state import UnitState, state_root
 from protocol.ids import CommitId, RunId, UnitName
-from protocol.rounds.messages import MAX_MEMBERS, Member, OuterStep
-from protocol.rounds.stagger import Stagger
-from protocol.rounds.start import StartRecord, StartUnit
+from protocol.rounds.messages.messages import MAX_MEMBERS, Member, OuterStep
+from protocol.rounds.messages.start import StartRecord, StartUnit
+from protocol.rounds.messages.wire import encode_body, genesis_id
+from protocol.rounds.schedule.stagger import Stagger
+from protocol.rounds.schedule.target import RoundTarget
 from protocol.rounds.state import RoundConfig
-from protocol.rounds.target import RoundTarget
-from protocol.tensor_schema import ChunkGrid
-from protocol.wire import encode_body, genesis_id
+from protocol.tensors.tensor_schema import ChunkGrid
 from tests.simulation import virtual_time
 from tests.simulation.credentials import Authority
 from tests.simulation.host import Host

@@ -18,7 +18,7 @@ import trio
 import trio.testing
 
 from protocol.ids import PeerId
-from protocol.pipeline.lane_stage import Point
+from protocol.pipeline.stage_machine import Point
 from tests.peer.lane_world import NUM_STAGES, lane_config
 from tests.peer.synced_swarm import SyncedSwarm, open_synced
 

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.ids import CommitId
-from protocol.rounds.chain import ChainLink
 from protocol.rounds.events import (
     AckLogged,
     Applied,
@@ -28,7 +27,8 @@ from protocol.rounds.events import (
     SwitchPrepared,
     Ticked,
 )
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages.messages import (
     LAST_ATTEMPT,
     MAX_TOKENS,
     Ack,
@@ -55,6 +55,7 @@ from protocol.rounds.messages import (
     SliceSpec,
     UnitHead,
 )
+from protocol.rounds.messages.wire import decode_message, encode_body, encode_message, encode_record
 from protocol.rounds.orders import (
     Action,
     Commit,
@@ -68,7 +69,6 @@ from protocol.rounds.orders import (
     Switch,
 )
 from protocol.rounds.state import OpenRound
-from protocol.wire import decode_message, encode_body, encode_message, encode_record
 from tests.protocol.rounds.made_commits import commit_on, record_on
 from tests.protocol.rounds.round_table import (
     NUM_CHUNKS,

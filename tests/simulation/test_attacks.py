@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from protocol.rounds.messages import (
+from protocol.rounds.messages.messages import (
     Ack,
     Ballot,
     Committed,
@@ -19,12 +19,12 @@ from protocol.rounds.messages import (
     Settle,
     SliceSpec,
 )
+from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.orders import (
     PrepareContribution,
     PrepareSwitch,
     Switch,
 )
-from protocol.wire import decode_record
 from tests.protocol.rounds.made_commits import lineage_on
 from tests.protocol.rounds.round_table import (
     TARGET_TOKENS,

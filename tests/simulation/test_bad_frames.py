@@ -18,15 +18,15 @@ import torch
 import trio
 from structlog.testing import capture_logs
 
-from averaging.network.seams import Snapshot
-from averaging.rounds import exchanging
-from averaging.rounds.contribution import DeltaEncoder
-from averaging.rounds.exchange import Exchange
-from averaging.rounds.reduction import Reduction, SliceResult, _Counted, _Sum, _Written
+from averaging.network.seams.interfaces import Snapshot
+from averaging.rounds.exchange import exchange_driver as exchanging
+from averaging.rounds.exchange.exchange import Exchange
+from averaging.rounds.exchange.reduction import Reduction, SliceResult, _Counted, _Sum, _Written
+from averaging.rounds.traffic.contribution import DeltaEncoder
 from protocol.ids import PeerId, short
 from protocol.merkle import leaf_hash
-from protocol.rounds.messages import CommitRecord
-from protocol.rounds.quorum import first_opener
+from protocol.rounds.lineage.quorum import first_opener
+from protocol.rounds.messages.messages import CommitRecord
 from tests.simulation import virtual_time
 from tests.simulation.node import Node, WatchedChain
 from tests.simulation.profiles import Profile

@@ -35,10 +35,11 @@ from hypothesis.stateful import (
 )
 
 from protocol.ids import PeerId
-from protocol.rounds import messages as wire
-from protocol.rounds.chain import link_after
 from protocol.rounds.events import AckLogged, BytesHeld, MessageArrived, PeerLost, Progressed, PromiseLogged, Ticked
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.quorum import first_opener
+from protocol.rounds.messages import messages as wire
+from protocol.rounds.messages.messages import (
     Ack,
     Committed,
     Heartbeat,
@@ -53,7 +54,6 @@ from protocol.rounds.messages import (
     Settle,
 )
 from protocol.rounds.orders import Action, LogAck, LogLeave, LogPromise, SendHeartbeat
-from protocol.rounds.quorum import first_opener
 from tests.protocol.rounds.round_table import Answer, Parcel, Seat, Table, acquaint, heartbeat_of
 from tests.simulation.broken_rules import BREAKS
 from tests.simulation.single_decree import Ballot, Broken, SingleDecree, Vote

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.generations import Generations
-from averaging.rounds import keeping
-from averaging.unit_log import UnitLog
+from averaging.rounds.lineage import retention as keeping
+from averaging.state.generations import Generations
+from averaging.state.unit_log import UnitLog
 from tests.simulation.profiles import PROFILES
 from tests.simulation.stories import Options, simulate
 

@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 import trio
 
-from averaging.rounds.adoption import Mixing
+from averaging.rounds.lineage.adoption import Mixing
 from protocol.ids import CommitId, UnitName
-from protocol.rounds import core
+from protocol.rounds import machine as core
 from protocol.rounds.events import Event
-from protocol.rounds.messages import Proposal
+from protocol.rounds.messages.messages import Proposal
 from protocol.rounds.orders import Send
 from protocol.rounds.state import RoundState, Step
 from tests.simulation import virtual_time

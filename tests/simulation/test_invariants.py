@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from averaging.codecs import codec_by_name
-from averaging.rounds.contribution import result_root, split_chunks
+from averaging.rounds.traffic.contribution import result_root, split_chunks
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds import following
-from protocol.rounds.chain import ChainLink, link_after
-from protocol.rounds.messages import NO_SPINE, SliceRecord
+from protocol.rounds.lineage.chain import ChainLink, link_after
+from protocol.rounds.messages.messages import NO_SPINE, SliceRecord
+from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.state import Step
-from protocol.tensor_schema import ChunkGrid
-from protocol.wire import encode_record
+from protocol.tensors.tensor_schema import ChunkGrid
 from tests.protocol.rounds.made_commits import record_on
 from tests.protocol.rounds.round_table import NUM_CHUNKS, TARGET_TOKENS, UNIT
 from tests.simulation.accounting import LIFE_TOKENS

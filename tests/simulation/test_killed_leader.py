@@ -10,15 +10,16 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network import memory_stream
-from averaging.network.seams import Stream
-from averaging.rounds import even_sending, exchange
-from averaging.rounds.even_sending import EvenSending
+from averaging.network.memory import memory_stream
+from averaging.network.seams.interfaces import Stream
+from averaging.rounds.exchange import exchange
+from averaging.rounds.traffic import fair_sending as even_sending
+from averaging.rounds.traffic.fair_sending import EvenSending
 from protocol.ids import PeerId, Root
-from protocol.rounds import core
+from protocol.rounds import machine as core
 from protocol.rounds.events import Event
-from protocol.rounds.messages import CommitRecord
-from protocol.rounds.plan import covered_chunks
+from protocol.rounds.messages.messages import CommitRecord
+from protocol.rounds.proposal import covered_chunks
 from protocol.rounds.state import RoundState, Step
 from tests.simulation import swarm as worlds
 from tests.simulation import trainer, virtual_time

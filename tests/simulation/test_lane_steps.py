@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from protocol.rounds import lane_parts
+from protocol.rounds.messages import lane_parts
 from tests.simulation.lane_steps import LONG_EXCHANGE_S, simulate
 
 SEEDS = int(os.environ.get("POTLUCK_LANE_SEEDS", "4"))

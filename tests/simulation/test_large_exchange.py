@@ -12,10 +12,10 @@ from typing import Final
 import trio
 
 from protocol.ids import PeerId
-from protocol.rounds import core
+from protocol.rounds import machine as core
 from protocol.rounds.events import Event
+from protocol.rounds.failure_probes import NUM_BESIDE, do_watch
 from protocol.rounds.orders import DropMember, SendHeartbeat
-from protocol.rounds.pings import NUM_BESIDE, do_watch
 from protocol.rounds.state import RoundState, Step
 from tests.simulation import virtual_time
 from tests.simulation.node import Node

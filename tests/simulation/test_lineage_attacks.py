@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from protocol.ids import PeerId
 from protocol.rounds.events import PeerLost
-from protocol.rounds.messages import Committed, RoundMessage
+from protocol.rounds.messages.messages import Committed, RoundMessage
+from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.orders import PrepareSwitch, Switch
-from protocol.wire import decode_record
 from tests.protocol.rounds.made_commits import lineage_on
 from tests.protocol.rounds.round_table import UNIT, Seat, Table
 

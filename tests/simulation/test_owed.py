@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from averaging.error_feedback import Feedback
-from averaging.rounds import adopting, adoption, feedback
-from averaging.rounds.adopting import Adopter
-from averaging.rounds.adoption import Mixed
+from averaging.arithmetic.error_feedback import Feedback
+from averaging.rounds.lineage import adoption
+from averaging.rounds.lineage import trainer_updates as adopting
+from averaging.rounds.lineage import unit_feedback as feedback
+from averaging.rounds.lineage.adoption import Mixed
+from averaging.rounds.lineage.trainer_updates import Adopter
 from tests.simulation.beside import Beside, Play
 from tests.simulation.collection import SCENARIOS
 from tests.simulation.profiles import PROFILES

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.rounds.round_tools import Tasks
-from averaging.unit_log import UnitLog
-from peer import membership_file
-from peer.trouble import Trouble
+from averaging.rounds.lineage.round_context import Tasks
+from averaging.state.unit_log import UnitLog
+from peer.membership import saved_membership as membership_file
+from peer.status.health import Trouble
 from protocol.errors import StorageError
-from protocol.rounds.chain import ChainLink
+from protocol.rounds.lineage.chain import ChainLink
 from tests.simulation import faults, full_disk, seeds
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.stories import Options, simulate

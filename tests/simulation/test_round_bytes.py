@@ -10,8 +10,8 @@ import structlog
 import trio
 
 from averaging.codecs import codec_by_name
-from averaging.rounds.keeping import update_bytes
-from protocol.traffic import round_bytes
+from averaging.rounds.lineage.retention import update_bytes
+from protocol.run.traffic import round_bytes
 from tests.simulation import swarm as worlds
 from tests.simulation import trainer, virtual_time
 from tests.simulation.profiles import Profile

@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from averaging.chunk_runs import encode_run
+from averaging.arithmetic.batched_codec import encode_run
 from averaging.codecs import codec_by_name
-from averaging.rounds import inbox, next_state, offers, transfer
-from protocol import wire
-from protocol.envelope import seal
+from averaging.rounds import inbox
+from averaging.rounds.exchange import offered_contributions as offers
+from averaging.rounds.lineage import next_state
+from averaging.rounds.traffic import transfer
 from protocol.errors import RemoteProtocolError
-from protocol.rounds import chain, core
-from protocol.tensor_schema import ChunkGrid
+from protocol.identity.envelope import seal
+from protocol.rounds import machine as core
+from protocol.rounds.lineage import chain
+from protocol.rounds.messages import wire
+from protocol.tensors.tensor_schema import ChunkGrid
 from tests.simulation.sharing import shared_decoding
 from tests.simulation.signing import HashSigner, HashVerifier
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import trio
 
-from averaging.network.seams import KeptPart, Snapshot
+from averaging.network.seams.interfaces import KeptPart, Snapshot
 from protocol.ids import PeerId
 from tests.simulation import node as simulated_node
 from tests.simulation import virtual_time

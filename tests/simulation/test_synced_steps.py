@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.frozen import replace
-from protocol.pipeline import synced, synced_replica
+from protocol.pipeline.synced import synced, synced_replica
 from tests.simulation.synced_steps import simulate
 
 

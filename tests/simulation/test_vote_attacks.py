@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from protocol.rounds.events import LeaveOrdered, PeerLost, Ticked
-from protocol.rounds.messages import (
+from protocol.rounds.messages.messages import (
     Ack,
     Ballot,
     Committed,
@@ -22,8 +22,8 @@ from protocol.rounds.messages import (
     ResultReady,
     Settle,
 )
+from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import LogAck
-from protocol.wire import encode_record
 from tests.protocol.rounds.made_commits import record_on
 from tests.protocol.rounds.round_table import UNIT, Answer, Parcel, Seat, Table, acquaint
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 import trio
 
-from averaging.network.clocks import Timers
-from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
+from averaging.network.seams.clocks import Timers
+from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
 from tests.simulation import accounting
 from tests.simulation.accounting import LIFE_TOKENS, Tokens
 from tests.simulation.owed import Moved, Owed

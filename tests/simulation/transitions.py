@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from protocol.rounds import core, events, orders
-from protocol.rounds.messages import RoundMessage
+from protocol.rounds import events, orders
+from protocol.rounds import machine as core
+from protocol.rounds.messages.messages import RoundMessage
 
 _CARRIERS = (events.MessageArrived, orders.Send)
 """What is counted by the message in it."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import trio
 from trio._core import _run
 
-from averaging.network.clocks import Timers
+from averaging.network.seams.clocks import Timers
 from protocol.errors import MachineError
 
 T = TypeVar("T")

@@ -9,14 +9,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from averaging.arithmetic.outer_step import step_into
+from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs import Codec, codec_by_name, sparse
 from averaging.codecs.build_hook import compile_blocks
 from averaging.codecs.compiled import BLOCKS, CompiledBlocks, load, problem
 from averaging.codecs.dense import Int8Codec
-from averaging.outer_step import step_into
-from averaging.weighted_mean import WeightedSum
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.rounds.messages import OuterStep
+from protocol.rounds.messages.messages import OuterStep
 
 ROOT = Path(__file__).parents[3]
 CHUNK = 512

@@ -19,8 +19,8 @@ from averaging.data.shard_exchange import (
     fetch_shard,
     serve_shards,
 )
-from averaging.network.memory_network import MemoryNetwork, MemorySwarm
-from averaging.network.seams import Stream
+from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
+from averaging.network.seams.interfaces import Stream
 from protocol.errors import CallTimeout, PeerUnreachable, RemoteProtocolError, TemporaryError
 from protocol.ids import PeerId
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from averaging.data.corpus import Document
-from averaging.data.packing import Packing, pack
+from averaging.data.packing.packing import Packing, pack
 from averaging.data.shards import (
     MANIFEST_NAME,
     DatasetManifest,
@@ -18,7 +17,8 @@ from averaging.data.shards import (
     TokenReader,
     parse_dataset,
 )
-from averaging.data.texts import read_files
+from averaging.data.sources.corpus import Document
+from averaging.data.sources.texts import read_files
 from averaging.data.tokenizer import ByteTokenizer, encode_document
 from protocol.errors import RemoteProtocolError, StorageError
 

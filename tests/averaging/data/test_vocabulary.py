@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from averaging.data import vocabulary
-from averaging.data.texts import Text
+from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import ByteTokenizer
 from averaging.data.vocabulary import FileTokenizer, open_tokenizer, train_bpe
-from protocol.data_section import DataSection
 from protocol.errors import ConfigError, MachineError
+from protocol.run.data_section import DataSection
 
 TEXTS = [Text(f"potluck trains one model, größer than {number} others\n".encode(), "train") for number in range(300)]
 WORDS = json.dumps(

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from averaging.network.bulk_lane import BulkLane
-from averaging.network.direct import (
+from averaging.network.direct.direct import (
     ADDRESS_CHANNEL,
     CONNECT_WITHIN_S,
     DirectOptions,
@@ -18,10 +17,12 @@ from averaging.network.direct import (
     HostNetwork,
     open_direct,
 )
-from averaging.network.frames import Status
-from averaging.network.seams import CallHandler, Stream, StreamHandler
-from averaging.network.tls_identity import TlsCredential, credential_check
-from protocol.credential import (
+from averaging.network.direct.tls_identity import TlsCredential, credential_check
+from averaging.network.pacing.bulk_lane import BulkLane
+from averaging.network.seams.frames import Status
+from averaging.network.seams.interfaces import CallHandler, Stream, StreamHandler
+from protocol.errors import PeerUnreachable, PotluckError
+from protocol.identity.credential import (
     CertificateAuthority,
     CredentialRequest,
     make_ca,
@@ -29,9 +30,8 @@ from protocol.credential import (
     make_tls_key,
     open_request,
 )
-from protocol.credential import key_pem as pem_of
-from protocol.errors import PeerUnreachable, PotluckError
-from protocol.identity import Ed25519Verifier, Identity
+from protocol.identity.credential import key_pem as pem_of
+from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
 
 RUN = RunId(b"r" * 32)

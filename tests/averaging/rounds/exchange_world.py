@@ -10,25 +10,25 @@ import torch
 import trio
 
 from averaging.codecs import Codec
-from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.network.offload import InlineOffload
-from averaging.network.seams import BegunFile, Stream
-from averaging.rounds import contribution
-from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
-from averaging.rounds.exchange import EXCHANGE_CHANNEL, Exchange
-from averaging.rounds.exchange_tools import ExchangeTools
-from averaging.rounds.half_results import HalfResults
-from averaging.rounds.next_state import Encoded, SliceBytes, examined
-from averaging.rounds.offers import Offers
-from averaging.rounds.result_word import NamedResult
-from averaging.rounds.spans import Span
-from protocol.envelope import open_envelope
+from averaging.network.seams.interfaces import BegunFile, Stream
+from averaging.network.seams.offload import InlineOffload
+from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL, Exchange
+from averaging.rounds.exchange.exchange_context import ExchangeTools
+from averaging.rounds.exchange.offered_contributions import Offers
+from averaging.rounds.lineage.next_state import Encoded, SliceBytes, examined
+from averaging.rounds.traffic import contribution
+from averaging.rounds.traffic.contribution import EncodedContribution, encode_contribution, result_root
+from averaging.rounds.traffic.partial_results import HalfResults
+from averaging.rounds.traffic.result_ref import NamedResult
+from averaging.rounds.traffic.spans import Span
+from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.errors import StorageError
+from protocol.identity.envelope import open_envelope
 from protocol.ids import PeerId, Root
-from protocol.rounds.chain import ROUND_DOMAIN
-from protocol.rounds.messages import Included, Proposal, ResultHeader, ResultReady
-from protocol.rounds.requests import ContributionHeader, ExchangeHello
-from protocol.wire import decode_body, encode_body
+from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.rounds.messages.messages import Included, Proposal, ResultHeader, ResultReady
+from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
+from protocol.rounds.messages.wire import decode_body, encode_body
 from tests.averaging.rounds.round_world import (
     CODEC,
     GRID,

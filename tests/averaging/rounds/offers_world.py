@@ -7,15 +7,15 @@ from dataclasses import replace
 import torch
 
 from averaging.codecs import codec_by_name
-from averaging.rounds.contribution import EncodedContribution, encode_contribution, hello_of
-from averaging.rounds.offers import Offer, Offers
-from protocol.envelope import NEVER_MS, seal
+from averaging.rounds.exchange.offered_contributions import Offer, Offers
+from averaging.rounds.traffic.contribution import EncodedContribution, encode_contribution, hello_of
+from protocol.identity.envelope import NEVER_MS, seal
 from protocol.ids import CommitId, Root, RunId, UnitName
-from protocol.rounds.chain import ROUND_DOMAIN
-from protocol.rounds.messages import Ballot, Member, Proposal, SliceSpec
-from protocol.rounds.requests import ContributionHeader, ExchangeHello
-from protocol.tensor_schema import ChunkGrid
-from protocol.wire import encode_body
+from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.rounds.messages.messages import Ballot, Member, Proposal, SliceSpec
+from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
+from protocol.rounds.messages.wire import encode_body
+from protocol.tensors.tensor_schema import ChunkGrid
 from tests.simulation.signing import HashSigner, HashVerifier
 
 GRID = ChunkGrid(40, 10)

@@ -12,22 +12,22 @@ import torch
 import trio
 
 from averaging.codecs import codec_by_name
-from averaging.generations import Generations
-from averaging.network.memory_network import LinkSpeed, MemorySwarm
-from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.network.offload import InlineOffload
-from averaging.network.seams import Stream
-from averaging.rounds.contribution import encode_chunks, result_root
-from averaging.rounds.transfer import FETCH_CHANNEL, TransferService, read_request
-from averaging.rounds.unit import AppliedCommit, UnitChain
-from averaging.rounds.updates import UnitTools
-from averaging.state import UnitState, state_root
-from averaging.unit_log import UnitLog
-from protocol.envelope import NEVER_MS, seal
+from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
+from averaging.network.seams.interfaces import Stream
+from averaging.network.seams.offload import InlineOffload
+from averaging.rounds.lineage.unit_chain import AppliedCommit, UnitChain
+from averaging.rounds.lineage.updates import UnitTools
+from averaging.rounds.traffic.contribution import encode_chunks, result_root
+from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
+from averaging.state.generations import Generations
+from averaging.state.state import UnitState, state_root
+from averaging.state.unit_log import UnitLog
+from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
+from protocol.identity.envelope import NEVER_MS, seal
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
-from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, genesis_link, link_after, verify_certificate
-from protocol.rounds.lineage import TreeNode
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink, genesis_link, link_after, verify_certificate
+from protocol.rounds.lineage.lineage import TreeNode
+from protocol.rounds.messages.messages import (
     NO_SPINE,
     Ack,
     Ballot,
@@ -41,11 +41,11 @@ from protocol.rounds.messages import (
     ResultHeader,
     SliceSpec,
 )
-from protocol.rounds.plan import make_record
-from protocol.rounds.requests import FetchRequest
-from protocol.rounds.start import StartRecord, StartUnit
-from protocol.tensor_schema import ChunkGrid
-from protocol.wire import decode_certificate, encode_body, encode_message, encode_record, genesis_id
+from protocol.rounds.messages.requests import FetchRequest
+from protocol.rounds.messages.start import StartRecord, StartUnit
+from protocol.rounds.messages.wire import decode_certificate, encode_body, encode_message, encode_record, genesis_id
+from protocol.rounds.proposal import make_record
+from protocol.tensors.tensor_schema import ChunkGrid
 from tests.simulation.signing import HashSigner, HashVerifier
 
 UNIT = UnitName("fragment-0")

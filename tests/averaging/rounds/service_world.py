@@ -12,32 +12,40 @@ from typing import TypeVar
 import torch
 import trio
 
-from averaging.network.clocks import VirtualClock
-from averaging.network.memory_storage import MemoryStorage
-from averaging.network.offload import InlineOffload
-from averaging.network.seams import KeptPart, NoPart, Snapshot, TrainerProgress
-from averaging.rounds.adopting import Adopter
-from averaging.rounds.adoption import Mixing
-from averaging.rounds.feedback import ErrorFeedback
+from averaging.network.seams.clocks import VirtualClock
+from averaging.network.seams.interfaces import KeptPart, NoPart, Snapshot, TrainerProgress
+from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.head_vector import HeadVector
+from averaging.rounds.lineage.adoption import Mixing
+from averaging.rounds.lineage.round_context import RoundTools, Tasks
+from averaging.rounds.lineage.trainer_updates import Adopter
+from averaging.rounds.lineage.unit_chain import PreparedSwitch
+from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.rounds.outbox import ROUND_CHANNEL
 from averaging.rounds.peer_rounds import BEAT_CHANNEL, PeerRounds, PeerTools
-from averaging.rounds.round_tools import RoundTools, Tasks
-from averaging.rounds.service import RoundService
-from averaging.rounds.unit import PreparedSwitch
-from protocol.envelope import open_envelope
+from averaging.rounds.unit_service import RoundService
+from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import LocalProtocolError, PotluckError
+from protocol.identity.envelope import open_envelope
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds import core
-from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
+from protocol.rounds import machine as core
 from protocol.rounds.events import Event
-from protocol.rounds.lineage import SpineView
-from protocol.rounds.messages import Ballot, Heartbeat, Promise, PromiseRequest, Proposal, RoundMessage, UnitHead
+from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink
+from protocol.rounds.lineage.lineage import SpineView
+from protocol.rounds.messages.heartbeat_delta import SAY_WHOLE
+from protocol.rounds.messages.messages import (
+    Ballot,
+    Heartbeat,
+    Promise,
+    PromiseRequest,
+    Proposal,
+    RoundMessage,
+    UnitHead,
+)
+from protocol.rounds.messages.wire import decode_message, encode_message
 from protocol.rounds.orders import SendHeartbeat
-from protocol.rounds.short_beat import SAY_WHOLE
+from protocol.rounds.schedule.target import RoundTarget
 from protocol.rounds.state import OpenRound, PeerView, RoundConfig, RoundState
-from protocol.rounds.target import RoundTarget
-from protocol.wire import decode_message, encode_message
 from tests.averaging.rounds.round_world import (
     CODEC,
     GRID,

@@ -8,12 +8,12 @@ import pytest
 import trio
 import trio.testing
 
-from averaging.network.memory_storage import UNBOUNDED_BYTES
 from averaging.rounds.head_vector import VECTOR_LOG, HeadVector, Mover
-from averaging.unit_log import LOG_NAME, UnitLog
+from averaging.state.unit_log import LOG_NAME, UnitLog
+from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import LocalProtocolError, StorageError
 from protocol.ids import UnitName
-from protocol.wire import encode_certificate
+from protocol.rounds.messages.wire import encode_certificate
 from tests.averaging.rounds.round_world import UNIT
 from tests.averaging.rounds.units_world import BOTH, SIDE, Forked, forked_units, prepared_for, storage_of
 

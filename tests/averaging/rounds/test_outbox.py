@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 import trio
 import trio.testing
 
-from averaging.network.memory_network import LinkSpeed, MemorySwarm
+from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
+from averaging.rounds.lineage.round_context import Tasks
 from averaging.rounds.outbox import GATHER_S, ROUND_CHANNEL, Outbox, Parcel, parcels
-from averaging.rounds.round_tools import Tasks
 from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId
-from protocol.rounds.bundle import MAX_BUNDLE_BYTES, MAX_BUNDLED, decode_bundle, encode_answer, is_bundle
+from protocol.rounds.messages.bundle import MAX_BUNDLE_BYTES, MAX_BUNDLED, decode_bundle, encode_answer, is_bundle
 
 Clock = trio.testing.MockClock
 ME, ONE, TWO, THREE = (PeerId(name) for name in ("me", "one", "two", "three"))

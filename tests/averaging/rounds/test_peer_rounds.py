@@ -8,23 +8,24 @@ import pytest
 import trio
 import trio.testing
 
-from averaging.network.memory_storage import MemoryStorage
-from averaging.rounds.exchange import EXCHANGE_CHANNEL
-from averaging.rounds.gathering import GATHER_WITHIN_S
+from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
+from averaging.rounds.fetching.gather_results import GATHER_WITHIN_S
 from averaging.rounds.head_vector import VECTOR_LOG, HeadVector, Mover
+from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.outbox import GATHER_S, ROUND_CHANNEL
 from averaging.rounds.peer_rounds import BEAT_CHANNEL, SAY_AGAIN_AFTER_S
-from averaging.rounds.transfer import ask_all, fetch_commits
-from averaging.rounds.unit import UnitChain
-from averaging.unit_log import UnitLog
-from protocol.envelope import open_envelope
+from averaging.rounds.traffic.transfer import ask_all, fetch_commits
+from averaging.state.unit_log import UnitLog
+from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import PeerUnreachable, RemoteProtocolError, StorageError
+from protocol.identity.envelope import open_envelope
 from protocol.ids import PeerId, UnitName
-from protocol.rounds.bundle import decode_bundle, encode_bundle, is_bundle
-from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.events import ExchangeMeasured, MessageArrived, PeerLost
-from protocol.rounds.lineage import SpineView, tree_of
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.rounds.lineage.lineage import SpineView, tree_of
+from protocol.rounds.messages.bundle import decode_bundle, encode_bundle, is_bundle
+from protocol.rounds.messages.heartbeat_delta import SAY_WHOLE, encode_short, likeness
+from protocol.rounds.messages.messages import (
     Ballot,
     Committed,
     Heartbeat,
@@ -34,12 +35,11 @@ from protocol.rounds.messages import (
     Proposal,
     RoundMessage,
 )
+from protocol.rounds.messages.requests import ExchangeHello, FetchResult
+from protocol.rounds.messages.wire import decode_message, encode_body, encode_certificate, encode_message
 from protocol.rounds.orders import SendHeartbeat
-from protocol.rounds.requests import ExchangeHello, FetchResult
-from protocol.rounds.short_beat import SAY_WHOLE, encode_short, likeness
+from protocol.rounds.queries import own_heartbeat
 from protocol.rounds.state import Leading
-from protocol.rounds.views import own_heartbeat
-from protocol.wire import decode_message, encode_body, encode_certificate, encode_message
 from tests.averaging.rounds.round_world import RUN_ID, UNIT, VERIFIER, Party, RoundWorld, open_world
 from tests.averaging.rounds.service_world import NEVER_DUE, listen, of_kind, proposal_by, tell, tell_raw, until
 from tests.averaging.rounds.units_world import (

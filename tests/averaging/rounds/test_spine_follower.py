@@ -8,18 +8,18 @@ import pytest
 import trio
 import trio.testing
 
-from averaging.network.memory_storage import UNBOUNDED_BYTES
-from averaging.network.seams import Stream
+from averaging.network.seams.interfaces import Stream
 from averaging.rounds.spine_follower import ASK_PAUSE_S, SpineFollower, SpineMove
-from averaging.rounds.transfer import FETCH_CHANNEL, fetch_commits, read_request
-from averaging.unit_log import LOG_NAME, USUAL_LIMITS, LogLimits, UnitLog
+from averaging.rounds.traffic.transfer import FETCH_CHANNEL, fetch_commits, read_request
+from averaging.state.unit_log import LOG_NAME, USUAL_LIMITS, LogLimits, UnitLog
+from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError, TransportError
 from protocol.ids import UnitName
-from protocol.rounds.chain import ChainLink
-from protocol.rounds.lineage import SpineView
-from protocol.rounds.messages import Committed
-from protocol.rounds.requests import FetchCommits
-from protocol.wire import encode_certificate
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.lineage import SpineView
+from protocol.rounds.messages.messages import Committed
+from protocol.rounds.messages.requests import FetchCommits
+from protocol.rounds.messages.wire import encode_certificate
 from tests.averaging.rounds.round_world import (
     RUN_ID,
     UNIT,

@@ -9,24 +9,32 @@ from functools import partial
 
 import trio
 
-from averaging.generations import Generations
-from averaging.network.clocks import VirtualClock
-from averaging.network.memory_storage import MemoryStorage
-from averaging.network.offload import InlineOffload
-from averaging.network.seams import Stream
+from averaging.network.seams.clocks import VirtualClock
+from averaging.network.seams.interfaces import Stream
+from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
+from averaging.rounds.lineage.round_context import RoundTools
+from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch, UnitChain
+from averaging.rounds.lineage.updates import UnitTools
 from averaging.rounds.peer_rounds import PeerRounds, PeerTools
-from averaging.rounds.round_tools import RoundTools
-from averaging.rounds.service import RoundService
 from averaging.rounds.spine_follower import SpineFollower
-from averaging.rounds.transfer import FETCH_CHANNEL, TransferService, read_request
-from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain
-from averaging.rounds.updates import UnitTools
-from averaging.unit_log import UnitLog
+from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
+from averaging.rounds.unit_service import RoundService
+from averaging.state.generations import Generations
+from averaging.state.unit_log import UnitLog
+from averaging.storage.memory_storage import MemoryStorage
 from protocol.ids import PeerId, Root, UnitName
-from protocol.rounds.chain import ChainLink, genesis_link
-from protocol.rounds.messages import NO_SPINE, Ballot, Heartbeat, Promise, PromiseRequest, RoundMessage, UnitHead
-from protocol.rounds.requests import FetchRequest
+from protocol.rounds.lineage.chain import ChainLink, genesis_link
+from protocol.rounds.messages.messages import (
+    NO_SPINE,
+    Ballot,
+    Heartbeat,
+    Promise,
+    PromiseRequest,
+    RoundMessage,
+    UnitHead,
+)
+from protocol.rounds.messages.requests import FetchRequest
 from tests.averaging.rounds.round_world import (
     CODEC,
     GRID,

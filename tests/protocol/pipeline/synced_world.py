@@ -10,9 +10,9 @@ from itertools import count
 from typing import Any
 
 from protocol.ids import PeerId
-from protocol.pipeline import synced, synced_replica
-from protocol.pipeline.synced import SyncedState
-from protocol.pipeline.synced_replica import ReplicaState
+from protocol.pipeline.synced import synced, synced_replica
+from protocol.pipeline.synced.synced import SyncedState
+from protocol.pipeline.synced.synced_replica import ReplicaState
 from protocol.pipeline.synced_routing import SyncedConfig, Work
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.chain import ChainLink, link_after
-from protocol.rounds.lineage import CommitTree, SpineView, tree_of
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.chain import ChainLink, link_after
+from protocol.rounds.lineage.lineage import CommitTree, SpineView, tree_of
+from protocol.rounds.lineage.quorum import first_opener
+from protocol.rounds.messages.messages import (
     NO_SPINE,
     Ack,
     Ballot,
@@ -18,8 +19,7 @@ from protocol.rounds.messages import (
     Contributor,
     SliceRecord,
 )
-from protocol.rounds.quorum import first_opener
-from protocol.wire import encode_message, encode_record
+from protocol.rounds.messages.wire import encode_message, encode_record
 from tests.protocol.rounds.round_table import NUM_CHUNKS, OUTER, SPINE, TARGET_TOKENS, Seat
 
 CAP_TOKENS = 1 << 40

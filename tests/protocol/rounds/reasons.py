@@ -11,7 +11,7 @@ from protocol.rounds.events import (
     Progressed,
     Ticked,
 )
-from protocol.rounds.messages import Heartbeat
+from protocol.rounds.messages.messages import Heartbeat
 from protocol.rounds.state import Step
 
 NEWS = (Progressed, PeersAnswered, PeersListed, ExchangeMeasured)

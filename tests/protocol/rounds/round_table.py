@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final
 
-from protocol.envelope import NEVER_MS, open_envelope, seal
+from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName, short
-from protocol.rounds import core
-from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, genesis_link
+from protocol.rounds import machine as core
 from protocol.rounds.events import (
     AckLogged,
     Applied,
@@ -35,8 +34,10 @@ from protocol.rounds.events import (
     SwitchPrepared,
     Ticked,
 )
-from protocol.rounds.lineage import CommitTree, SpineView, TreeNode, tree_of
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink, genesis_link
+from protocol.rounds.lineage.lineage import CommitTree, SpineView, TreeNode, tree_of
+from protocol.rounds.lineage.quorum import first_opener
+from protocol.rounds.messages.messages import (
     LAST_ATTEMPT,
     AckedRecord,
     Ballot,
@@ -54,6 +55,8 @@ from protocol.rounds.messages import (
     RoundMessage,
     SliceSpec,
 )
+from protocol.rounds.messages.start import StartRecord, StartUnit
+from protocol.rounds.messages.wire import decode_body, decode_record, encode_body, encode_message
 from protocol.rounds.orders import (
     Action,
     AnswerWithCertificate,
@@ -70,13 +73,10 @@ from protocol.rounds.orders import (
     SendHeartbeat,
     Switch,
 )
-from protocol.rounds.plan import consumed_tokens
-from protocol.rounds.quorum import first_opener
-from protocol.rounds.start import StartRecord, StartUnit
+from protocol.rounds.proposal import consumed_tokens
+from protocol.rounds.queries import own_heartbeat
+from protocol.rounds.schedule.target import RoundTarget
 from protocol.rounds.state import OpenRound, RoundConfig, RoundState, Step
-from protocol.rounds.target import RoundTarget
-from protocol.rounds.views import own_heartbeat
-from protocol.wire import decode_body, decode_record, encode_body, encode_message
 from tests.protocol.rounds.reasons import says_why
 from tests.simulation.signing import HashSigner, HashVerifier
 

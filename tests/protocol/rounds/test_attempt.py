@@ -9,13 +9,13 @@ import pytest
 from protocol.ids import PeerId
 from protocol.rounds.attempt import DEADLINE_FACTOR, LEAST_REDUCE_S, settle_within_s
 from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed, Ticked
+from protocol.rounds.lineage.quorum import tie_holder
 from protocol.rounds.liveness import LONGER
-from protocol.rounds.messages import Ack, Committed, Mend, Proposal, ResultReady, RoundMessage, Settle
+from protocol.rounds.messages.messages import Ack, Committed, Mend, Proposal, ResultReady, RoundMessage, Settle
+from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.orders import GiveTime, LogAck, Send, SendHeartbeat
-from protocol.rounds.quorum import tie_holder
-from protocol.rounds.target import RoundTarget
-from protocol.rounds.views import ready_tokens, thin_from_s
-from protocol.wire import decode_record
+from protocol.rounds.queries import ready_tokens, thin_from_s
+from protocol.rounds.schedule.target import RoundTarget
 from tests.protocol.rounds.round_table import RUN_ID, Parcel, Seat, Table, acquaint, contribution_root, heartbeat_of
 
 

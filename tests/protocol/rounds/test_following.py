@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from protocol.ids import CommitId, PeerId, short
-from protocol.rounds.chain import ChainLink
 from protocol.rounds.events import (
     Applied,
     CommitsFetched,
@@ -18,12 +17,13 @@ from protocol.rounds.events import (
     Ticked,
 )
 from protocol.rounds.following import LEADERS_WORD_S, would_switch
-from protocol.rounds.lineage import SpineView, TreeNode, known_commits
-from protocol.rounds.messages import Ballot, Certificate, Committed, RoundMessage
-from protocol.rounds.missing import FIRST_PAUSE_S, MAX_PAUSE_S
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.lineage import SpineView, TreeNode, known_commits
+from protocol.rounds.lineage.quorum import first_opener
+from protocol.rounds.messages.messages import Ballot, Certificate, Committed, RoundMessage
 from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
-from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import Leading, OpenRound, Switching
+from protocol.rounds.unavailable_commits import FIRST_PAUSE_S, MAX_PAUSE_S
 from tests.protocol.rounds.made_commits import Made, MadeSpine, commit_on, lineage_on, made_spine
 from tests.protocol.rounds.round_table import (
     TARGET_TOKENS,

@@ -9,7 +9,8 @@ from protocol.ids import CommitId
 from protocol.rounds.attempt import left_s, most_left_s
 from protocol.rounds.events import PeerLost, Progressed, PromiseLogged, Ticked
 from protocol.rounds.leading import RANK_DELAY_S, expected_opener, overdue_s
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.quorum import tie_holder
+from protocol.rounds.messages.messages import (
     LAST_ATTEMPT,
     Ack,
     Ballot,
@@ -25,9 +26,8 @@ from protocol.rounds.messages import (
     Settle,
 )
 from protocol.rounds.orders import LogPromise, Send
-from protocol.rounds.quorum import tie_holder
+from protocol.rounds.queries import has_vote, quorum_in_reach
 from protocol.rounds.state import Leading
-from protocol.rounds.views import has_vote, quorum_in_reach
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, acquaint, heartbeat_of
 
 

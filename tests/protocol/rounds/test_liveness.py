@@ -7,10 +7,10 @@ from types import MappingProxyType
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.events import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Progressed, Ticked
 from protocol.rounds.liveness import BUSY_TICK_S, can_wait, next_tick_s
-from protocol.rounds.messages import Ack, AckedRecord, Ballot, Leave, Proposal, Settle
+from protocol.rounds.messages.messages import Ack, AckedRecord, Ballot, Leave, Proposal, Settle
+from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
-from protocol.rounds.views import NUM_HEARTBEAT_PEERS, is_alive, is_suspected
-from protocol.wire import encode_record
+from protocol.rounds.queries import NUM_HEARTBEAT_PEERS, is_alive, is_suspected
 from tests.protocol.rounds.made_commits import record_on
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of
 

@@ -10,7 +10,7 @@ import pytest
 from protocol.ids import CommitId, PeerId
 from protocol.rounds import orders
 from protocol.rounds.events import LeaveOrdered
-from protocol.rounds.messages import Ballot, PreVoteRequest, Settle
+from protocol.rounds.messages.messages import Ballot, PreVoteRequest, Settle
 from protocol.rounds.orders import Action, LogPromise
 from tests.protocol.rounds.round_table import UNIT, Table
 

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.ids import CommitId, UnitName, short
 from protocol.rounds.events import AckLogged, LeaveOrdered, PromiseLogged, SwitchPrepared, Ticked
-from protocol.rounds.messages import (
+from protocol.rounds.messages.messages import (
     Ack,
     Ballot,
     Leave,
@@ -26,8 +26,8 @@ from protocol.rounds.messages import (
     SliceSpec,
 )
 from protocol.rounds.orders import BeginExchange, LogPromise
+from protocol.rounds.schedule.target import RoundTarget
 from protocol.rounds.state import Step
-from protocol.rounds.target import RoundTarget
 from tests.protocol.rounds.made_commits import commit_on
 from tests.protocol.rounds.reasons import says_why
 from tests.protocol.rounds.round_table import NUM_CHUNKS, TARGET_TOKENS, UNIT, Seat, Table, acquaint, heartbeat_of

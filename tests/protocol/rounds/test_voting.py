@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PeerLost, PromiseLogged, Ticked
-from protocol.rounds.messages import (
+from protocol.rounds.lineage.quorum import electorate
+from protocol.rounds.messages.messages import (
     LAST_ATTEMPT,
     NO_SPINE,
     Ack,
@@ -22,11 +23,10 @@ from protocol.rounds.messages import (
     Refusal,
     Settle,
 )
+from protocol.rounds.messages.wire import decode_record, encode_record
 from protocol.rounds.orders import GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
-from protocol.rounds.quorum import electorate
-from protocol.rounds.stagger import Stagger
+from protocol.rounds.schedule.stagger import Stagger
 from protocol.rounds.voting import NOTICED_WITHIN_S, is_owed_bytes
-from protocol.wire import decode_record, encode_record
 from tests.protocol.rounds.made_commits import commit_on, made_spine, record_on
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of
 

@@ -1,0 +1,1 @@
+"""Arithmetic on flat vectors: delta, feedback, weighted mean, outer step."""

@@ -1,0 +1,59 @@
+"""The anchor before the first commit: the same bytes for everybody, from the manifest's seed alone.
+
+torch's own initialisers are vectorised differently on different instruction sets, so the values come from PCG64's raw integers
+(a stream that NumPy keeps stable) by exact operations.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
+
+FloatArray = npt.NDArray[np.float32]
+
+INIT_STD: Final = 0.02
+"""Standard deviation of the weights (GPT-2 report, section 2.3); uniform, so the bound is sqrt(3) times it."""
+
+_RESIDUAL_OUTPUTS: Final = ("wo.weight", "w_down.weight")
+_AT_ONCE: Final = 1 << 18
+
+
+def genesis_anchor(schema: TensorSchema, seed: int, model: TensorSchema | None = None) -> torch.Tensor:
+    """(N,) float32: ones for norms, uniform noise for the rest; what writes into the residual stream is scaled by
+    1 / sqrt(2 layers) (GPT-2 report, section 2.3).
+
+    Args:
+        model: all tensors of the model, where the unit has some of them: a tensor's values are the same whichever unit it is in.
+    """
+    tensors = (model or schema).tensors
+    num_layers = max(1, sum(spec.name.endswith("wo.weight") for spec in tensors))
+    places = {spec.name: place for place, spec in enumerate(tensors)}
+    anchor = np.empty(schema.num_elements, dtype=np.float32)
+    for spec in schema.tensors:
+        begin = schema.offset(spec.name)
+        _fill(anchor[begin : begin + spec.num_elements], spec, places[spec.name], seed, num_layers)
+    return torch.from_numpy(anchor)
+
+
+def _fill(values: FloatArray, spec: TensorSpec, index: int, seed: int, num_layers: int) -> None:
+    """Write the (n,) values of a tensor, some at a time: raw integers take twice the room of what is made of them."""
+    if spec.name.endswith("norm.weight"):
+        values[:] = 1.0
+        return
+    bound = sqrt(3.0) * INIT_STD
+    if spec.name.endswith(_RESIDUAL_OUTPUTS):
+        bound /= sqrt(2.0 * num_layers)
+    source = np.random.PCG64([seed, index])
+    for begin in range(0, len(values), _AT_ONCE):
+        part = values[begin : begin + _AT_ONCE]
+        # 24 bits fill a float32's mantissa: k / 2^23 - 1 is exact, and one multiplication rounds once.
+        part[:] = source.random_raw(len(part)) >> np.uint64(40)
+        part /= np.float32(1 << 23)
+        part -= np.float32(1.0)
+        part *= np.float32(bound)

@@ -1,0 +1,33 @@
+"""Sums of squares that are the same on every machine, and what share of one a codec left out."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+import torch
+
+from protocol.rounds.messages.bounds import LOST_ALL_PPM
+
+
+def energy_of(values_n: torch.Tensor) -> float:
+    """Sum of the squares of a (n,) float32 vector: exact squares in float64, added by halves."""
+    squares = values_n.numpy().astype(np.float64)
+    np.multiply(squares, squares, out=squares)
+    length = len(squares)
+    while length > 1:
+        half = length // 2
+        np.add(squares[:half], squares[length - half : length], out=squares[:half])
+        length -= half
+    return float(squares[0]) if length else 0.0
+
+
+def left_out(values_n: torch.Tensor, written_n: torch.Tensor) -> tuple[float, float]:
+    """Energy of those of (n,) float32 values that were written as zeros, and of all of them."""
+    kept_n = values_n[values_n != 0]
+    return energy_of(values_n[(values_n != 0) & (written_n == 0)]), energy_of(kept_n)
+
+
+def lost_ppm(lost: float, energy: float) -> int:
+    """A share of an energy in millionths, rounded up: 0 says that nothing was lost."""
+    return min(LOST_ALL_PPM, ceil(LOST_ALL_PPM * lost / energy)) if energy > 0 else 0

@@ -1,0 +1,1 @@
+"""From documents to shards, and documents to experts."""

@@ -1,0 +1,326 @@
+"""Which expert a document belongs to: the same answer in every process on every machine.
+
+A document is known by how often short runs of bytes occur at its beginning, hashed into a few thousand places, or by the embeddings
+of its tokens there (document_features.py). Experts are directions
+in that space, found by balanced k-means on the host (as DiPaCo, 2403.10616, routes by a prefix), and kept as whole
+numbers: a document is compared with them in integers alone, so neither threads nor instruction sets change an answer. Prices keep
+experts from taking more than their share. A document that a second expert is about as near to is trained on by both.
+
+Shapes: D documents, F features, X experts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from averaging.data.packing.document_features import (
+    NUM_GRAM_FEATURES,
+    PREFIX_BYTES,
+    Embeddings,
+    Integers,
+    gram_features,
+)
+from averaging.data.tokenizer import Tokenizer
+from protocol.errors import ConfigError
+from protocol.ids import Root
+from protocol.run.experts_section import MAX_EMBEDDING_FEATURES, RouterFeatures
+from protocol.tensors.expert_schema import MAX_EXPERTS
+
+CENTROID_LENGTH: Final = 8192
+"""Of an expert's direction: as int16 it is exact to a part in thousands."""
+
+PRICE_UNIT: Final = 16
+"""A price is in so manieth parts of a centroid's length, times the document's own."""
+
+NO_SECOND: Final = -1
+"""As `DocumentRouter.second_within`: every document has one expert."""
+
+_ROUNDS: Final = 20
+_PRICE_STEPS: Final = 60
+_MAGIC: Final = "potluck router 1"
+_MOST_TOKENS: Final = 1 << 20
+_MOST_ORIGIN: Final = 64
+
+Directions = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DocumentRouter:
+    """Experts as directions of documents.
+
+    Attributes:
+        centroids_XF: (X, F) int16, each about CENTROID_LENGTH long.
+        prices_X: (X,) int64, in parts of PRICE_UNIT of a centroid's length: what an expert's score is lowered by.
+        second_within: a document's second expert is trained on it, too, where it is at most so much farther, in the same parts.
+        embeddings: by which documents are known; None where it is by runs of bytes.
+    """
+
+    centroids_XF: npt.NDArray[np.int16]
+    prices_X: Integers
+    second_within: int = NO_SECOND
+    embeddings: Embeddings | None = None
+
+    @property
+    def num_experts(self) -> int:
+        """X."""
+        return len(self.centroids_XF)
+
+    def nearest(self, text: bytes, count: int = 1) -> tuple[int, ...]:
+        """A document's experts, the nearest first; the lower number where two are as near.
+
+        Raises:
+            ConfigError: a document that is empty or no text, or more experts than there are.
+        """
+        if not 1 <= count <= self.num_experts:
+            raise ConfigError(f"{count} experts of a document", f"1 to {self.num_experts}")
+        order_X, _ = self._ranked(text)
+        return tuple(int(expert) for expert in order_X[:count])
+
+    def choices(self, text: bytes) -> tuple[int, ...]:
+        """The experts that are trained on a document: the nearest, and the second where it is about as near (the overlap of DiPaCo,
+        2403.10616, section 2.4). Raises ConfigError as `nearest`.
+        """
+        return self.chosen(text)[0]
+
+    def chosen(self, text: bytes) -> tuple[tuple[int, ...], Integers]:
+        """`choices`, and (X,) whole numbers: how much farther from the document each expert is than the nearest, in parts of
+        PRICE_UNIT of a centroid's length. Raises ConfigError as `nearest`.
+        """
+        order_X, farther_X = self._ranked(text)
+        near = [int(expert) for expert in order_X[:2]]
+        return tuple(near[:1] + [expert for expert in near[1:] if farther_X[expert] <= self.second_within]), farther_X
+
+    def _ranked(self, text: bytes) -> tuple[Integers, Integers]:
+        """(X,) experts, the nearest first, and (X,) by their numbers how much farther they are."""
+        features_F = _features(text, self.embeddings)
+        length = max(1, math.isqrt(int(features_F @ features_F)))
+        scores_X: Integers = PRICE_UNIT * (self.centroids_XF.astype(np.int64) @ features_F) - self.prices_X * length
+        return np.argsort(-scores_X, kind="stable"), (scores_X.max() - scores_X) // length
+
+    def to_bytes(self) -> bytes:
+        """A line of JSON, then the prices, what a second expert is within, centroids, and any embeddings by rows; little-endian."""
+        head, table = _head(self.num_experts, self.centroids_XF.shape[1]), b""
+        if (known_by := self.embeddings) is not None:
+            head = _head(self.num_experts, known_by.num_features, len(known_by.table_VF), known_by.origin)
+            table = known_by.table_VF.tobytes()
+        numbers = np.append(self.prices_X, self.second_within).astype("<i8").tobytes()
+        centroids = self.centroids_XF.astype("<i2").tobytes()
+        return b"".join((json.dumps(head, sort_keys=True).encode(), b"\n", numbers, centroids, table))
+
+    @property
+    def root(self) -> Root:
+        """What a manifest names: the hash of `to_bytes`."""
+        return router_root(self.to_bytes())
+
+
+def router_root(data: bytes) -> Root:
+    """The root of a router file."""
+    return Root(sha256(b"potluck router" + data).digest())
+
+
+def _head(num_experts: int, num_features: int, num_tokens: int = 0, origin: str = "") -> dict[str, object]:
+    """Of a file without embeddings where there are no tokens."""
+    head = {"kind": _MAGIC, "experts": num_experts, "features": num_features, "prefix": PREFIX_BYTES}
+    return {**head, "tokens": num_tokens, "embeddings": origin} if num_tokens else head
+
+
+def router_from_bytes(
+    data: bytes,
+    root: Root,
+    num_experts: int,
+    *,
+    features: RouterFeatures = "grams",
+    tokenizer: Tokenizer | None = None,
+) -> DocumentRouter:
+    """A router file of a run whose manifest names this root, so many experts and these features.
+
+    Args:
+        tokenizer: the run's, for a router of embeddings that is asked about documents; None where it is only checked.
+
+    Raises:
+        ConfigError: another file, or one of another run.
+    """
+    if router_root(data) != root:
+        raise ConfigError(
+            f"a router with root {router_root(data).hex()[:16]}", f"{root.hex()[:16]}, as the manifest says"
+        )
+    line, _, values = data.partition(b"\n")
+    num_tokens, num_features, expected = _expected(line, num_experts, features)
+    num_first_bytes, num_table_bytes = 8 * (num_experts + 1), num_tokens * num_features
+    num_centroid_bytes = 2 * num_experts * num_features
+    if _parsed(line) != expected:
+        raise ConfigError(f"a router file that begins {line[:120]!r}", json.dumps(expected, sort_keys=True))
+    num_bytes = num_first_bytes + num_centroid_bytes + num_table_bytes
+    if len(values) != num_bytes:
+        found = f"a router file with {len(values)} bytes after its first line"
+        raise ConfigError(found, f"{num_bytes} of {num_experts} experts", "copy it again, whole")
+    numbers = np.frombuffer(values[:num_first_bytes], dtype="<i8").astype(np.int64)
+    last = num_first_bytes + num_centroid_bytes
+    centroids_XF = np.frombuffer(values[num_first_bytes:last], dtype="<i2").astype(np.int16)
+    embeddings = None
+    if num_tokens:
+        table_VF = np.frombuffer(values[last:], dtype=np.int8).reshape(num_tokens, num_features)
+        embeddings = Embeddings(table_VF, str(expected["embeddings"]), tokenizer)
+    return DocumentRouter(centroids_XF.reshape(num_experts, num_features), numbers[:-1], int(numbers[-1]), embeddings)
+
+
+def _parsed(line: bytes) -> dict[str, object]:
+    try:
+        head = json.loads(line)
+    except ValueError:
+        return {}
+    return head if isinstance(head, dict) else {}
+
+
+def _expected(line: bytes, num_experts: int, features: RouterFeatures) -> tuple[int, int, dict[str, object]]:
+    """Tokens and features of a file that begins with this line, as far as they can be, and what it is to begin with: the sizes of an
+    embedding and its origin are the file's own to say.
+    """
+    if features == "grams":
+        return 0, NUM_GRAM_FEATURES, _head(num_experts, NUM_GRAM_FEATURES)
+    head = _parsed(line)
+    num_tokens, num_features = (
+        found if type(found := head.get(name)) is int and 1 <= found <= most else 1
+        for name, most in (("tokens", _MOST_TOKENS), ("features", MAX_EMBEDDING_FEATURES))
+    )
+    origin = found if isinstance(found := head.get("embeddings"), str) and len(found) <= _MOST_ORIGIN else "seed 1"
+    return num_tokens, num_features, _head(num_experts, num_features, num_tokens, origin)
+
+
+def _features(text: bytes, embeddings: Embeddings | None) -> Integers:
+    return gram_features(text) if embeddings is None else embeddings.features(text)
+
+
+def fit_router(
+    documents: Sequence[bytes],
+    num_experts: int,
+    seed: int = 0,
+    overlap: float = 0.0,
+    embeddings: Embeddings | None = None,
+) -> DocumentRouter:
+    """Experts as balanced clusters of these documents. On the host alone: what peers share is the file.
+
+    Args:
+        overlap: share of these documents, those that a second expert is nearest to, that two experts are trained on.
+        embeddings: by which documents are known; None for runs of bytes.
+
+    Raises:
+        ConfigError: fewer documents than experts, or one that is empty or no text.
+    """
+    if not 1 <= num_experts <= min(MAX_EXPERTS, len(documents)):
+        raise ConfigError(
+            f"{num_experts} experts for {len(documents)} documents", f"1 to {min(MAX_EXPERTS, len(documents))} experts"
+        )
+    unit_DF = _units(np.stack([_features(text, embeddings) for text in documents]))
+    random = np.random.default_rng(seed)
+    centroids_XF = _spread_out(unit_DF, num_experts, random)
+    for _ in range(_ROUNDS):
+        prices_X = _balanced_prices(unit_DF @ centroids_XF.T)
+        labels_D = np.argmax(unit_DF @ centroids_XF.T - prices_X, axis=1)
+        centroids_XF = _means(unit_DF, labels_D, centroids_XF)
+    router = _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T), embeddings)
+    return _overlapping(router, documents, round(overlap * len(documents)))
+
+
+def _overlapping(router: DocumentRouter, documents: Sequence[bytes], count: int) -> DocumentRouter:
+    """The router with which so many of the documents have a second expert."""
+    if router.num_experts < 2 or not count:
+        return replace(router, second_within=NO_SECOND)
+    seconds = sorted(int(np.sort(router.chosen(text)[1])[1]) for text in documents)
+    return replace(router, second_within=seconds[count - 1])
+
+
+def refit_router(router: DocumentRouter, documents: Sequence[bytes], labels: Sequence[int]) -> DocumentRouter:
+    """The router that sends these documents, as far as it can, where they were labelled, and to each expert as many; what a second
+    expert is within stays.
+
+    Labels are of the expert with the lowest loss (DiPaCo's discriminative routing, 2403.10616); an expert that got none keeps its
+    direction.
+
+    Raises:
+        ConfigError: a label out of range, another number of labels than documents, or a document that is empty or no text.
+    """
+    before_XF = _units(router.centroids_XF.astype(np.int64))
+    refitted = _labelled(before_XF, documents, labels, router.embeddings)
+    return replace(refitted, second_within=router.second_within)
+
+
+def refit_by(
+    router: DocumentRouter, documents: Sequence[bytes], labels: Sequence[int], embeddings: Embeddings
+) -> DocumentRouter:
+    """The same where documents are known by other embeddings from now on: as many of these as before have a second expert.
+
+    Raises:
+        ConfigError: as `refit_router`; and an expert that got none of the documents has no direction among these embeddings.
+    """
+    if len(set(labels)) < router.num_experts:
+        raise ConfigError(f"labels of {len(set(labels))} experts", f"of all {router.num_experts}, for other embeddings")
+    before_XF = np.zeros((router.num_experts, embeddings.num_features))
+    refitted = _labelled(before_XF, documents, labels, embeddings)
+    return _overlapping(refitted, documents, sum(len(router.choices(text)) > 1 for text in documents))
+
+
+def _labelled(
+    before_XF: Directions, documents: Sequence[bytes], labels: Sequence[int], embeddings: Embeddings | None
+) -> DocumentRouter:
+    num_experts = len(before_XF)
+    if len(labels) != len(documents) or not documents or not all(0 <= label < num_experts for label in labels):
+        raise ConfigError(f"{len(labels)} labels", f"{len(documents)}, each 0 to {num_experts - 1}")
+    unit_DF = _units(np.stack([_features(text, embeddings) for text in documents]))
+    centroids_XF = _means(unit_DF, np.array(labels), before_XF)
+    return _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T), embeddings)
+
+
+def _units(values_DF: Integers) -> Directions:
+    lengths_D = np.sqrt((values_DF * values_DF).sum(axis=1, dtype=np.float64))
+    units_DF: Directions = values_DF / np.maximum(lengths_D, 1.0)[:, None]
+    return units_DF
+
+
+def _spread_out(unit_DF: Directions, num_experts: int, random: np.random.Generator) -> Directions:
+    """Documents far from each other to begin with (k-means++, Arthur and Vassilvitskii 2007)."""
+    chosen = [int(random.integers(len(unit_DF)))]
+    while len(chosen) < num_experts:
+        far_D = np.maximum(1.0 - (unit_DF @ unit_DF[chosen].T).max(axis=1), 0.0)
+        far_D[chosen] = 0.0
+        weights_D = far_D if far_D.sum() > 0 else np.isin(np.arange(len(unit_DF)), chosen, invert=True).astype(float)
+        chosen.append(int(random.choice(len(unit_DF), p=weights_D / weights_D.sum())))
+    return unit_DF[chosen]
+
+
+def _balanced_prices(similar_DX: Directions) -> Directions:
+    """What each expert's similarity is lowered by so that all get about as many documents: raised where one has too many, by less each
+    time.
+    """
+    num_documents, num_experts = similar_DX.shape
+    prices_X = np.zeros(num_experts)
+    spread = float(similar_DX.max() - similar_DX.min())
+    for step in range(_PRICE_STEPS):
+        counts_X = np.bincount(np.argmax(similar_DX - prices_X, axis=1), minlength=num_experts)
+        prices_X += spread * (counts_X / num_documents - 1 / num_experts) / (1 + step)
+    balanced_X: Directions = prices_X - prices_X.min()
+    return balanced_X
+
+
+def _means(unit_DF: Directions, labels_D: npt.NDArray[np.int64], before_XF: Directions) -> Directions:
+    after_XF = before_XF.copy()
+    for expert in range(len(before_XF)):
+        own_DF = unit_DF[labels_D == expert]
+        if len(own_DF):
+            mean_F = own_DF.mean(axis=0)
+            after_XF[expert] = mean_F / max(float(np.sqrt((mean_F * mean_F).sum())), 1e-12)
+    return after_XF
+
+
+def _rounded(centroids_XF: Directions, prices_X: Directions, embeddings: Embeddings | None) -> DocumentRouter:
+    whole_XF = np.rint(CENTROID_LENGTH * centroids_XF).astype(np.int16)
+    whole_X = np.rint(PRICE_UNIT * CENTROID_LENGTH * prices_X).astype(np.int64)
+    return DocumentRouter(whole_XF, whole_X, embeddings=embeddings)

@@ -1,0 +1,284 @@
+"""Text to shards, in one pass: a shard of each part and a piece of text are in memory, however much text there is.
+
+Weights to start with become shards, too. Text for experts is packed apart for each, a document that two are trained on for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from averaging.data.packing.document_routing import Routing
+from averaging.data.packing.routing_sample import RoutingSample
+from averaging.data.shards import (
+    MANIFEST_NAME,
+    DatasetManifest,
+    RouterEntry,
+    ShardEntry,
+    ShardPart,
+    TextBytes,
+    TokenBytes,
+    TokenizerEntry,
+    write_whole,
+)
+from averaging.data.sources.texts import Split, Text
+from averaging.data.tokenizer import Tokenizer, Tokens
+from protocol.errors import ConfigError, StorageError
+
+_SMALL_VOCABULARY: Final = 1 << 16
+"""Tokens below this are stored in two bytes."""
+
+NO_START: Final = memoryview(b"")
+"""The run's first values follow from its seed."""
+
+_VALUE_BYTES: Final = 4
+
+_SPLITS: Final[tuple[Split, ...]] = ("train", "heldout", "prose")
+_TOLD_SPLITS: Final[tuple[Split, ...]] = ("train", "heldout")
+"""Of which there must be some."""
+
+
+def token_bytes(vocab_size: int) -> TokenBytes:
+    """Bytes of one stored token."""
+    return 2 if vocab_size <= _SMALL_VOCABULARY else 4
+
+
+class _ShardWriter:
+    """The shards of one part, each written as soon as it is full."""
+
+    def __init__(
+        self, folder: Path, split: ShardPart, size: TokenBytes, shard_bytes: int, expert: int | None = None
+    ) -> None:
+        self._folder, self._split, self._size, self._expert = folder, split, size, expert
+        self._tokens_per_shard = shard_bytes // size
+        self._waiting: list[Tokens] = []
+        self._num_waiting = 0
+        self.entries: list[ShardEntry] = []
+        self.num_documents = 0
+        self.num_own = 0
+        """Of the documents those whose first expert this is: each document of the data set counts once."""
+        self.num_text_bytes = 0
+
+    def add(self, tokens: Tokens, num_text_bytes: int) -> None:
+        self.num_text_bytes += num_text_bytes
+        self._waiting.append(tokens)
+        self._num_waiting += len(tokens)
+        if self._num_waiting >= self._tokens_per_shard:
+            rest = np.concatenate(self._waiting)
+            while len(rest) >= self._tokens_per_shard:
+                self._write(rest[: self._tokens_per_shard])
+                rest = rest[self._tokens_per_shard :]
+            self._waiting, self._num_waiting = [rest], len(rest)
+
+    def finish(self) -> None:
+        if self._num_waiting:
+            self._write(np.concatenate(self._waiting))
+
+    def _write(self, tokens: Tokens) -> None:
+        data = tokens.astype(f"<u{self._size}").tobytes()
+        name = sha256(data).hexdigest()
+        write_whole(self._folder / name, data)
+        self.entries.append(
+            ShardEntry(
+                sha256=name, num_tokens=len(tokens), split=self._split, token_bytes=self._size, expert=self._expert
+            )
+        )
+
+
+_Parts = Mapping[tuple[Split, int | None], _ShardWriter]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What a data set is packed with, beside its text.
+
+    Attributes:
+        shard_bytes: length of every shard but the last one of each part.
+        source: what the manifest calls the source.
+        licence: of the text.
+        start: bytes of the weights to start with, little-endian float32; they become the last shards.
+        routing: which experts each document is packed for; None where the run has none.
+        sample: on which experts are compared; None where they never are.
+    """
+
+    shard_bytes: int
+    source: str
+    licence: str
+    start: memoryview = NO_START
+    routing: Routing | None = None
+    sample: RoutingSample | None = None
+
+    @property
+    def experts(self) -> list[int | None]:
+        """Whose text is packed apart; None stands for everybody's where the run has no experts."""
+        return [None] if self.routing is None else list(range(self.routing.router.num_experts))
+
+
+_Seen = Callable[[Text], None]
+
+
+def pack(
+    texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, packing: Packing, seen: _Seen = lambda _: None
+) -> DatasetManifest:
+    """Write the tokens of the texts, and weights to start with, as shards into `folder`; returns the manifest, which is written last.
+
+    Args:
+        texts: documents, piece by piece.
+        tokenizer: cuts them.
+        folder: is made where it is not there.
+        packing: with what.
+        seen: is told of every piece, as it goes by.
+
+    Raises:
+        ConfigError: no document for training or none kept for evaluation, of all or of an expert; another number of documents than
+            were routed; or what the texts raise.
+        StorageError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = _write_texts(texts, tokenizer, folder, packing, seen)
+        manifest = _write_beside(parts, tokenizer, folder, packing)
+        write_whole(folder / MANIFEST_NAME, manifest.canonical_bytes())
+    except OSError as error:
+        raise StorageError(
+            f"packed data cannot be written to {folder}: {error}", "a writable folder with space"
+        ) from error
+    return manifest
+
+
+def _write_texts(texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, packing: Packing, seen: _Seen) -> _Parts:
+    """The shards of every part, all written; in the order of the manifest."""
+    size, routing = token_bytes(tokenizer.vocab_size), packing.routing
+    end = np.array([tokenizer.end], dtype=f"u{size}")
+    parts = {
+        (split, expert): _ShardWriter(folder, split, size, packing.shard_bytes, expert)
+        for split in _SPLITS
+        for expert in packing.experts
+    }
+    document = 0
+    for text in texts:
+        seen(text)
+        tokens = tokenizer.encode(text.data)
+        chosen: Sequence[int | None] = (None,) if routing is None else _chosen(routing, document)
+        for expert in chosen:
+            part = parts[text.split, expert]
+            part.add(np.append(tokens, end) if text.is_last else tokens, len(text.data) + text.is_last)
+            part.num_documents += text.is_last
+            part.num_own += text.is_last and expert == chosen[0]
+        document += text.is_last
+    if routing is not None and document != len(routing.choices):
+        raise _other_text(document, routing)
+    for part in parts.values():
+        part.finish()
+    return parts
+
+
+def _write_beside(parts: _Parts, tokenizer: Tokenizer, folder: Path, packing: Packing) -> DatasetManifest:
+    """Everything but the text; returns what there is to the manifest. Raises ConfigError as `pack`."""
+    num_documents = _checked_documents(parts, packing.experts)
+    has_words = tokenizer.file is not None
+    return DatasetManifest(
+        source=packing.source,
+        num_documents=num_documents,
+        licence=packing.licence,
+        shards=[
+            *(entry for part in parts.values() for entry in part.entries),
+            *_write_sample(packing.sample, folder, tokenizer, packing.shard_bytes),
+            *_write_start(packing.start, folder, packing.shard_bytes),
+        ],
+        tokenizer=_write_tokenizer(tokenizer, folder),
+        text_bytes=_text_bytes(parts, packing.experts) if has_words else None,
+        router=_write_router(packing, folder, parts, has_words=has_words),
+    )
+
+
+def _chosen(routing: Routing, document: int) -> tuple[int, ...]:
+    if document >= len(routing.choices):
+        raise _other_text(document + 1, routing)
+    return routing.choices[document]
+
+
+def _other_text(document: int, routing: Routing) -> ConfigError:
+    return ConfigError(
+        f"data: {document} documents, after {len(routing.choices)} were sent to experts",
+        "the same text each time it is read",
+        "do not change the files while they are packed",
+    )
+
+
+def _write_start(start: memoryview, folder: Path, shard_bytes: int) -> list[ShardEntry]:
+    entries = []
+    part_bytes = shard_bytes // _VALUE_BYTES * _VALUE_BYTES
+    for begin in range(0, len(start), part_bytes):
+        part = start[begin : begin + part_bytes]
+        name = sha256(part).hexdigest()
+        write_whole(folder / name, part)
+        entries.append(ShardEntry(sha256=name, num_tokens=len(part) // 2, split="start"))
+    return entries
+
+
+def _write_sample(
+    sample: RoutingSample | None, folder: Path, tokenizer: Tokenizer, shard_bytes: int
+) -> list[ShardEntry]:
+    if sample is None:
+        return []
+    writer = _ShardWriter(folder, "sample", token_bytes(tokenizer.vocab_size), shard_bytes)
+    for window in sample.windows:
+        writer.add(window, 0)
+    writer.finish()
+    return writer.entries
+
+
+def _checked_documents(parts: _Parts, experts: Sequence[int | None]) -> int:
+    """How many documents there are for training and evaluation, each counted once; some of each, for each expert."""
+    num_train, num_heldout = (sum(parts[split, expert].num_own for expert in experts) for split in _TOLD_SPLITS)
+    if not num_train + num_heldout:
+        raise ConfigError("data: there is no text in it", "documents with text", "check data.glob and data.field")
+    for expert in experts:
+        train, heldout = (parts[split, expert].num_documents for split in _TOLD_SPLITS)
+        if not train or not heldout:
+            whose = "" if expert is None else f" for expert {expert}"
+            raise ConfigError(
+                f"data: {train} documents to train on and {heldout} kept for evaluation{whose}",
+                "some of each",
+                "add text, or lower data.heldout_every",
+            )
+    return num_train + num_heldout
+
+
+def _text_bytes(parts: _Parts, experts: Sequence[int | None]) -> TextBytes:
+    """Of these experts together, as often as a document was packed."""
+    return TextBytes(**{split: sum(parts[split, expert].num_text_bytes for expert in experts) for split in _SPLITS})
+
+
+def _write_router(packing: Packing, folder: Path, parts: _Parts, *, has_words: bool) -> RouterEntry | None:
+    routing, sample = packing.routing, packing.sample
+    if routing is None:
+        return None
+    data, num_experts = routing.router.to_bytes(), routing.router.num_experts
+    name = sha256(data).hexdigest()
+    write_whole(folder / name, data)
+    text_bytes = [_text_bytes(parts, [expert]) for expert in range(num_experts)] if has_words else None
+    return RouterEntry(
+        sha256=name,
+        num_bytes=len(data),
+        root=routing.router.root.hex(),
+        num_experts=num_experts,
+        text_bytes=text_bytes,
+        sample_tokens=sample.window_tokens if sample is not None else 0,
+        sample_owners=list(sample.owners) if sample is not None and sample.owners else None,
+    )
+
+
+def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> TokenizerEntry | None:
+    data = tokenizer.file
+    if data is None:
+        return None
+    name = sha256(data).hexdigest()
+    write_whole(folder / name, data)
+    return TokenizerEntry(sha256=name, num_bytes=len(data), vocab_size=tokenizer.vocab_size, end=tokenizer.end)

@@ -1,0 +1,1 @@
+"""Where text comes from: files, JSON lines, parquet, data sets."""

@@ -1,0 +1,162 @@
+"""Data sets of Hugging Face: a folder that `save_to_disk` wrote, or one from the Hub. Needs `datasets`, on such a host alone.
+
+The library reads them, a batch of rows at a time out of its memory-mapped files. No code comes with a data set: releases that
+would run a data set's own script, or unpickle its files, are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from averaging.data.sources.texts import Text, check_column, no_text, not_installed, one_document
+from protocol.errors import ConfigError, MachineError, UnreachableError
+from protocol.plain_file import check_plain_file
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_FIRST_RELEASE: Final = 5
+"""Older releases may load pickle files, and before 4 the Python scripts of a data set."""
+
+_ROWS_AT_ONCE: Final = 64
+"""Rows may be long: so few at a time keep memory small, and more would not be faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedDataset:
+    """A folder on this machine; `split` is the one to read where it holds several."""
+
+    folder: Path
+    split: str
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def check(self) -> None:
+        """Raises ConfigError where there is no such folder, or one of another kind."""
+        if not self.folder.is_dir():
+            raise ConfigError(f"data.dataset: no folder {self}", "one that save_to_disk wrote", "check data.dataset")
+        if not any((self.folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+            raise ConfigError(
+                f"data.dataset: {self} was not written by save_to_disk",
+                "a folder with state.json",
+                "check data.dataset",
+            )
+
+    def num_bytes(self) -> int:
+        """Length of its files of rows. Raises OSError: one is gone or cannot be looked at."""
+        split = self.folder / self.split
+        return sum(path.stat().st_size for path in (split if split.is_dir() else self.folder).glob("*.arrow"))
+
+
+@dataclass(frozen=True, slots=True)
+class HubDataset:
+    """A data set on the Hugging Face Hub, "OWNER/NAME"; `configuration` is empty where it has one only."""
+
+    name: str
+    configuration: str
+    split: str
+
+    def __str__(self) -> str:
+        return f"data set {self.name}"
+
+
+def read_dataset(place: SavedDataset | HubDataset, column: str, heldout_every: int) -> Iterator[Text]:
+    """The text column of every row, in order; texts without a character are passed over. One from the Hub is fetched first.
+
+    Raises:
+        ConfigError: no such data set, split or column, or a row without text; names the row.
+        MachineError: it cannot be read to its end, or no `datasets` of a release that can be trusted.
+        UnreachableError: the Hub does not answer.
+    """
+    dataset = _open_saved(place) if isinstance(place, SavedDataset) else _fetch(place)
+    check_column(str(place), {field.name: str(field.type) for field in dataset.features.arrow_schema}, column)
+    for number, value in enumerate(_values(dataset.select_columns([column]), place), 1):
+        row = f"{place} row {number}"
+        if not isinstance(value, str):
+            raise no_text(row, column)
+        if value:
+            yield one_document(value, row, heldout_every)
+
+
+def _values(dataset: Dataset, place: SavedDataset | HubDataset) -> Iterator[object]:
+    number = 0
+    try:
+        for batch in dataset.with_format("arrow").iter(_ROWS_AT_ONCE):
+            # What is mapped from a file was not looked at by anybody: an offset out of bounds would end the process.
+            batch.validate(full=True)
+            for value in batch.column(0):
+                number += 1
+                yield value.as_py()
+    except (OSError, ValueError, IndexError) as error:
+        raise _damaged(f"{place} is cut off or damaged after row {number}", error) from error
+
+
+def _check_release() -> None:
+    try:
+        import datasets
+    except ImportError as error:
+        raise not_installed("datasets", "Hugging Face data sets") from error
+    if int(datasets.__version__.partition(".")[0]) < _FIRST_RELEASE:
+        raise MachineError(
+            f"datasets {datasets.__version__} is installed, which may run what comes with a data set",
+            f"release {_FIRST_RELEASE} or a newer one",
+            'pip install "potluck-train[hf]"',
+        )
+
+
+def _open_saved(place: SavedDataset) -> Dataset:
+    _check_release()
+    from datasets import DatasetDict, load_from_disk
+
+    place.check()
+    for path in place.folder.rglob("*"):
+        check_plain_file(path, "the files that save_to_disk wrote", "check data.dataset")
+    try:
+        loaded = load_from_disk(str(place.folder))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise _damaged(f"{place} is cut off or damaged", error) from error
+    if not isinstance(loaded, DatasetDict):
+        return loaded
+    if place.split not in loaded:
+        known = ", ".join(map(str, loaded))[:120] or "none"
+        raise ConfigError(f"{place} has no split {place.split!r}; its splits: {known}", "one of them", "set data.split")
+    return loaded[place.split]
+
+
+def _fetch(place: HubDataset) -> Dataset:
+    _check_release()
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+
+    try:
+        return load_dataset(place.name, place.configuration or None, split=place.split, streaming=False)
+    except DatasetNotFoundError as error:
+        raise ConfigError(
+            f"{place} is not on the Hub, or not for everybody",
+            "OWNER/NAME of one that you may read",
+            _first_line(error),
+        ) from error
+    except ConnectionError as error:
+        raise UnreachableError(
+            f"{place}: {_first_line(error)}", "the Hugging Face Hub", "look at the network"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{place}: {_first_line(error)}",
+            "a split and a configuration that it has",
+            "set data.split, data.configuration",
+        ) from error
+    except (OSError, DatasetsError) as error:
+        raise _damaged(f"{place} cannot be fetched", error) from error
+
+
+def _damaged(found: str, error: Exception) -> MachineError:
+    return MachineError(f"{found} ({_first_line(error)})", "a whole data set", "save or fetch it again")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200] or type(error).__name__

@@ -1,0 +1,81 @@
+"""JSON lines, plain or compressed with gzip: one object a line, its text in one field. A line at a time is in memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from averaging.data.sources.texts import MAX_DOCUMENT_BYTES, Text, one_document, too_long
+from protocol.errors import ConfigError, MachineError
+
+ENDINGS: Final = (".jsonl", ".jsonl.gz")
+
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+
+_MAX_LINE_BYTES: Final = 6 * MAX_DOCUMENT_BYTES
+"""JSON may write a byte of text as six, and the other fields are dropped."""
+
+
+def read_jsonl(paths: Sequence[Path], field: str, heldout_every: int) -> Iterator[Text]:
+    """The text field of every line of every file, in order; lines without anything and texts without a character are passed over.
+
+    Raises:
+        ConfigError: a file of another kind, or a line that holds no such text; names file and line.
+        MachineError: a file that cannot be read to its end.
+    """
+    for path in paths:
+        for number, line in enumerate(_lines(path), 1):
+            if line.strip():
+                place = f"{path} line {number}"
+                text = _field(line, field, place)
+                if text:
+                    yield one_document(text, place, heldout_every)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    number = 0
+    try:
+        with _open(path) as file:
+            while line := file.readline(_MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > _MAX_LINE_BYTES:
+                    raise too_long(f"{path} line {number}")
+                yield line
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise MachineError(
+            f"{path} is cut off or damaged after line {number} ({error})", "a whole file", "fetch it again"
+        ) from error
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}", "a readable file") from error
+
+
+def _open(path: Path) -> BinaryIO | gzip.GzipFile:
+    if not path.name.endswith(".gz"):
+        return path.open("rb")
+    with path.open("rb") as file:
+        magic = file.read(len(_GZIP_MAGIC))
+    if magic != _GZIP_MAGIC:
+        raise ConfigError(f"{path} is no gzip file", "a file compressed with gzip", "check its kind, or its name")
+    return gzip.open(path, "rb")
+
+
+def _field(line: bytes, field: str, place: str) -> str:
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{place} is no UTF-8", "JSON in UTF-8", "save the file as UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{place} is no JSON", "one object a line", "check the file's kind, or mend it") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"{place} is no object", f'an object such as {{"{field}": "..."}}', "mend it")
+    if field not in row:
+        known = ", ".join(list(row)[:8])[:120] or "none"
+        raise ConfigError(f"{place} has no field {field!r}; its fields: {known}", "the text there", "set data.field")
+    text = row[field]
+    if not isinstance(text, str):
+        raise ConfigError(f"{place}: field {field!r} is no text", "a string", "mend it, or set data.field")
+    return text

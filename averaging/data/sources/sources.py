@@ -1,0 +1,122 @@
+"""The `[data]` section of run.toml as a stream of documents. Only the host reads them; peers get shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from averaging.data.sources.corpus import matching_files, python_stdlib_documents, python_topics, text_documents
+from averaging.data.sources.domains import MOST_BYTES, domain_texts
+from averaging.data.sources.hf_datasets import HubDataset, SavedDataset, read_dataset
+from averaging.data.sources.jsonl import ENDINGS as JSONL_ENDINGS
+from averaging.data.sources.jsonl import read_jsonl
+from averaging.data.sources.parquet import ENDINGS as PARQUET_ENDINGS
+from averaging.data.sources.parquet import read_parquet
+from averaging.data.sources.texts import Text, read_files, read_prose
+from protocol.errors import ConfigError, StorageError
+from protocol.run.data_section import HUB_PREFIX, DataSection
+
+DOMAIN_DOCUMENTS: Final = 300
+"""Of each domain at most: a demo's worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Text that can be read from its beginning as often as need be: a tokenizer may be trained on it first.
+
+    Attributes:
+        licence: of the text.
+        texts: what is trained on and what is kept for evaluation.
+        prose: what is only evaluated on; nothing where there is none.
+    """
+
+    licence: str
+    texts: Callable[[], Iterator[Text]]
+    prose: Callable[[], Iterator[Text]]
+
+
+def open_source(data: DataSection, base: Path) -> Source:
+    """What the section names; files are relative to `base`.
+
+    Raises:
+        ConfigError: no such files, or files of another kind.
+        MachineError: this Python has no library in source form.
+    """
+    licence = "PSF-2.0" if data.source == "python-stdlib" else "as the host says"
+    return Source(licence, _texts(data, base), _prose(data, base))
+
+
+def source_bytes(data: DataSection, base: Path) -> int:
+    """Length of all files that the section names, without reading them, of domains at most; 0 for a data set that has to be fetched
+    first.
+
+    Raises:
+        ConfigError, MachineError: as `open_source`.
+        StorageError: a file is gone or cannot be looked at.
+    """
+    try:
+        num_bytes = sum(path.stat().st_size for path in _paths(data, base))
+        num_bytes += len(data.domain_names) * DOMAIN_DOCUMENTS * MOST_BYTES  # at most: what is in them is not looked at
+        dataset = _dataset(data, base)
+        return num_bytes + (dataset.num_bytes() if isinstance(dataset, SavedDataset) else 0)
+    except OSError as error:
+        raise StorageError(f"{error.filename} cannot be looked at ({error.strerror})", "the files of [data]") from error
+
+
+def _paths(data: DataSection, base: Path) -> list[Path]:
+    """All files but those of a data set."""
+    paths: list[Path] = []
+    if data.source == "python-stdlib":
+        paths = [document.path for document in python_stdlib_documents(data.heldout_every)]
+    elif data.source == "text":
+        paths = [document.path for document in text_documents(data.glob, data.heldout_every, base)]
+    elif data.source not in ("hf", "domains"):
+        paths = _files(data, base, JSONL_ENDINGS if data.source == "jsonl" else PARQUET_ENDINGS)
+    return paths + (matching_files(data.prose, base, "data.prose") if data.prose else [])
+
+
+def _dataset(data: DataSection, base: Path) -> SavedDataset | HubDataset | None:
+    if data.source != "hf":
+        return None
+    if data.dataset.startswith(HUB_PREFIX):
+        return HubDataset(data.dataset.removeprefix(HUB_PREFIX), data.configuration, data.split)
+    saved = SavedDataset(base.resolve() / data.dataset, data.split)
+    saved.check()
+    return saved
+
+
+def _texts(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:
+    is_utf8 = data.tokenizer != "bytes"
+    if data.source == "domains":
+        return partial(domain_texts, data.domain_names, DOMAIN_DOCUMENTS, data.heldout_every)
+    dataset = _dataset(data, base)
+    if dataset is not None:
+        return partial(read_dataset, dataset, data.field, data.heldout_every)
+    if data.source == "python-stdlib":
+        return partial(read_files, python_stdlib_documents(data.heldout_every), is_utf8=is_utf8)
+    if data.source == "text":
+        return partial(read_files, text_documents(data.glob, data.heldout_every, base), is_utf8=is_utf8)
+    if data.source == "jsonl":
+        return partial(read_jsonl, _files(data, base, JSONL_ENDINGS), data.field, data.heldout_every)
+    return partial(read_parquet, _files(data, base, PARQUET_ENDINGS), data.field, data.heldout_every)
+
+
+def _prose(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:
+    if data.prose:
+        paths = matching_files(data.prose, base, "data.prose")
+        return partial(read_prose, paths, is_utf8=data.tokenizer != "bytes")
+    topics = python_topics() if data.source == "python-stdlib" else ()
+    return lambda: (Text(topic.encode(), "prose") for topic in topics)
+
+
+def _files(data: DataSection, base: Path, endings: tuple[str, ...]) -> list[Path]:
+    paths = matching_files(data.glob, base)
+    for path in paths:
+        if not path.name.endswith(endings):
+            raise ConfigError(
+                f"{path} is not {data.source} by its name", " or ".join(endings), "mend data.glob or data.source"
+            )
+    return paths

@@ -1,0 +1,153 @@
+"""A document on its way into the packed data: pieces of bounded length, each with the part of the data that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, Literal
+
+from averaging.data.sources.corpus import Document
+from protocol.errors import ConfigError, MachineError
+
+Split = Literal["train", "heldout", "prose"]
+
+PIECE_BYTES: Final = 1 << 20
+"""Files are read in pieces of about this length: a long one costs no more memory than a short one."""
+
+MAX_DOCUMENT_BYTES: Final = 64 << 20
+"""A row or line is held in memory whole. One that is longer is most likely no document but a file of another kind."""
+
+_LONGEST_CHARACTER_BYTES: Final = 4
+
+_TEXT_KINDS: Final = frozenset(["string", "large_string"])
+"""Arrow's names of columns of text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of a document; `is_last` says that the document ends with it, `place` names it in errors where it has a name."""
+
+    data: bytes
+    split: Split
+    is_last: bool = True
+    place: str = field(default="", compare=False)
+
+
+def split_by_content(data: bytes, heldout_every: int) -> Split:
+    """One document in so many, by the hash of its text: the same split in any order, and copies of one text in one part."""
+    return "heldout" if int.from_bytes(sha256(data).digest()[:8], "big") % heldout_every == 0 else "train"
+
+
+def one_document(text: str, place: str, heldout_every: int) -> Text:
+    """A row or line as a document; `place` names it in errors.
+
+    Raises:
+        ConfigError: half of a surrogate pair, or too long.
+    """
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{place}: the text holds {ascii(text[error.start])[1:-1]}, which is no character",
+            "text that can be written as UTF-8",
+            "mend or remove it",
+        ) from error
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise too_long(place)
+    return Text(data, split_by_content(data, heldout_every), place=place)
+
+
+def too_long(place: str) -> ConfigError:
+    """The error for a line or row that is no document."""
+    limit = f"at most {MAX_DOCUMENT_BYTES >> 20} MiB of text in one document"
+    return ConfigError(f"{place} is too long", limit, "split it into several")
+
+
+def check_column(place: str, kinds: Mapping[str, str], column: str) -> None:
+    """Refuse a table without such a column of text; `kinds` are Arrow's types of its columns by name, `place` names it in errors.
+
+    Raises:
+        ConfigError: there is none, or it holds something else.
+    """
+    if column not in kinds:
+        known = ", ".join(list(kinds)[:8])[:120] or "none"
+        raise ConfigError(f"{place} has no column {column!r}; its columns: {known}", "the text there", "set data.field")
+    if kinds[column] not in _TEXT_KINDS:
+        raise ConfigError(f"{place}: column {column!r} holds {kinds[column]}", "strings", "set data.field")
+
+
+def no_text(place: str, column: str) -> ConfigError:
+    """The error for a row of a table whose text is missing."""
+    return ConfigError(f"{place}: column {column!r} is empty", "text", "drop such rows, or set data.field")
+
+
+def not_installed(package: str, purpose: str) -> MachineError:
+    """The error for a package that only some hosts need."""
+    return MachineError(f"{package} is not installed", f"it, for {purpose}", 'pip install "potluck-train[hf]"')
+
+
+def read_files(documents: Sequence[Document], *, is_utf8: bool) -> Iterator[Text]:
+    """The text of whole files, each a document, in order.
+
+    Args:
+        documents: the files.
+        is_utf8: whether they must be UTF-8: the byte tokenizer takes any bytes, others take characters.
+
+    Raises:
+        MachineError: a file cannot be read.
+        ConfigError: bytes that are no UTF-8, where they must be.
+    """
+    for document in documents:
+        yield from _read_file(document.path, "heldout" if document.is_heldout else "train", is_utf8)
+
+
+def read_prose(paths: Sequence[Path], *, is_utf8: bool) -> Iterator[Text]:
+    """The text of files that are measured and never trained on. Raises as `read_files`."""
+    for path in paths:
+        yield from _read_file(path, "prose", is_utf8)
+
+
+def _read_file(path: Path, split: Split, is_utf8: bool) -> Iterator[Text]:
+    line = 1
+    try:
+        with path.open("rb") as file:
+            for data in cut_pieces(iter(lambda: file.read(PIECE_BYTES), b"")):
+                if is_utf8:
+                    _require_utf8(data, path, line)
+                    line += data.count(b"\n")
+                yield Text(data, split, is_last=False, place=str(path))
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}", "a readable file") from error
+    yield Text(b"", split, place=str(path))
+
+
+def cut_pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, cut after a line's end or, in a line longer than a block, between two characters."""
+    rest = b""
+    for block in blocks:
+        data = rest + block
+        cut = data.rfind(b"\n") + 1 or _character_end(data)
+        yield data[:cut]
+        rest = data[cut:]
+    if rest:
+        yield rest
+
+
+def _character_end(data: bytes) -> int:
+    """The place of the last first byte of a character; the end where there is none near it."""
+    for back in range(1, min(_LONGEST_CHARACTER_BYTES, len(data) - 1) + 1):
+        if data[-back] & 0xC0 == 0xC0:
+            return len(data) - back
+    return len(data)
+
+
+def _require_utf8(data: bytes, path: Path, first_line: int) -> None:
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        line = first_line + data.count(b"\n", 0, error.start)
+        raise ConfigError(
+            f"{path} line {line} is no UTF-8", "UTF-8 text", 'save it as UTF-8, or set data.tokenizer = "bytes"'
+        ) from error

@@ -1,0 +1,1 @@
+"""The daemons' toolkit: logs, settings, HTTP, folders of runs, bug reports."""

@@ -1,0 +1,136 @@
+"""Connects to the first of several addresses behind which the right peer answers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from averaging.network.direct.tls_socket import TlsSocket, wrap
+from averaging.network.seams.bulk_address import BulkAddress
+from protocol.errors import PotluckError, UnreachableError
+
+NEXT_AFTER_S: Final = 0.15
+"""Each further address gets its turn while the ones before are still being tried: one that swallows packets holds up nobody."""
+
+
+FIRST_PAUSE_S: Final = 1.0
+PAUSE_GROWTH: Final = 4.0
+LONGEST_PAUSE_S: Final = 600.0
+
+
+class RedialPause:
+    """When a peer that could not be connected to is tried again: ever less often.
+
+    Attributes:
+        not_before_s: by trio's clock.
+        pause_s: what the next failure costs.
+    """
+
+    def __init__(self) -> None:
+        self.not_before_s = 0.0
+        self.pause_s = FIRST_PAUSE_S
+
+    def failed(self, now_s: float) -> None:
+        """Not again for a while."""
+        self.not_before_s = now_s + self.pause_s
+        self.pause_s = min(PAUSE_GROWTH * self.pause_s, LONGEST_PAUSE_S)
+
+    def worked(self) -> None:
+        """What failed before says nothing any more."""
+        self.not_before_s = 0.0
+        self.pause_s = FIRST_PAUSE_S
+
+
+Connected = Callable[[BulkAddress, bool], None]
+"""(address, whether a TCP connection is there)."""
+
+
+def _unnoticed(address: BulkAddress, is_there: bool) -> None:
+    pass
+
+
+async def dial_first(
+    addresses: Sequence[BulkAddress],
+    context: ssl.SSLContext,
+    check: Callable[[bytes], None],
+    connected: Connected = _unnoticed,
+) -> tuple[BulkAddress, TlsSocket]:
+    """Connect and shake hands; the first connection whose certificate passes `check` is taken, all others are closed.
+
+    `connected` hears of each TCP connection, and again, with False, of one that came to nothing: its kernel answers at once however
+    busy the peer is, who has to shake hands; but another may stand where the peer does not.
+
+    Raises:
+        UnreachableError: none did; says why the last one failed.
+    """
+    found: list[tuple[BulkAddress, TlsSocket]] = []
+    reasons: list[str] = []
+
+    async def attempt(address: BulkAddress, failed: trio.Event) -> None:
+        try:
+            tls = await _dial(address, context, check, connected)
+        except (OSError, PotluckError) as error:
+            reasons.append(f"{address.host} port {address.port}: {error}")
+            failed.set()
+            return
+        if found:
+            tls.close()
+            return
+        found.append((address, tls))
+        nursery.cancel_scope.cancel()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for address in addresses:
+                failed = trio.Event()
+                nursery.start_soon(attempt, address, failed)
+                with trio.move_on_after(NEXT_AFTER_S):
+                    await failed.wait()
+    except BaseException:
+        for _, tls in found:
+            tls.close()
+        raise
+    if not found:
+        raise UnreachableError(reasons[-1] if reasons else "no address", "a peer that answers")
+    return found[0]
+
+
+async def _dial(
+    address: BulkAddress, context: ssl.SSLContext, check: Callable[[bytes], None], connected: Connected
+) -> TlsSocket:
+    places = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, place = places[0]
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.setblocking(False)
+        await _connect(connection, place)
+    except BaseException:
+        connection.close()
+        raise
+    connected(address, True)
+    try:
+        tls = wrap(connection, context, is_server=False)
+        try:
+            check(await tls.handshake())
+        except BaseException:
+            tls.close(is_reset=True)
+            raise
+    except BaseException:
+        connected(address, False)
+        raise
+    return tls
+
+
+async def _connect(connection: socket.socket, place: object) -> None:
+    code = connection.connect_ex(place)  # type: ignore[arg-type]
+    if code == errno.EINPROGRESS:
+        await trio.lowlevel.wait_writable(connection)
+        code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))

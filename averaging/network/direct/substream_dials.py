@@ -1,0 +1,166 @@
+"""Further connections for streams that we opened, where one does not fill the line (strand_rule.py says when)."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
+from typing import Final, Protocol, TypeVar
+
+import structlog
+import trio
+
+from averaging.network.direct.substream_rule import StrandRule
+from averaging.network.direct.substreams import TOKEN_BYTES
+from averaging.network.direct.tls_socket import TlsSocket
+from protocol.ids import PeerId
+
+log = structlog.get_logger()
+
+_T = TypeVar("_T")
+
+LOOK_EVERY_S: Final = 0.25
+MOST_IN_ALL: Final = 32
+"""Strands of all our streams. Where many streams share a line they fill it together."""
+
+KEPT_FOR_S: Final = 600.0
+"""How many a stream to this peer should have: the way there may change."""
+
+REFUSED_FOR_S: Final = 60.0
+"""A peer that took none has no place for them now, or is of a release that knows none."""
+
+CONFIRMED_WITHIN_S: Final = 10.0
+
+USEFUL_AFTER_BYTES: Final = 1 << 20
+"""What a stream has sent before it gets as many as paid for the last one: an answer or two would be over before they are made."""
+
+MAX_KNOWN: Final = 4096
+
+
+class Growing(Protocol):
+    """A stream that can have further connections (`TlsStream`)."""
+
+    @property
+    def connections(self) -> Sequence[TlsSocket]:
+        """That it has now."""
+        ...
+
+    def join(self, strand: TlsSocket, token: bytes) -> None:
+        """One more, by this token at the other side. It belongs to the stream from now on."""
+        ...
+
+
+Dial = Callable[[PeerId], Awaitable[TlsSocket | None]]
+"""A connection that the peer took as a strand; None where there is none to be had."""
+
+
+class StrandDials:
+    """Of one peer, for all the streams that it opens.
+
+    Args:
+        num_first: connections that each stream is to have at once; with 0 it never has more than one.
+    """
+
+    def __init__(self, dial: Dial, nursery: trio.Nursery, num_first: int = 1) -> None:
+        self._dial = dial
+        self._nursery = nursery
+        self._num_first = num_first
+        self._num_open = 0
+        self._useful: OrderedDict[PeerId, tuple[int, float]] = OrderedDict()
+        self._refused_until_s: OrderedDict[PeerId, float] = OrderedDict()
+
+    def growth(self, peer: PeerId) -> Growth:
+        """Of a new stream to this peer."""
+        now_s = trio.current_time()
+        if now_s < self._refused_until_s.get(peer, 0.0):
+            return Growth(self, peer, 0, 0)
+        useful, until_s = self._useful.get(peer, (1, 0.0))
+        return Growth(self, peer, self._num_first, useful if now_s < until_s else 1)
+
+    def learned(self, peer: PeerId, num_useful: int) -> None:
+        """So many connections to this peer were worth having."""
+        _keep(self._useful, peer, (num_useful, trio.current_time() + KEPT_FOR_S))
+
+    def add(self, peer: PeerId, stream: Growing, number: int) -> None:
+        """Begin to connect so many times more, as far as there is room for them."""
+        for _ in range(min(number, MOST_IN_ALL - self._num_open)):
+            try:
+                self._nursery.start_soon(self._add, peer, stream)
+            except RuntimeError:  # trio's word for a nursery that has closed: the stream ends soon, too
+                return
+            self._num_open += 1
+
+    async def _add(self, peer: PeerId, stream: Growing) -> None:
+        try:
+            strand = await self._dial(peer)
+            if strand is None:
+                _keep(self._refused_until_s, peer, trio.current_time() + REFUSED_FOR_S)
+                return
+            try:
+                token = secrets.token_bytes(TOKEN_BYTES)
+                with trio.fail_after(CONFIRMED_WITHIN_S):
+                    await strand.send(memoryview(token), 0)  # less than a record: all of it at once
+                    if not await strand.receive_into(memoryview(bytearray(1)), 0):
+                        return
+                stream.join(strand, token)
+                await strand.closed.wait()
+            except (OSError, trio.TooSlowError) as error:
+                log.debug("strand_broke", peer=peer, reason=str(error)[:200] or "too slow")
+            finally:
+                strand.close(is_reset=True)
+        finally:
+            self._num_open -= 1
+
+
+def _keep(known: OrderedDict[PeerId, _T], peer: PeerId, value: _T) -> None:
+    """The newest of MAX_KNOWN."""
+    known.pop(peer, None)
+    if len(known) >= MAX_KNOWN:
+        known.popitem(last=False)
+    known[peer] = value
+
+
+class Growth:
+    """Of one stream: looks at its connections while it sends, and has others added where they pay.
+
+    Args:
+        num_first: connections for it to have at once; with 0 it never has more than one.
+        num_useful: that it gets when it is seen to have much to send.
+    """
+
+    def __init__(self, dials: StrandDials, peer: PeerId, num_first: int, num_useful: int) -> None:
+        self._dials = dials
+        self._peer = peer
+        self._num_wanted = num_first
+        self._num_useful = num_useful
+        self._num_bytes = 0
+        self._num_dialled = 0
+        self._rule = StrandRule()
+        self._looked_s = -inf
+
+    def sent(self, stream: Growing, num_bytes: int) -> None:
+        """A frame of so many bytes has left, one that fills a line."""
+        now_s = trio.current_time()
+        self._num_bytes += num_bytes
+        if self._num_wanted and self._num_bytes >= USEFUL_AFTER_BYTES:
+            self._num_wanted = max(self._num_wanted, self._num_useful)
+        if not self._num_wanted or now_s - self._looked_s < LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
+        number = max(self._num_wanted, self._look(stream.connections, now_s))
+        if number > max(1, self._num_dialled):
+            self._dials.add(self._peer, stream, number - self._num_dialled)
+            self._num_dialled = number
+
+    def _look(self, connections: Sequence[TlsSocket], now_s: float) -> int:
+        paths = [path for path in (connection.look() for connection in connections) if path is not None]
+        if not paths or len(paths) < len(connections):
+            return 0  # this system does not tell, or one is closed
+        before = self._rule.num_useful
+        paced_bytes_per_s = sum(connection.paced_bytes_per_s for connection in connections)
+        number = self._rule.look(paths, paced_bytes_per_s, now_s)
+        if self._rule.num_useful > before:
+            self._dials.learned(self._peer, self._rule.num_useful)
+            log.info("strands_pay", peer=self._peer, connections=len(connections))
+        return number

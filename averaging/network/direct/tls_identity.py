@@ -1,0 +1,95 @@
+"""The run's credentials as TLS 1.3 takes them: both sides show theirs, and the peer id is what the credential names.
+
+OpenSSL checks that the certificate was issued by the run's CA and that the other side holds its key. When a credential counts is
+a rule of the run (a voter's counts on while nobody can renew it), so its time is left out there and judged by `CheckCredential`.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from averaging.network.seams.directory import JudgedAsOf
+from protocol.errors import ConfigError, RefusedError
+from protocol.identity.credential import check_credential, named_peer
+from protocol.ids import PeerId, RunId
+
+_NO_CHECK_TIME: Final = ssl.VerifyFlags(0x200000)
+"""X509_V_FLAG_NO_CHECK_TIME, which the module ssl has no name for."""
+
+CheckCredential = Callable[[bytes], PeerId]
+"""A presented credential (DER) -> the peer that it names. Raises RefusedError when it does not count now."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsCredential:
+    """Our own credential (DER) and the private key that it was issued for (PEM)."""
+
+    certificate_der: bytes
+    key_pem: bytes
+
+
+def credential_check(
+    ca_certificate_der: bytes,
+    run_id: RunId,
+    unix_s: Callable[[], float],
+    judged_as_of: JudgedAsOf = lambda _, now_unix_s: now_unix_s,
+    is_banned: Callable[[PeerId], bool] = lambda _: False,
+) -> CheckCredential:
+    """The rule of a run: issued by its CA, for this run, within its time as `judged_as_of` says, and not banned."""
+
+    def check(der: bytes) -> PeerId:
+        peer = named_peer(der)
+        if is_banned(peer):
+            raise RefusedError(f"{peer} is banned from this run", "a peer in good standing")
+        as_of_s = judged_as_of(peer, unix_s())
+        return check_credential(der, ca_certificate_der, peer_id=peer, run_id=run_id, now_unix_s=as_of_s).peer_id
+
+    return check
+
+
+def tls_context(own: TlsCredential, ca_certificate_der: bytes, *, is_server: bool) -> ssl.SSLContext:
+    """TLS 1.3 with certificates on both sides and without resumption: every connection shows its credential.
+
+    Raises:
+        ConfigError: our credential and its key do not belong together, or cannot be read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the peer id is compared instead
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= _NO_CHECK_TIME
+    try:
+        context.load_verify_locations(cadata=ca_certificate_der)
+        with _as_file(own) as path:
+            context.load_cert_chain(path)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"a credential that TLS does not take ({error})", "a credential and its key", "join the run again"
+        ) from error
+    if is_server:
+        context.num_tickets = 0
+    return context
+
+
+@contextmanager
+def _as_file(own: TlsCredential) -> Iterator[str]:
+    """Key and certificate where OpenSSL can read them: in memory, or where there is no such file in a private one for a moment."""
+    data = own.key_pem + ssl.DER_cert_to_PEM_cert(own.certificate_der).encode()
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("credential")
+        try:
+            os.write(descriptor, data)
+            yield f"/proc/self/fd/{descriptor}"
+        finally:
+            os.close(descriptor)
+        return
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        yield file.name

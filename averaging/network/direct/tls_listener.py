@@ -1,0 +1,343 @@
+"""The listening side of direct streams and of connections for calls: who connects shows a credential before a byte of it is read.
+
+Strangers cost a socket and a handshake's place for a few seconds, and are told nothing. Who holds a credential is named by it, takes
+one of its few places, is asked for at the same door as on libp2p, and then says which channel it wants.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.direct.connection_pool import Resting
+from averaging.network.direct.direct_calls import CALLS_CHANNEL, DirectCalls, RecentVerdicts
+from averaging.network.direct.substream_rule import MOST_STRANDS
+from averaging.network.direct.substreams import STRAND_CHANNEL, StrandDesk, receive_token
+from averaging.network.direct.tls_identity import CheckCredential
+from averaging.network.direct.tls_socket import TlsSocket, wrap
+from averaging.network.direct.tls_stream import Ending, Ends, KeepUntilDone, TlsStream, receive_opening, send_status
+from averaging.network.pacing.bulk_lane import BulkLane
+from averaging.network.seams.call_limits import Admits, Gate
+from averaging.network.seams.frames import Status
+from averaging.network.seams.interfaces import Stream
+from averaging.network.seams.lag_patience import patient_for
+from protocol.errors import MachineError, PotluckError, RefusedError
+from protocol.ids import PeerId
+
+log = structlog.get_logger()
+
+MAX_HANDSHAKES: Final = 128
+MAX_HANDSHAKES_PER_ADDRESS: Final = 64
+"""Peers behind one router share an address, and all peers of a test do."""
+
+HANDSHAKE_WITHIN_S: Final = 5.0
+HANDSHAKE_AT_MOST_S: Final = 15.0
+"""In our own turns, and whatever our loop does: who says nothing must not hold a place for long just when we are busy."""
+
+OPENING_WITHIN_S: Final = 5.0
+ADMIT_WITHIN_S: Final = 5.0
+MAX_STREAMS_PER_PEER: Final = 16
+MAX_STREAMS: Final = 256
+MAX_STRANDS_PER_PEER: Final = 2 * MOST_STRANDS
+MAX_STRANDS: Final = 128
+"""They take no place of a stream: one that is full of strands can still be opened anew."""
+
+MAX_STREAMS_PER_CONNECTION: Final = 256
+"""Then another handshake: an opening costs its sender a few bytes, and us some milliseconds."""
+
+BACKLOG: Final = 128
+TURNED_AWAY_S: Final = 1.0
+ACCEPT_AGAIN_S: Final = 0.1
+"""After the process ran out of files."""
+
+_OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(frozen=True, slots=True)
+class DoorRules:
+    """What the door asks of the network.
+
+    Attributes:
+        context: TLS of this side, as of now: a renewed credential is shown from the next connection on.
+        check: the peer that a shown credential names, if it counts.
+        admits: the door of libp2p.
+        serves: whether a channel has a handler.
+        serve: run it; True when it ended well, False when the stream must be reset.
+        calls: serves the connections that are made for calls.
+    """
+
+    context: Callable[[], ssl.SSLContext]
+    check: CheckCredential
+    admits: Admits
+    serves: Callable[[str], bool]
+    serve: Callable[[PeerId, str, Stream], Awaitable[bool]]
+    calls: DirectCalls
+
+
+def bind_bulk(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets on `host` and, where it is all of IPv4, on all of IPv6 as well if there is any; `port` 0 for any.
+
+    Raises:
+        MachineError: the port is in use or the address is not ours.
+    """
+    try:
+        first = _listener(host, port)
+    except OSError as error:
+        raise MachineError(
+            f"cannot listen on {host}:{port} for bulk ({error.strerror})",
+            "a free port on an address of this machine",
+            "give another with --bulk-port, or 0 for any",
+        ) from error
+    if host != "0.0.0.0":
+        return [first]
+    try:
+        return [first, _listener("::", first.getsockname()[1])]
+    except OSError as error:
+        log.debug("no_ipv6_for_bulk", reason=error.strerror)
+        return [first]
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class _Place:
+    """A peer's place at the gate, given back when its handler and the end of its stream are both done."""
+
+    def __init__(self, gate: Gate, peer: PeerId) -> None:
+        self._gate = gate
+        self._peer = peer
+        self._num_holders = 1
+
+    def hold(self) -> None:
+        """One more needs it."""
+        self._num_holders += 1
+
+    def release(self) -> None:
+        """One less."""
+        self._num_holders -= 1
+        if not self._num_holders:
+            self._gate.leave(self._peer)
+
+
+class TlsDoor:
+    """Serves the connections of a few listeners."""
+
+    def __init__(self, rules: DoorRules, lane: BulkLane, keep_until_done: KeepUntilDone) -> None:
+        self._rules = rules
+        self._lane = lane
+        self._keep_until_done = keep_until_done
+        self._handshakes: dict[str, int] = {}
+        self._gate = Gate(MAX_STREAMS_PER_PEER, MAX_STREAMS)
+        self._strand_gate = Gate(MAX_STRANDS_PER_PEER, MAX_STRANDS)
+        self._resting = Resting()
+        self._verdicts = RecentVerdicts(rules.admits)
+        self._desk = StrandDesk()
+
+    @property
+    def num_handshakes(self) -> int:
+        """Connections that have not shown who they are yet."""
+        return sum(self._handshakes.values())
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Until cancelled. Takes the socket over."""
+        async with trio.open_nursery() as nursery:
+            try:
+                while True:
+                    await trio.lowlevel.wait_readable(listener)
+                    await self._accept(listener, nursery)
+            finally:
+                listener.close()
+
+    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        try:
+            connection, address = listener.accept()
+        except OSError as error:  # gone again, or out of files
+            if error.errno in _OUT_OF_FILES:
+                log.warning("bulk_connection_not_accepted", reason=error.strerror)
+                await trio.sleep(ACCEPT_AGAIN_S)
+            return
+        name = str(address[0])
+        count = self._handshakes.get(name, 0)
+        if count >= MAX_HANDSHAKES_PER_ADDRESS or self.num_handshakes >= MAX_HANDSHAKES:
+            connection.close()
+            return
+        self._handshakes[name] = count + 1
+        nursery.start_soon(self._serve, connection, name, nursery)
+
+    def _shook_hands(self, name: str) -> None:
+        self._handshakes[name] -= 1
+        if not self._handshakes[name]:
+            del self._handshakes[name]
+
+    async def _serve(self, connection: socket.socket, name: str, nursery: trio.Nursery) -> None:
+        """One connection, from its handshake on."""
+        try:
+            tls = wrap(connection, self._rules.context(), is_server=True)
+        except (OSError, PotluckError) as error:
+            connection.close()
+            self._shook_hands(name)
+            log.debug("bulk_handshake_failed", address=name, error=str(error)[:200])
+            return
+        try:
+            peer = await self._shake_hands(tls, name, nursery)
+            if peer is not None:
+                await self._serve_peer(tls, peer)
+        except (OSError, PotluckError) as error:
+            log.debug("bulk_stream_dropped", address=name, error=str(error)[:200])
+            tls.close(is_reset=True)
+        except Exception:  # the edge of a nursery: one bad connection must not end the daemon
+            log.exception("bulk_connection_failed", address=name)
+            tls.close(is_reset=True)
+        except BaseException:
+            tls.close(is_reset=True)
+            raise
+
+    async def _shake_hands(self, tls: TlsSocket, name: str, nursery: trio.Nursery) -> PeerId | None:
+        """Who it is; None where it did not say in time."""
+        try:
+            with patient_for(HANDSHAKE_WITHIN_S, nursery, trio.current_time() + HANDSHAKE_AT_MOST_S) as scope:
+                peer = self._rules.check(await tls.handshake())
+        finally:
+            self._shook_hands(name)
+        if scope.cancelled_caught:
+            tls.close(is_reset=True)
+            return None
+        return peer
+
+    async def _serve_peer(self, tls: TlsSocket, peer: PeerId) -> None:
+        """One stream after the other, or whatever else the connection is for."""
+        channel: str | None = None
+        for number in range(1, MAX_STREAMS_PER_CONNECTION + 1):
+            if not await self._serve_opening(tls, peer, channel):
+                return
+            channel = await self._next_channel(tls, peer) if number < MAX_STREAMS_PER_CONNECTION else None
+            if channel is None:
+                tls.close()
+                return
+            if self._rules.check(tls.shown) != peer:
+                raise RefusedError("another credential", f"that of {peer}")
+
+    async def _serve_opening(self, tls: TlsSocket, peer: PeerId, channel: str | None) -> bool:
+        """What it is opened for now, where that was not said yet; whether it is over and the connection still there."""
+        if not self._gate.enter(peer):
+            await _turn_away(tls, Status.BUSY)
+            return False
+        place = _Place(self._gate, peer)
+        try:
+            status, channel = await self._open(tls, peer, channel)
+            if status is not Status.FINE:
+                await _turn_away(tls, status)
+                return False
+            if channel not in (CALLS_CHANNEL, STRAND_CHANNEL):
+                await send_status(tls, status)
+                return await self._serve_stream(tls, peer, channel, place)
+        finally:
+            place.release()
+        if channel == STRAND_CHANNEL:  # both stay, and have places of their own
+            await self._serve_strand(tls, peer)
+        else:
+            await send_status(tls, status)
+            await self._rules.calls.serve(tls, peer)
+        return False
+
+    async def _next_channel(self, tls: TlsSocket, peer: PeerId) -> str | None:
+        """What a connection whose stream is over is opened for next; None where it ends, which is not told from an opening before that
+        is here, and takes no place.
+        """
+        channel: str | None = None
+        if await self._resting.rest(tls, peer):
+            with trio.move_on_after(OPENING_WITHIN_S), suppress(OSError):  # it ends, mostly
+                channel = await receive_opening(tls)
+        return channel
+
+    async def _serve_strand(self, tls: TlsSocket, peer: PeerId) -> None:
+        if not self._strand_gate.enter(peer):
+            await _turn_away(tls, Status.BUSY)
+            return
+        try:
+            token = b""
+            with trio.move_on_after(OPENING_WITHIN_S):
+                await send_status(tls, Status.FINE)
+                token = await receive_token(tls)
+            if token:
+                await self._desk.keep(peer, token, tls, partial(send_status, tls, Status.FINE))
+        finally:
+            self._strand_gate.leave(peer)
+        tls.close(is_reset=True)
+
+    async def _serve_stream(self, tls: TlsSocket, peer: PeerId, channel: str, place: _Place) -> bool:
+        """Whether both sides have ended it, and its connection may carry another."""
+        left, over = trio.Event(), trio.Event()
+        ends = Ends(partial(self._keep, place, over), lambda _: left.set())
+        stream = TlsStream(tls, peer, channel, self._lane, ends, claim=self._desk.claim)
+        if await self._rules.serve(peer, channel, stream):
+            await stream.aclose()
+        else:
+            stream.reset()
+        if not tls.is_closed:
+            await over.wait()
+        return left.is_set()
+
+    def _keep(self, place: _Place, over: trio.Event, ending: Ending) -> None:
+        """A stream that was ended here is a socket until its other side has ended, too, and keeps its place so long."""
+
+        async def end() -> None:
+            try:
+                await ending()
+            finally:
+                over.set()
+                place.release()
+
+        place.hold()
+        self._keep_until_done(end)
+
+    async def _open(self, tls: TlsSocket, peer: PeerId, channel: str | None) -> tuple[Status, str]:
+        """Whether it is let in, and then what it wants: nothing of it is read before. On a connection that was kept it has said so,
+        and how it was judged a moment ago counts.
+        """
+        is_let_in = False
+        with trio.move_on_after(ADMIT_WITHIN_S):
+            admits = self._rules.admits if channel is None else self._verdicts.admits
+            is_let_in = await admits(peer) is True
+        if not is_let_in:
+            return Status.FAILED, ""
+        with trio.move_on_after(OPENING_WITHIN_S):
+            channel = await receive_opening(tls) if channel is None else channel
+            if channel == CALLS_CHANNEL:
+                return (Status.FINE if self._rules.calls.has_place(peer) else Status.BUSY), channel
+            is_served = channel == STRAND_CHANNEL or self._rules.serves(channel)
+            return (Status.FINE if is_served else Status.UNSERVED), channel
+        return Status.BUSY, ""
+
+
+async def _turn_away(tls: TlsSocket, status: Status) -> None:
+    """Say no, and wait a moment for the other side to close: what it has sent, unread, would else take the answer with it."""
+    with trio.move_on_after(TURNED_AWAY_S):
+        await send_status(tls, status)
+        rest = memoryview(bytearray(1024))
+        for _ in range(64):
+            if not await tls.receive_into(rest, 0):
+                break
+    tls.close()

@@ -1,0 +1,455 @@
+"""A bulk stream over one TLS connection: length-capped frames, each received straight into memory of its own.
+
+    opening  channel length u8, channel; answer: status u8 (frames.py)
+    frame    length u32, bytes                  the marker 0xFFFFFFFF is the clean end
+    strand   0xFFFFFFFE, its token              a further connection of the opener's, on which later frames may come, too
+    frame    0xFFFFFFFD, length u32             its bytes come over the strands (strands.py)
+
+An end of the connection without the marker is a reset. The marker is inside TLS, so nobody on the way can make a clean end of one.
+Once both sides have sent it another opening may follow (spare_connections.py), or the end of the connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any, Final, Protocol
+
+import numpy as np
+import structlog
+import trio
+
+from averaging.network.direct.substream_rule import MOST_STRANDS
+from averaging.network.direct.substreams import (
+    ANNOUNCED_WITHIN_S,
+    LEAST_PIECE_BYTES,
+    STALLED_S,
+    TOKEN_BYTES,
+    StrandReading,
+    StrandReceive,
+    StrandSend,
+)
+from averaging.network.direct.tls_socket import RECORD_BYTES, TlsSocket
+from averaging.network.pacing.bulk_lane import BulkLane
+from averaging.network.seams.frames import MAX_CHANNEL_BYTES, Status, place_for
+from averaging.network.seams.interfaces import MAX_FRAME_BYTES, BulkKind, Place, Way
+from protocol.errors import ConnectionReset, LocalProtocolError, MachineError, PeerUnreachable, RemoteProtocolError
+from protocol.ids import PeerId
+
+log = structlog.get_logger()
+
+_LENGTH: Final = struct.Struct(">I")
+_END: Final = 0xFFFFFFFF
+_STRAND: Final = 0xFFFFFFFE
+_STRIPED: Final = 0xFFFFFFFD
+LINGER_S: Final = 120.0
+LINGER_BYTES: Final = 8 * MAX_FRAME_BYTES
+"""A stream that we ended is kept so long for its other side to end too, dropping at most so much of what it still sends."""
+
+
+class _Word(Enum):
+    """What comes next before a frame."""
+
+    LENGTH_OR_MARKER = auto()
+    TOKEN = auto()
+    STRIPED_LENGTH = auto()
+
+
+_FIRST_BYTES: Final = RECORD_BYTES - _LENGTH.size
+"""Of a frame that go into one record with its length: a record of four bytes would cost as much as a whole one."""
+
+LEAST_PACED_BYTES: Final = 1 << 12
+"""A smaller frame is an answer, and no stream that fills a line."""
+
+Ending = Callable[[], Coroutine[Any, Any, None]]
+"""What is left to do for a stream that its owner has ended."""
+
+KeepUntilDone = Callable[[Ending], None]
+"""Runs the ending of a stream that its owner has left."""
+
+Left = Callable[[TlsSocket], None]
+"""Takes over the connection of a stream that both sides have ended, on which nothing is on its way any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What becomes of a stream that its owner has left, and then of its connection."""
+
+    keep_until_done: KeepUntilDone
+    left: Left = TlsSocket.close
+
+
+Claim = Callable[[PeerId, bytes], Awaitable[TlsSocket]]
+"""(who opened the stream, token) -> the connection that it has opened as a strand. Raises RemoteProtocolError: there is none."""
+
+
+class Grows(Protocol):
+    """Adds connections to a stream that we opened."""
+
+    def sent(self, stream: TlsStream, num_bytes: int) -> None:
+        """A frame of so many bytes has left, one that fills a line."""
+        ...
+
+
+async def no_strands(peer: PeerId, _token: bytes) -> TlsSocket:
+    """Of the side that opened a stream. Raises RemoteProtocolError."""
+    raise RemoteProtocolError(f"{peer} announced a strand of a stream that is not its own", "frames")
+
+
+def _room(num_bytes: int) -> memoryview:
+    """Writable, not cleared: it is handed on when it is full."""
+    return np.empty(num_bytes, dtype=np.uint8).data
+
+
+class TlsStream:
+    """One end, after the opening; one task may send while another receives.
+
+    A cancelled receive loses nothing; a frame whose sending was cancelled is finished by what comes next.
+    """
+
+    def __init__(
+        self,
+        connection: TlsSocket,
+        remote: PeerId,
+        channel: str,
+        lane: BulkLane,
+        ends: Ends,
+        *,
+        claim: Claim = no_strands,
+        growth: Grows | None = None,
+    ) -> None:
+        self._connection = connection
+        self._strands: list[StrandReading] = []
+        self._num_striped_up = self._num_striped_down = 0
+        self._joining: deque[tuple[TlsSocket, bytes, float]] = deque()
+        self._claim = claim
+        self._growth = growth
+        self._ends = ends
+        self._has_left = False
+        self._remote = remote
+        self._kind = BulkKind(Way.DIRECT, channel)
+        self._lane = lane
+        self._is_closed = False
+        self._is_sending = False
+        self._is_receiving = False
+        self._unsent: list[memoryview | StrandSend] = []
+        self._head = memoryview(bytearray(_LENGTH.size))
+        self._token = memoryview(bytearray(TOKEN_BYTES))
+        self._word = _Word.LENGTH_OR_MARKER
+        self._frame: memoryview | StrandReceive | None = None
+        self._num_received = 0
+        self._held_back: memoryview | None = None
+        self._is_ended = False
+
+    @property
+    def remote(self) -> PeerId:
+        """The authenticated peer at the other end."""
+        return self._remote
+
+    def count_as(self, unit: str, codec: str) -> None:
+        """Count under these from now on."""
+        self._kind = replace(self._kind, unit=unit, codec=codec)
+
+    async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
+        """Send one frame; waits for the pacer and for a slow reader. Raises as the seam says."""
+        view = memoryview(data).cast("B")
+        num_bytes = len(head) + len(view)
+        if num_bytes > MAX_FRAME_BYTES:
+            raise LocalProtocolError(f"a frame of {num_bytes} bytes", f"at most {MAX_FRAME_BYTES}")
+        if self._is_closed:
+            raise self._broken()
+        await self._lane.pass_up(self._remote, self._kind, num_bytes)
+        if self._is_closed:  # while it waited: the connection may carry another stream by now
+            raise self._broken()
+        self._announce_strands()
+        fills_line = num_bytes >= LEAST_PACED_BYTES
+        if fills_line:
+            self._lane.line.sending(self.connections)
+        if self._strands and num_bytes > LEAST_PIECE_BYTES:
+            announced = memoryview(_LENGTH.pack(_STRIPED) + _LENGTH.pack(num_bytes))
+            number, self._num_striped_up = self._num_striped_up, self._num_striped_up + 1
+            whole = memoryview(b"".join((head, view))) if head else view
+            await self._send(announced, StrandSend(number, whole, self.connections))
+        else:
+            if fills_line:
+                self._connection.hold_for(num_bytes)
+            num_first = max(0, _FIRST_BYTES - len(head))
+            first = b"".join((_LENGTH.pack(num_bytes), head, view[:num_first]))
+            await self._send(memoryview(first), view[num_first:])
+        self._lane.line.sent()
+        if fills_line and self._growth is not None:
+            self._growth.sent(self, num_bytes)
+
+    @property
+    def connections(self) -> Sequence[TlsSocket]:
+        """Over which long frames go: its strands, or the one that it was opened with where it has none."""
+        return tuple(reading.strand for reading in self._strands) or (self._connection,)
+
+    def join(self, strand: TlsSocket, token: bytes) -> None:
+        """A further connection, announced to the other side before the next frame. It is closed with the stream."""
+        if self._is_closed:
+            strand.close(is_reset=True)
+        else:
+            self._joining.append((strand, token, trio.current_time()))
+
+    def _announce_strands(self) -> None:
+        while self._joining:
+            strand, token, joined_s = self._joining.popleft()
+            if trio.current_time() > joined_s + ANNOUNCED_WITHIN_S:
+                strand.close(is_reset=True)
+                continue
+            self._unsent.append(memoryview(_LENGTH.pack(_STRAND) + token))
+            self._strands.append(StrandReading(strand))
+
+    async def _send(self, *parts: memoryview | StrandSend) -> None:
+        """Send what an earlier call left, then these. When cancelled, the rest is copied: the caller may change its memory."""
+        self._is_sending = True
+        self._unsent.extend(parts)
+        try:
+            while self._unsent:
+                part = self._unsent[0]
+                if isinstance(part, StrandSend):
+                    await part.run()
+                else:
+                    await self._send_part(part)
+                del self._unsent[0]
+        except OSError as error:
+            raise self._broken() from error
+        except trio.TooSlowError as error:
+            self.reset()  # a reader that takes nothing would else keep what is sent to it for ever
+            raise self._broken() from error
+        except BaseException:  # cancelled, maybe in several tasks at once
+            self._keep_unsent()
+            raise
+        finally:
+            self._is_sending = False
+
+    async def _send_part(self, part: memoryview) -> None:
+        begin = 0
+        while begin < len(part):
+            with trio.fail_after(STALLED_S) as scope:
+                # once its deadline has passed a scope stays cancelled, also where something left in that very moment
+                while begin < len(part) and not scope.cancel_called:
+                    begin = await self._connection.send(part, begin)
+                    scope.deadline = trio.current_time() + STALLED_S
+                    self._unsent[0] = part[begin:]
+
+    def _keep_unsent(self) -> None:
+        for place, part in enumerate(self._unsent):
+            if isinstance(part, StrandSend):
+                part.keep()
+            else:
+                self._unsent[place] = memoryview(bytes(part))
+
+    async def receive_frame(self) -> bytes | None:
+        """The next frame, None after the clean end. Raises as the seam says."""
+        view = await self.receive_view()
+        return None if view is None else bytes(view)
+
+    async def receive_view(self, place: Place | None = None) -> memoryview | None:
+        """The same, in the memory into which it was received."""
+        if self._is_closed:
+            raise self._broken()
+        frame = await self._receive(place or _room) if self._held_back is None else self._held_back
+        if frame is not None:
+            self._held_back = frame
+            await self._lane.took(self._kind, len(frame))
+            self._held_back = None
+        return frame
+
+    async def _receive(self, place: Place = _room) -> memoryview | None:
+        self._is_receiving = True
+        try:
+            if self._is_ended:
+                return None
+            while self._frame is None:
+                if not await self._receive_head(place):
+                    return None
+            frame = self._frame
+            if isinstance(frame, StrandReceive):
+                await self._run(frame)
+                frame = frame.frame
+            else:
+                await self._fill(frame)
+            self._frame, self._num_received = None, 0
+            return frame.toreadonly()
+        except (RemoteProtocolError, MachineError):
+            self.reset()  # what follows would be read as the next frame's head
+            raise
+        finally:
+            self._is_receiving = False
+
+    async def _receive_head(self, place: Place) -> bool:
+        """One word of what stands before a frame; False for the clean end. What was read of it when this was cancelled is kept."""
+        word = self._word
+        await self._fill(self._token if word is _Word.TOKEN else self._head)
+        if word is _Word.TOKEN:
+            await self._take_strand()
+            self._word, self._num_received = _Word.LENGTH_OR_MARKER, 0
+            return True
+        self._num_received = 0
+        (length,) = _LENGTH.unpack(self._head)
+        if word is _Word.LENGTH_OR_MARKER and length in (_STRAND, _STRIPED):
+            if length == _STRIPED and not self._strands:
+                raise RemoteProtocolError(
+                    f"{self._remote} announced a frame over strands", "a strand before", "the stream was closed"
+                )
+            self._word = _Word.TOKEN if length == _STRAND else _Word.STRIPED_LENGTH
+            return True
+        self._word = _Word.LENGTH_OR_MARKER
+        if word is _Word.LENGTH_OR_MARKER and length == _END:
+            self._is_ended = True
+            return False
+        if length > MAX_FRAME_BYTES:
+            raise RemoteProtocolError(
+                f"{self._remote} announced a frame of {length} bytes",
+                f"at most {MAX_FRAME_BYTES}",
+                "the stream was closed",
+            )
+        frame = place_for(length, place)
+        if word is _Word.STRIPED_LENGTH:
+            number, self._num_striped_down = self._num_striped_down, self._num_striped_down + 1
+            self._frame = StrandReceive(number, frame, self._strands)
+        else:
+            self._frame = frame
+        return True
+
+    async def _take_strand(self) -> None:
+        if len(self._strands) >= MOST_STRANDS:
+            raise RemoteProtocolError(f"{self._remote} announced more strands", f"{MOST_STRANDS} at most")
+        self._strands.append(StrandReading(await self._claim(self._remote, bytes(self._token))))
+
+    async def _run(self, frame: StrandReceive) -> None:
+        try:
+            await frame.run()
+        except OSError as error:
+            raise self._broken() from error
+
+    async def _fill(self, buffer: memoryview) -> None:
+        """Receive until `buffer` is full; `_num_received` says how far it is, also when cancelled."""
+        try:
+            while self._num_received < len(buffer):
+                stop = await self._connection.receive_into(buffer, self._num_received, is_whole=True)
+                if stop == self._num_received:
+                    raise ConnectionResetError("an end without its marker")
+                self._num_received = stop
+        except OSError as error:
+            raise self._broken() from error
+
+    def _broken(self) -> ConnectionReset:
+        return ConnectionReset(f"the stream with {self._remote} was reset", "a live stream")
+
+    async def aclose(self) -> None:
+        """Clean end: what was sent still arrives. A task of the network waits until the other side has ended, too."""
+        await trio.lowlevel.checkpoint()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_sending or self._connection.is_closed:
+            self.reset()  # closed under the hands of whoever sends
+        else:
+            self._ends.keep_until_done(self._end)
+
+    async def _end(self) -> None:
+        try:
+            with trio.move_on_after(LINGER_S):
+                self._announce_strands()  # so that they do not wait at the other side for a stream that is gone
+                await self._send(memoryview(_LENGTH.pack(_END)))
+                if not self._is_receiving:
+                    await self._skip_to_end()
+                    self._lane.line.left(self.connections)
+                    self._leave()
+        except (PeerUnreachable, RemoteProtocolError) as error:
+            log.debug("stream_closed_unclean", peer=self._remote, error=error.one_line())
+        finally:
+            for connection in self._all_connections():
+                connection.close()
+
+    def _leave(self) -> None:
+        """Hand on the connection if it may carry another stream: with strands some frame may still be on its way on one of them."""
+        if self._is_ended and not self._strands:
+            self._has_left = True
+            self._ends.left(self._connection)
+
+    async def _skip_to_end(self) -> None:
+        num_bytes = 0
+        while num_bytes < LINGER_BYTES:
+            frame = await self._receive()
+            if frame is None:
+                return
+            num_bytes += _LENGTH.size + len(frame)
+
+    def reset(self) -> None:
+        """Break the stream: the other side sees no final marker."""
+        self._is_closed = True
+        for connection in self._all_connections():
+            connection.close(is_reset=True)
+
+    def _all_connections(self) -> Sequence[TlsSocket]:
+        joining = (strand for strand, *_ in self._joining)
+        return tuple(joining) if self._has_left else (self._connection, *self.connections, *joining)
+
+
+async def send_opening(connection: TlsSocket, channel: str) -> Status:
+    """The opener's side; returns what the other side says.
+
+    Raises:
+        OSError: the connection broke.
+        RemoteProtocolError: an answer that is none.
+    """
+    await ask_opening(connection, channel)
+    return await hear_status(connection)
+
+
+async def ask_opening(connection: TlsSocket, channel: str) -> None:
+    """The first half of `send_opening`. Raises OSError."""
+    name = channel.encode("ascii")
+    await _send_all(connection, bytes([len(name)]) + name)
+
+
+async def hear_status(connection: TlsSocket) -> Status:
+    """The second half of `send_opening`; raises as that. When it is cancelled it may be called again."""
+    answer = await _receive_exactly(connection, 1)
+    try:
+        return Status(answer[0])
+    except ValueError:
+        raise RemoteProtocolError(f"status {answer[0]}", "0 to 3", "the stream was closed") from None
+
+
+async def receive_opening(connection: TlsSocket) -> str:
+    """The server's side: the channel that is asked for.
+
+    Raises:
+        OSError: the connection broke.
+        RemoteProtocolError: no channel's name.
+    """
+    (length,) = await _receive_exactly(connection, 1)
+    if length > MAX_CHANNEL_BYTES:
+        raise RemoteProtocolError(f"a channel of {length} letters", f"at most {MAX_CHANNEL_BYTES}")
+    try:
+        return (await _receive_exactly(connection, length)).decode("ascii")
+    except UnicodeDecodeError:
+        raise RemoteProtocolError("a channel that is not ASCII", "a channel's name") from None
+
+
+async def send_status(connection: TlsSocket, status: Status) -> None:
+    """Answer an opening. Raises OSError."""
+    await _send_all(connection, bytes([status]))
+
+
+async def _send_all(connection: TlsSocket, data: bytes) -> None:
+    view, begin = memoryview(data), 0
+    while begin < len(view):
+        begin = await connection.send(view, begin)
+
+
+async def _receive_exactly(connection: TlsSocket, num_bytes: int) -> bytes:
+    data, stop = memoryview(bytearray(num_bytes)), 0
+    while stop < num_bytes:
+        begin, stop = stop, await connection.receive_into(data, stop)
+        if stop == begin:
+            raise ConnectionResetError("an end in the middle of the opening")
+    return bytes(data)

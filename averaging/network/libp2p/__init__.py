@@ -1,0 +1,1 @@
+"""libp2p through hivemind: its daemon, streams and directory."""

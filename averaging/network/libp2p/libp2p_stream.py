@@ -1,0 +1,231 @@
+"""A raw libp2p stream over p2pd's control socket, and the p2pd that carries it. Runs on the asyncio thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from averaging.network.libp2p.p2pd import P2pdProcess
+from averaging.network.seams.frames import EndOfStream, FrameReader, write_end, write_frame
+from averaging.network.seams.interfaces import MAX_FRAME_BYTES
+from protocol.errors import CallTimeout, ConnectionReset, PeerUnreachable, RemoteProtocolError, TransportError
+from protocol.ids import PeerId
+
+log = structlog.get_logger()
+
+LINGER_S: Final = 120.0
+LINGER_BYTES: Final = 8 * MAX_FRAME_BYTES
+"""A stream that we ended is kept so long for its other side to end too, dropping at most so much of what it still sends."""
+CLOSE_GRACE_S: Final = 1.0
+EXITED_WITHIN_S: Final = 0.02
+"""A killed process closes its sockets a moment before the kernel counts it as exited."""
+
+DROP_BYTES: Final = 1 << 16
+REFUSED: Final = "refused"
+RESET: Final = "reset"
+BACKOFF: Final = "dial backoff"
+NOT_NOW: Final = (
+    *("timeout", "deadline", "context canceled", "connection failed"),
+    *("network is unreachable", "no route to host", "too many open files", "resource limit exceeded"),
+)
+"""go-libp2p's words: nobody listens there; the connection broke before the stream was open; it is not dialled so soon after a dial
+that failed; and what says nothing of the peer: no answer in time, or something of ours is full or down.
+"""
+
+MAX_REFUSED: Final = 4096
+BROKEN: Final = (asyncio.IncompleteReadError, ConnectionError, OSError, EOFError)
+"""What asyncio raises when a socket to p2pd ends in the middle of something."""
+
+
+class RawStream:
+    """One end of a libp2p stream: frames over p2pd's socket."""
+
+    def __init__(self, remote: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, own: Daemon) -> None:
+        self.remote = remote
+        self.frames = FrameReader(reader)
+        self._reader = reader
+        self.writer = writer
+        self._daemon = own
+        self._is_closed = False
+
+    async def broken(self) -> TransportError:
+        """Why the stream broke: the peer is gone, or only the connection, or our own p2pd."""
+        await asyncio.sleep(EXITED_WITHIN_S)
+        if not self._daemon.is_running:
+            return CallTimeout(f"our own libp2p daemon died during a stream with {self.remote}", "a running one")
+        return ConnectionReset(f"the stream with {self.remote} was reset", "a live stream")
+
+    async def send(self, data: bytes) -> None:
+        """Send one frame. Raises TransportError when the stream is broken."""
+        if self._is_closed or self.writer.is_closing():
+            raise await self.broken()
+        try:
+            await write_frame(self.writer, data)
+        except BROKEN as error:
+            raise await self.broken() from error
+
+    async def receive(self) -> bytes | None:
+        """The next frame; None after the clean end. Raises TransportError, RemoteProtocolError."""
+        try:
+            return await self.frames.read(MAX_FRAME_BYTES)
+        except EndOfStream:
+            return None
+        except RemoteProtocolError:
+            self.reset()
+            raise
+        except BROKEN as error:
+            raise await self.broken() from error
+
+    async def close(self) -> None:
+        """Clean end: what was sent still arrives.
+
+        p2pd closes both directions as soon as one ends, and what is under way the other way is lost. So the socket stays open
+        until the other side has said its end too; a task of the session waits for that.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            write_end(self.writer)
+        except ConnectionError:
+            return  # broken already: nothing to wait for
+        self._daemon.keep_until_done(self._linger())
+
+    async def _linger(self) -> None:
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await self.writer.drain()
+                if not self.frames.is_ended and not self.frames.is_reading:
+                    await self.frames.skip_to_end(LINGER_BYTES)
+        except (TimeoutError, RemoteProtocolError, *BROKEN) as error:
+            log.debug("stream_closed_unclean", peer=self.remote, error=repr(error)[:200])
+        finally:
+            self.writer.close()
+
+    async def drop_rest(self, within_s: float) -> None:
+        """Read and forget what comes until the other side closes, for so long. Raises what asyncio raises when it breaks.
+
+        Who says the last word waits so before it closes its socket: p2pd then ends its libp2p stream for reading and for writing
+        one after the other (go-yamux: `Stream.Close`), and its own reader, woken by the first, may reset the stream before the
+        second (go-libp2p-daemon: `doStreamPipe`). A reset overtakes what was sent before it, so the last word would come as
+        the death of a living process.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while await self._reader.read(DROP_BYTES):
+                    pass
+
+    def reset(self) -> None:
+        """Break the stream: the other side sees no final marker."""
+        self._is_closed = True
+        self.writer.transport.abort()
+
+
+class Daemon:
+    """Whether the p2pd below a stream still runs, and how to open sockets to it."""
+
+    def __init__(self, process: P2pdProcess) -> None:
+        self._process = process
+        self._lingering: set[asyncio.Task[None]] = set()
+        self._verdicts = DialVerdicts()
+
+    def keep_until_done(self, ending: Coroutine[Any, Any, None]) -> None:
+        """Let a stream that we ended wait for its other side."""
+        task = asyncio.create_task(ending, name="lingering stream")
+        self._lingering.add(task)
+        task.add_done_callback(self._lingering.discard)
+
+    async def close(self) -> None:
+        """Give lingering streams a moment, then drop them."""
+        if self._lingering:
+            _, late = await asyncio.wait(set(self._lingering), timeout=CLOSE_GRACE_S if self.is_running else 0)
+            for task in late:
+                task.cancel()
+
+    @property
+    def is_running(self) -> bool:
+        """Asked of the kernel now."""
+        return self._process.is_running
+
+    @property
+    def control_socket(self) -> Path:
+        """Where p2pd takes requests."""
+        return self._process.control_socket
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> RawStream:
+        """A libp2p stream to a peer; nothing stays open when it fails or is cancelled.
+
+        Raises:
+            PeerUnreachable: refused, unknown, or it does not speak the protocol. ConnectionReset: the connection broke meanwhile.
+            CallTimeout: it could not be dialled in time, or our own p2pd is not there.
+        """
+        from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+        from hivemind.proto import p2pd_pb2
+
+        peer_bytes = _peer_bytes(peer)
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._process.control_socket)
+        except OSError as error:
+            raise CallTimeout("our own libp2p daemon is not there", "a running one", "it is being restarted") from error
+        stream = RawStream(peer, reader, writer, self)
+        try:
+            opening = p2pd_pb2.StreamOpenRequest(peer=peer_bytes, proto=[protocol])
+            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening))
+            response = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, response)
+        except BROKEN as error:
+            writer.close()
+            found = "our own libp2p daemon ended a request for a stream"
+            raise CallTimeout(found, "its answer", "it is asked again, or being restarted") from error
+        except BaseException:
+            writer.close()
+            raise
+        if response.type == p2pd_pb2.Response.ERROR:
+            writer.close()
+            raise self._verdicts.failed(peer, response.error.msg)
+        self._verdicts.opened(peer)
+        return stream
+
+
+def _peer_bytes(peer: PeerId) -> bytes:
+    """A peer id as p2pd takes it. It may be a stranger's text: nobody is there whose name is none."""
+    from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+
+    try:
+        return bytes(PeerID.from_base58(peer).to_bytes())
+    except ValueError:
+        raise PeerUnreachable(f"{str(peer)[:80]!r} is no peer id", "a libp2p peer id in base58") from None
+
+
+class DialVerdicts:
+    """What p2pd's reason for not opening a stream means to the caller.
+
+    A refusal says that nobody is there, and so does what we do not know, such as a peer of which p2pd has no address. After a dial
+    that failed p2pd does not dial again for a while, longer each time; what that one said counts until then.
+    """
+
+    def __init__(self) -> None:
+        self._refused: dict[PeerId, None] = {}
+
+    def opened(self, peer: PeerId) -> None:
+        """It is there."""
+        self._refused.pop(peer, None)
+
+    def failed(self, peer: PeerId, reason: str) -> TransportError:
+        """The error to raise."""
+        if REFUSED in reason:
+            self._refused[peer] = None
+            if len(self._refused) > MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
+        elif BACKOFF not in reason:
+            self._refused.pop(peer, None)
+        if peer not in self._refused and any(word in reason for word in (BACKOFF, *NOT_NOW)):
+            return CallTimeout(f"{peer} could not be dialled in time: {reason[:200]}", "a connection")
+        if peer not in self._refused and RESET in reason:
+            return ConnectionReset(f"a connection to {peer} broke: {reason[:200]}", "an open stream")
+        return PeerUnreachable(f"{peer} could not be reached: {reason[:200]}", "a connection")

@@ -1,0 +1,1 @@
+"""The network in memory, for simulations and tests. It passes the same contract tests."""

@@ -1,0 +1,35 @@
+"""The directory of a world in memory: what lies under a key until it expires, as in the DHT."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import structlog
+
+from averaging.network.seams.directory import Record, RecordRule
+from averaging.network.seams.interfaces import DirectoryEntry
+
+log = structlog.get_logger()
+
+
+class MemoryDirectory:
+    """All records of one world, as far as the rule lets them in."""
+
+    def __init__(self, rule: RecordRule) -> None:
+        self._rule = rule
+        self._records: dict[str, dict[str, DirectoryEntry]] = defaultdict(dict)
+
+    def store(self, key: str, entry: DirectoryEntry, now_unix_s: float) -> bool:
+        """Keep a record if the rule allows it; the later expiry wins."""
+        reason = self._rule(Record(entry.subkey, entry.value, entry.expires_unix_s), now_unix_s)
+        known = self._records[key].get(entry.subkey)
+        if reason or (known is not None and known.expires_unix_s >= entry.expires_unix_s):
+            log.debug("record_refused", subkey=entry.subkey, reason=reason or "older than the one we have")
+            return False
+        self._records[key][entry.subkey] = entry
+        return True
+
+    def live(self, key: str, now_unix_s: float) -> Sequence[DirectoryEntry]:
+        """The records under a key that have not expired, by subkey."""
+        return tuple(e for _, e in sorted(self._records[key].items()) if e.expires_unix_s > now_unix_s)

@@ -1,0 +1,489 @@
+"""Network in memory: a world of peers with latency, bandwidth, loss, cuts, freezes and crashes, in trio's time from one seed.
+
+Messages on their way are callbacks on one set of timers; only handlers and callers are tasks. Handlers run in the context
+variables of the process that they belong to.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.memory.memory_call import Answer, Answers, Call, CallServer
+from averaging.network.memory.memory_directory import MemoryDirectory
+from averaging.network.memory.memory_stream import MemoryStream, Pipe
+from averaging.network.pacing.bulk_counters import BulkTally
+from averaging.network.pacing.control_counters import ControlTally
+from averaging.network.seams.bulk_address import BulkAddress
+from averaging.network.seams.clocks import Timers
+from averaging.network.seams.directory import RecordRule, sized_record_rule
+from averaging.network.seams.interfaces import (
+    MAX_CONTROL_BYTES,
+    CallHandler,
+    DirectoryEntry,
+    Stream,
+    StreamHandler,
+    TookReply,
+    TrafficCount,
+)
+from protocol.errors import CallTimeout, LocalProtocolError, PeerUnreachable, PotluckError
+from protocol.ids import PeerId
+
+log = structlog.get_logger()
+
+OPENING_BYTES: Final = 64
+RETRANSMIT_S: Final = (0.2, 2.0)
+"""How long a lost frame holds up its stream: streams lose time, not frames."""
+
+RESETS_PER_LOSS: Final = 0.02
+"""Of the lost frames, so many take their stream with them."""
+
+DIRECTORY_WITHIN_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """One-way delay in seconds, and throughput in bytes per second."""
+
+    latency_s: float = 0.01
+    bytes_per_s: float = 12_500_000.0
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """One process on the network. A restart is a new host under the same id."""
+
+    peer: PeerId
+    context: contextvars.Context
+    is_alive: bool = True
+    has_ended: bool = False
+    """The world around it came to its end, while something was still on its way here."""
+
+    thawed: trio.Event | None = None
+    parked: list[Callable[[], None]] = field(default_factory=list)
+    died: trio.Event = field(default_factory=trio.Event)
+    nursery: trio.Nursery | None = None
+    early: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    pipes: dict[int, Pipe] = field(default_factory=dict)
+    serving: dict[int, Call] = field(default_factory=dict)
+    idle_servers: list[CallServer] = field(default_factory=list)
+    calls: dict[str, CallHandler] = field(default_factory=dict)
+    handlers: dict[str, StreamHandler] = field(default_factory=dict)
+    control: ControlTally = field(default_factory=ControlTally)
+    bulk: BulkTally = field(default_factory=BulkTally)
+
+    async def wait_awake(self) -> None:
+        """Returns at once unless the process is frozen."""
+        while self.thawed is not None and self.is_alive:
+            await self.thawed.wait()
+
+    def when_awake(self, callback: Callable[[], None]) -> None:
+        """Now, or when the frozen process goes on."""
+        if self.thawed is None:
+            callback()
+        else:
+            self.parked.append(callback)
+
+    def thaw(self) -> None:
+        """Take what waited, in the order in which it came."""
+        event, self.thawed = self.thawed, None
+        if event is not None:
+            event.set()
+        parked, self.parked = self.parked, []
+        for callback in parked:
+            callback()
+
+    def check_alive(self) -> None:
+        """Raises PeerUnreachable in a process that has crashed."""
+        if not self.is_alive:
+            raise PeerUnreachable(f"{self.peer} has crashed", "a running process")
+
+    async def run(self) -> None:
+        """The handlers' nursery, until the process dies."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self.nursery = nursery
+                for function in self.early:
+                    nursery.start_soon(function)
+                self.early.clear()
+                await self.died.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.has_ended = True
+
+    def start_call(self, call: Call, number: int) -> None:
+        """Run the handler of a call, on a task that served one before where one is idle: starting a task costs as much as a call."""
+        if self.idle_servers and self.is_alive and not self.has_ended:
+            self.idle_servers.pop().take(call, number)
+        else:
+            self.start(CallServer(self, call, number).run)
+
+    def start(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Run a handler; it ends when the process dies."""
+        if not self.is_alive or self.has_ended:
+            return
+        if self.nursery is None:
+            self.early.append(function)
+        else:
+            self.context.run(self.nursery.start_soon, function)
+
+
+class MemorySwarm:
+    """The world. Handlers run in `nursery`.
+
+    Attributes:
+        speeds: links slower or faster than the default, by peer; the slower end counts.
+        loss: share of messages lost everywhere, and `losses` at one peer. Streams lose time instead, and sometimes break.
+        duplicated: share of call requests that arrive twice.
+        broken: share of requests, and of replies, whose connection breaks on their way while both processes live.
+        reorder_s: requests and replies take up to so much longer, each by itself.
+        directory: what is stored there.
+        is_directory_up: whether records can be stored and found.
+        has_way_in: instead of that, whether a peer can; None where it is the same for everybody.
+    """
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        chooser: random.Random,
+        speed: LinkSpeed | None = None,
+        record_rule: RecordRule = sized_record_rule,
+        timers: Timers | None = None,
+    ) -> None:
+        self._nursery = nursery
+        self._random = chooser
+        self._default_speed = speed or LinkSpeed()
+        self._hosts: dict[PeerId, Host] = {}
+        self._next_number = 0
+        self._cuts: dict[tuple[PeerId, PeerId], int] = {}
+        self._held: list[tuple[PeerId, PeerId, Callable[[], None]]] = []
+        self.timers = timers or Timers(nursery)
+        self.speeds: dict[PeerId, LinkSpeed] = {}
+        self.loss = 0.0
+        self.losses: dict[PeerId, float] = {}
+        self.duplicated = 0.0
+        self.broken = 0.0
+        self.reorder_s = 0.0
+        self.directory = MemoryDirectory(record_rule)
+        self.is_directory_up = True
+        self.has_way_in: Callable[[PeerId], bool] | None = None
+        self.unix_offset_s = 1_700_000_000.0
+        self.num_messages = 0
+
+    # --- processes ---
+
+    def start(self, peer: PeerId, *, is_elsewhere: bool = False) -> MemoryNetwork:
+        """A fresh process of `peer`; an older one is killed. Where the new one runs elsewhere, on another machine that has the same
+        identity, the older goes on, and what is sent to the peer comes to the newer.
+        """
+        if not is_elsewhere:
+            self.kill(peer)
+        host = Host(peer, contextvars.copy_context())
+        self._hosts[peer] = host
+        host.context.run(self._nursery.start_soon, host.run)
+        return MemoryNetwork(self, host)
+
+    def kill(self, peer: PeerId) -> None:
+        """The process is gone: its streams are reset, its calls refused, its handlers cancelled."""
+        host = self._hosts.pop(peer, None)
+        if host is not None:
+            self._end(host)
+
+    def end(self, network: MemoryNetwork) -> None:
+        """As `kill`, for this very process: the peer may have a newer one."""
+        host = network.host
+        if self._hosts.get(host.peer) is host:
+            del self._hosts[host.peer]
+        if host.is_alive:
+            self._end(host)
+
+    def _end(self, host: Host) -> None:
+        host.is_alive = False
+        host.parked.clear()
+        host.thaw()
+        for pipe in list(host.pipes.values()):
+            pipe.lose(host)
+        for call in list(host.serving.values()):
+            call.server_died()
+        host.serving.clear()
+        host.died.set()
+
+    def break_calls(self, peer: PeerId) -> None:
+        """The connections of all calls that are under way at this peer break; it lives, and what it does goes on."""
+        for call in list(self._hosts[peer].serving.values()):
+            call.server_died()
+
+    def freeze(self, peer: PeerId) -> None:
+        """The process answers nothing and refuses nothing until `thaw`; what comes in waits."""
+        host = self._hosts[peer]
+        if host.thawed is None:
+            host.thawed = trio.Event()
+
+    def thaw(self, peer: PeerId) -> None:
+        """The process goes on."""
+        host = self._hosts.get(peer)
+        if host is not None:
+            host.thaw()
+
+    # --- links ---
+
+    def cut(self, one_side: Sequence[PeerId], other_side: Sequence[PeerId], *, both_ways: bool = True) -> None:
+        """Nothing passes from one side to the other, nor back unless told otherwise. Cuts add up; each is mended by itself."""
+        for link in _links(one_side, other_side, both_ways):
+            self._cuts[link] = self._cuts.get(link, 0) + 1
+
+    def mend(self, one_side: Sequence[PeerId], other_side: Sequence[PeerId], *, both_ways: bool = True) -> None:
+        """Take one such cut back."""
+        for link in _links(one_side, other_side, both_ways):
+            left = self._cuts.get(link, 0) - 1
+            if left > 0:
+                self._cuts[link] = left
+            else:
+                self._cuts.pop(link, None)
+        self._release()
+
+    def heal(self) -> None:
+        """All cuts are gone."""
+        self._cuts.clear()
+        self._release()
+
+    def is_passable(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Whether anything passes from one to the other."""
+        return (sender, receiver) not in self._cuts
+
+    def when_passable(self, sender: PeerId, receiver: PeerId, callback: Callable[[], None]) -> None:
+        """Now, or when the cut is gone."""
+        if self.is_passable(sender, receiver):
+            callback()
+        else:
+            self._held.append((sender, receiver, callback))
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for sender, receiver, callback in held:
+            self.when_passable(sender, receiver, callback)
+
+    def host_of(self, sender: PeerId, peer: PeerId) -> Host | None:
+        """The live host; None when the message vanishes on its way. Raises PeerUnreachable when it is refused."""
+        if self._cuts and (sender, peer) in self._cuts:
+            return None
+        if (self.loss or self.losses) and self._is_lost(sender, peer):
+            return None
+        host = self._hosts.get(peer)
+        if host is None:
+            raise PeerUnreachable(f"{peer} refused the connection", "a running peer")
+        return host
+
+    def _is_lost(self, sender: PeerId, receiver: PeerId) -> bool:
+        if not (self.loss or self.losses):
+            return False
+        loss = self.loss_between(sender, receiver)
+        return loss > 0 and self._random.random() < loss
+
+    def loss_between(self, sender: PeerId, receiver: PeerId) -> float:
+        """Share of messages lost between two peers."""
+        if not self.losses:
+            return self.loss
+        return max(self.loss, self.losses.get(sender, 0.0), self.losses.get(receiver, 0.0))
+
+    def delay_s(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> float:
+        """The time that so many bytes take from one to the other."""
+        jitter = 1.0 + 0.2 * self._random.random()
+        a = b = self._default_speed
+        if not self.speeds:
+            return a.latency_s * jitter + num_bytes / a.bytes_per_s
+        a, b = self.speeds.get(sender, a), self.speeds.get(receiver, b)
+        return (a.latency_s + b.latency_s) / 2 * jitter + num_bytes / min(a.bytes_per_s, b.bytes_per_s)
+
+    def frame_delay_s(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> tuple[float, bool]:
+        """The time that a frame takes, and whether its stream breaks instead."""
+        delay_s = self.delay_s(sender, receiver, num_bytes)
+        if not self._is_lost(sender, receiver):
+            return delay_s, False
+        return delay_s + self._random.uniform(*RETRANSMIT_S), self._random.random() < RESETS_PER_LOSS
+
+    def carry(self, sender: PeerId, receiver: PeerId, num_bytes: int, arrive: Callable[[], None]) -> None:
+        """Bring one message of a call; whether it is lost is decided on arrival."""
+        self.num_messages += 1
+        delay_s = self.delay_s(sender, receiver, num_bytes + OPENING_BYTES)
+        if self.reorder_s > 0:
+            delay_s += self._random.uniform(0.0, self.reorder_s)
+        self.timers.after(delay_s, arrive)
+
+    def is_duplicated(self) -> bool:
+        """Whether this request arrives twice."""
+        return self.duplicated > 0 and self._random.random() < self.duplicated
+
+    def is_broken(self) -> bool:
+        """Whether the connection of this request, or of this reply, breaks on its way."""
+        return self.broken > 0 and self._random.random() < self.broken
+
+    def next_number(self) -> int:
+        """Numbers for what is on its way."""
+        self._next_number += 1
+        return self._next_number
+
+    def connect(self, opener: Host, server: Host, channel: str, handler: StreamHandler) -> Stream:
+        """A new pipe; the server's handler of this channel runs with the other end."""
+        pipe = Pipe(self, self.next_number(), opener, server)
+
+        async def serve() -> None:
+            stream = MemoryStream(pipe, 1, channel)
+            try:
+                await handler(opener.peer, stream)
+            except PotluckError as error:
+                log.debug("stream_reset", peer=server.peer, reason=error.one_line())
+                pipe.reset()
+            else:
+                await stream.aclose()
+
+        server.start(serve)
+        return MemoryStream(pipe, 0, channel)
+
+    # --- the directory ---
+
+    def reaches_directory(self, peer: PeerId) -> bool:
+        """Whether what this peer stores or looks for gets there."""
+        return self.is_directory_up if self.has_way_in is None else self.has_way_in(peer)
+
+    def unix_s(self) -> float:
+        """The time that records expire by."""
+        return self.unix_offset_s + trio.current_time()
+
+
+def _links(
+    one_side: Sequence[PeerId], other_side: Sequence[PeerId], both_ways: bool
+) -> Sequence[tuple[PeerId, PeerId]]:
+    there = [(a, b) for a in one_side for b in other_side]
+    return there + [(b, a) for a, b in there] if both_ways else there
+
+
+def _unanswered(channel: str, timeout_s: float, peer: PeerId) -> CallTimeout:
+    return CallTimeout(f"no answer from {peer} on {channel} within {timeout_s} s", "an answer")
+
+
+class MemoryNetwork:
+    """One process's Network in a MemorySwarm."""
+
+    def __init__(self, swarm: MemorySwarm, host: Host) -> None:
+        self._swarm = swarm
+        self._host = host
+
+    @property
+    def host(self) -> Host:
+        """The process on this network."""
+        return self._host
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id."""
+        return self._host.peer
+
+    def serve_calls(self, channel: str, handler: CallHandler) -> None:
+        """Answer calls on this channel."""
+        self._host.calls[channel] = handler
+
+    def serve_streams(self, channel: str, handler: StreamHandler) -> None:
+        """Answer streams on this channel."""
+        self._host.handlers[channel] = handler
+
+    async def call(self, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
+        """One request, one reply; the reply of a frozen or cut-off peer never comes."""
+        answer: Answer[bytes] = Answer()
+        self._depart((Call(self._swarm, self._host, peer, channel, request, answer),), request)
+        return await answer.wait(self._swarm.timers, timeout_s, partial(_unanswered, channel, timeout_s, peer))
+
+    async def call_each(
+        self, peers: Sequence[PeerId], channel: str, request: bytes, *, timeout_s: float, took: TookReply
+    ) -> None:
+        """As `call`, on one task and one deadline for all."""
+        answers = Answers()
+        calls = [Call(self._swarm, self._host, peer, channel, request, answers.of(peer)) for peer in peers]
+        self._depart(calls, request)
+        await answers.tell(self._swarm.timers, timeout_s, took, partial(_unanswered, channel, timeout_s))
+
+    def _depart(self, calls: Sequence[Call], request: bytes) -> None:
+        if len(request) > MAX_CONTROL_BYTES:
+            raise LocalProtocolError(f"a request of {len(request)} bytes", f"at most {MAX_CONTROL_BYTES}")
+        self._host.check_alive()
+        for call in calls:
+            self._host.when_awake(call.depart)
+
+    async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
+        """A stream to the peer's handler of this channel."""
+        me, swarm = self._host, self._swarm
+        me.check_alive()
+        answer: Answer[Stream] = Answer()
+
+        def arrive() -> None:
+            try:
+                host = swarm.host_of(me.peer, peer)
+            except PeerUnreachable as error:
+                answer.fail(error)
+                return
+            if host is not None and swarm.is_passable(peer, me.peer):
+                host.when_awake(lambda: accept(host))
+
+        def accept(host: Host) -> None:
+            handler = host.handlers.get(channel)
+            if handler is None or not host.is_alive or not me.is_alive:
+                answer.fail(PeerUnreachable(f"{peer} does not serve {channel}", "a served channel"))
+            elif answer.is_awaited:
+                answer.give(swarm.connect(me, host, channel, handler))
+
+        def too_late() -> CallTimeout:
+            return CallTimeout(f"no stream to {peer} on {channel} within {timeout_s} s", "an open stream")
+
+        me.when_awake(lambda: swarm.carry(me.peer, peer, 0, arrive))
+        return await answer.wait(swarm.timers, timeout_s, too_late)
+
+    async def add_addresses(self, addresses: Sequence[str]) -> None:
+        """Everybody is known here."""
+
+    def bulk_addresses(self) -> tuple[BulkAddress, ...]:
+        """There are no sockets here."""
+        return ()
+
+    def addresses(self) -> tuple[str, ...]:
+        """An address of this world."""
+        return (f"/memory/{self._host.peer}/p2p/{self._host.peer}",)
+
+    async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
+        """Store a record; a record that is too long is refused."""
+        self._host.check_alive()
+        self._host.control.published(key, subkey, value)
+        if not await self._reach_directory(len(value)):
+            return False
+        return self._swarm.directory.store(key, DirectoryEntry(subkey, value, expires_unix_s), self._swarm.unix_s())
+
+    async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
+        """Live records."""
+        self._host.check_alive()
+        self._host.control.looked_up(key)
+        if not await self._reach_directory(OPENING_BYTES):
+            return ()
+        found = self._swarm.directory.live(key, self._swarm.unix_s())
+        self._host.control.found(found)
+        return found
+
+    async def _reach_directory(self, num_bytes: int) -> bool:
+        swarm, host = self._swarm, self._host
+        await swarm.timers.sleep(swarm.delay_s(host.peer, host.peer, num_bytes))
+        host.check_alive()
+        if not swarm.reaches_directory(host.peer):
+            await swarm.timers.sleep(DIRECTORY_WITHIN_S)
+            host.check_alive()
+        return swarm.reaches_directory(host.peer)
+
+    def traffic(self) -> TrafficCount:
+        """Payload bytes so far."""
+        control, bulk = self._host.control, self._host.bulk
+        lanes = (control.bytes_up, control.bytes_down, bulk.bytes_up, bulk.bytes_down)
+        return TrafficCount(*lanes, bulk.counts(), control.counts())

@@ -1,0 +1,67 @@
+"""Counts the payload of the control lane by channel: of calls, and of the directory's records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from averaging.network.seams.interfaces import ControlCount, DirectoryEntry
+
+DIRECTORY_CHANNEL: Final = "directory"
+"""What is said to the directory is counted under this name; calls have none such."""
+
+MAX_CHANNELS: Final = 64
+"""Channels are our own words; what a bug of ours would add beyond them is counted under no name."""
+
+
+class ControlTally:
+    """Bytes up and down of each channel."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, list[int]] = {}
+
+    @property
+    def bytes_up(self) -> int:
+        """Sent on all channels."""
+        return sum(up for up, _ in self._counts.values())
+
+    @property
+    def bytes_down(self) -> int:
+        """Received on all channels."""
+        return sum(down for _, down in self._counts.values())
+
+    def sent(self, channel: str, num_bytes: int) -> None:
+        """So much payload left."""
+        self._of(channel)[0] += num_bytes
+
+    def not_sent(self, channel: str, num_bytes: int) -> None:
+        """So much of what was counted as sent has not left after all."""
+        self._of(channel)[0] -= num_bytes
+
+    def received(self, channel: str, num_bytes: int) -> None:
+        """So much payload came."""
+        self._of(channel)[1] += num_bytes
+
+    def published(self, key: str, subkey: str, value: bytes) -> None:
+        """A record was given to the directory. Once, on however many of its nodes it lies, and also where none took it."""
+        self.sent(DIRECTORY_CHANNEL, len(key.encode()) + len(subkey.encode()) + len(value))
+
+    def looked_up(self, key: str) -> None:
+        """The directory was asked for the records under a key."""
+        self.sent(DIRECTORY_CHANNEL, len(key.encode()))
+
+    def found(self, entries: Iterable[DirectoryEntry]) -> None:
+        """These were found there. Each once, however many nodes showed it."""
+        self.received(DIRECTORY_CHANNEL, sum(len(entry.subkey.encode()) + len(entry.value) for entry in entries))
+
+    def _of(self, channel: str) -> list[int]:
+        count = self._counts.get(channel)
+        if count is None:
+            if len(self._counts) >= MAX_CHANNELS:
+                channel = ""
+            count = self._counts.setdefault(channel, [0, 0])
+        return count
+
+    def counts(self) -> tuple[ControlCount, ...]:
+        """All channels so far, in the order in which they came."""
+        return tuple(ControlCount(channel, up, down) for channel, (up, down) in self._counts.items())

@@ -1,0 +1,1 @@
+"""The interfaces that services use, and their clocks, frames and limits."""

@@ -1,0 +1,211 @@
+"""What may stand in the directory: short, signed records that expire soon.
+
+A record's subkey is the peer id of its owner and its value is an envelope of domain "directory" signed by that peer, whose own
+expiry bounds the record's. So nobody can write in another's name, squat a key with a far-off expiry, or bring back an old
+record with a later one. Inside is the peer's credential, so that identities, which are free, cannot fill the directory, and where
+the peer can be reached:
+
+    length of the credential u16, big-endian | credential | addresses, ASCII, one a line
+
+Then where it takes direct bulk streams, if it does: "bulk 192.0.2.1 4242,2001:db8::1 4242". In a run of stages, what the one that it
+holds was measured to do there, tokens a second: "pace 1200". In a run of experts or of stages a last line names those that the peer
+holds: "experts 0 3".
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from averaging.network.seams.bulk_address import MAX_ADDRESSES as MAX_BULK_ADDRESSES
+from averaging.network.seams.bulk_address import BulkAddress, decode_addresses
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
+from protocol.identity.credential import check_credential
+from protocol.identity.envelope import Envelope, open_envelope, seal
+from protocol.identity.identity import Signer, Verifier
+from protocol.ids import PeerId, RunId
+from protocol.tensors.expert_schema import MAX_EXPERTS
+
+DOMAIN: Final = "directory"
+MAX_RECORD_BYTES: Final = 8192
+MAX_RECORD_LIFE_S: Final = 3600.0
+CLOCK_SLACK_S: Final = 5.0
+"""Two honest clocks may differ by this much."""
+
+MAX_REMEMBERED: Final = 512
+"""Records of at most MAX_RECORD_BYTES each, mostly of one."""
+
+MAX_ADDRESSES: Final = 8
+MAX_ADDRESS_LETTERS: Final = 256
+_LENGTH: Final = struct.Struct(">H")
+_EXPERTS: Final = "experts "
+_BULK: Final = "bulk "
+_PACE: Final = "pace "
+MAX_PACE: Final = 10**9
+"""Tokens a second."""
+
+
+class Record(NamedTuple):
+    """A record as somebody offers it."""
+
+    subkey: str
+    value: bytes
+    expires_unix_s: float
+
+
+class PeerRecord(NamedTuple):
+    """What a peer's record says: its credential, its multiaddresses, each ending in /p2p/<its own id>, its experts, where it takes
+    direct bulk streams, and what its stage could do there, tokens a second, 0 where that is not known.
+    """
+
+    credential: bytes
+    addresses: tuple[str, ...] = ()
+    experts: tuple[int, ...] = ()
+    bulk: tuple[BulkAddress, ...] = ()
+    pace: int = 0
+
+    def encode(self) -> bytes:
+        """The payload; addresses beyond MAX_ADDRESSES, and those that nobody would take, are left out."""
+        fine = [address for address in self.addresses if address.isascii() and len(address) <= MAX_ADDRESS_LETTERS]
+        lines = fine[:MAX_ADDRESSES]
+        if self.bulk:
+            lines.append(_BULK + ",".join(map(str, self.bulk[:MAX_BULK_ADDRESSES])))
+        if self.pace:
+            lines.append(f"{_PACE}{min(self.pace, MAX_PACE)}")
+        if self.experts:
+            lines.append(_EXPERTS + " ".join(map(str, self.experts)))
+        return _LENGTH.pack(len(self.credential)) + self.credential + "\n".join(lines).encode()
+
+
+def decode_peer_record(payload: bytes, owner: PeerId) -> PeerRecord:
+    """A record's payload.
+
+    Raises:
+        RemoteProtocolError: not a record, too many addresses, or another peer's.
+    """
+    try:
+        (length,) = _LENGTH.unpack_from(payload)
+        text = payload[_LENGTH.size + length :].decode("ascii")
+    except (struct.error, UnicodeDecodeError) as error:
+        raise RemoteProtocolError("a directory record that cannot be read", "a credential and addresses") from error
+    credential = payload[_LENGTH.size : _LENGTH.size + length]
+    lines = text.split("\n") if text else []
+    experts = _experts(lines.pop()) if lines and lines[-1].startswith(_EXPERTS) else ()
+    pace = _pace(lines.pop()) if lines and lines[-1].startswith(_PACE) else 0
+    bulk = _bulk(lines.pop()) if lines and lines[-1].startswith(_BULK) else ()
+    addresses = tuple(lines)
+    is_own = all(a.endswith(f"/p2p/{owner}") and len(a) <= MAX_ADDRESS_LETTERS for a in addresses)
+    if len(credential) != length or len(addresses) > MAX_ADDRESSES or not is_own:
+        raise RemoteProtocolError("a directory record of other contents", "a credential and the owner's addresses")
+    return PeerRecord(credential, addresses, experts, bulk, pace)
+
+
+def _bulk(line: str) -> tuple[BulkAddress, ...]:
+    addresses = decode_addresses(line.removeprefix(_BULK).replace(",", "\n").encode("ascii"))
+    if not addresses:
+        raise RemoteProtocolError("a directory record of other contents", "addresses for bulk")
+    return addresses
+
+
+def _pace(line: str) -> int:
+    number = line.removeprefix(_PACE)
+    if not number.isdecimal() or len(number) > 10 or not 1 <= int(number) <= MAX_PACE:
+        raise RemoteProtocolError("a directory record of other contents", f"a pace of 1 to {MAX_PACE} tokens a second")
+    return int(number)
+
+
+def _experts(line: str) -> tuple[int, ...]:
+    numbers = line.removeprefix(_EXPERTS).split(" ")
+    if len(numbers) > MAX_EXPERTS or not all(number.isdecimal() and len(number) <= 4 for number in numbers):
+        raise RemoteProtocolError("a directory record of other contents", "numbers of experts")
+    return tuple(int(number) for number in numbers)
+
+
+RecordRule = Callable[[Record, float], str]
+"""(record, unix time now in s) -> why it may not be stored, "" when it may."""
+
+
+def seal_record(signer: Signer, run_id: RunId, sequence: int, expires_unix_s: float, payload: bytes) -> bytes:
+    """The value of our own record: publish it under our peer id as subkey, with the same expiry."""
+    return seal(signer, DOMAIN, run_id, sequence, round(expires_unix_s * 1000), payload)
+
+
+def open_record(value: bytes, *, verifier: Verifier, run_id: RunId) -> Envelope:
+    """A looked-up value, checked.
+
+    Raises:
+        RemoteProtocolError, VersionError: as `open_envelope`.
+    """
+    return open_envelope(value, verifier=verifier, domain=DOMAIN, run_id=run_id, now_unix_ms=None)
+
+
+def sized_record_rule(record: Record, now_unix_s: float) -> str:
+    """The rule without signatures: size and expiry."""
+    if len(record.value) > MAX_RECORD_BYTES:
+        return f"{len(record.value)} bytes, at most {MAX_RECORD_BYTES}"
+    if not now_unix_s - CLOCK_SLACK_S < record.expires_unix_s <= now_unix_s + MAX_RECORD_LIFE_S + CLOCK_SLACK_S:
+        return f"expires in {record.expires_unix_s - now_unix_s:.0f} s, allowed are 0 to {MAX_RECORD_LIFE_S:.0f} s"
+    return ""
+
+
+PayloadRule = Callable[[PeerId, bytes, float], None]
+"""(owner, payload, unix time now in s) -> nothing; raises PotluckError when it may not be stored."""
+
+
+def signed_record_rule(verifier: Verifier, run_id: RunId, check_payload: PayloadRule | None = None) -> RecordRule:
+    """Size, expiry, the owner's signature in this run, and where given a rule for what the record says.
+
+    Signatures that were good are remembered: at a look each of several nodes shows each member's record. Of 32 peers on two cores that
+    was a fifth of what they computed while their round was open.
+    """
+    opened = functools.lru_cache(maxsize=MAX_REMEMBERED)(partial(open_record, verifier=verifier, run_id=run_id))
+
+    def judge(record: Record, now_unix_s: float) -> str:
+        reason = sized_record_rule(record, now_unix_s)
+        if reason:
+            return reason
+        try:
+            envelope = opened(record.value)
+            if envelope.sender != record.subkey:
+                return f"signed by {envelope.sender}, stored for {record.subkey}"
+            if record.expires_unix_s > envelope.expires_unix_ms / 1000 + 0.001:
+                return "kept longer than its owner allowed"
+            if check_payload is not None:
+                check_payload(envelope.sender, envelope.payload, now_unix_s)
+        except PotluckError as error:
+            return error.one_line()
+        return ""
+
+    return judge
+
+
+JudgedAsOf = Callable[[PeerId, float], float]
+"""(owner, unix time now in s) -> unix time as of which its credential is judged. May be asked on any thread."""
+
+
+def _as_of_now(_owner: PeerId, now_unix_s: float) -> float:
+    return now_unix_s
+
+
+def member_record_rule(
+    verifier: Verifier,
+    run_id: RunId,
+    ca_certificate_der: bytes,
+    judged_as_of: JudgedAsOf = _as_of_now,
+    is_banned: Callable[[PeerId], bool] = lambda _: False,
+) -> RecordRule:
+    """The whole rule of a run: only who shows a good credential in the record has a place in the directory.
+
+    `judged_as_of` gives a place to those whose credential ended while nobody could renew it; it names few, and no strangers.
+    """
+
+    def check(owner: PeerId, payload: bytes, now_unix_s: float) -> None:
+        if is_banned(owner):
+            raise RefusedError(f"{owner} is banned from this run", "a peer in good standing")
+        credential, as_of_s = decode_peer_record(payload, owner).credential, judged_as_of(owner, now_unix_s)
+        check_credential(credential, ca_certificate_der, peer_id=owner, run_id=run_id, now_unix_s=as_of_s)
+
+    return signed_record_rule(verifier, run_id, check)

@@ -1,0 +1,1 @@
+"""One attempt: contributions go out, are summed, and results come back."""

@@ -1,0 +1,453 @@
+"""The collective of one attempt: scatter our chunks to the reducers, reduce our own slices, take the results (rules 9 and 10).
+
+A member opens one stream to each reducer, sends what the reducer does not have yet, and gets the slice's result on the same
+stream: so a peer without inbound connections takes part fully. Two quantisations in all: ours, and the reducer's one.
+
+    member  -> reducer   ExchangeHello, with the hashes of the slice's chunks
+    reducer -> member    bitmap of the chunks of this slice that it has
+    member  -> reducer   "C" chunk number, the bytes of that chunk and of some that follow it ... then "E"
+                         (while the contribution is still being encoded the hello says so, the answer is "S", and after some chunks
+                         "O" and a hello with the hashes follow)
+    reducer -> member    signed ResultHeader to the attempt's leader, ResultWord to others
+    member  -> reducer   "N" to get the chunks, with a number where it has so many of the first ones; "H" when it has all of them
+    reducer -> member    the chunks in order, some in each frame
+
+Hashing, decoding and summing are done beside trio, for the chunks of a frame together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.arithmetic.batched_codec import run_chunks, span_bytes
+from averaging.arithmetic.slot_buffer import Room
+from averaging.network.seams.interfaces import Stream
+from averaging.rounds.exchange.contribution_receiver import Receiving
+from averaging.rounds.exchange.contribution_sender import Scattering
+from averaging.rounds.exchange.exchange_context import ExchangeTools
+from averaging.rounds.exchange.offered_contributions import Offers
+from averaging.rounds.exchange.reduction import Reduction, SliceResult
+from averaging.rounds.exchange.result_receiver import RefusedResult, take_result
+from averaging.rounds.exchange.streamed_contribution import GrowingContribution
+from averaging.rounds.lineage.next_state import SliceBytes
+from averaging.rounds.traffic.arrivals import Arrivals
+from averaging.rounds.traffic.contribution import EncodedContribution
+from averaging.rounds.traffic.fair_sending import EvenSending, send_evenly
+from averaging.rounds.traffic.partial_results import HalfResult, HalfResults
+from averaging.rounds.traffic.result_ref import NamedResult, need_from, read_need, read_word, word_of
+from averaging.rounds.traffic.spans import Moving
+from protocol.errors import PotluckError, RemoteProtocolError, TransportError, VersionError
+from protocol.identity.envelope import open_envelope
+from protocol.ids import PeerId, Root, short
+from protocol.rounds.events import ResultRefused
+from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.rounds.messages.messages import Proposal, ResultHeader, ResultReady, SliceSpec
+from protocol.rounds.messages.requests import NO_PART, NOTHING_TO_OFFER, ExchangeHello
+from protocol.rounds.messages.wire import decode_body, encode_body
+
+log = structlog.get_logger()
+
+EXCHANGE_CHANNEL: Final = "exchange"
+_HAVE: Final = b"H"
+OPEN_WITHIN_S: Final = 10.0
+"""Of 32 members on two cores the last of a thousand connections is made after seven; who is gone is noticed by pings long before."""
+OPEN_EARLY_S: Final = 10.0
+"""A stream is opened so long before there is something to say on it; a reducer waits 20 s for the first word."""
+
+RETRY_AFTER_S: Final = 0.5
+ANSWER_WITHIN_S: Final = 20.0
+"""A member says so soon whether it needs a result's bytes."""
+
+CONTRIBUTIONS_FIRST_S: Final = 10.0
+"""A member puts off a result for so long at most: half of what its reducer waits for the answer."""
+
+KEEP_OWN_SHARE: Final = 0.03
+KEEP_OWN_AFTER_S: Final = 0.05
+"""A reducer begins to write its own result so much of an upload's time after its slice has closed, at most so long: others wait for
+the first of it, and it is wanted when their last one is here. Written at once it held up the first frames by 10 to 20 ms, with two
+peers on two cores.
+"""
+
+REDUCE_COST_S: Final = 0.002
+"""What summing a slice costs in virtual time."""
+
+
+class Exchange:
+    """One attempt's traffic at one peer; `run` does it, `offer`, `mend`, `drop` and the served streams feed it.
+
+    Reducing and receiving begin at once; our own chunks follow when `offer` brings them. It lasts until it is cancelled: slices
+    may come back to it. `last_upload_s` is what our upload of the attempt before took, 0 before the first. `halves` are the results
+    that this attempt and the one before did not get to the end of.
+    """
+
+    def __init__(
+        self,
+        proposal: Proposal,
+        tools: ExchangeTools,
+        offers: Offers,
+        last_upload_s: float = 0.0,
+        halves: HalfResults | None = None,
+    ) -> None:
+        self.proposal = proposal
+        self._tools = tools
+        self._offers = offers
+        self._halves = HalfResults() if halves is None else halves
+        self._reductions: dict[int, Reduction] = {}
+        self._scopes: dict[SliceSpec, trio.CancelScope] = {}
+        self._nursery: trio.Nursery | None = None
+        self._left_out: dict[PeerId, str] = {}
+        self._scattering = Scattering(tools, last_upload_s)
+        self.arrivals = Arrivals()
+        self._receiving = Receiving(tools, offers, self.arrivals.came)
+        self._even_results = EvenSending()
+        results = tools.result_codec, tools.grid
+        self._results = Room(len(span_bytes(*results, 0, tools.grid.num_chunks)))
+        """All slices' results, each at its place."""
+
+        self._began_s = 0.0
+        self._reduce_within_s = proposal.reduce_within_s
+        self._num_running = 0
+        self._has_ended = False
+        self._taking = set[trio.CancelScope]()
+        self._takes_part = proposal.member(tools.me.peer) is not None
+        """Else we only lend ourselves as a reducer, and need nobody's result."""
+
+        self.begun = trio.Event()
+        """Set when its slices are under way."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every slice's result is here, or was given up."""
+        return self._has_ended or (self._nursery is not None and self._num_running == 0)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._began_s = trio.current_time()
+        self._scattering.upload.begin(self._began_s)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._start_slices()
+                self.begun.set()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+            self._has_ended = True
+            for scope in self._taking:
+                scope.cancel()  # who stalls would else keep all that was scattered to us, and its place
+            for reduction in self._reductions.values():
+                reduction.close()  # members that wait for a slice of this attempt are let go
+
+    def grow(self, growing: GrowingContribution) -> None:
+        """Our own contribution is being encoded: what is of it leaves at once. `offer` says what came of it."""
+        self._scattering.grow(growing)
+        for part in self._scopes:
+            self._scattering.want(part)
+
+    def offer(self, contribution: EncodedContribution | None, *, no_part: bool = False) -> None:
+        """Our own contribution is ready, or there is none: with `no_part` because we were to bring nothing."""
+        if self._scattering.is_known.is_set():
+            return
+        me = self._tools.me.peer
+        if contribution is None:
+            self.drop(me, NO_PART if no_part else NOTHING_TO_OFFER)
+        else:
+            offer = self._offers.admit_own(me, self.proposal, contribution.header, contribution.hashes)
+            offer.chunks.update(enumerate(contribution.chunks))
+            for reduction in self._reductions.values():
+                reduction.wake()
+        self._scattering.offer(contribution, no_part=no_part)
+        for part in self._scopes:
+            self._scattering.want(part)
+
+    def mend(self, proposal: Proposal) -> None:
+        """Slices have other reducers now: what is no longer wanted stops, what is new begins, the rest goes on (rule 12)."""
+        self.proposal = proposal
+        wanted = set(proposal.slices)
+        for part, scope in list(self._scopes.items()):
+            if part not in wanted:
+                scope.cancel()
+                del self._scopes[part]
+                self._scattering.spare(part)
+                gone = self._reductions.pop(part.first_chunk, None)
+                if gone is not None:
+                    gone.close()
+        self._start_slices()
+
+    def drop(self, peer: PeerId, reason: str) -> None:
+        """Stop waiting for a member in our own slices."""
+        self._left_out.setdefault(peer, reason)
+        for reduction in self._reductions.values():
+            reduction.set_absent(peer, reason)
+
+    def give_time(self, reduce_within_s: float) -> None:
+        """Our slices may wait so long from their beginning, where that is longer than before."""
+        self._reduce_within_s = max(self._reduce_within_s, reduce_within_s)
+        for reduction in self._reductions.values():
+            reduction.give_time(self._reduce_within_s)
+
+    def upload_s(self, now_s: float) -> float | None:
+        """How long our upload took, or would have taken at its pace so far; None when nothing was to be sent."""
+        return self._scattering.upload.seconds(now_s)
+
+    def late_upload_s(self, now_s: float) -> float:
+        """What our upload will take at its pace so far, once it takes longer than the last one did; else 0."""
+        return self._scattering.upload.late_s(now_s)
+
+    def upload_bytes_per_s(self, now_s: float) -> int:
+        """The pace of our upload so far, 0 when nothing was sent."""
+        return self._scattering.upload.bytes_per_s(now_s)
+
+    def _start_slices(self) -> None:
+        """Begin every slice of the proposal that is not under way."""
+        if self._nursery is None:
+            return
+        for part in self.proposal.slices:
+            is_ours = part.reducer == self._tools.me.peer
+            if part in self._scopes or not (is_ours or self._takes_part):
+                continue
+            scope = self._scopes[part] = trio.CancelScope()
+            if is_ours:
+                tools = self._tools
+                reduction = Reduction(self.proposal, part, self._offers, tools.result_codec, tools.grid, self._results)
+                for peer, reason in self._left_out.items():
+                    reduction.set_absent(peer, reason)
+                self._reductions[part.first_chunk] = reduction
+                self._nursery.start_soon(self._in_scope, scope, part, self._reduce, reduction)
+            else:
+                self._scattering.want(part)
+                self._nursery.start_soon(self._in_scope, scope, part, self._trade, part)
+            self._num_running += 1
+
+    async def _in_scope(
+        self, scope: trio.CancelScope, part: SliceSpec, work: Callable[..., Awaitable[None]], argument: object
+    ) -> None:
+        try:
+            await self._guarded(scope, part, work, argument)
+        finally:
+            self._num_running -= 1
+
+    async def _guarded(
+        self, scope: trio.CancelScope, part: SliceSpec, work: Callable[..., Awaitable[None]], argument: object
+    ) -> None:
+        with scope:
+            try:
+                await work(argument)
+            except PotluckError as error:  # one slice that fails here is given to others by the leader
+                log.warning("slice_failed", first_chunk=part.first_chunk, reason=error.one_line())
+                reduction = self._reductions.get(part.first_chunk)
+                if reduction is not None:
+                    reduction.close()
+
+    # --- the reducer's side ---
+
+    async def _reduce(self, reduction: Reduction) -> None:
+        await reduction.wait_ready(self._reduce_within_s)
+        with self._tools.spanned(self.proposal, "reduce"):
+            result = await self._tools.offload.run(reduction.reduce, cost_s=REDUCE_COST_S)
+        if result is None:
+            log.warning("slice_without_contributions", first_chunk=reduction.part.first_chunk)
+            await self._announce(await self._tools.seal(encode_body(reduction.without_contributions())))
+            return
+        reduction.signed_header = await self._tools.seal(encode_body(result.header))
+        reduction.result = result
+        reduction.close()  # members take it while we write it: each acks what is on its own disk
+        await trio.sleep(min(KEEP_OWN_AFTER_S, KEEP_OWN_SHARE * (self.upload_s(trio.current_time()) or 0.0)))
+        await self._tools.keep_result(result.header, SliceBytes(result.data, result.hashes), None)
+        await self._announce(reduction.signed_header)
+        await self._examine_own(result)
+
+    async def _announce(self, signed_header: bytes) -> None:
+        proposal = self.proposal
+        await self._tools.announce(ResultReady(proposal.unit, proposal.base, proposal.ballot, signed_header))
+
+    async def _examine_own(self, result: SliceResult) -> None:
+        """What is done with others' results as they come, while ours goes out."""
+        first, step = result.header.first_chunk, run_chunks(self._tools.grid.chunk_elements)
+        try:
+            for begin in range(0, len(result.chunks), step):
+                await self._tools.examine(first + begin, result.chunks[begin : begin + step])
+        except RemoteProtocolError as error:
+            await self._refuse(self._tools.me.peer, error, result.header.result_hash)
+            raise
+
+    async def serve(self, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:
+        """A member came with its chunks for one of our slices.
+
+        Raises:
+            RemoteProtocolError: it is no member, or what it sends does not fit; the stream is reset.
+            TransportError: the attempt ended before the slice closed.
+        """
+        stream.count_as(self.proposal.unit, self._offers.codec.name)
+        reduction = self._reductions.get(hello.first_chunk)
+        if reduction is None or self.proposal.member(sender) is None:
+            raise RemoteProtocolError(
+                f"{short(sender)} asks for slice {hello.first_chunk}", "a member and a slice of ours"
+            )
+        with trio.CancelScope() as scope:
+            self._taking.add(scope)
+            try:
+                await self._receiving.take(self.proposal, sender, hello, reduction, stream)
+            except (RemoteProtocolError, VersionError) as error:
+                reduction.set_refused(sender, error)
+                raise
+            finally:
+                self._taking.discard(scope)
+        reduction.wake()
+        await reduction.closed.wait()
+        if reduction.result is None or scope.cancelled_caught:
+            raise TransportError("an attempt that ended before its slice closed", "a result", "a later attempt has it")
+        stream.count_as(self.proposal.unit, self._tools.result_codec.name)
+        header, is_leader = reduction.result.header, sender == self.proposal.ballot.peer
+        await stream.send_frame(reduction.signed_header if is_leader else word_of(header).encode())
+        answer: bytes | None = None
+        with trio.move_on_after(ANSWER_WITHIN_S):
+            answer = await stream.receive_frame()
+        place = None if answer is None else read_need(answer, len(reduction.result.chunks))
+        if place is not None:
+            await self._send_result(reduction.result, place, sender, stream)
+
+    async def _send_result(self, result: SliceResult, place: int, sender: PeerId, stream: Stream) -> None:
+        """Its chunks from that place on, as long as the member listens. It leaves with its attempt, and would else be sent the rest
+        for nothing, on the line that the next attempt needs.
+        """
+        with self._tools.spanned(self.proposal, "send", f"a result to {short(sender)}") as moving:
+            numbers = range(place, len(result.chunks))
+            moving.num_bytes = sum(len(result.chunks[number]) for number in numbers)
+            broke: PotluckError | None = None  # out of the nursery as it is, not in a group
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_until_it_leaves, stream, nursery.cancel_scope)
+                try:
+                    await send_evenly(stream, numbers, result.data, result.chunks, self._even_results)
+                except PotluckError as error:
+                    broke = error
+                nursery.cancel_scope.cancel()
+            if broke is not None:
+                raise broke
+
+    # --- the member's side ---
+
+    async def _trade(self, part: SliceSpec) -> None:
+        """Bring our chunks to a reducer and take its result; try again while the attempt lasts, a refused result once."""
+        num_refused = 0
+        while True:
+            try:
+                if await self._trade_once(part):
+                    return
+                await self._scattering.has_begun.wait()
+                continue
+            except TransportError as error:
+                log.debug("exchange_stream_broke", reducer=short(part.reducer), reason=error.one_line())
+                self._tools.probe(part.reducer)
+            except PotluckError as error:
+                log.warning("exchange_refused", reducer=short(part.reducer), reason=error.one_line())
+                num_refused += isinstance(error, RefusedResult)
+                if num_refused > 1 or (isinstance(error, RefusedResult) and error.is_useless):
+                    return  # who waits for what a stream still brings asks elsewhere then
+            await trio.sleep(RETRY_AFTER_S)
+
+    async def _trade_once(self, part: SliceSpec) -> bool:
+        """Whether it is done. The stream is opened while our delta is still made, and left where that takes very long."""
+        stream = await self._tools.network.open_stream(part.reducer, EXCHANGE_CHANNEL, timeout_s=OPEN_WITHIN_S)
+        try:
+            with trio.move_on_after(OPEN_EARLY_S):
+                await self._scattering.has_begun.wait()
+            if not self._scattering.has_begun.is_set():
+                return False
+            stream.count_as(self.proposal.unit, self._offers.codec.name)
+            if not await self._scattering.bring(self.proposal, part, stream):
+                return False
+            await self._take_result(part, stream)
+            return True
+        finally:
+            with trio.move_on_after(1.0, shield=True):
+                await stream.aclose()
+
+    async def _take_result(self, part: SliceSpec, stream: Stream) -> None:
+        tools = self._tools
+        signed = await stream.receive_frame()
+        if signed is None:
+            raise RemoteProtocolError("a reducer that hung up", "its result")
+        stream.count_as(self.proposal.unit, tools.result_codec.name)
+        proposal = self.proposal
+        is_leader = proposal.ballot.peer == tools.me.peer
+        named = self._opened(part, signed) if is_leader else read_word(signed, proposal.base)
+        if (named.first_chunk, named.stop_chunk) != (part.first_chunk, part.stop_chunk):
+            raise RemoteProtocolError("a result of another slice", "the one that was asked for")
+        if await tools.holds_result(named):  # the same sum of the same members, of an attempt before
+            await stream.send_frame(_HAVE)
+        else:
+            await self._contributions_first()
+            place = span_bytes(tools.result_codec, tools.grid, part.first_chunk, part.stop_chunk)
+            half = self._halves.take(part, named) or HalfResult(self._results.take_at(place.start, place.stop))
+            await stream.send_frame(need_from(len(half.hashes)))
+            with self._tools.spanned(self.proposal, "receive", f"a result of {short(part.reducer)}") as moving:
+                await self._take_result_chunks(part, named, half, stream, moving)
+        if is_leader:
+            await tools.learn(ResultReady(proposal.unit, proposal.base, proposal.ballot, signed))
+
+    async def _contributions_first(self) -> None:
+        """Put off a result while contributions to our own slices come in, but for the last few, for as long as this exchange has
+        lasted at most: everybody waits for the last slice that closes, and results that come earlier only take its line.
+        """
+        most_s = min(CONTRIBUTIONS_FIRST_S, trio.current_time() - self._began_s)
+        with trio.move_on_after(most_s):
+            for reduction in list(self._reductions.values()):
+                await reduction.nearly_in.wait()
+
+    def _opened(self, part: SliceSpec, signed: bytes) -> ResultHeader:
+        """What a reducer signed for the leader of the attempt."""
+        tools, proposal = self._tools, self.proposal
+        envelope = open_envelope(
+            signed, verifier=tools.verifier, domain=ROUND_DOMAIN, run_id=tools.run_id, now_unix_ms=None
+        )
+        header = decode_body(ResultHeader, envelope.payload)
+        if (envelope.sender, header.base, header.ballot) != (part.reducer, proposal.base, proposal.ballot):
+            raise RemoteProtocolError("a result of another reducer or attempt", "the one that was asked for")
+        return header
+
+    async def _take_result_chunks(
+        self, part: SliceSpec, named: NamedResult, half: HalfResult, stream: Stream, moving: Moving
+    ) -> None:
+        tools, room, hashes = self._tools, half.room(), list(half.hashes)
+
+        def came(frame: memoryview) -> None:
+            self.arrivals.came(part.reducer, frame)
+            coming.came(len(frame))
+            moving.num_bytes += len(frame)
+
+        begun = tools.begin_result(named)
+        try:
+            with self.arrivals.coming(named.result_hash) as coming:
+                result = await take_result(part, named, stream, room, hashes, tools, came, begun)
+                await tools.keep_result(named, result, begun)
+        except RefusedResult as error:
+            await self._refuse(part.reducer, error, named.result_hash if error.is_useless else None)
+            raise
+        except (TransportError, trio.Cancelled):
+            # its reducer, or the attempt, is gone: the rest may come in another one
+            self._keep_half(part, named, half.memory, hashes)
+            raise
+        finally:
+            begun.drop()
+
+    def _keep_half(self, part: SliceSpec, named: NamedResult, memory: memoryview, hashes: list[bytes]) -> None:
+        came = span_bytes(self._tools.result_codec, self._tools.grid, part.first_chunk, part.first_chunk + len(hashes))
+        half = HalfResult(memory, len(came), tuple(hashes))
+        self._halves.keep(self.proposal.ballot, part.reducer, named, half)
+
+    async def _refuse(self, reducer: PeerId, error: RemoteProtocolError, result_hash: Root | None) -> None:
+        proposal = self.proposal
+        await self._tools.refused(ResultRefused(proposal.base, proposal.ballot, reducer, error.found, result_hash))
+
+
+async def _until_it_leaves(stream: Stream, sending: trio.CancelScope) -> None:
+    """End the sending when the other side ends the stream; it has nothing more to say on it."""
+    with suppress(PotluckError):
+        await stream.receive_frame()
+    sending.cancel()

@@ -1,0 +1,381 @@
+"""A unit's contribution and its running exchange at one peer: what the round machine orders about them is done here."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import structlog
+import torch
+import trio
+
+from averaging.arithmetic.batched_codec import runs_in
+from averaging.arithmetic.error_feedback import FedDelta
+from averaging.network.seams.interfaces import BegunFile, NoPart, Snapshot, Stream
+from averaging.rounds.exchange.exchange import Exchange
+from averaging.rounds.exchange.exchange_context import ExchangeTools
+from averaging.rounds.exchange.offered_contributions import Offers
+from averaging.rounds.exchange.streamed_contribution import GrowingContribution
+from averaging.rounds.fetching.gather_results import EXCHANGE_PATIENCE_S
+from averaging.rounds.lineage.next_state import Encoded, SliceBytes
+from averaging.rounds.lineage.round_context import Changes, RoundTools, SendMessage, Tasks, Tell, tell_failure
+from averaging.rounds.lineage.trainer_updates import Adopter
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.traffic.arrivals import Arrivals
+from averaging.rounds.traffic.contribution import DeltaEncoder, EncodedContribution, stretches
+from averaging.rounds.traffic.partial_results import HalfResults
+from averaging.rounds.traffic.result_ref import NamedResult
+from averaging.rounds.traffic.spans import spanned
+from averaging.state.unit_log import LoggedContribution
+from protocol.errors import LocalProtocolError, PotluckError, StorageError, TransportError
+from protocol.ids import CommitId, PeerId, Root
+from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
+from protocol.rounds.messages.messages import Ballot, Proposal, ResultReady
+from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
+from protocol.rounds.messages.wire import encode_body
+from protocol.rounds.schedule.outer_rule import outer_of_round
+from protocol.rounds.state import RoundConfig
+
+log = structlog.get_logger()
+
+ENCODE_COST_S: Final = 0.005
+"""What encoding a delta costs in virtual time."""
+
+GROWS_FROM_ELEMENTS: Final = 1 << 25
+GROWS_FROM_UPLOAD_S: Final = 0.2
+GROWS_BELOW_BYTES_PER_S: Final = 2.5e7
+"""What is shorter is encoded before the first of it leaves, but where the last upload took so long over a line below 200 Mbit/s: on a
+faster one four peers on two cores, whose limit is the processor, spent 6% to 10% more of that, for two threads of each wanted the
+interpreter at once.
+"""
+
+SNAPSHOT_WITHIN_S: Final = 60.0
+WAIT_FOR_PROPOSAL_S: Final = 5.0
+"""A member's stream may come before the proposal that it belongs to."""
+
+PATIENCE_SHARE: Final = 0.1
+"""Of what our own upload takes: for so long a running exchange may bring nothing."""
+
+FETCHED_WITHIN_S: Final = 2.0
+"""So long a result that its reducer offers may be on its way from elsewhere before it is taken from there as well."""
+
+
+class Exchanging:
+    """Takes the delta, and runs one exchange at a time. `send(peers, message)` signs and sends a round message."""
+
+    def __init__(
+        self, config: RoundConfig, chain: UnitChain, tools: RoundTools, tasks: Tasks, tell: Tell, send: SendMessage
+    ) -> None:
+        self._config = config
+        self._chain = chain
+        self._tools = tools
+        self._tasks = tasks
+        self._tell = tell
+        self._send = send
+        self.changes = Changes()
+        self._offers: Offers | None = None
+        self._base: CommitId | None = None
+        self._contribution: EncodedContribution | None = None
+        self._growing: GrowingContribution | None = None
+        """What of our contribution on the base is encoded, as long as it is not all of it, signed."""
+
+        self._halves = HalfResults()
+        self._without_delta: CommitId | None = None
+        self._no_part = False
+        self._exchange: Exchange | None = None
+        self._no_arrivals = Arrivals()
+        self._scope: trio.CancelScope | None = None
+        self.upload_bytes_per_s = 0
+        self._upload_s = 0.0
+        self.probe: Callable[[PeerId], None] | None = None
+        """Asks a peer for a sign of life."""
+
+        self.until_fetched: Callable[[Root], Awaitable[None]] | None = None
+        """Waits until nobody here fetches a result elsewhere."""
+
+    # --- our contribution -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, base: CommitId, adopter: Adopter) -> None:
+        """Take the delta on `base` at the next step boundary, encode it, write its root to disk, and tell. An exchange that begins
+        meanwhile waits for it, whatever came of an earlier one.
+        """
+        self._without_delta = None
+        self._tasks.spawn(self._prepare, base, adopter)
+
+    async def _prepare(self, base: CommitId, adopter: Adopter) -> None:
+        try:
+            contribution, fed, taken_s = await self._take_delta(base, adopter)
+        except (PotluckError, trio.TooSlowError) as error:
+            reason = error.one_line() if isinstance(error, PotluckError) else "the trainer gave no snapshot in time"
+            (log.info if isinstance(error, NoPart) else log.warning)("no_contribution", reason=reason)
+            if isinstance(error, StorageError):
+                tell_failure(self._tools.publish, "prepare", error)
+            if base == self._chain.head.commit:
+                self._without_delta, self._no_part, self._growing = base, isinstance(error, NoPart), None
+            await self._tell(ContributionFailed(base))
+            return
+        self._at(base)
+        self._contribution, self._growing = contribution, None
+        adopter.remember(contribution)
+        if self._chain.tools.feedback is not None and fed is not None:
+            self._chain.tools.feedback.offer(contribution.root, fed)
+        self._tools.publish("contributed", {"root": contribution.root})
+        taken_ago_s = trio.current_time() - taken_s
+        await self._tell(ContributionReady(base, contribution.root, contribution.tokens, taken_ago_s))
+
+    async def _take_delta(self, base: CommitId, adopter: Adopter) -> tuple[EncodedContribution, FedDelta | None, float]:
+        """With what it leaves for later rounds, and when it was taken."""
+        chain, tools = self._chain, self._tools
+        with trio.fail_after(SNAPSHOT_WITHIN_S):
+            await adopter.wait_adopted()
+            if not chain.is_sound:
+                raise LocalProtocolError("a state that is not the attested one", "a healed one")
+            self._check_head(base)
+            anchor_N, root = chain.state.anchor_N, chain.root
+            index = chain.head.index + 1
+            with spanned(tools.record, "snapshot", self._config.unit, round_index=index):
+                snapshot = await tools.trainer.snapshot()
+                taken_s = trio.current_time()
+        self._check_head(base)
+        work = f"{snapshot.tokens} tokens in {snapshot.num_steps} steps"
+        with spanned(tools.record, "encode", self._config.unit, work, index) as moving:
+            encoder = await tools.offload.run(lambda: _encoder(chain, anchor_N, snapshot))
+            moving.num_bytes = sum(map(len, encoder.chunks))
+            encoded, fed = await self._encode(base, encoder)
+        # durable before its header leaves; a head that moves meanwhile makes it a contribution to nothing
+        await chain.log_contribution(base, LoggedContribution(encoded.root, snapshot.tokens, snapshot.next_step))
+        config = self._config
+        header = ContributionHeader(
+            config.unit, base, config.me, snapshot.tokens, config.codec, encoded.root, base, root, snapshot.lanes
+        )
+        signed = await tools.seal(encode_body(header))
+        self._check_head(base)
+        return replace(encoded, header=signed), fed, taken_s
+
+    async def _encode(self, base: CommitId, encoder: DeltaEncoder) -> tuple[EncodedContribution, FedDelta | None]:
+        """Of a long vector chunk after chunk, each on its way as soon as it is there: without a header it counts for nothing yet."""
+        self._check_head(base)
+        self._at(base)
+        exchange, offload, grid = self._exchange, self._tools.offload, self._chain.tools.grid
+        if not self._grows(grid.num_elements):
+            runs = runs_in(0, grid.num_chunks, grid.chunk_elements)
+            await offload.run(partial(_encode_runs, encoder, runs), cost_s=ENCODE_COST_S)
+            return await offload.run(encoder.finished)
+        growing = self._growing = GrowingContribution(encoder.data, encoder.chunks)
+        if exchange is not None and exchange.proposal.base == base:
+            exchange.grow(growing)
+        order = stretches(self._others_parts(), grid)
+        try:
+            for runs in order:
+                await offload.run(partial(_encode_runs, encoder, runs), cost_s=ENCODE_COST_S / len(order))
+                growing.grew(runs)
+            return await offload.run(encoder.finished)
+        except PotluckError:
+            growing.give_up()
+            raise
+
+    def _grows(self, num_elements: int) -> bool:
+        is_line_thin = 0 < self.upload_bytes_per_s < GROWS_BELOW_BYTES_PER_S
+        return num_elements >= GROWS_FROM_ELEMENTS or (is_line_thin and self._upload_s >= GROWS_FROM_UPLOAD_S)
+
+    def _others_parts(self) -> list[range]:
+        """The chunks that go to each of the other reducers, as far as that is known."""
+        slices = () if self._exchange is None else self._exchange.proposal.slices
+        others = (part for part in slices if part.reducer != self._config.me.peer)
+        return [range(part.first_chunk, part.stop_chunk) for part in others]
+
+    def _check_head(self, base: CommitId) -> None:
+        if self._chain.head.commit != base:
+            raise LocalProtocolError("the head moved while the delta was taken", "a delta on the head")
+
+    @property
+    def contribution(self) -> EncodedContribution | None:
+        """What we offer on the head, if there is anything."""
+        return self._contribution if self._base == self._chain.head.commit else None
+
+    # --- the exchange ---------------------------------------------------------------------------------------------------------
+
+    def begin(self, proposal: Proposal) -> None:
+        """Begin the exchange of this proposal, or go on with it: its slices may have moved, our contribution may have come."""
+        self._at(proposal.base)
+        exchange = self._exchange
+        if exchange is None or exchange.proposal.ballot != proposal.ballot:
+            self.end()
+            if self._offers is None:
+                return
+            exchange = self._exchange = Exchange(
+                proposal, self._exchange_tools(), self._offers, self._upload_s, self._halves
+            )
+            self._tasks.spawn(self._run, exchange)
+            self.changes.notify()
+        elif exchange.proposal.slices != proposal.slices:
+            exchange.mend(proposal)
+        if self._contribution is not None:
+            exchange.offer(self._contribution)
+        elif self._without_delta == proposal.base:
+            exchange.offer(None, no_part=self._no_part)
+        elif self._growing is not None:
+            exchange.grow(self._growing)
+
+    def head_moved(self) -> None:
+        """What was scattered to us on another base is not needed any more: its memory is free until the next round."""
+        if self._base is not None and self._base != self._chain.head.commit:
+            self._base = self._contribution = self._growing = self._offers = None
+            self._halves = HalfResults()
+
+    def _at(self, base: CommitId) -> None:
+        """What is kept belongs to one base."""
+        if self._base != base:
+            tools = self._chain.tools
+            self._base = base
+            self._contribution = self._growing = None
+            self._halves = HalfResults()
+            self._offers = Offers(self._config.run_id, self._config.verifier, tools.codec, tools.grid)
+
+    async def _run(self, exchange: Exchange) -> None:
+        with trio.CancelScope() as scope:
+            if exchange is self._exchange:
+                self._scope = scope
+                await exchange.run()
+        seconds = exchange.upload_s(trio.current_time())
+        if seconds is not None:
+            self.upload_bytes_per_s = exchange.upload_bytes_per_s(trio.current_time())
+            await self._tell(ExchangeMeasured(seconds))
+
+    def end(self) -> None:
+        """Stop moving bytes."""
+        if self._scope is not None:
+            self._scope.cancel()
+            self._scope = None
+        if self._exchange is not None:  # the next one may begin before this one's task has ended
+            self._upload_s = self._exchange.upload_s(trio.current_time()) or self._upload_s
+        self._exchange = None
+
+    def give_time(self, ballot: Ballot, reduce_within_s: float) -> None:
+        """Slices of this attempt may wait so long from their beginning."""
+        if self._exchange is not None and self._exchange.proposal.ballot == ballot:
+            self._exchange.give_time(reduce_within_s)
+
+    def drop(self, peer: PeerId, reason: str) -> None:
+        """Stop waiting for a member."""
+        if self._exchange is not None:
+            self._exchange.drop(peer, reason)
+
+    @property
+    def late_upload_s(self) -> float:
+        """What the upload under way will take, once it takes longer than the last one did; 0 else. The next attempt, and the settling
+        of this one, must not be given what the line could do before (rule 11).
+        """
+        return 0.0 if self._exchange is None else self._exchange.late_upload_s(trio.current_time())
+
+    def is_exchanging(self, base: CommitId) -> bool:
+        """Whether results of this base may still come by themselves."""
+        exchange = self._exchange
+        return exchange is not None and not exchange.is_over and exchange.proposal.base == base
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """What streams bring to the running exchange; nothing ever where none runs."""
+        return self._no_arrivals if self._exchange is None else self._exchange.arrivals
+
+    @property
+    def patience_s(self) -> float:
+        """For how long it may bring nothing: on a thin line a lost packet costs as much, and bytes that come twice cost more."""
+        upload_s = None if self._exchange is None else self._exchange.upload_s(trio.current_time())
+        return max(EXCHANGE_PATIENCE_S, PATIENCE_SHARE * (upload_s or 0.0))
+
+    def _exchange_tools(self) -> ExchangeTools:
+        chain, tools = self._chain.tools, self._tools
+        return ExchangeTools(
+            run_id=self._config.run_id,
+            me=self._config.me,
+            network=tools.network,
+            offload=tools.offload,
+            verifier=self._config.verifier,
+            result_codec=chain.result_codec,
+            grid=chain.grid,
+            seal=tools.seal,
+            begin_result=lambda named: chain.log.begin_result(named.base, named.result_hash),
+            keep_result=self._keep_result,
+            examine=self._examine,
+            holds_result=self._holds_result,
+            announce=self._announce,
+            probe=self._probe,
+            learn=self._learn,
+            refused=self._tell,
+            record=tools.record,
+        )
+
+    def _probe(self, peer: PeerId) -> None:
+        if self.probe is not None:
+            self.probe(peer)
+
+    async def _keep_result(self, named: NamedResult, result: SliceBytes, begun: BegunFile | None) -> None:
+        await self._chain.tools.log.write_result(named.base, named.result_hash, result.data, begun)
+        self._chain.updates.remember(named.base, named.result_hash, result)
+        self.changes.notify()
+
+    async def _examine(self, first_chunk: int, encoded: Encoded) -> list[bytes]:
+        """The next state is made of results as they come, by the outer step that the run's numbers name."""
+        state = self._chain.state if self._chain.state.head == self._base else None
+        outer = outer_of_round(self._config.outer, self._config.momentum_from_tokens, self._chain.head)
+        return await self._chain.updates.examine(state, outer, first_chunk, encoded)
+
+    async def _holds_result(self, named: NamedResult) -> bool:
+        if self.until_fetched is not None:
+            with trio.move_on_after(FETCHED_WITHIN_S):
+                await self.until_fetched(named.result_hash)
+        return await self._chain.tools.log.holds_results(named.base, [named.result_hash])
+
+    async def _announce(self, ready: ResultReady) -> None:
+        """The leader hears of a closed slice, and we ourselves: who is counted in it is to be a member of the next attempt, too, if we
+        lead that. Nobody else has a use for what was summed under its ballot (rule 16).
+        """
+        exchange = self._exchange
+        if exchange is not None and exchange.proposal.ballot == ready.ballot:
+            await self._send(tuple(dict.fromkeys((ready.ballot.peer, self._config.me.peer))), ready)
+
+    async def _learn(self, ready: ResultReady) -> None:
+        """A leader settles on the reducers' word. What was said while its network was away is not said again."""
+        if ready.ballot.peer == self._config.me.peer:
+            await self._send((self._config.me.peer,), ready)
+
+    async def serve(self, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:
+        """A member brings its chunks for one of our slices.
+
+        Raises:
+            RemoteProtocolError: bytes that do not fit. TransportError: no such exchange here.
+        """
+        exchange = await self._exchange_of(hello)
+        try:
+            await exchange.serve(sender, hello, stream)
+        except TransportError:
+            if not exchange.is_over:
+                self._probe(sender)
+            raise
+
+    async def _exchange_of(self, hello: ExchangeHello) -> Exchange:
+        named = (hello.base, hello.ballot)
+        with trio.move_on_after(WAIT_FOR_PROPOSAL_S):
+            while True:
+                exchange = self._exchange
+                if exchange is not None and (exchange.proposal.base, exchange.proposal.ballot) == named:
+                    await exchange.begun.wait()
+                    return exchange
+                await self.changes.wait()
+        raise TransportError("an exchange that is not running here", "the running attempt", "try again")
+
+
+def _encoder(chain: UnitChain, anchor_N: torch.Tensor, snapshot: Snapshot) -> DeltaEncoder:
+    if snapshot.tokens <= 0:
+        raise LocalProtocolError("a snapshot without tokens", "trained tokens")
+    tools = chain.tools
+    feedback = None if tools.feedback is None else tools.feedback.state
+    return DeltaEncoder(anchor_N, snapshot.theta_N, snapshot.tokens, tools.codec, tools.grid, feedback)
+
+
+def _encode_runs(encoder: DeltaEncoder, runs: Sequence[range]) -> None:
+    for run in runs:
+        encoder.encode(run)

@@ -1,0 +1,118 @@
+"""What members offer on one base, as a reducer knows it: each checked before it counts.
+
+The checks, cheap first: length, roster, round and base, signature, chunk count, Merkle root, then each chunk's length and hash. What
+is decoded comes last (reduction.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from averaging.codecs import Codec
+from averaging.rounds.traffic.batches import Batch
+from averaging.rounds.traffic.contribution import split_hashes
+from protocol.errors import RemoteProtocolError
+from protocol.identity.envelope import open_envelope
+from protocol.identity.identity import Verifier
+from protocol.ids import HASH_BYTES, PeerId, RunId
+from protocol.merkle import leaf_hash, range_root
+from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.rounds.messages.messages import Proposal, SliceSpec
+from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
+from protocol.rounds.messages.wire import decode_body
+from protocol.tensors.tensor_schema import ChunkGrid
+
+
+@dataclass
+class Offer:
+    """One member's checked header, the hashes of its chunks as far as they are known, and the chunks of it that are here (both by
+    number, over all attempts).
+    """
+
+    header: ContributionHeader
+    hashes: dict[int, bytes] = field(default_factory=dict)
+    chunks: dict[int, bytes | memoryview] = field(default_factory=dict)
+
+    def has(self, part: SliceSpec) -> bool:
+        """Whether the whole slice is here."""
+        return all(chunk in self.chunks for chunk in range(part.first_chunk, part.stop_chunk))
+
+
+class Offers:
+    """All offers on one base: what a reducer has is never sent again, in any attempt (rule 9)."""
+
+    def __init__(self, run_id: RunId, verifier: Verifier, codec: Codec, grid: ChunkGrid) -> None:
+        self._run_id = run_id
+        self._verifier = verifier
+        self.codec = codec
+        self._grid = grid
+        self._offers: dict[PeerId, Offer] = {}
+
+    def admit(self, sender: PeerId, proposal: Proposal, part: SliceSpec, hello: ExchangeHello) -> Offer:
+        """Check what a member brings for a slice: its header by the proposal, the hashes of the slice's chunks by the header.
+
+        Raises:
+            RemoteProtocolError: anything that does not fit; the stream is reset.
+        """
+        offer = self._headed(sender, proposal, hello.contribution)
+        hashes = split_hashes(hello.chunk_hashes, part.stop_chunk - part.first_chunk)
+        path = split_hashes(hello.path, len(hello.path) // HASH_BYTES)
+        if range_root(self._grid.num_chunks, part.first_chunk, hashes, path) != offer.header.root:
+            raise RemoteProtocolError("chunk hashes that do not make the signed root", "the hashes of the contribution")
+        offer.hashes.update(enumerate(hashes, part.first_chunk))
+        self._offers[sender] = offer
+        return offer
+
+    def admit_own(self, me: PeerId, proposal: Proposal, header: bytes, hashes: Sequence[bytes]) -> Offer:
+        """Our own contribution, with the hashes of all of its chunks. Raises as `admit`."""
+        offer = self._headed(me, proposal, header)
+        offer.hashes.update(enumerate(hashes))
+        self._offers[me] = offer
+        return offer
+
+    def _headed(self, sender: PeerId, proposal: Proposal, signed: bytes) -> Offer:
+        """The offer of a signed header; one root per session. A peer that was restarted may offer again, in an attempt that names its
+        new session: what its session before sent is then no longer counted.
+        """
+        envelope = open_envelope(
+            signed, verifier=self._verifier, domain=ROUND_DOMAIN, run_id=self._run_id, now_unix_ms=None
+        )
+        header = decode_body(ContributionHeader, envelope.payload)
+        if envelope.sender != sender or header.member != proposal.member(sender):
+            raise RemoteProtocolError(
+                f"a contribution of {header.member.peer} from {sender}", "the member's own, of its session"
+            )
+        if header.base != proposal.base or header.unit != proposal.unit or header.codec != proposal.codec:
+            raise RemoteProtocolError("a contribution to another round or in another codec", "the proposal's")
+        known = self._offers.get(sender)
+        if known is not None and known.header.member == header.member:
+            if known.header.root != header.root:
+                raise RemoteProtocolError(f"two contributions of {sender} on one base", "one, whatever the attempts")
+            return known
+        return Offer(header)
+
+    def check_batch(self, offer: Offer, batch: Batch) -> None:
+        """Whether these are chunks of the offer; may run in a thread. Raises as `check_chunk`."""
+        for chunk, data in batch:
+            self.check_chunk(offer, chunk, data)
+
+    def check_chunk(self, offer: Offer, chunk: int, data: bytes | memoryview) -> None:
+        """Whether this is a chunk of the offer.
+
+        Raises:
+            RemoteProtocolError: no such chunk, wrong length, or a hash that is not the signed one.
+        """
+        if not 0 <= chunk < self._grid.num_chunks:
+            raise RemoteProtocolError(f"chunk {chunk}", f"0 to {self._grid.num_chunks - 1}")
+        begin, stop = self._grid.bounds(chunk)
+        if len(data) != self.codec.encoded_bytes(stop - begin):
+            raise RemoteProtocolError(
+                f"chunk {chunk} of {len(data)} bytes", f"{self.codec.encoded_bytes(stop - begin)}"
+            )
+        if leaf_hash(data) != offer.hashes.get(chunk):
+            raise RemoteProtocolError(f"chunk {chunk} with another hash", "the chunk that was signed")
+
+    def get(self, peer: PeerId) -> Offer | None:
+        """The offer of a peer."""
+        return self._offers.get(peer)

@@ -1,0 +1,418 @@
+"""A reducer's side of one slice: take contributions chunk by chunk, each checked before (offers.py), and sum them in fixed order.
+
+A chunk is summed as soon as all members that are still expected have brought it, so that only the last ones are left when the slice
+closes. Who is left out in the end changes the sum: what was summed with another set of members is summed again, from the bytes.
+Last of all checks is decoding within the budget, and finiteness.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import fsum, inf
+from typing import Final, TypeAlias
+
+import torch
+import trio
+
+from averaging.arithmetic.batched_codec import decode_run, encode_run, run_chunks, span_bytes
+from averaging.arithmetic.slot_buffer import Room
+from averaging.arithmetic.squared_norm import left_out, lost_ppm
+from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
+from averaging.codecs import Codec
+from averaging.rounds.exchange.offered_contributions import Offer, Offers
+from averaging.rounds.traffic.batches import CHUNK_HEAD, Batch, consecutive
+from protocol.errors import PotluckError, RemoteProtocolError
+from protocol.ids import HASH_BYTES, PeerId, Root
+from protocol.merkle import leaf_hash, merkle_root
+from protocol.received import shown
+from protocol.rounds.messages.lane_parts import brought_twice
+from protocol.rounds.messages.messages import (
+    Included,
+    Omission,
+    Proposal,
+    ResultHeader,
+    SliceSpec,
+)
+from protocol.tensors.tensor_schema import ChunkGrid
+
+MAX_DELTA: Final = 1e18
+"""64 members of 2^53 tokens each times this stay below float32's largest number (3.4e38): the sum cannot overflow."""
+
+NEARLY_SHARE: Final = 0.04
+"""Of what each member brings to a slice: once no more is to come, its reducer begins to take others' results. To ask for one, and for
+its first frame to come, takes time: lines of four members that share two cores were idle for 0.1 s meanwhile.
+"""
+
+
+@dataclass(frozen=True)
+class SliceResult:
+    """A closed slice: its header's content, its encoded chunks, their leaf hashes, and the chunks joined."""
+
+    header: ResultHeader
+    chunks: tuple[memoryview, ...]
+    hashes: tuple[bytes, ...]
+    data: memoryview
+
+
+_Names: TypeAlias = tuple[tuple[PeerId, Root], ...]
+"""Whose contributions are in a sum, by their roots."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Written:
+    """Room for a whole result, and whose contributions are in it: sums of others are never written over one another."""
+
+    of: _Names
+    room: memoryview
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """One chunk of the result: with which others it lies, its bytes, their leaf hash; the energy of its mean, and what of that had no
+    room.
+    """
+
+    written: _Written
+    encoded: memoryview
+    leaf: bytes
+    lost: float = 0.0
+    energy: float = 0.0
+
+
+class _UndecodableError(Exception):
+    """A member's chunk that cannot be counted."""
+
+    def __init__(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        super().__init__(error.found)
+        self.peer = peer
+
+
+_Counted = Sequence[tuple[PeerId, Offer]]
+"""Members in the order of their ids, whose contributions are summed."""
+
+
+class Reduction:
+    """One slice of one attempt at its reducer: waits for the members, closes, sums.
+
+    Args:
+        results: where the slice's result is written, at its place in that of the whole vector.
+    """
+
+    def __init__(
+        self,
+        proposal: Proposal,
+        part: SliceSpec,
+        offers: Offers,
+        result_codec: Codec,
+        grid: ChunkGrid,
+        results: Room | None = None,
+    ) -> None:
+        self.part = part
+        self._proposal = proposal
+        self._offers = offers
+        self._result_codec = result_codec
+        self._grid = grid
+        self._absent: dict[PeerId, str] = {}
+        self._refused: dict[PeerId, str] = {}
+        self._changed = trio.Event()
+        self._waiting = trio.CancelScope(deadline=-inf)
+        self._began_s = 0.0
+        self._begun: set[int] = set()
+        self._sums: dict[int, _Sum] = {}
+        self._results = results or Room(0)
+        self._written: _Written | None = None
+        """What was summed last is written here; what is summed of others after it goes elsewhere."""
+
+        self._lock = threading.Lock()
+        self._whole_bytes = CHUNK_HEAD.size + len(span_bytes(offers.codec, grid, part.first_chunk, part.stop_chunk))
+        self._room = Room(_scattered_bytes(proposal, part, offers.codec, grid))
+        """Where the members' chunks lie as they come."""
+
+        self._num_left: dict[PeerId, tuple[Offer | None, int]] = {}
+        """Chunks that members have still to bring of an offer, once they have brought some."""
+
+        self.nearly_in = trio.Event()
+        """Set when little is to come, and when it is closed."""
+
+        self.closed = trio.Event()
+        self.result: SliceResult | None = None
+        self.signed_header = b""
+
+    def place(self, num_bytes: int) -> memoryview:
+        """Where a frame of a member's chunks is to lie.
+
+        Raises:
+            RemoteProtocolError: it is longer than the whole slice; no memory was taken for it.
+        """
+        if num_bytes > self._whole_bytes:
+            raise RemoteProtocolError(f"a frame of {num_bytes} bytes", f"at most {self._whole_bytes}, the whole slice")
+        return self._room.take(num_bytes)
+
+    def set_absent(self, peer: PeerId, reason: str) -> None:
+        """Stop waiting for a member: it offers nothing, or is suspected."""
+        self._absent.setdefault(peer, reason)
+        self.wake()
+
+    def set_refused(self, peer: PeerId, error: PotluckError) -> None:
+        """Something that a member sent did not fit. It may send what does until the slice closes; where it does not, this is why it is
+        left out.
+        """
+        self._refused[peer] = shown(f"what it sent was refused: {error.one_line()}")
+
+    def set_present(self, peer: PeerId) -> None:
+        """A suspect spoke again: wait for it like for anybody."""
+        self._absent.pop(peer, None)
+
+    def close(self) -> None:
+        """With its result, or without where it was given up."""
+        self.nearly_in.set()
+        self.closed.set()
+
+    def wake(self) -> None:
+        """Look again whether the slice may close."""
+        event, self._changed = self._changed, trio.Event()
+        event.set()
+
+    def _is_settled(self, peer: PeerId) -> bool:
+        offer = self._offers.get(peer)
+        return peer in self._absent or (offer is not None and offer.has(self.part))
+
+    async def wait_ready(self, within_s: float) -> None:
+        """Returns when all members' ranges are in or accounted for, or at the deadline with at least one (rule 10)."""
+        self._began_s = trio.current_time()
+        self._waiting.deadline = self._began_s + within_s
+        with self._waiting:
+            while not all(self._is_settled(member.peer) for member in self._proposal.members):
+                await self._changed.wait()
+            return
+        while not self._whole_offers():
+            await self._changed.wait()
+
+    def give_time(self, within_s: float) -> None:
+        """The deadline is so long after we began to wait, where that is later; nothing is changed once it has passed."""
+        self._waiting.deadline = max(self._waiting.deadline, self._began_s + within_s)
+
+    def _whole_offers(self) -> list[tuple[PeerId, Offer]]:
+        members = sorted(member.peer for member in self._proposal.members)
+        offers = [(peer, self._offers.get(peer)) for peer in members]
+        return [
+            (peer, offer)
+            for peer, offer in offers
+            if offer is not None and offer.has(self.part) and offer.header.tokens > 0
+        ]
+
+    # --- the sum ---
+
+    def take(self, offer: Offer, batch: Batch) -> Callable[[], None] | None:
+        """Keep checked chunks of a member that are not here yet. Returns the summing of those that all who are still expected have
+        brought now, to be run beside trio; None when there is none.
+        """
+        batch = _new(offer, batch)
+        offer.chunks.update(batch)
+        self._count(offer, len(batch))
+        expected = sorted(member.peer for member in self._proposal.members if member.peer not in self._absent)
+        counted: list[tuple[PeerId, Offer]] = []
+        for peer in expected:
+            theirs = self._offers.get(peer)
+            if theirs is None:
+                return None
+            if theirs.header.tokens > 0:
+                counted.append((peer, theirs))
+        counted, _ = _each_lane_once(counted)
+        complete = [
+            chunk
+            for chunk, _ in batch
+            if chunk not in self._begun and all(chunk in theirs.chunks for _, theirs in counted)
+        ]
+        if not complete or not counted:
+            return None
+        self._begun.update(complete)
+        return partial(self._sum_early, complete, counted)
+
+    def _count(self, offer: Offer, num_new: int) -> None:
+        """How much is still to come."""
+        if self.nearly_in.is_set():
+            return
+        sender, numbers = offer.header.member.peer, range(self.part.first_chunk, self.part.stop_chunk)
+        known, num_left = self._num_left.get(sender, (None, 0))
+        if known is not offer:  # nothing of it before, or a later session's
+            known, num_left = offer, num_new + sum(chunk not in offer.chunks for chunk in numbers)
+        self._num_left[sender] = known, num_left - num_new
+        if all(self._has_nearly_all(member.peer, NEARLY_SHARE * len(numbers)) for member in self._proposal.members):
+            self.nearly_in.set()
+
+    def _has_nearly_all(self, peer: PeerId, few: float) -> bool:
+        if peer in self._absent:
+            return True
+        offer, num_left = self._num_left.get(peer, (None, inf))
+        if offer is None and self._is_settled(peer):
+            self._num_left[peer] = self._offers.get(peer), 0
+            return True
+        return num_left <= few
+
+    def _sum_early(self, chunks: Sequence[int], counted: _Counted) -> None:
+        try:
+            self._sums.update(self._summed(chunks, counted, self._written_of(_names(counted))))
+        except _UndecodableError:
+            return  # who is left out for it, and everything that follows from that, is said when the slice closes
+
+    def reduce(self) -> SliceResult | None:
+        """Sum what is whole, in the order of peer ids, and encode the mean once; None when there is nothing to sum."""
+        whole = self._whole_offers()
+        while whole:
+            try:
+                return self._closed(*_each_lane_once(whole))
+            except _UndecodableError as error:
+                self._absent[error.peer] = f"not decodable: {error}"
+                whole = [(peer, offer) for peer, offer in whole if peer != error.peer]
+        return None
+
+    def without_contributions(self) -> ResultHeader:
+        """What the leader is told where there was nothing to sum: who was waited for, and why nobody is counted."""
+        return self._header((), 0, Root(bytes(HASH_BYTES)), self._absent)
+
+    def _closed(self, counted: _Counted, twice: Mapping[PeerId, str]) -> SliceResult:
+        written = self._written_of(_names(counted))
+        # a copy in one step: the last chunks may be summed in another thread at this moment
+        early = {chunk: each for chunk, each in dict(self._sums).items() if each.written is written}
+        numbers = range(self.part.first_chunk, self.part.stop_chunk)
+        early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted, written))
+        sums = [early[chunk] for chunk in numbers]
+        chunks, hashes = tuple(each.encoded for each in sums), tuple(each.leaf for each in sums)
+        header = replace(
+            self._header(counted, sum(self._weights(counted)), merkle_root(hashes), {**self._absent, **twice}),
+            lost_ppm=lost_ppm(fsum(each.lost for each in sums), fsum(each.energy for each in sums)),
+        )
+        return SliceResult(header, chunks, hashes, written.room.toreadonly())
+
+    def _place(self, first_chunk: int, stop_chunk: int) -> range:
+        """Where these chunks of the slice lie in the result of the whole vector."""
+        return span_bytes(self._result_codec, self._grid, first_chunk, stop_chunk)
+
+    def _written_of(self, of: _Names) -> _Written:
+        """The first who are summed are mostly those who stay: they get the slice's place among the results."""
+        with self._lock:
+            if self._written is None or self._written.of != of:
+                place = self._place(self.part.first_chunk, self.part.stop_chunk)
+                self._written = _Written(of, self._results.take_at(place.start, place.stop))
+            return self._written
+
+    def _weights(self, counted: _Counted) -> list[int]:
+        return [min(offer.header.tokens, self._proposal.weight_cap_tokens) for _, offer in counted]
+
+    def _summed(self, chunks: Sequence[int], counted: _Counted, written: _Written) -> dict[int, _Sum]:
+        """The means of these chunks over these members, encoded in the room of these members. Raises _UndecodableError."""
+        found: dict[int, _Sum] = {}
+        begin = self._place(self.part.first_chunk, self.part.stop_chunk).start
+        for run in consecutive(chunks, run_chunks(self._grid.chunk_elements)):
+            mean_n, place = self._mean(run, counted), self._place(run.start, run.stop)
+            room = written.room[place.start - begin : place.stop - begin]
+            encoded = encode_run(self._result_codec, mean_n, self._grid.chunk_elements, room)
+            losses = self._losses(mean_n, encoded)
+            found.update(
+                {
+                    chunk: _Sum(written, data, leaf_hash(data), *loss)
+                    for chunk, data, loss in zip(run, encoded, losses, strict=True)
+                }
+            )
+        return found
+
+    def _losses(self, mean_n: torch.Tensor, encoded: Sequence[memoryview]) -> list[tuple[float, float]]:
+        """By chunk, as of `left_out`; nothing where the codec writes all."""
+        if not self._result_codec.leaves_out:
+            return [(0.0, 0.0)] * len(encoded)
+        size = self._grid.chunk_elements
+        written_n = decode_run(self._result_codec, encoded, size, mean_n.numel())
+        return [left_out(*pair) for pair in zip(torch.split(mean_n, size), torch.split(written_n, size), strict=True)]
+
+    def _mean(self, run: range, counted: _Counted) -> torch.Tensor:
+        total = self._sum_of_plain(run, counted) or self._sum_of_checked(run, counted)
+        return total.mean().float()
+
+    def _sum_of_plain(self, run: range, counted: _Counted) -> WeightedSum | None:
+        """In one pass over the bytes of each member; None where that cannot be, or where there is something to be refused."""
+        begin, stop = self._grid.span(run.start, run.stop)
+        total = WeightedSum(stop - begin, sum_dtype(self._result_codec.name))
+        for weight, (_, offer) in zip(self._weights(counted), counted, strict=True):
+            chunks = [offer.chunks[chunk] for chunk in run]
+            if not total.add_encoded(weight, self._offers.codec, chunks, self._grid.chunk_elements, MAX_DELTA):
+                return None
+        return total
+
+    def _sum_of_checked(self, run: range, counted: _Counted) -> WeightedSum:
+        """Member by member, decoded first. Raises _UndecodableError."""
+        begin, stop = self._grid.span(run.start, run.stop)
+        total = WeightedSum(stop - begin, sum_dtype(self._result_codec.name))
+        for weight, (peer, offer) in zip(self._weights(counted), counted, strict=True):
+            try:
+                total.add(weight, self._decode(offer, run), is_spent=True)
+            except RemoteProtocolError as error:
+                raise _UndecodableError(peer, error) from error
+        return total
+
+    def _decode(self, offer: Offer, run: range) -> torch.Tensor:
+        begin, stop = self._grid.span(run.start, run.stop)
+        size = self._grid.chunk_elements
+        values_n = decode_run(self._offers.codec, [offer.chunks[chunk] for chunk in run], size, stop - begin)
+        smallest, greatest = torch.aminmax(values_n)
+        largest = max(-float(smallest), float(greatest))
+        if not largest <= MAX_DELTA:
+            chunk = run.start + int(values_n.abs().argmax()) // size
+            raise RemoteProtocolError(f"a delta of {largest:.3g} in chunk {chunk}", f"at most {MAX_DELTA:.0e}")
+        return values_n
+
+    def _header(
+        self, included: _Counted, weight_sum: int, result_hash: Root, reasons: Mapping[PeerId, str]
+    ) -> ResultHeader:
+        proposal = self._proposal
+        counted = {peer for peer, _ in included}
+        omitted = tuple(
+            Omission(member.peer, reasons.get(member.peer) or self._refused.get(member.peer, "late"))
+            for member in sorted(proposal.members, key=lambda member: member.peer)
+            if member.peer not in counted
+        )
+        return ResultHeader(
+            unit=proposal.unit,
+            base=proposal.base,
+            ballot=proposal.ballot,
+            first_chunk=self.part.first_chunk,
+            stop_chunk=self.part.stop_chunk,
+            reducer=self.part.reducer,
+            included=tuple(_included(peer, offer) for peer, offer in included),
+            omitted=omitted,
+            weight_sum=weight_sum,
+            result_hash=result_hash,
+        )
+
+
+def _new(offer: Offer, batch: Batch) -> Batch:
+    """Those chunks of a frame that are not here yet. A stream that broke may have brought some of them. Where only a part is new it is
+    copied, for each chunk that is kept keeps all of its frame: else who brings one new chunk a frame would fill our memory.
+    """
+    new = [(chunk, data) for chunk, data in batch if chunk not in offer.chunks]
+    return new if len(new) == len(batch) else [(chunk, memoryview(bytes(data))) for chunk, data in new]
+
+
+def _each_lane_once(whole: _Counted) -> tuple[list[tuple[PeerId, Offer]], dict[PeerId, str]]:
+    """Who is counted; and who is not because another brings a lane of theirs, and why."""
+    twice = brought_twice({peer: offer.header.lanes for peer, offer in whole})
+    return [(peer, offer) for peer, offer in whole if peer not in twice], twice
+
+
+def _scattered_bytes(proposal: Proposal, part: SliceSpec, codec: Codec, grid: ChunkGrid) -> int:
+    """What all others bring to a slice, with a head at each chunk."""
+    one_bytes = len(span_bytes(codec, grid, part.first_chunk, part.stop_chunk))
+    return (len(proposal.members) - 1) * (one_bytes + CHUNK_HEAD.size * (part.stop_chunk - part.first_chunk))
+
+
+def _names(counted: _Counted) -> _Names:
+    return tuple((peer, offer.header.root) for peer, offer in counted)
+
+
+def _included(peer: PeerId, offer: Offer) -> Included:
+    header = offer.header
+    attested = (header.attested, header.attested_root)
+    return Included(peer, header.member.incarnation, header.root, header.tokens, *attested, header.lanes)

@@ -1,0 +1,1 @@
+"""State and results that others have, fetched and checked."""

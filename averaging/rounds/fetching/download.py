@@ -1,0 +1,269 @@
+"""A unit's state from several donors at once: striped, each chunk verified before use, resumed after a crash (rule 24).
+
+What is asked of whom is decided in striping.py. Several states may be wanted (every one that a later commit attests): the newest that
+most donors offer is taken, or one of which so much is here already that less is left to fetch. No other is begun until it is here or
+nobody has it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams.interfaces import Network, Offload
+from averaging.rounds.lineage.retention import update_bytes
+from averaging.rounds.lineage.round_context import Changes
+from averaging.rounds.lineage.updates import UnitTools
+from averaging.rounds.traffic import striping
+from averaging.rounds.traffic.striping import Striping
+from averaging.rounds.traffic.transfer import Donor, ask_generation, fetch_chunks, fetch_hashes
+from averaging.state.partial_download import Incoming
+from averaging.state.state import STATE_BYTES_PER_VALUE, StateParts, UnitState
+from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
+from protocol.ids import CommitId, PeerId, Root, UnitName, short
+from protocol.rounds.messages.requests import FetchState
+from protocol.tables import several
+from protocol.tensors.tensor_schema import ChunkGrid
+
+log = structlog.get_logger()
+
+STRIPE_BYTES: Final = 512 << 10
+"""A fifth of a second at 20 Mbit/s: long against a round trip, short against a download."""
+
+REQUESTS_EACH: Final = 2
+"""Requests on their way to one donor: the next is there when the last one ends."""
+
+MAX_DONORS: Final = 16
+"""Asked at a time; the next ones where none of these has it."""
+
+OFFERS_WITHIN_S: Final = 8.0
+LOOK_AGAIN_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadProgress:
+    """How far a download is, in bytes, and how many donors are left."""
+
+    index: int
+    bytes_here: int
+    bytes_all: int
+    num_donors: int
+
+    def __str__(self) -> str:
+        """For screens and logs."""
+        megabytes = f"{self.bytes_here / 1e6:.1f} of {self.bytes_all / 1e6:.1f} MB"
+        return f"taking the state at commit {self.index}: {megabytes} from {several(self.num_donors, 'peer')}"
+
+
+Told = Callable[[DownloadProgress], None]
+
+
+@dataclass(frozen=True)
+class DownloadTools:
+    """What a download works with. Without `incoming` it begins anew after a crash. `update_bytes`: what replaying one commit moves."""
+
+    network: Network
+    offload: Offload
+    unit: UnitName
+    grid: ChunkGrid
+    incoming: Incoming | None = None
+    update_bytes: int = 0
+
+
+def download_tools(network: Network, unit: UnitTools) -> DownloadTools:
+    """For a unit that is held here."""
+    one_bytes = update_bytes(unit.result_codec, unit.grid)
+    return DownloadTools(network, unit.offload, unit.unit, unit.grid, unit.generations.incoming, one_bytes)
+
+
+async def download_state(
+    tools: DownloadTools, donors: Sequence[PeerId], roots: Mapping[CommitId, Root], told: Told = lambda progress: None
+) -> UnitState:
+    """A state at one of the commits of `roots`, checked against its root (attested by a later commit, or the genesis root).
+
+    Raises:
+        UnreachableError: nobody could give it, or all who could went away; ask again when others are there.
+    """
+    offers, reasons = await _first_offers(tools, donors, roots)
+    for offered in await _ranked(tools, offers):
+        for donor in offered:
+            try:
+                hashes = await fetch_hashes(tools.network, donor, tools.unit, tools.grid.num_chunks)
+            except PotluckError as error:
+                log.warning("hashes_not_fetched", donor=short(donor.peer), reason=error.one_line())
+                reasons.append(f"{short(donor.peer)}: {error.one_line()}")
+                continue
+            # only now is a header proven: the same commit and root may have been offered with other numbers beside them
+            alike = [other for other in offered if other.header == donor.header]
+            download = _Download(tools, alike, hashes, told)
+            state = await download.run()
+            if state is not None:
+                return state
+            reasons += [f"{short(peer)}: {reason}" for peer, reason in download.plan.dropped.items()]
+            break
+    raise UnreachableError(
+        f"no donor for the state ({'; '.join(reasons) or 'nobody to ask'})", "one peer that holds it"
+    )
+
+
+async def _ranked(tools: DownloadTools, offers: Mapping[CommitId, Sequence[Donor]]) -> Sequence[Sequence[Donor]]:
+    """The states to try, one after another: by preference, but first one of which a part is here, where less is left of it, shared
+    among those who offer it, with the updates that lead on from there to the newest.
+    """
+    ranked = sorted(offers.values(), key=lambda one: _preference(one, offers), reverse=True)
+    held = await tools.incoming.held_bytes() if tools.incoming is not None else {}
+    state_bytes = STATE_BYTES_PER_VALUE * tools.grid.num_elements
+    newest = max((offered[0].header.index for offered in ranked), default=0)
+    most = max(map(len, ranked), default=0)
+
+    def left_bytes(offered: Sequence[Donor]) -> float:
+        header = offered[0].header
+        replay_bytes = (newest - header.index) * tools.update_bytes
+        return (state_bytes - held.get(header.head, 0)) / len(offered) + replay_bytes / most
+
+    begun = [offered for offered in ranked[1:] if offered[0].header.head in held]
+    first = min([*ranked[:1], *begun], key=left_bytes, default=None)
+    return sorted(ranked, key=lambda offered: offered is not first)
+
+
+def _preference(offered: Sequence[Donor], offers: Mapping[CommitId, Sequence[Donor]]) -> tuple[bool, int]:
+    """The newest state that at least half as many donors have as the state that most have."""
+    most = max(len(donors) for donors in offers.values())
+    return 2 * len(offered) >= most, offered[0].header.index
+
+
+async def _first_offers(
+    tools: DownloadTools, donors: Sequence[PeerId], roots: Mapping[CommitId, Root]
+) -> tuple[dict[CommitId, list[Donor]], list[str]]:
+    """Of the first MAX_DONORS; of the next ones only where none of them has anything."""
+    offers: dict[CommitId, list[Donor]] = {}
+    reasons: list[str] = []
+    for begin in range(0, len(donors), MAX_DONORS):
+        offers, why = await _offers(tools, donors[begin : begin + MAX_DONORS], roots)
+        reasons += why
+        if offers:
+            break
+    return offers, reasons
+
+
+async def _offers(
+    tools: DownloadTools, donors: Sequence[PeerId], roots: Mapping[CommitId, Root]
+) -> tuple[dict[CommitId, list[Donor]], list[str]]:
+    """Who has which of the wanted states; all are asked at once."""
+    offers: dict[CommitId, list[Donor]] = {}
+    reasons: list[str] = []
+
+    async def ask_one(peer: PeerId) -> None:
+        with trio.move_on_after(OFFERS_WITHIN_S) as scope:
+            try:
+                wanted: dict[CommitId, Donor] = {}
+                for donor in await ask_generation(tools.network, peer, tools.unit):
+                    if roots.get(donor.header.head) == donor.root:
+                        wanted.setdefault(donor.header.head, donor)  # who says it twice is still one donor
+            except PotluckError as error:
+                reasons.append(f"{short(peer)}: {error.one_line()}")
+                return
+            for commit, donor in wanted.items():
+                offers.setdefault(commit, []).append(donor)
+            if not wanted:
+                reasons.append(f"{short(peer)} does not hold it")
+        if scope.cancelled_caught:
+            reasons.append(f"{short(peer)} did not answer")
+
+    async with trio.open_nursery() as nursery:
+        for peer in dict.fromkeys(donors):
+            if peer != tools.network.peer_id:
+                nursery.start_soon(ask_one, peer)
+    for offered in offers.values():
+        offered.sort(key=lambda donor: donor.peer)
+    return offers, reasons
+
+
+class _Download:
+    """One state from several donors."""
+
+    def __init__(self, tools: DownloadTools, donors: Sequence[Donor], hashes: Sequence[bytes], told: Told) -> None:
+        self._tools = tools
+        self._donors = donors
+        self._header = donors[0].header
+        self._hashes = hashes
+        self._told = told
+        grid = tools.grid
+        chunk_bytes = STATE_BYTES_PER_VALUE * max(1, grid.bounds(0)[1])
+        each, at_once = max(1, STRIPE_BYTES // chunk_bytes), REQUESTS_EACH * len(donors)
+        self._stripes = striping.lay_out(grid.num_chunks, each, at_once)
+        self.plan = Striping(len(self._stripes))
+        self._parts = StateParts(self._header, grid)
+        self._requests: dict[tuple[PeerId, int], trio.CancelScope] = {}
+        self._changes = Changes()
+
+    async def run(self) -> UnitState | None:
+        """The state; None when no donor is left that could bring what is missing."""
+        await self._restore()
+        self._tell()
+        async with trio.open_nursery() as nursery:
+            for donor in self._donors:
+                for _ in range(REQUESTS_EACH):
+                    nursery.start_soon(self._ask, donor.peer)
+        if not self.plan.is_done:
+            return None
+        return await self._tools.offload.run(self._parts.whole, cost_s=0.001)
+
+    async def _restore(self) -> None:
+        incoming = self._tools.incoming
+        if incoming is None:
+            return
+        restored = await incoming.restore(self._header.head, self._hashes)
+        for chunk, data in restored.items():
+            self._parts.put(chunk, data)
+        for stripe in range(self.plan.num_stripes):
+            if all(chunk in self._parts for chunk in self._stripes[stripe]):
+                self.plan = striping.found(self.plan, stripe)
+        if self.plan.done:
+            log.info("download_resumed", chunks=len(restored), of=self._tools.grid.num_chunks)
+
+    def _tell(self) -> None:
+        left = [donor for donor in self._donors if donor.peer not in self.plan.dropped]
+        everything = STATE_BYTES_PER_VALUE * self._tools.grid.num_elements
+        self._told(DownloadProgress(self._header.index, self._parts.num_bytes, everything, len(left)))
+
+    async def _ask(self, donor: PeerId) -> None:
+        """One stripe after another, as long as this donor can be of use."""
+        while not self.plan.is_done and donor not in self.plan.dropped:
+            stripe = striping.next_stripe(self.plan, donor, trio.current_time())
+            if stripe is None:
+                with trio.move_on_after(LOOK_AGAIN_S):
+                    await self._changes.wait()
+                continue
+            self.plan = striping.ask(self.plan, donor, stripe, trio.current_time())
+            with trio.CancelScope() as scope:
+                self._requests[donor, stripe] = scope
+                await self._fetch(donor, stripe)
+            self._requests.pop((donor, stripe), None)
+            self._changes.notify()
+
+    async def _fetch(self, donor: PeerId, stripe: int) -> None:
+        tools, chunks = self._tools, self._stripes[stripe]
+        request = FetchState(tools.unit, chunks.start, chunks.stop, self._header.head)
+        try:
+            data = await fetch_chunks(tools.network, donor, request, self._hashes)
+        except PotluckError as error:
+            is_lie = isinstance(error, RemoteProtocolError)
+            tell = log.warning if is_lie else log.info
+            tell("stripe_not_fetched", donor=short(donor), reason=error.one_line())
+            self.plan = striping.failed(self.plan, donor, stripe, error.one_line(), is_lie=is_lie)
+            self._tell()
+            return
+        self.plan = striping.arrived(self.plan, donor, stripe, trio.current_time())
+        for chunk, part in zip(chunks, data, strict=True):
+            self._parts.put(chunk, part)
+        for (other, wanted), scope in self._requests.items():
+            if wanted == stripe and other != donor:
+                scope.cancel()
+        self._tell()
+        if tools.incoming is not None:
+            await tools.incoming.keep(self._header.head, chunks.start, data)

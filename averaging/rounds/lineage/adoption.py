@@ -1,0 +1,223 @@
+"""What a commit, or a switch of lineages, means for the local parameters (rules 20 and 24): pure arithmetic.
+
+**Mixing** (Streaming DiLoCo, 2501.18512, section 3.2: theta <- alpha theta + (1 - alpha) A'), of fragments whose commit came within
+the delay, in the chunks that counted our contribution. Written with theta = A - D + u, where D is what we offered and u the work since
+the snapshot, it leaves A' - theta' = alpha (D - (A - A')) - alpha u to be offered next: of the work since the snapshot alpha stays in
+theta, and of our own deviation from what all moved by alpha is offered again. Where all members adopt so, these deviations sum to
+what the outer step did not follow of the mean, so nothing is counted twice in the sum; one member's own share is only slower to go.
+- Not counted, or not covered: theta + (A' - A), as always. Mixing would throw away 1 - alpha of work that nobody has.
+- Later than the delay: A' + (theta - theta_snapshot), as always. Mixing would throw away 1 - alpha of ever more work; so it never
+  costs more than 1 - alpha of the delay's steps.
+- Error feedback: D is not what was sent. What the codec left out is in the residual, and alpha of it must not be offered beside that:
+  alpha (D - deq(q)) goes back into theta, so that the deviation is that of what was sent, alpha (deq(q) - (A - A')).
+- Where the run names no alpha, nothing is mixed: every counted commit is A' + (theta - theta_snapshot), and none is late. That trains
+  better (averaging/README.md): alpha of the deviation is what costs.
+- A restart, a death of the training process and a switch know nothing of it: theta is A, or moves as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+import torch
+
+from averaging.arithmetic.delta import pseudo_gradient
+from averaging.arithmetic.error_feedback import Feedback
+from averaging.arithmetic.vectors import new_vector
+from averaging.codecs import Codec
+from averaging.network.seams.interfaces import KeptPart
+from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch
+from averaging.rounds.lineage.unit_feedback import counted_chunks, counts_of
+from averaging.rounds.traffic.contribution import EncodedContribution
+from protocol.ids import PeerId, Root
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages.messages import CommitRecord
+from protocol.rounds.proposal import consumed_tokens, covered_chunks
+from protocol.tensors.tensor_schema import ChunkGrid
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What to tell the trainer: theta <- kept theta + shift.
+
+    Attributes:
+        shift_N: (N,) float32 to add to theta; None: load the new anchor, the local work cannot be kept.
+        credited_tokens: to take off the tokens ready; negative when work of a lineage that lost is to be offered again.
+        remark: what could not be kept, for the log; "" when everything was.
+        feedback: what a switch made of the residual; None without error feedback.
+        kept: the share of theta that stays, by chunk; all of it in chunks that are not named.
+    """
+
+    shift_N: torch.Tensor | None
+    credited_tokens: int
+    remark: str = ""
+    feedback: Feedback | None = None
+    kept: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """How a commit is mixed into theta that comes at most `delay_tokens` of our own after the snapshot: `alpha` of theta stays."""
+
+    alpha: float
+    delay_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Mix with `alpha`; `codec` is that of contributions where there is error feedback, None without."""
+
+    alpha: float
+    codec: Codec | None
+
+
+def adoption_shift(
+    applied: AppliedCommit, record: CommitRecord, me: PeerId, theta_N: torch.Tensor | None, grid: ChunkGrid
+) -> torch.Tensor:
+    """What to add to the local parameters (rule 20), (N,) float32: A' - theta_snapshot where our contribution was counted, so
+    that only the work since the snapshot remains on top of A'; A' - A elsewhere, so that uncounted work is kept.
+    """
+    anchor_N, shift_N = applied.state.anchor_N, new_vector(grid.num_elements)
+    covered = covered_chunks(record, me) if theta_N is not None else ()
+    for part in record.slices:
+        begin, stop = grid.span(part.first_chunk, part.stop_chunk)
+        is_counted = (part.first_chunk, part.stop_chunk) in covered
+        from_N = theta_N if theta_N is not None and is_counted else applied.previous_anchor_N
+        torch.sub(anchor_N[begin:stop], from_N[begin:stop], out=shift_N[begin:stop])
+    return shift_N
+
+
+def adopt_commit(
+    applied: AppliedCommit,
+    record: CommitRecord,
+    me: PeerId,
+    contribution: EncodedContribution | None,
+    grid: ChunkGrid,
+    mixed: Mixed | None = None,
+) -> Adoption:
+    """One more commit on our lineage; `mixed` where what it counted is to be mixed into theta."""
+    entry = record.contributor(me)
+    is_ours = entry is not None and contribution is not None and entry.root == contribution.root
+    theta_N = contribution.theta_N if is_ours and contribution is not None else None
+    shift_N = adoption_shift(applied, record, me, theta_N, grid)
+    kept: dict[int, float] = {}
+    if mixed is not None and is_ours and contribution is not None:
+        for first, stop in covered_chunks(record, me):
+            kept |= dict.fromkeys(range(first, stop), mixed.alpha)
+            _mix(shift_N, applied, contribution, range(first, stop), grid, mixed)
+    return Adoption(shift_N, consumed_tokens(record, me) if is_ours else 0, kept=kept)
+
+
+def _mix(
+    shift_N: torch.Tensor,
+    applied: AppliedCommit,
+    contribution: EncodedContribution,
+    chunks: range,
+    grid: ChunkGrid,
+    mixed: Mixed,
+) -> None:
+    """Write (1 - alpha) A' into the shift of these chunks, with error feedback alpha (D - deq(q)) more."""
+    span = slice(*grid.span(chunks.start, chunks.stop))
+    torch.mul(applied.state.anchor_N[span], 1.0 - mixed.alpha, out=shift_N[span])
+    if mixed.codec is None:
+        return
+    for chunk in chunks:
+        begin, stop = grid.bounds(chunk)
+        delta_n = pseudo_gradient(applied.previous_anchor_N[begin:stop], contribution.theta_N[begin:stop])
+        unsent_n = torch.sub(delta_n, mixed.codec.decode(contribution.chunks[chunk], stop - begin))
+        shift_N[begin:stop] = torch.add(shift_N[begin:stop], torch.mul(unsent_n, mixed.alpha))
+
+
+def one_after_another(first: Adoption, second: Adoption, grid: ChunkGrid) -> Adoption:
+    """Two adoptions as one: k2 (k1 theta + s1) + s2. What is loaded by the second is loaded."""
+    if first.shift_N is None or second.shift_N is None:
+        return second if second.shift_N is None else first
+    shift_N = first.shift_N
+    if second.kept:
+        shift_N = shift_N.clone()
+        for chunk, share in second.kept.items():
+            span = slice(*grid.bounds(chunk))
+            shift_N[span] = torch.mul(shift_N[span], share)
+    both = first.kept.keys() | second.kept.keys()
+    kept = {chunk: first.kept.get(chunk, 1.0) * second.kept.get(chunk, 1.0) for chunk in both}
+    credited = first.credited_tokens + second.credited_tokens
+    return Adoption(torch.add(shift_N, second.shift_N), credited, kept=kept)
+
+
+def kept_parts(kept: Mapping[int, float], grid: ChunkGrid) -> tuple[KeptPart, ...]:
+    """Shares of theta by chunk as the trainer takes them: neighbours with one share together."""
+    parts: list[KeptPart] = []
+    for chunk, share in sorted(kept.items()):
+        begin, stop = grid.bounds(chunk)
+        if parts and (parts[-1].stop, parts[-1].share) == (begin, share):
+            begin = parts.pop().begin
+        parts.append(KeptPart(begin, stop, share))
+    return tuple(parts)
+
+
+def adopt_switch(
+    prepared: PreparedSwitch,
+    lost: Sequence[ChainLink],
+    anchor_N: torch.Tensor,
+    me: PeerId,
+    offers: Mapping[Root, EncodedContribution],
+    codec: Codec,
+    grid: ChunkGrid,
+    feedback: Feedback | None = None,
+) -> Adoption:
+    """Another lineage: theta <- A_win - (A_fork - theta), tokens ready = own since the fork (rule 24).
+
+    Where a commit of the winning lineage counted a contribution of ours, that is in A_win and taken out of theta; where its bytes are
+    no longer here, theta starts from A_win: work may be lost, but none is ever applied twice. Without the anchor at the fork only
+    the work since the last commit is offered again.
+
+    Args:
+        lost: our commits after the fork, which are given up.
+        anchor_N: (N,) float32, the anchor at our head.
+        offers: our latest contributions by root.
+    """
+    from_N = prepared.fork_anchor_N
+    lost_chunks = counted_chunks(lost, me)
+    regained = sum(consumed_tokens(link.record, me) for link in lost if link.record is not None)
+    remark = ""
+    taken_out: dict[Root, set[int]] = {}
+    if from_N is None:
+        from_N, regained = anchor_N, 0
+        remark = "the anchor at the fork is no longer kept: only the work since the last commit is offered again"
+        taken_out = lost_chunks
+    shift_N = torch.sub(prepared.state.anchor_N, from_N)
+    spent, is_here = 0, True
+    for node in prepared.path:
+        for root, chunks in counts_of([node.link], me):
+            offer, taken = offers.get(root), chunks - taken_out.get(root, set())
+            if offer is None:
+                is_here = False
+            else:
+                for chunk in taken:
+                    begin, stop = grid.bounds(chunk)
+                    shift_N[begin:stop] = torch.add(
+                        shift_N[begin:stop], codec.decode(offer.chunks[chunk], stop - begin)
+                    )
+                spent += offer.tokens * len(taken) // grid.num_chunks
+            if feedback is not None:
+                feedback = _carried(feedback, root, chunks - lost_chunks.get(root, set()), shift_N)
+    if not is_here:
+        remark = "the other lineage counted work of ours that is no longer here: starting from its anchor"
+        return Adoption(None, 0, remark, feedback)
+    return Adoption(shift_N, spent - regained, remark, feedback)
+
+
+def _carried(feedback: Feedback, root: Root, chunks: AbstractSet[int], shift_N: torch.Tensor) -> Feedback:
+    """The residual after another lineage counted these chunks of a contribution, which the one that was left did not. It went out
+    with that contribution, and becomes what was pending of it, else zero. `shift_N` takes the difference: what theta offers and what
+    the residual holds are, together, short of what was counted and of nothing else, and either can be lost without the other.
+    """
+    after = feedback.counted(root, chunks)
+    for chunk in feedback.moved_by(root, chunks):
+        begin, stop = feedback.grid.bounds(chunk)
+        fed_n = torch.mul(feedback.residual.values_N[begin:stop], feedback.beta)
+        difference_n = torch.sub(after.residual.values_N[begin:stop], fed_n)
+        shift_N[begin:stop] = torch.add(shift_N[begin:stop], difference_n)
+    return after

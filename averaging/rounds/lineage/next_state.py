@@ -1,0 +1,144 @@
+"""The state after the commit that is being made, computed chunk by chunk while the results come, so that little is left to do then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import trio
+
+from averaging.arithmetic.batched_codec import decode_run, run_chunks
+from averaging.arithmetic.outer_step import moved_vectors, step_by_encoded, step_into
+from averaging.codecs import Codec
+from averaging.rounds.traffic.batches import consecutive
+from averaging.state.state import UnitState
+from protocol.errors import LocalProtocolError
+from protocol.merkle import leaf_hash
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages.messages import OuterStep
+from protocol.tensors.tensor_schema import ChunkGrid
+
+Encoded: TypeAlias = Sequence[bytes | memoryview]
+"""Chunks of a result that follow one another, as they were sent."""
+
+
+@dataclass(frozen=True)
+class SliceBytes:
+    """A slice's result that was checked: its bytes, and the leaf hashes of its chunks."""
+
+    data: bytes | memoryview
+    hashes: tuple[bytes, ...]
+
+
+class NextState:
+    """A step from `state` by `outer`, over bytes of which nobody has decided yet. Every chunk remembers by which bytes it was made;
+    where the record names others it is made again. Who calls sees to it that no two threads make the same chunk: `claim` is for that.
+    """
+
+    def __init__(
+        self,
+        state: UnitState,
+        outer: OuterStep,
+        codec: Codec,
+        grid: ChunkGrid,
+    ) -> None:
+        """Takes 8 bytes a value, 4 where the momentum does not move.
+
+        Raises:
+            RemoteProtocolError: an outer step that this version does not know.
+        """
+        self._state = state
+        self._outer = outer
+        self._codec = codec
+        self._grid = grid
+        self._anchor_N, self._momentum_N = moved_vectors(state.anchor_N, state.momentum_N, outer)
+        self._claimed = set[int]()
+        self._made_by: dict[int, bytes] = {}
+        self._num_running = 0
+        self._ended = trio.Event()
+        """Set, and replaced, when one of them ends."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While a thread is to make chunks of this, or makes them; for the thread of trio, by whoever starts it."""
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            ended, self._ended = self._ended, trio.Event()
+            ended.set()
+
+    async def until_idle(self, within_s: float) -> bool:
+        """Until no thread makes chunks of this; False where none of them has ended for `within_s`: what it holds is not to be used."""
+        while self._num_running:
+            with trio.move_on_after(within_s) as scope:
+                await self._ended.wait()
+            if scope.cancelled_caught:
+                return False
+        return True
+
+    def follows(self, state: UnitState, outer: OuterStep) -> bool:
+        """Whether this is the step from that very state by those numbers."""
+        return self._state is state and self._outer == outer
+
+    def claim(self, chunks: range) -> bool:
+        """Whether these chunks are the caller's to make: nobody has claimed one of them before."""
+        if not self._claimed.isdisjoint(chunks):
+            return False
+        self._claimed.update(chunks)
+        return True
+
+    def make(self, first_chunk: int, encoded: Encoded, hashes: Sequence[bytes]) -> None:
+        """Make the chunks from `first_chunk` on by these bytes, whose leaf hashes are `hashes`. Raises as `Codec.decode`."""
+        numbers = range(first_chunk, first_chunk + len(encoded))
+        lacking = (chunk for chunk, by in zip(numbers, hashes, strict=True) if self._made_by.get(chunk) != by)
+        for run in consecutive(lacking, run_chunks(self._grid.chunk_elements)):
+            part = slice(run.start - first_chunk, run.stop - first_chunk)
+            for chunk in run:  # bytes that are refused may have been written in part over what was made before
+                self._made_by.pop(chunk, None)
+            self._step(run, encoded[part])
+            self._made_by.update(zip(run, hashes[part], strict=True))
+
+    def _step(self, run: range, encoded: Encoded) -> None:
+        span, state = slice(*self._grid.span(run.start, run.stop)), self._state
+        moved_n = self._anchor_N[span], self._momentum_N[span]
+        if not step_by_encoded(
+            moved_n[0], state.anchor_N[span], self._codec, encoded, self._grid.chunk_elements, self._outer
+        ):
+            update_n = decoded(self._codec, self._grid, run, encoded)
+            step_into(moved_n, state.anchor_N[span], state.momentum_N[span], update_n, self._outer)
+
+    def at(self, link: ChainLink) -> UnitState:
+        """The state at this commit.
+
+        Raises:
+            LocalProtocolError: chunks that nothing was made of.
+        """
+        if len(self._made_by) < self._grid.num_chunks:
+            raise LocalProtocolError(f"{len(self._made_by)} chunks of a new state", f"{self._grid.num_chunks}")
+        return UnitState(self._state.unit, link.commit, link.index, link.total_tokens, self._anchor_N, self._momentum_N)
+
+
+def decoded(codec: Codec, grid: ChunkGrid, run: range, encoded: Encoded) -> torch.Tensor:
+    """The values of chunks of a result that follow one another, (n,) float32. Raises as `Codec.decode`."""
+    begin, stop = grid.span(run.start, run.stop)
+    return decode_run(codec, encoded, grid.chunk_elements, stop - begin)
+
+
+def examined(codec: Codec, grid: ChunkGrid, first_chunk: int, encoded: Encoded, ahead: NextState | None) -> list[bytes]:
+    """The leaf hashes of chunks that came, which are fit to be applied; with `ahead` the next state is made of them.
+
+    Raises:
+        RemoteProtocolError: bytes that mean nothing, or values that are not finite.
+    """
+    hashes = [leaf_hash(chunk) for chunk in encoded]
+    if ahead is not None:
+        ahead.make(first_chunk, encoded, hashes)
+        return hashes
+    for run in consecutive(range(first_chunk, first_chunk + len(encoded)), run_chunks(grid.chunk_elements)):
+        decoded(codec, grid, run, encoded[run.start - first_chunk : run.stop - first_chunk])
+    return hashes

@@ -1,0 +1,160 @@
+"""What the parts of a round service work with: the seams, the word that something changed, and the edge of every task."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeGuard
+
+import structlog
+import trio
+
+from averaging.network.seams.interfaces import Clock, Network, Offload, Publish, Trainer
+from averaging.rounds.lineage.adoption import Mixing
+from averaging.rounds.lineage.unit_chain import PreparedSwitch
+from averaging.rounds.traffic.spans import Record, nowhere
+from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, StorageError
+from protocol.ids import PeerId, UnitName
+from protocol.rounds.events import Event
+from protocol.rounds.lineage.lineage import SpineView
+from protocol.rounds.messages.messages import RoundMessage
+from protocol.rounds.orders import SendHeartbeat
+from protocol.rounds.state import OpenRound
+
+log = structlog.get_logger()
+
+Tell = Callable[[Event], Awaitable[None]]
+"""Give the round machine an event; waits while it has too many."""
+
+Seal = Callable[[bytes], Awaitable[bytes]]
+"""Signs a payload under the round domain with the next durable sequence number."""
+
+IsMember = Callable[[PeerId], Awaitable[bool]]
+"""Whether a peer holds a good credential."""
+
+SendMessage = Callable[[tuple[PeerId, ...], RoundMessage], Awaitable[None]]
+"""Sign a message and have it brought to these peers."""
+
+
+def is_gone(reply: bytes | PotluckError) -> TypeGuard[PeerUnreachable]:
+    """Whether what came of a message, or of its repetition, says that its receiver is gone: it was refused. A reset says it of one
+    connection.
+    """
+    return isinstance(reply, PeerUnreachable) and not isinstance(reply, ConnectionReset)
+
+
+class Peerwide(Protocol):
+    """What the rounds of one unit have in common with those of this peer's other units."""
+
+    @property
+    def spine(self) -> SpineView | None:
+        """The spine as it is followed here; None before it is known."""
+        ...
+
+    @property
+    def spine_ready(self) -> int | None:
+        """Tokens that this peer has ready for the spine's next round; None where it does not hold the spine."""
+        ...
+
+    async def send(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        """Sign a message and have it brought to these peers; ourselves hear it, too, where named."""
+        ...
+
+    async def send_and_wait(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        """As `send`, until everybody has it or cannot be reached."""
+        ...
+
+    async def send_heartbeat(self, unit: UnitName, order: SendHeartbeat) -> None:
+        """Tell these peers where all units stand, unless that was just done for another unit."""
+        ...
+
+    def spine_moved(self, spine: SpineView) -> None:
+        """The spine has another head, or more of it is known."""
+        ...
+
+    async def prepare_others(self, unit: UnitName, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
+        """Bring to our disk what the other units need to follow the spine to another lineage; nothing for any other unit."""
+        ...
+
+    async def switch(self, unit: UnitName, prepared: PreparedSwitch) -> OpenRound:
+        """Flip a unit to another lineage, and with the spine all units that have to follow it; what is known of votes on its new head.
+
+        Raises:
+            StorageError: the record could not be written. LocalProtocolError: the unit has moved meanwhile. Nothing has changed.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class RoundTools:
+    """The seams and the keys of one unit's rounds; `trainer` is its part of the local training, `mixing` how commits are mixed into
+    it, where they are; `record` hears what took how long.
+    """
+
+    network: Network
+    clock: Clock
+    offload: Offload
+    trainer: Trainer
+    seal: Seal
+    publish: Publish
+    mixing: Mixing | None = None
+    record: Record = nowhere
+
+
+class Changes:
+    """Wakes everybody who waits for the next change."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def notify(self) -> None:
+        """Something changed."""
+        event, self._event = self._event, trio.Event()
+        event.set()
+
+    async def wait(self) -> None:
+        """Until the next change."""
+        await self._event.wait()
+
+
+def tell_failure(publish: Publish, task: str, error: PotluckError) -> None:
+    """Something came to nothing; what the disk refused is told apart, for its owner."""
+    publish("task_failed", {"task": task, "reason": error.one_line(), "is_of_disk": isinstance(error, StorageError)})
+
+
+class Tasks:
+    """Starts tasks in a nursery that is there once the service runs; what fails in one is told, and nothing else falls with it."""
+
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+        self._nursery: trio.Nursery | None = None
+
+    def use(self, nursery: trio.Nursery) -> None:
+        """Start tasks here from now on."""
+        self._nursery = nursery
+
+    def spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run it beside everything else; nothing more is begun once the service has ended, though others still send us something."""
+        if self._nursery is None:
+            return
+        try:
+            self._nursery.start_soon(self.guarded, function, *args)
+        except RuntimeError:  # trio has no other word for a nursery that is closed
+            self._nursery = None
+
+    async def guarded(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+        """The edge of a task: our own errors end here, also those that a nursery wrapped; bugs go on."""
+        try:
+            await function(*args)
+        except* PotluckError as group:
+            for error in leaves(group):
+                log.warning("task_failed", task=function.__name__, reason=error.one_line())
+                tell_failure(self._publish, function.__name__, error)
+
+
+def leaves(group: BaseExceptionGroup[PotluckError]) -> list[PotluckError]:
+    """The errors that nurseries wrapped, however often."""
+    found: list[PotluckError] = []
+    for error in group.exceptions:
+        found.extend(leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found

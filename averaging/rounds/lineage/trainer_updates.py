@@ -1,0 +1,250 @@
+"""Brings the trainer what the rounds decided, in order and beside them: a slow training step holds up nobody's next round."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import takewhile
+from typing import Final
+
+import structlog
+import torch
+import trio
+
+from averaging.network.seams.interfaces import Offload, Trainer
+from averaging.rounds.lineage.adoption import (
+    Adoption,
+    Mixed,
+    Mixing,
+    adopt_commit,
+    adopt_switch,
+    kept_parts,
+    one_after_another,
+)
+from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch, UnitChain
+from averaging.rounds.traffic.contribution import EncodedContribution
+from averaging.rounds.traffic.spans import Record, nowhere, spanned
+from averaging.state.state import UnitState
+from protocol.errors import PotluckError
+from protocol.ids import CommitId, PeerId, Root
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages.messages import CommitRecord
+from protocol.rounds.proposal import consumed_tokens
+from protocol.tensors.tensor_schema import ChunkGrid
+
+log = structlog.get_logger()
+
+NUM_KEPT: Final = 4
+"""Contributions kept for a switch of lineages, beside those on the last commit that a quorum made: the others may have counted
+these. Older ones are given up with a remark, never applied twice.
+"""
+
+MOST_WAITING: Final = 4
+"""Commits that wait for the trainer one by one, each with vectors of the whole unit; more become one. A training process that does not
+come up keeps them waiting as long as the run lasts.
+"""
+
+_LONG_AGO: Final = 1 << 62
+"""Tokens since a snapshot that so many commits came after: none of them is mixed into theta any more."""
+
+ADOPT_COST_S: Final = 0.002
+"""What the arithmetic costs in virtual time."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One thing for the trainer: `adopt(tokens ready)` says what, `anchor_N` is the new anchor. Commits that wait are told
+    together.
+    """
+
+    adopt: Callable[[int], Adoption]
+    anchor_N: torch.Tensor
+    schedule_tokens: int
+    is_commit: bool = False
+    round_index: int = 0
+
+
+class Adopter:
+    """Tells the trainer about commits and switches. `run` does it, one after another.
+
+    `run_tokens(own)` gives the tokens of the run that schedules go by, for a unit that has counted `own`: those of the spine.
+    `mixing` says how commits are mixed into theta, where they are.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        chain: UnitChain,
+        trainer: Trainer,
+        offload: Offload,
+        run_tokens: Callable[[int], int],
+        mixing: Mixing | None = None,
+        record: Record = nowhere,
+    ) -> None:
+        self._record = record
+        self._run_tokens = run_tokens
+        self._mixing = mixing
+        self._me = me
+        self._chain = chain
+        self._feedback = chain.tools.feedback
+        self._trainer = trainer
+        self._offload = offload
+        self._offers: dict[Root, tuple[CommitId, EncodedContribution]] = {}
+        self._waiting: deque[_Task] = deque()
+        self._taking = trio.Lock()
+        """Held while tasks that wait become an adoption: in order, each once."""
+
+        self._arrived = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+        self.pending_tokens = 0
+        """Tokens that a commit has counted and that the trainer still calls ready."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._trainer.set_anchor(self._chain.state.anchor_N)
+        while True:
+            while not self._waiting:
+                await self._arrived.wait()
+            try:
+                await self._adopt_next()
+            except PotluckError as error:
+                # A worker that died comes back from the anchor that it was given; nothing of the round depends on it.
+                log.warning("not_adopted", reason=error.one_line())
+            if not self._waiting:
+                self.pending_tokens = 0
+                self._idle.set()
+
+    def _next_together(self) -> list[_Task]:
+        """The next thing, or all commits that wait in a row: a trainer slower than the rounds must not fall behind for ever."""
+        commits = list(takewhile(lambda task: task.is_commit, self._waiting))
+        return commits or list(self._waiting)[:1]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the trainer has everything."""
+        return self._idle.is_set()
+
+    async def wait_adopted(self) -> None:
+        """Until the trainer has everything."""
+        await self._idle.wait()
+
+    def remember(self, contribution: EncodedContribution) -> None:
+        """Keep what was offered on the head: another lineage may have counted it."""
+        agreed = self._chain.last_agreed.commit
+        self._offers[contribution.root] = (self._chain.head.commit, replace(contribution, theta_N=torch.empty(0)))
+        loose = [root for root, (base, _) in self._offers.items() if base != agreed]
+        for root in loose[: max(0, len(self._offers) - NUM_KEPT)]:
+            del self._offers[root]
+
+    async def commit(
+        self, link: ChainLink, record: CommitRecord, applied: AppliedCommit, contribution: EncodedContribution | None
+    ) -> None:
+        """One more commit on our lineage; `contribution` is what we offered on its base."""
+        entry, grid = record.contributor(self._me), self._chain.tools.grid
+        if entry is not None and contribution is not None and entry.root == contribution.root:
+            self.pending_tokens += consumed_tokens(record, self._me)
+
+        def adopt(tokens_ready: int) -> Adoption:
+            if self._feedback is not None:
+                self._feedback.commit(link)
+            mixed = self._mixed(contribution, tokens_ready)
+            return adopt_commit(applied, record, self._me, contribution, grid, mixed)
+
+        await self._put(adopt, applied.state.anchor_N, link.total_tokens, commit=link)
+        await self._fold()
+
+    def _mixed(self, contribution: EncodedContribution | None, tokens_ready: int) -> Mixed | None:
+        """How a commit is mixed into theta: not at all where it came later than it may, after so many tokens since the snapshot."""
+        mixing = self._mixing
+        if mixing is None or contribution is None or tokens_ready - contribution.tokens > mixing.delay_tokens:
+            return None
+        return Mixed(mixing.alpha, self._chain.tools.codec if self._feedback is not None else None)
+
+    async def switch(self, prepared: PreparedSwitch, lost: list[ChainLink], anchor_N: torch.Tensor) -> None:
+        """Another lineage; `anchor_N` (N,) float32 is the anchor that was left."""
+        offers, tools = {root: offer for root, (_, offer) in self._offers.items()}, self._chain.tools
+        me, feedback = self._me, self._feedback
+
+        def adopt(tokens_ready: int) -> Adoption:
+            state = feedback.state if feedback is not None else None
+            adoption = adopt_switch(prepared, lost, anchor_N, me, offers, tools.codec, tools.grid, state)
+            if feedback is not None and adoption.feedback is not None:
+                feedback.switch(adoption.feedback, prepared.state.head)
+            return adoption
+
+        await self._put(adopt, prepared.state.anchor_N, prepared.state.total_tokens)
+
+    async def correct(self, shift_N: torch.Tensor, state: UnitState) -> None:
+        """The anchor was wrong by `shift_N`, (N,) float32, and is right now: local work is kept."""
+        await self._put(lambda tokens_ready: Adoption(shift_N, 0), state.anchor_N, state.total_tokens)
+
+    async def _put(
+        self,
+        adopt: Callable[[int], Adoption],
+        anchor_N: torch.Tensor,
+        schedule_tokens: int,
+        *,
+        commit: ChainLink | None = None,
+    ) -> None:
+        if self._idle.is_set():
+            self._idle = trio.Event()
+        index = commit.index if commit is not None else 0
+        run_tokens = self._run_tokens(schedule_tokens)
+        self._waiting.append(_Task(adopt, anchor_N, run_tokens, commit is not None, index))
+        arrived, self._arrived = self._arrived, trio.Event()
+        arrived.set()
+        await trio.lowlevel.checkpoint()
+
+    async def _fold(self) -> None:
+        """Make one of the commits that wait when they are many."""
+        if len(self._waiting) <= MOST_WAITING:
+            return
+        async with self._taking:
+            tasks = self._next_together()
+            if len(tasks) > MOST_WAITING:
+                adoption = await self._take(tasks, _LONG_AGO)
+                self._waiting.appendleft(replace(tasks[-1], adopt=lambda tokens_ready: adoption))
+
+    async def _take(self, tasks: list[_Task], tokens_ready: int) -> Adoption:
+        """What the first of those that wait come to together; they wait no longer."""
+        grid = self._chain.tools.grid
+        try:
+            adoption = await self._offload.run(
+                lambda: _together([task.adopt(tokens_ready) for task in tasks], grid), cost_s=ADOPT_COST_S
+            )
+        finally:
+            for _ in tasks:
+                self._waiting.popleft()
+        if self._feedback is not None:
+            self._feedback.changed()
+        return adoption
+
+    async def _adopt_next(self) -> None:
+        async with self._taking:
+            tasks = self._next_together()
+            adoption = await self._take(tasks, self._trainer.progress().tokens_ready)
+        if adoption.remark:
+            log.warning("local_work", reason=adoption.remark)
+        what = f"{adoption.credited_tokens} tokens of ours counted{', mixed in' if adoption.kept else ''}"
+        with spanned(self._record, "adopt", self._chain.tools.unit, what, tasks[-1].round_index):
+            await self._tell(adoption, tasks[-1])
+
+    async def _tell(self, adoption: Adoption, last: _Task) -> None:
+        await self._trainer.set_anchor(last.anchor_N)
+        if adoption.shift_N is None:
+            await self._trainer.load(last.anchor_N, schedule_tokens=last.schedule_tokens)
+            return
+        await self._trainer.shift(
+            adoption.shift_N,
+            credited_tokens=adoption.credited_tokens,
+            schedule_tokens=last.schedule_tokens,
+            kept=kept_parts(adoption.kept, self._chain.tools.grid),
+        )
+
+
+def _together(adoptions: list[Adoption], grid: ChunkGrid) -> Adoption:
+    """Shifts one after another are one shift."""
+    return reduce(lambda first, second: one_after_another(first, second, grid), adoptions)

@@ -1,0 +1,195 @@
+"""The results that commits of a unit name: read from the disk, checked, and turned into the next state, beside trio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+
+from averaging.codecs import Codec
+from averaging.network.seams.interfaces import Offload
+from averaging.rounds.lineage.next_state import Encoded, NextState, SliceBytes, examined
+from averaging.rounds.lineage.unit_feedback import ErrorFeedback
+from averaging.rounds.traffic.contribution import split_chunks
+from averaging.state.generations import Generations
+from averaging.state.state import StateHashes, UnitState
+from averaging.state.unit_log import UnitLog
+from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from protocol.identity.identity import Verifier
+from protocol.ids import CommitId, Root, RunId, UnitName
+from protocol.merkle import leaf_hash, merkle_root
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages.messages import CommitRecord, OuterStep, SliceRecord
+from protocol.tensors.tensor_schema import ChunkGrid
+
+log = structlog.get_logger()
+
+APPLY_COST_S: Final = 0.005
+"""What applying a commit costs in virtual time, and hashing it for its root."""
+
+THREADS_WITHIN_S: Final = 5.0
+"""The last results are on disk before the last threads have made the next state of them: by milliseconds, or the rest of our slice.
+To make all of it anew takes a second with 25M values and four peers on two cores, so they are waited for, as long as one after another
+ends; one that is held up for so long still writes into it, and all is made anew.
+"""
+
+
+@dataclass(frozen=True)
+class UnitTools:
+    """What a unit's state works with; `feedback` where the run has error feedback."""
+
+    run_id: RunId
+    unit: UnitName
+    verifier: Verifier
+    codec: Codec
+    grid: ChunkGrid
+    offload: Offload
+    log: UnitLog
+    generations: Generations
+    feedback: ErrorFeedback | None = None
+    results: Codec | None = None
+    """How results are written; None: as contributions are."""
+
+    @property
+    def result_codec(self) -> Codec:
+        """Of the bytes that commits name; `codec` is that of contributions."""
+        return self.results or self.codec
+
+
+class Updates:
+    """The results of one unit on our disk."""
+
+    def __init__(self, tools: UnitTools) -> None:
+        self._tools = tools
+        self._fresh: dict[Root, SliceBytes] = {}
+        self._fresh_base: CommitId | None = None
+        self._ahead: NextState | None = None
+        self._hashes_of = StateHashes(tools.grid)
+
+    def remember(self, base: CommitId, result_hash: Root, result: SliceBytes) -> None:
+        """A result of `base` that was checked a moment ago and is on disk: to be applied it is not read and hashed once more. Those of
+        one base are kept, until a commit on it is applied.
+        """
+        if base != self._fresh_base:
+            self._fresh_base = base
+            self._fresh.clear()
+        self._fresh[result_hash] = result
+
+    async def examine(
+        self, state: UnitState | None, outer: OuterStep, first_chunk: int, encoded: Encoded
+    ) -> list[bytes]:
+        """The leaf hashes of chunks of a result on `state` that just came, checked to be fit to be applied; the state after such a
+        commit is made of them at once. Without the state they are checked only.
+
+        Raises:
+            RemoteProtocolError: bytes that mean nothing, or values that are not finite.
+        """
+        tools = self._tools
+        ahead = self._ahead_of(state, outer) if state is not None else None
+        if ahead is not None and not ahead.claim(range(first_chunk, first_chunk + len(encoded))):
+            ahead = None
+        if ahead is None:
+            return await tools.offload.run(
+                partial(examined, tools.result_codec, tools.grid, first_chunk, encoded, None)
+            )
+        with ahead.running():
+            return await tools.offload.run(
+                partial(examined, tools.result_codec, tools.grid, first_chunk, encoded, ahead)
+            )
+
+    def _ahead_of(self, state: UnitState, outer: OuterStep) -> NextState:
+        if self._ahead is None or not self._ahead.follows(state, outer):
+            self._ahead = self._next_state(state, outer)
+        return self._ahead
+
+    def _next_state(self, state: UnitState, outer: OuterStep) -> NextState:
+        return NextState(state, outer, self._tools.result_codec, self._tools.grid)
+
+    async def read(self, link: ChainLink) -> list[bytes | memoryview] | None:
+        """A commit's results, slice by slice; None where one is missing."""
+        if link.record is None:
+            return None
+        parts: list[bytes | memoryview] = []
+        for part in link.record.slices:
+            fresh = self._fresh.get(part.result_hash)
+            data = fresh.data if fresh is not None else None
+            if data is None:
+                data = await self._tools.log.read_result(link.record.parent, part.result_hash)
+            if data is None:
+                return None
+            parts.append(data)
+        return parts
+
+    async def read_good(self, link: ChainLink) -> list[bytes | memoryview] | None:
+        """As `read`, and every result has the hash that the record names: what was damaged is deleted, to be fetched again."""
+        data, record = await self.read(link), link.record
+        if data is None or record is None:
+            return None
+        pairs = list(zip(record.slices, data, strict=True))
+        good = await self._tools.offload.run(
+            lambda: [part.result_hash for part, blob in pairs if self._hashes(part, blob)], cost_s=APPLY_COST_S
+        )
+        if len(good) < len(pairs):
+            log.warning("result_damaged", index=link.index, good=len(good), of=len(pairs))
+            await self._tools.log.drop_results(record.parent, good)
+            return None
+        return data
+
+    def _hashes(self, part: SliceRecord, data: bytes | memoryview) -> tuple[bytes, ...] | None:
+        """The leaf hashes of a result's chunks; None where these are not the bytes that the record names."""
+        try:
+            hashes = tuple(leaf_hash(chunk) for chunk in self._chunks(part, data))
+        except RemoteProtocolError:
+            return None
+        return hashes if merkle_root(hashes) == part.result_hash else None
+
+    def _chunks(self, part: SliceRecord, data: bytes | memoryview) -> tuple[memoryview, ...]:
+        return split_chunks(data, self._tools.result_codec, self._tools.grid, part.first_chunk, part.stop_chunk)
+
+    async def advance(self, state: UnitState, link: ChainLink, data: Sequence[bytes | memoryview]) -> UnitState:
+        """The state after one more commit, whose results are `data`.
+
+        Raises:
+            StorageError: these are not the bytes that the record names: they were damaged on our disk since they came.
+        """
+        record, tools = link.record, self._tools
+        if record is None:
+            raise LocalProtocolError("a link without a record", "a commit")
+        ahead = await self._made_ahead(state, record.outer)
+        made = partial(self._outer, ahead, link, record, data, dict(self._fresh))
+        advanced = await tools.offload.run(made, cost_s=APPLY_COST_S)
+        if record.parent == self._fresh_base:
+            self._fresh.clear()
+        return advanced
+
+    async def _made_ahead(self, state: UnitState, outer: OuterStep) -> NextState:
+        """What was made of the state after `state` while its results came, else a new one to be made; nobody adds to it any more."""
+        ahead = self._ahead
+        is_made = ahead is not None and ahead.follows(state, outer) and await ahead.until_idle(THREADS_WITHIN_S)
+        self._ahead = None
+        return ahead if ahead is not None and is_made else self._next_state(state, outer)
+
+    def _outer(
+        self,
+        ahead: NextState,
+        link: ChainLink,
+        record: CommitRecord,
+        data: Sequence[bytes | memoryview],
+        fresh: Mapping[Root, SliceBytes],
+    ) -> UnitState:
+        for part, blob in zip(record.slices, data, strict=True):
+            known = fresh.get(part.result_hash)
+            hashes = known.hashes if known is not None and known.data is blob else self._hashes(part, blob)
+            if hashes is None:
+                raise StorageError(
+                    f"a result of commit {link.index} damaged on our disk", "the bytes that were checked"
+                )
+            ahead.make(part.first_chunk, self._chunks(part, blob), hashes)
+        return ahead.at(link)
+
+    async def root(self, state: UnitState) -> Root:
+        """The Merkle root of a state. It is hashed here, not while the state is made of what comes: a trainer waits for that."""
+        return await self._tools.offload.run(partial(self._hashes_of.root, state), cost_s=APPLY_COST_S)

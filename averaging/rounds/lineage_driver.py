@@ -1,0 +1,436 @@
+"""Keeping up with the run: applying commits, asking for those we missed, and bringing another lineage here (rules 14, 19, 24)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+import torch
+import trio
+
+from averaging.rounds.fetching.download import DownloadProgress, download_state, download_tools
+from averaging.rounds.fetching.gather_results import Gatherer
+from averaging.rounds.lineage.fetched_results import Brought, Path
+from averaging.rounds.lineage.round_context import Peerwide, RoundTools, Tell, tell_failure
+from averaging.rounds.lineage.trainer_updates import Adopter
+from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
+from averaging.rounds.traffic.contribution import EncodedContribution
+from averaging.rounds.traffic.spans import spanned
+from averaging.rounds.traffic.transfer import fetch_commits
+from averaging.state.state import UnitState
+from protocol.errors import LocalProtocolError, PotluckError, StorageError, UnreachableError
+from protocol.ids import CommitId, PeerId, short
+from protocol.rounds.events import Applied, CommitsFetched, CommitStalled, Switched, SwitchFailed, SwitchPrepared
+from protocol.rounds.following import would_switch
+from protocol.rounds.lineage.chain import ChainLink, attested_roots
+from protocol.rounds.lineage.lineage import SpineView, TreeNode, best_head, known_commits
+from protocol.rounds.messages.messages import CommitRecord
+from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record
+from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch
+from protocol.rounds.state import OpenRound, RoundState
+
+log = structlog.get_logger()
+
+CATCH_UP_WITHIN_S: Final = 60.0
+CERTIFICATES_AT_ONCE: Final = 16
+"""Verified in one step of the machine: 64 signatures each take a few milliseconds, and messages shall not wait for a whole chain."""
+
+USELESS_PAUSE_S: Final = 1.0
+MAX_PAUSE_S: Final = 30.0
+MAX_SOURCES: Final = 256
+SNAPSHOT_WITHIN_S: Final = 3600.0
+"""A large state over a home line takes long; every frame of it has a deadline of its own."""
+
+BESIDE_WITHIN_S: Final = 600.0
+"""How long the spine waits for another unit's bytes before it moves without it."""
+
+NUM_ASKED_BESIDE: Final = 3
+"""Holders of the other lineage who are asked for a unit's commits when the spine is about to move."""
+
+KEEP_AFTER_S: Final = 0.5
+KEEP_AFTER_SHARE: Final = 0.1
+"""A new state is written to disk so long after its commit, or such a part of the time since the commit before: at this moment its
+trainer takes it over, and whoever shares the machine may still be at what the commit names. Of four members on two cores, 25M int8
+values at 100 Mbit/s, those who had ended took the processor for 0.8 s of writing, and the last one ended 0.15 s later for it. A crash
+meanwhile costs one more commit to be replayed from the log.
+"""
+
+STALL_PAUSE_S: Final = 1.0
+"""What could not be written or had from anybody is not tried again at once."""
+
+
+class Pursuer:
+    """Performs what the round machine orders about commits and lineages. `state()` is the machine's state now."""
+
+    def __init__(
+        self,
+        chain: UnitChain,
+        tools: RoundTools,
+        gatherer: Gatherer,
+        adopter: Adopter,
+        tell: Tell,
+        peer: Peerwide,
+        state: Callable[[], RoundState],
+    ) -> None:
+        self._peer = peer
+        self._chain = chain
+        self._tools = tools
+        self._gatherer = gatherer
+        self._adopter = adopter
+        self._tell = tell
+        self._state = state
+        self._prepared: PreparedSwitch | None = None
+        self._beside: PreparedSwitch | None = None
+        self._spine_beside: SpineView | None = None
+        """Where the spine was about to go when it asked last what this unit needs there."""
+
+        self._brought = Brought(chain.tools.log)
+        self._leaving: _Left | None = None
+        self._bringing: dict[CommitId, tuple[CommitId, trio.CancelScope]] = {}
+        """What is being brought here, by its last commit: from which fork."""
+        self._under_way: dict[tuple[CommitId, CommitId], trio.Event] = {}
+        """What is being prepared, by fork and last commit, for the unit's own switch or for one with the spine: set when that ends."""
+
+        self._applied_s = -inf
+        self._asking: dict[PeerId, trio.Event] = {}
+        self._pauses: dict[PeerId, tuple[float, float]] = {}
+
+    # --- the next commit ------------------------------------------------------------------------------------------------------
+
+    async def commit(self, action: Commit, contribution: EncodedContribution | None) -> None:
+        """Bring its bytes to disk, log it, apply it; the trainer hears of it beside the next round, and before anything that a restart
+        can do without.
+        """
+        link, record = action.link, action.link.record
+        why, is_missing = "it names no bytes", False
+        if record is not None:
+            try:
+                if await self._gatherer.gather(record, self._with_everybody(action.holders)):
+                    await self._apply(action, record, contribution)
+                    return
+                why, is_missing = "its bytes are with nobody who answers", self._chain.head.commit == record.parent
+            except PotluckError as error:
+                why = error.one_line()
+                self._tell_refusal("commit", error)
+        await trio.sleep(STALL_PAUSE_S)
+        await self._tell(CommitStalled(link.commit, why, is_missing))
+
+    async def _apply(self, action: Commit, record: CommitRecord, contribution: EncodedContribution | None) -> None:
+        link = action.link
+        with spanned(self._tools.record, "apply", link.unit, round_index=link.index):
+            applied = await self._chain.apply(link, action.certificate)
+        # first the trainer's queue, then the machine: a delta that is asked for from here on waits for this adoption
+        await self._adopter.commit(link, record, applied, contribution)
+        root = await self._chain.prove(applied)
+        await self._tell(Applied(link, action.certificate, root, self._chain.votes_on(link.commit)))
+        self._tools.publish("committed", MappingProxyType({"link": link, "certificate": action.certificate}))
+        now_s = trio.current_time()
+        since_s, self._applied_s = now_s - self._applied_s, now_s
+        await trio.sleep(min(KEEP_AFTER_S, KEEP_AFTER_SHARE * since_s))
+        if self._chain.head.commit == link.commit:  # else what came next is kept instead
+            await self._chain.keep()
+        await self._tidy_brought()
+
+    def _tell_refusal(self, task: str, error: PotluckError) -> None:
+        """The machine tries again by itself; that our disk refuses is for its owner to know."""
+        if isinstance(error, StorageError):
+            tell_failure(self._tools.publish, task, error)
+
+    def _with_everybody(self, holders: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+        """Who should have it first, then anybody."""
+        others = sorted(peer for peer, view in self._state().peers.items() if not (view.lost or view.left))
+        return tuple(dict.fromkeys((*holders, *others)))
+
+    # --- commits that we missed -----------------------------------------------------------------------------------------------
+
+    async def catch_up(self, action: CatchUp) -> None:
+        """Ask a peer for the commits after the newest that we share; one that has nothing for us is asked less and less often."""
+        source, now_s = action.source, self._tools.clock.monotonic_s()
+        not_before_s, pause_s = self._pauses.get(source, (0.0, 0.0))
+        if source in self._asking or now_s < not_before_s:
+            return
+        self._asking[source] = trio.Event()
+        pause_s = min(MAX_PAUSE_S, 2 * pause_s or USELESS_PAUSE_S)
+        try:
+            with trio.move_on_after(CATCH_UP_WITHIN_S):
+                if await self._fetch_commits(action):
+                    pause_s = 0.0
+        finally:
+            self._asking.pop(source).set()
+            if len(self._pauses) >= MAX_SOURCES:
+                self._pauses.clear()
+            self._pauses[source] = (self._tools.clock.monotonic_s() + pause_s, pause_s)
+
+    async def _fetch_commits(self, action: CatchUp) -> bool:
+        """Whether the answer brought anything new."""
+        unit = self._chain.tools.unit
+        raws = await fetch_commits(self._tools.network, action.source, unit, action.known)
+        certificates = [decode_certificate(raw) for raw in raws]
+        known = self._state().tree.nodes
+        is_useful = any(commit_id(decode_record(c.record).parent, c.record) not in known for c in certificates)
+        for begin in range(0, len(certificates), CERTIFICATES_AT_ONCE):
+            batch = tuple(certificates[begin : begin + CERTIFICATES_AT_ONCE])
+            await self._tell(CommitsFetched(action.source, batch))
+        return is_useful
+
+    # --- another lineage ------------------------------------------------------------------------------------------------------
+
+    async def prepare_switch(self, action: PrepareSwitch) -> None:
+        """Bring what a switch needs to our disk, and compute the state that it leads to. Another lineage may be wanted meanwhile, and
+        this one again: what still comes goes on coming, and what came is on our disk.
+        """
+        target = action.path[-1].link.commit
+        for node in action.path:
+            fork, scope = self._bringing.get(node.link.commit, (None, None))
+            if scope is not None and (node.link.commit, fork) == (target, action.fork):
+                return
+            if scope is not None:
+                scope.cancel()  # less of the same lineage: it would be fetched twice
+        with trio.CancelScope() as scope:
+            self._bringing[target] = (action.fork, scope)
+            try:
+                await self._prepare_switch(action, target)
+            finally:
+                if self._bringing.get(target) == (action.fork, scope):
+                    del self._bringing[target]
+
+    async def _prepare_switch(self, action: PrepareSwitch, target: CommitId) -> None:
+        try:
+            prepared = await self._prepare(action, target)
+        except PotluckError as error:
+            self._tell_refusal("switch", error)
+            await self._tell(SwitchFailed(target, error.one_line(), _missing(error)))
+            return
+        if prepared is not None:
+            spine = SpineView(target, self._state().tree)
+            await self._peer.prepare_others(self._chain.tools.unit, spine, action.holders)
+            self._prepared = prepared
+            await self._tell(SwitchPrepared(target))
+
+    async def _prepare(self, action: PrepareSwitch, target: CommitId) -> PreparedSwitch | None:
+        def is_wanted() -> bool:
+            switching = self._state().switching
+            return switching is not None and (switching.fork, switching.target) == (action.fork, target)
+
+        return await self._bring(action, is_wanted)
+
+    async def _bring(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
+        """What is ready or under way already, for the unit's own switch or for one with the spine, is not fetched again."""
+        aim = action.fork, action.path[-1].link.commit
+        while aim in self._under_way:
+            await self._under_way[aim].wait()
+        ready = next((one for one in (self._prepared, self._beside) if one is not None and _aim(one) == aim), None)
+        if ready is not None:
+            return ready
+        self._under_way[aim] = trio.Event()
+        try:
+            return await self._bring_anew(action, is_wanted)
+        finally:
+            self._under_way.pop(aim).set()
+
+    async def _bring_anew(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
+        chain = self._chain
+        fork_state = await chain.state_at(action.fork)
+        with self._brought.bringing(action.path):
+            state, rest = await self._begin(action, fork_state, is_wanted)
+            if not await self._gather_all(action, rest, is_wanted):
+                return None
+            state = await chain.replay(state, rest)
+            return await chain.prepared(action.fork, action.path, fork_state, state)
+
+    async def _tidy_brought(self) -> None:
+        """The head has moved: what was brought of other lineages goes, unless it is to be followed still."""
+        state = self._state()
+        if self._spine_beside is not None and self.beside(self._spine_beside) is None:
+            self._beside = None  # a whole state is in it
+        waiting = [prepared.path[-1] for prepared in (self._prepared, self._beside) if prepared is not None]
+
+        def is_wanted(path: Path) -> bool:
+            first, spines = path[0].link.commit, {id(view): view for view in (state.spine, self._spine_beside)}
+            preferred = (best_head(state.tree, spine=view) for view in spines.values())
+            return path[-1] in waiting or any(state.tree.path(first, target) is not None for target in preferred)
+
+        await self._brought.tidy(self._chain.links, is_wanted)
+
+    async def _begin(
+        self, action: PrepareSwitch, fork_state: UnitState | None, is_wanted: Callable[[], bool]
+    ) -> tuple[UnitState, tuple[TreeNode, ...]]:
+        """A state, and the commits whose results lead on from there: from the fork over few commits, else from a whole state; and the
+        other way where nobody who answers gives what the one needs.
+        """
+        if fork_state is None:
+            return await self._snapshot_on(action)
+        if len(action.path) <= self._state().config.replay_at_most:
+            try:
+                await self._gather_all(action, action.path, is_wanted)
+            except _BytesGoneError as error:
+                return await self._snapshot_instead(action, error)
+        else:
+            try:
+                return await self._snapshot_on(action)
+            except _StateGoneError as error:
+                if action.fork == self._chain.head.commit:
+                    raise  # we are only behind, and the next one who is asked may have a state
+                log.info("results_instead", unit=self._chain.tools.unit, reason=error.one_line())
+        return fork_state, action.path
+
+    async def _gather_all(
+        self, action: PrepareSwitch, nodes: tuple[TreeNode, ...], is_wanted: Callable[[], bool]
+    ) -> bool:
+        """The results of all these to our disk; False where they are not wanted any more."""
+        for node in nodes:
+            record = node.link.record
+            holders = self._with_everybody(action.holders)
+            if record is None or not await self._gatherer.gather(record, holders, is_wanted):
+                if not is_wanted():
+                    return False
+                raise _BytesGoneError(node.link.commit)
+        return True
+
+    async def _snapshot_instead(
+        self, action: PrepareSwitch, error: _BytesGoneError
+    ) -> tuple[UnitState, tuple[TreeNode, ...]]:
+        """Who came by a whole state itself has none of the results before that. One before the missing results is of no use."""
+        try:
+            return await self._snapshot_on(action, error.commit)
+        except UnreachableError as other:
+            log.info("no_state_instead", unit=self._chain.tools.unit, reason=other.one_line())
+            raise error from other
+
+    async def _snapshot_on(
+        self, action: PrepareSwitch, first: CommitId | None = None
+    ) -> tuple[UnitState, tuple[TreeNode, ...]]:
+        """A whole state at some commit of the path, from `first` on, attested by a later one, and what is left to replay."""
+        path = action.path
+        places = {node.link.commit: place for place, node in enumerate(path)}
+        attested = attested_roots(node.link for node in path)
+        least = 0 if first is None else places[first]
+        wanted = {commit: root for commit, root in attested.items() if places.get(commit, -1) >= least}
+        if not wanted:
+            nothing = UnreachableError("a lineage of which no state is attested there", "a later commit that names one")
+            raise _StateGoneError(path[0].link.commit, nothing)
+        tools = download_tools(self._tools.network, self._chain.tools)
+        try:
+            with trio.move_on_after(SNAPSHOT_WITHIN_S):
+                state = await download_state(tools, self._with_everybody(action.holders), wanted, self._told)
+                return state, path[places[state.head] + 1 :]
+        except UnreachableError as error:
+            raise _StateGoneError(path[0].link.commit, error) from error
+        finally:
+            self._tools.publish("download_ended", {})
+        raise UnreachableError("a state that took too long", f"all of it within {SNAPSHOT_WITHIN_S / 3600:.0f} h")
+
+    def _told(self, progress: DownloadProgress) -> None:
+        self._tools.publish("downloading", MappingProxyType({"progress": progress}))
+
+    async def switch(self, action: Switch) -> None:
+        """Flip the head to the prepared lineage."""
+        prepared, self._prepared = self._prepared, None
+        target = action.path[-1].link.commit
+        if prepared is None or (prepared.fork, prepared.path[-1].link.commit) != (action.fork, target):
+            await self._tell(SwitchFailed(target, "another switch was prepared meanwhile"))
+            return
+        self.leave(prepared)
+        try:
+            open_round = await self._peer.switch(self._chain.tools.unit, prepared)
+        except PotluckError as error:
+            self._tell_refusal("switch", error)
+            await self._tell(SwitchFailed(target, error.one_line()))
+            return
+        await self.moved(open_round)
+
+    def leave(self, prepared: PreparedSwitch) -> None:
+        """The head is about to flip, and nothing else moves it: remember what is left behind, as long as it is here."""
+        links = self._chain.links
+        position = next((i for i, link in enumerate(links) if link.commit == prepared.fork), len(links))
+        self._leaving = _Left(prepared, tuple(links[position + 1 :]), self._chain.state.anchor_N)
+
+    async def moved(self, open_round: OpenRound) -> None:
+        """The head is on the prepared lineage now: tell the trainer, then the machine."""
+        left, self._leaving, chain = self._leaving, None, self._chain
+        if left is None:
+            raise LocalProtocolError("a switch that nobody began", "a prepared one")
+        for _, scope in self._bringing.values():
+            scope.cancel()  # nothing else is wanted while the head flips
+        await self._adopter.switch(left.prepared, list(left.lost), left.anchor_N)
+        await self._tell(Switched(chain.head, chain.root, open_round))
+        self._tools.publish("switched", MappingProxyType({"path": left.prepared.path, "lost": left.lost}))
+        await self._tidy_brought()
+
+    # --- beside the spine -----------------------------------------------------------------------------------------------------
+
+    async def ask_beside(self, sources: tuple[PeerId, ...]) -> None:
+        """Ask some of these what they know of this unit; whoever is being asked already is waited for."""
+        for source in sources[:NUM_ASKED_BESIDE]:
+            asked = self._asking.get(source)
+            if asked is not None:
+                await asked.wait()
+                continue
+            known = known_commits(self._state().tree, self._chain.head.commit)
+            with contextlib.suppress(PotluckError):
+                await self.catch_up(CatchUp(source, known, "the spine moves, and it may know where this unit goes"))
+
+    async def prepare_beside(self, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
+        """Bring what this unit needs to follow the spine to another lineage here. What cannot be had is left for later: then the
+        unit stays where it is when the spine moves, and follows by itself once it can.
+        """
+        self._spine_beside, plan = spine, would_switch(self._state(), spine)
+        if plan is None or self.beside(spine) is None:
+            self._beside = None
+        if plan is None:
+            return
+        target = plan.path[-1].link.commit
+        try:
+            with trio.move_on_after(BESIDE_WITHIN_S):
+                order = PrepareSwitch(plan.fork, plan.path, sources, plan.reason)
+                self._beside = await self._bring(order, lambda: True)
+        except PotluckError as error:
+            log.warning(
+                "not_prepared_beside", unit=self._chain.tools.unit, target=short(target), reason=error.one_line()
+            )
+
+    def beside(self, spine: SpineView) -> PreparedSwitch | None:
+        """What was prepared, if that is what this unit has to do when the spine stands there."""
+        plan, prepared = would_switch(self._state(), spine), self._beside
+        if plan is None or prepared is None or (plan.fork, plan.path[-1]) != (prepared.fork, prepared.path[-1]):
+            return None
+        return prepared
+
+
+def _aim(prepared: PreparedSwitch) -> tuple[CommitId, CommitId]:
+    return prepared.fork, prepared.path[-1].link.commit
+
+
+class _BytesGoneError(UnreachableError):
+    """Nobody who answers has the results of `commit`."""
+
+    def __init__(self, commit: CommitId) -> None:
+        super().__init__(f"the bytes of commit {short(commit)} are with nobody who answers", "one holder")
+        self.commit = commit
+
+
+class _StateGoneError(UnreachableError):
+    """Nobody who answers has a whole state of a lineage that begins with `commit`."""
+
+    def __init__(self, commit: CommitId, error: UnreachableError) -> None:
+        super().__init__(error.found, error.expected, error.remedy)
+        self.commit = commit
+
+
+def _missing(error: PotluckError) -> CommitId | None:
+    """The commit whose bytes are with nobody, where that was the error."""
+    return error.commit if isinstance(error, _BytesGoneError | _StateGoneError) else None
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A lineage that is being left: what for, its commits since the fork, and its last anchor, (N,) float32."""
+
+    prepared: PreparedSwitch
+    lost: tuple[ChainLink, ...]
+    anchor_N: torch.Tensor

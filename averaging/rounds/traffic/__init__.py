@@ -1,0 +1,1 @@
+"""What crosses between members of a round, and how it is shared out."""

@@ -1,0 +1,261 @@
+"""One member's contribution on one base: the delta, encoded once on the unit's fixed chunk grid, and its signed header (rule 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Final
+
+import torch
+
+from averaging.arithmetic.batched_codec import chunk_views, decode_run, encode_run, new_room, runs_in, span_bytes
+from averaging.arithmetic.delta import encode_delta
+from averaging.arithmetic.error_feedback import FedDelta, FedEncoder, Feedback
+from averaging.codecs import Codec
+from averaging.rounds.traffic.batches import consecutive
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.ids import HASH_BYTES, Root
+from protocol.merkle import MerkleTree, leaf_hash, merkle_root
+from protocol.rounds.messages.messages import Proposal, SliceSpec
+from protocol.rounds.messages.requests import LATER, ExchangeHello
+from protocol.tensors.tensor_schema import ChunkGrid
+
+FIRST_ELEMENTS: Final = 1 << 16
+"""What each reducer gets first, or one chunk: nothing leaves before the first call is over. Of four members on two cores, which all
+encode at once, that took 30 to 90 ms with a run for each reducer.
+"""
+
+LEAST_RUNS: Final = 8
+"""Two million values in one call, some milliseconds: fewer would cost more in calls than they bring forward what leaves. The first
+call takes FIRST_ELEMENTS for each reducer, at most so many of them, and each after it twice as many runs.
+"""
+
+MOST_STRETCHES: Final = 16
+"""Of a long vector's calls after the first ones, which grow up to the length of these."""
+
+
+@dataclass(frozen=True)
+class EncodedContribution:
+    """What this peer offers on a base.
+
+    Attributes:
+        theta_N: (N,) float32, the local parameters at the snapshot: rule 20 needs them when the commit is applied.
+        data: all encoded chunks, in grid order, one behind the other.
+        chunks: each of them, in `data`.
+        tree: over their leaf hashes.
+        header: the signed ContributionHeader envelope.
+    """
+
+    theta_N: torch.Tensor
+    tokens: int
+    data: memoryview
+    chunks: tuple[bytes | memoryview, ...]
+    tree: MerkleTree
+    header: bytes = b""
+
+    @property
+    def hashes(self) -> Sequence[bytes]:
+        """Of the chunks, in order."""
+        return self.tree.levels[0]
+
+    @property
+    def root(self) -> Root:
+        """Of the chunks."""
+        return self.tree.root
+
+
+def encode_chunks(values_N: torch.Tensor, codec: Codec, grid: ChunkGrid) -> tuple[memoryview, ...]:
+    """Each chunk of a (N,) float32 vector by itself."""
+    runs = runs_in(0, grid.num_chunks, grid.chunk_elements)
+    spans = (slice(*grid.span(run.start, run.stop)) for run in runs)
+    return tuple(chain.from_iterable(encode_run(codec, values_N[span], grid.chunk_elements) for span in spans))
+
+
+class DeltaEncoder:
+    """Encodes the delta of a snapshot some chunks at a time, in any order, with the residual in it where there is feedback.
+
+    Attributes:
+        data: for all encoded chunks, in grid order, one behind the other.
+        chunks: each of them, in `data`; a chunk's bytes are there once it was encoded.
+    """
+
+    def __init__(
+        self,
+        anchor_N: torch.Tensor,
+        theta_N: torch.Tensor,
+        tokens: int,
+        codec: Codec,
+        grid: ChunkGrid,
+        feedback: Feedback | None = None,
+    ) -> None:
+        """Args: anchor_N, theta_N: (N,) float32."""
+        self._anchor_N, self._theta_N, self._tokens, self._codec, self._grid = anchor_N, theta_N, tokens, codec, grid
+        self._fed = None
+        if feedback is not None:
+            self._fed = FedEncoder(anchor_N, theta_N, feedback.residual, feedback.beta, codec, grid)
+            self.data, self.chunks = self._fed.data, self._fed.chunks
+        else:
+            self._room = new_room(codec, grid)
+            self.data = self._room.toreadonly()
+            self.chunks = chunk_views(self._room, codec, grid)
+        self._hashes = [b""] * grid.num_chunks
+
+    def encode(self, run: range) -> None:
+        """Encode these chunks, each once; may run in a thread.
+
+        Raises:
+            LocalProtocolError: the local parameters are not finite; nothing is to be offered.
+        """
+        if self._fed is not None:
+            self._fed.encode(run)
+        else:
+            span, place = (
+                slice(*self._grid.span(run.start, run.stop)),
+                span_bytes(self._codec, self._grid, run.start, run.stop),
+            )
+            room = self._room[place.start : place.stop]
+            encode_delta(self._codec, self._anchor_N[span], self._theta_N[span], self._grid.chunk_elements, room)
+        for chunk in run:  # while they are in the processor's cache
+            self._hashes[chunk] = leaf_hash(self.chunks[chunk])
+
+    def finished(self) -> tuple[EncodedContribution, FedDelta | None]:
+        """When all chunks were encoded: the contribution, whose header is added when it is signed, and what the codec left out.
+
+        Raises:
+            LocalProtocolError: some were not.
+        """
+        if not all(self._hashes):
+            raise LocalProtocolError("a contribution of which chunks are not encoded", "all of them")
+        tree = MerkleTree.over(tuple(self._hashes))
+        encoded = EncodedContribution(self._theta_N, self._tokens, self.data, self.chunks, tree)
+        return encoded, None if self._fed is None else self._fed.finished()
+
+
+def encode_contribution(
+    anchor_N: torch.Tensor, theta_N: torch.Tensor, tokens: int, codec: Codec, grid: ChunkGrid
+) -> EncodedContribution:
+    """All of it at once. Arguments and errors as of `DeltaEncoder`."""
+    return _at_once(DeltaEncoder(anchor_N, theta_N, tokens, codec, grid), grid)[0]
+
+
+def encode_with_feedback(
+    anchor_N: torch.Tensor, theta_N: torch.Tensor, tokens: int, codec: Codec, feedback: Feedback
+) -> tuple[EncodedContribution, FedDelta]:
+    """As `encode_contribution`, with the residual in it; and what the codec left out."""
+    encoder = DeltaEncoder(anchor_N, theta_N, tokens, codec, feedback.grid, feedback)
+    encoded, fed = _at_once(encoder, feedback.grid)
+    if fed is None:
+        raise LocalProtocolError("no rest of an encoding with feedback", "one")
+    return encoded, fed
+
+
+def _at_once(encoder: DeltaEncoder, grid: ChunkGrid) -> tuple[EncodedContribution, FedDelta | None]:
+    for run in runs_in(0, grid.num_chunks, grid.chunk_elements):
+        encoder.encode(run)
+    return encoder.finished()
+
+
+def stretches(parts: Sequence[range], grid: ChunkGrid) -> list[list[range]]:
+    """All chunks in the order in which they are encoded where some leave while others are still to be encoded, as runs that one call
+    after another takes.
+
+    Args:
+        parts: disjoint, each going to another reducer: a run of each in its turn, so that all of them get something soon. What is in
+            none of them goes nowhere and comes last.
+    """
+    covered = set(chain.from_iterable(parts))
+    rest = consecutive((chunk for chunk in range(grid.num_chunks) if chunk not in covered), grid.num_chunks)
+    turns = zip_longest(*(_begun_runs(part, grid) for part in parts))
+    order = [run for turn in turns for run in turn if run is not None]
+    order += [run for part in rest for run in runs_in(part.start, part.stop, grid.chunk_elements)]
+    step = max(LEAST_RUNS, -(-len(order) // MOST_STRETCHES))
+    stretch, found = max(1, len(parts)), list[list[range]]()
+    while order:
+        found.append(order[: min(stretch, step)])
+        order, stretch = order[min(stretch, step) :], 2 * stretch
+    return found
+
+
+def _begun_runs(part: range, grid: ChunkGrid) -> list[range]:
+    """The runs of a part, of which the first is cut once more."""
+    runs = runs_in(part.start, part.stop, grid.chunk_elements)
+    num_first = max(1, FIRST_ELEMENTS // grid.chunk_elements)
+    if runs and len(runs[0]) > num_first:
+        cut = runs[0].start + num_first
+        runs[:1] = [range(runs[0].start, cut), range(cut, runs[0].stop)]
+    return runs
+
+
+def split_hashes(data: bytes, num_chunks: int) -> tuple[bytes, ...]:
+    """A list of leaf hashes from its wire form.
+
+    Raises:
+        RemoteProtocolError: not one hash per chunk.
+    """
+    if len(data) != HASH_BYTES * num_chunks:
+        raise RemoteProtocolError(f"{len(data)} bytes of chunk hashes", f"{HASH_BYTES * num_chunks}")
+    return tuple(data[i : i + HASH_BYTES] for i in range(0, len(data), HASH_BYTES))
+
+
+def split_chunks(
+    data: bytes | memoryview, codec: Codec, grid: ChunkGrid, first_chunk: int, stop_chunk: int
+) -> tuple[memoryview, ...]:
+    """The encoded chunks of a slice as views of their concatenation.
+
+    Raises:
+        RemoteProtocolError: the total length is not that of the slice.
+    """
+    chunks: list[memoryview] = []
+    view, begin = memoryview(data), 0
+    for chunk in range(first_chunk, stop_chunk):
+        start, stop = grid.bounds(chunk)
+        size_bytes = codec.encoded_bytes(stop - start)
+        chunks.append(view[begin : begin + size_bytes])
+        begin += size_bytes
+    if begin != len(data):
+        raise RemoteProtocolError(
+            f"a slice of {len(data)} bytes", f"{begin} bytes for its {stop_chunk - first_chunk} chunks"
+        )
+    return tuple(chunks)
+
+
+def check_result(
+    chunks: Sequence[bytes | memoryview], result_hash: Root, first_chunk: int, codec: Codec, grid: ChunkGrid
+) -> None:
+    """Whether the bytes of a slice's result are those that were signed, and mean something. What is kept and acked must be fit to be
+    applied: a commit that nobody can apply would end the run.
+
+    Raises:
+        RemoteProtocolError: other bytes, or values that are not finite.
+    """
+    if result_root(chunks) != result_hash:
+        raise RemoteProtocolError("result bytes with another hash", "the bytes that were signed")
+    for run in runs_in(first_chunk, first_chunk + len(chunks), grid.chunk_elements):
+        begin, stop = grid.span(run.start, run.stop)
+        part = chunks[run.start - first_chunk : run.stop - first_chunk]
+        decode_run(codec, part, grid.chunk_elements, stop - begin)
+
+
+def result_root(chunks: Sequence[bytes | memoryview]) -> Root:
+    """The hash by which a record names a slice's result."""
+    return merkle_root([leaf_hash(chunk) for chunk in chunks])
+
+
+def hello_of(
+    proposal: Proposal, part: SliceSpec, mine: EncodedContribution | None, *, no_part: bool = False
+) -> ExchangeHello:
+    """What opens a stream to the reducer of a slice, with the hashes of the chunks that are brought; None offers nothing, with
+    `no_part` because nothing was to be brought.
+    """
+    named = (proposal.unit, proposal.base, proposal.ballot, part.first_chunk)
+    if mine is None:
+        return ExchangeHello(*named, b"", b"", no_part=no_part)
+    hashes = mine.hashes[part.first_chunk : part.stop_chunk]
+    path = mine.tree.path(part.first_chunk, part.stop_chunk)
+    return ExchangeHello(*named, mine.header, b"".join(hashes), b"".join(path))
+
+
+def hello_before(proposal: Proposal, part: SliceSpec) -> ExchangeHello:
+    """What opens a stream while the contribution is still being encoded."""
+    return ExchangeHello(proposal.unit, proposal.base, proposal.ballot, part.first_chunk, LATER, b"")

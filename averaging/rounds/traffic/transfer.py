@@ -1,0 +1,317 @@
+"""Asking others for what is already decided: results of a slice, certificates, generations of a state (rules 14, 19, 24).
+
+Everything is named by its hash or checked against a certified one before use, so it does not matter who answers. One request
+per stream on the channel "fetch"; the answer is frames until the clean end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.codecs import Codec
+from averaging.network.seams.interfaces import MAX_FRAME_BYTES, Network, Stream
+from averaging.rounds.traffic.contribution import check_result, split_chunks, split_hashes
+from averaging.state.generations import CHUNKS_AT_ONCE, GenerationRef, Generations
+from averaging.state.state import StateHeader, header_from_bytes, leaf_of_chunk, root_of
+from averaging.state.unit_log import UnitLog
+from protocol.errors import CallTimeout, RemoteProtocolError, TransportError
+from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName, short
+from protocol.rounds.messages.requests import FetchCommits, FetchHashes, FetchRequest, FetchResult, FetchState
+from protocol.rounds.messages.wire import decode_fetch, encode_fetch
+from protocol.tensors.tensor_schema import ChunkGrid
+
+log = structlog.get_logger()
+
+FETCH_CHANNEL: Final = "fetch"
+OPEN_WITHIN_S: Final = 5.0
+FRAME_WITHIN_S: Final = 20.0
+"""A donor that sends nothing for so long is given up and replaced."""
+
+LEAST_BYTES_PER_S: Final = 8_192
+"""What an answer must bring after its first seconds. A donor whose line is full goes down to 16 kB/s, for two requests at a time; an
+honest line is far above that, and one byte now and then far below.
+"""
+
+ANSWER_WITHIN_S: Final = 20.0
+"""Allowed to a result, a stripe or certificates beyond their bytes: a donor may read them from disk first, and others wait in the same
+queue.
+"""
+
+HASHES_WITHIN_S: Final = 8.0
+"""Allowed to a list of hashes beyond its bytes: it is small, and while it is awaited no other donor is asked for it."""
+
+SMALLEST_FRAME_BYTES: Final = 64
+"""No honest answer has many frames below this; each costs us more than its bytes."""
+
+SPARE_FRAMES: Final = 16
+"""Frames of any size that every answer may have: a small unit has small chunks, and the last piece of a result may be a few bytes."""
+
+PIECE_BYTES: Final = 256 << 10
+MAX_CHAIN_BYTES: Final = 16 << 20
+"""Certificates of 64 members are about 12 kB, so this is more than a thousand commits in one answer; what is left is asked again."""
+
+
+async def ask(
+    network: Network,
+    peer: PeerId,
+    request: FetchRequest,
+    take: Callable[[bytes], None],
+    *,
+    within_s: float = math.inf,
+    open_within_s: float = OPEN_WITHIN_S,
+) -> None:
+    """Ask a peer; `take` gets the frames of its answer and may raise to stop. The answer may take `within_s` seconds, and one more for
+    each LEAST_BYTES_PER_S bytes that have come. Without it the caller has a deadline of its own.
+
+    Raises:
+        TransportError: the peer is gone, silent or too slow.
+        RemoteProtocolError: it sent an empty frame.
+    """
+    stream = await network.open_stream(peer, FETCH_CHANNEL, timeout_s=open_within_s)
+    stream.count_as(request.unit, "")
+    try:
+        until_s = trio.current_time() + within_s
+        num_bytes = 0
+        with trio.move_on_after(min(within_s, FRAME_WITHIN_S)) as scope:
+            await stream.send_frame(encode_fetch(request))
+            while (frame := await stream.receive_frame()) is not None:
+                if not frame:
+                    raise RemoteProtocolError(f"{short(peer)} sent an empty frame", "a part of its answer")
+                take(frame)
+                num_bytes += len(frame)
+                next_s = trio.current_time() + FRAME_WITHIN_S
+                scope.deadline = min(until_s + num_bytes / LEAST_BYTES_PER_S, next_s)
+        if scope.cancelled_caught:
+            raise CallTimeout(
+                f"{short(peer)} stopped sending or is too slow, after {num_bytes} bytes",
+                f"a frame every {FRAME_WITHIN_S:.0f} s, and {LEAST_BYTES_PER_S / 1000:.0f} kB/s after the first seconds",
+            )
+    finally:
+        with trio.move_on_after(1.0, shield=True):
+            await stream.aclose()
+
+
+async def ask_all(
+    network: Network,
+    peer: PeerId,
+    request: FetchRequest,
+    max_bytes: int,
+    *,
+    within_s: float = math.inf,
+    open_within_s: float = OPEN_WITHIN_S,
+    came: Callable[[int], None] = lambda num_bytes: None,
+) -> list[bytes]:
+    """All frames of a peer's answer, at most `max_bytes` of them together, within the time that `ask` allows. `came` hears of the
+    bytes of each.
+
+    Raises:
+        TransportError: the peer is gone, silent or too slow.
+        RemoteProtocolError: it sent more than was asked for, or in too many frames.
+    """
+    frames: list[bytes] = []
+    total_bytes = 0
+    max_frames = SPARE_FRAMES + max_bytes // SMALLEST_FRAME_BYTES
+
+    def take(frame: bytes) -> None:
+        nonlocal total_bytes
+        total_bytes += len(frame)
+        if total_bytes > max_bytes:
+            raise RemoteProtocolError(f"{short(peer)} sent more than {max_bytes} bytes", "what was asked for")
+        if len(frames) >= max_frames:
+            raise RemoteProtocolError(f"{short(peer)} sent more than {max_frames} frames", "larger frames")
+        frames.append(frame)
+        came(len(frame))
+
+    await ask(network, peer, request, take, within_s=within_s, open_within_s=open_within_s)
+    return frames
+
+
+async def fetch_result(
+    network: Network,
+    peer: PeerId,
+    request: FetchResult,
+    codec: Codec,
+    grid: ChunkGrid,
+    *,
+    open_within_s: float = OPEN_WITHIN_S,
+    came: Callable[[int], None] = lambda num_bytes: None,
+) -> bytes | None:
+    """The bytes of a slice's result, checked against the hash that the record names; None when the peer has none. `came` hears of
+    bytes as they come. Raises as `ask_all`, and where the bytes are others.
+    """
+    spans = map(grid.bounds, range(request.first_chunk, request.stop_chunk))
+    max_bytes = sum(codec.encoded_bytes(stop - begin) for begin, stop in spans)
+    frames = await ask_all(
+        network, peer, request, max_bytes, within_s=ANSWER_WITHIN_S, open_within_s=open_within_s, came=came
+    )
+    data = b"".join(frames)
+    if not data:
+        return None
+    chunks = split_chunks(data, codec, grid, request.first_chunk, request.stop_chunk)
+    check_result(chunks, request.result_hash, request.first_chunk, codec, grid)
+    return data
+
+
+async def fetch_commits(network: Network, peer: PeerId, unit: UnitName, known: Sequence[CommitId]) -> list[bytes]:
+    """Certificates after the newest of these commits that the peer has, oldest first; the caller verifies them one on another. A
+    long chain comes in several answers: ask again from where it ended.
+
+    Raises:
+        TransportError: the peer is gone, silent or too slow. RemoteProtocolError: it sent more than certificates may take.
+    """
+    request = FetchCommits(unit, tuple(known))
+    return await ask_all(network, peer, request, MAX_CHAIN_BYTES, within_s=ANSWER_WITHIN_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Donor:
+    """A peer and the generation that it offers."""
+
+    peer: PeerId
+    header: StateHeader
+    root: Root
+
+
+async def ask_generation(network: Network, peer: PeerId, unit: UnitName) -> Sequence[Donor]:
+    """Which generations a peer can give, newest first."""
+    frames = await ask_all(network, peer, FetchState(unit, 0, 0, b""), PIECE_BYTES)
+    return tuple(Donor(peer, header_from_bytes(frame[32:]), Root(frame[:32])) for frame in frames)
+
+
+async def fetch_hashes(network: Network, donor: Donor, unit: UnitName, num_chunks: int) -> tuple[bytes, ...]:
+    """The leaf hashes of a donor's generation, checked against the root that it named; the donor keeps it from now on.
+
+    Raises:
+        TransportError: the donor is gone, silent or too slow, or no longer has it. RemoteProtocolError: hashes of another root.
+    """
+    request = FetchHashes(unit, donor.header.head)
+    frames = await ask_all(network, donor.peer, request, HASH_BYTES * num_chunks, within_s=HASHES_WITHIN_S)
+    if not frames:
+        raise TransportError(f"{short(donor.peer)} no longer has that state", "the generation that it offered")
+    hashes = split_hashes(b"".join(frames), num_chunks)
+    if root_of(donor.header, hashes) != donor.root:
+        raise RemoteProtocolError(f"{short(donor.peer)} named hashes of another root", "the root that it offered")
+    return hashes
+
+
+async def fetch_chunks(
+    network: Network,
+    donor: PeerId,
+    request: FetchState,
+    hashes: Sequence[bytes],
+    told: Callable[[int], None] = lambda num_bytes: None,
+) -> list[bytes]:
+    """Chunks of a state, each checked on arrival against its hash; `told` hears of the bytes of each.
+
+    Raises:
+        TransportError: the donor is gone, silent or too slow, or no longer has that state. RemoteProtocolError: it sent other bytes.
+    """
+    chunks: list[bytes] = []
+
+    def take(chunk: bytes) -> None:
+        number = request.first_chunk + len(chunks)
+        if number >= request.stop_chunk or leaf_of_chunk(chunk) != hashes[number]:
+            raise RemoteProtocolError(f"{short(donor)} sent other bytes as chunk {number}", "the bytes of the state")
+        chunks.append(chunk)
+        told(len(chunk))
+
+    await ask(network, donor, request, take, within_s=ANSWER_WITHIN_S)
+    if len(chunks) < request.stop_chunk - request.first_chunk:
+        raise TransportError(f"{short(donor)} no longer has that state", "the generation that it offered")
+    return chunks
+
+
+class TransferService:
+    """Serves what this peer holds of one unit."""
+
+    def __init__(
+        self,
+        unit: UnitName,
+        log_: UnitLog,
+        generations: Generations,
+        grid: ChunkGrid,
+        certificates_after: Callable[[Sequence[CommitId]], Sequence[bytes]],
+    ) -> None:
+        self._unit = unit
+        self._log = log_
+        self._generations = generations
+        self._grid = grid
+        self._certificates_after = certificates_after
+
+    async def serve(self, peer: PeerId, request: FetchRequest, stream: Stream) -> None:
+        """Answer one request; what is not here is answered by an empty end."""
+        stream.count_as(self._unit, "")
+        match request:
+            case _ if request.unit != self._unit:
+                return
+            case FetchResult():
+                await self._send_result(request, stream)
+            case FetchCommits():
+                num_bytes = 0
+                for certificate in self._certificates_after(request.known):
+                    num_bytes += len(certificate)
+                    if num_bytes > MAX_CHAIN_BYTES:
+                        return
+                    await stream.send_frame(certificate)
+            case FetchState():
+                await self._send_state(request, stream)
+            case FetchHashes():
+                await self._send_hashes(request, stream)
+
+    async def _send_result(self, request: FetchResult, stream: Stream) -> None:
+        data = await self._log.read_result(request.base, request.result_hash)
+        for begin in range(0, len(data or b""), PIECE_BYTES):
+            await stream.send_frame((data or b"")[begin : begin + PIECE_BYTES])
+
+    async def _send_state(self, request: FetchState, stream: Stream) -> None:
+        for ref in reversed(await self._generations.list()):
+            if request.stop_chunk == 0:
+                head = await self._generations.head_of(ref)
+                if head is not None:
+                    await stream.send_frame(head[1] + head[0].to_bytes())
+            elif ref.commit == request.commit:
+                await self._send_chunks(ref, request, stream)
+                return
+
+    async def _send_chunks(self, ref: GenerationRef, request: FetchState, stream: Stream) -> None:
+        self._generations.pin(ref.commit, trio.current_time())
+        stop_chunk = min(request.stop_chunk, self._grid.num_chunks)
+        for first_chunk in range(request.first_chunk, stop_chunk, CHUNKS_AT_ONCE):
+            chunks = await self._generations.read_chunks(
+                ref, first_chunk, min(first_chunk + CHUNKS_AT_ONCE, stop_chunk)
+            )
+            if chunks is None:
+                raise TransportError("the generation was replaced meanwhile", "a newer one")
+            for chunk in chunks:
+                await stream.send_frame(chunk)
+
+    async def _send_hashes(self, request: FetchHashes, stream: Stream) -> None:
+        for ref in await self._generations.list():
+            if ref.commit == request.commit:
+                self._generations.pin(ref.commit, trio.current_time())
+                data = b"".join(await self._generations.hashes(ref) or ())
+                for begin in range(0, len(data), PIECE_BYTES):
+                    await stream.send_frame(data[begin : begin + PIECE_BYTES])
+                return
+
+
+FetchHandler = Callable[[PeerId, FetchRequest, Stream], Awaitable[None]]
+
+
+async def read_request(stream: Stream) -> FetchRequest:
+    """The request that opens a stream on the channel "fetch".
+
+    Raises:
+        RemoteProtocolError: no request, or one that is not understood.
+    """
+    with trio.move_on_after(FRAME_WITHIN_S):
+        frame = await stream.receive_frame()
+        if frame is not None and len(frame) <= MAX_FRAME_BYTES:
+            return decode_fetch(frame)
+    raise RemoteProtocolError("a stream without a request", "one request")

@@ -1,0 +1,1 @@
+"""A unit's state on disk, its generations and its root."""

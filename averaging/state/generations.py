@@ -1,0 +1,267 @@
+"""Generations: whole states of a unit on disk, verified when loaded. Whoever writes them says which to keep.
+
+A file is: header length u32, header, root 32 bytes, then the chunks in order. Chunks have fixed sizes, so one can be read alone.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+
+from averaging.network.seams.interfaces import Offload, Storage
+from averaging.state.partial_download import Incoming
+from averaging.state.state import (
+    STATE_BYTES_PER_VALUE,
+    StateHeader,
+    UnitState,
+    header_from_bytes,
+    leaf_of_chunk,
+    root_of,
+    state_chunks,
+    state_from_chunks,
+)
+from protocol.errors import PotluckError, RemoteProtocolError, StorageError
+from protocol.ids import CommitId, Root
+from protocol.tensors.tensor_schema import ChunkGrid
+
+log = structlog.get_logger()
+
+PIN_S: Final = 60.0
+"""A lease: a download asks for another stripe every few seconds, or it is over."""
+
+MAX_PINNED: Final = 2
+"""A bound for the disk: more joiners than this find the same generation, or begin again with a newer one."""
+
+CHUNKS_AT_ONCE: Final = 16
+MAX_HEAD_BYTES: Final = 1024
+_LENGTH: Final = struct.Struct("<I")
+_NAME: Final = re.compile(r"generations/(\d{12})-([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look for the newest good generation came to: its round, 0 without one, and a sentence for each damaged one."""
+
+    index: int = 0
+    problems: tuple[str, ...] = ()
+
+
+class _DamagedGenerationError(StorageError):
+    """It was read, and is not what was written: another look finds the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRef:
+    """A generation on disk."""
+
+    index: int
+    commit: CommitId
+    name: str
+
+
+class Generations:
+    """The generations of one unit in a Storage, and the one that is on its way here (`incoming`)."""
+
+    def __init__(self, storage: Storage, grid: ChunkGrid, offload: Offload) -> None:
+        self._storage = storage
+        self._grid = grid
+        self._offload = offload
+        self.incoming = Incoming(storage, grid)
+        self.last_look = Look()
+        """Of `load_newest`, for whoever tells the owner."""
+
+        self.num_damaged = 0
+        """Generations that this process found to be no good."""
+
+        self.refused = ""
+        """Why the disk did not take the last generation, in one line; empty when it did. `num_refused` counts those."""
+        self.num_refused = 0
+
+        self._pinned_until_s: dict[CommitId, float] = {}
+        self._hashed: tuple[str, tuple[bytes, ...]] = ("", ())
+
+    async def write(self, state: UnitState, root: Root) -> GenerationRef:
+        """Write a state atomically.
+
+        Raises:
+            StorageError: the disk refused; older generations are untouched.
+        """
+        ref = GenerationRef(state.index, state.head, f"generations/{state.index:012d}-{state.head.hex()}")
+
+        def parts() -> list[bytes | memoryview]:
+            header = state.header.to_bytes()
+            return [_LENGTH.pack(len(header)), header, root, *chain.from_iterable(state_chunks(state, self._grid))]
+
+        self._hashed = ("", ())  # a state that was healed is written under the name of the wrong one
+        try:
+            await self._storage.write_atomic(ref.name, await self._offload.run(parts, cost_s=0.001))
+        except StorageError as error:
+            self.refused, self.num_refused = error.one_line(), self.num_refused + 1
+            raise
+        self.refused = ""
+        return ref
+
+    def pin(self, commit: CommitId, now_s: float) -> None:
+        """Somebody downloads this generation: it is kept for PIN_S from now on (monotonic), whatever happens to the head, so that the
+        download does not begin again at each commit. At most MAX_PINNED at a time, the newest wishes first.
+        """
+        self._pinned_until_s.pop(commit, None)
+        self._pinned_until_s[commit] = now_s + PIN_S
+        while len(self._pinned_until_s) > MAX_PINNED:
+            del self._pinned_until_s[next(iter(self._pinned_until_s))]
+
+    async def keep_only(self, commits: Collection[CommitId], now_s: float) -> int:
+        """Delete the generations of all other commits that are not pinned; returns how many there were."""
+        num_deleted = 0
+        self._pinned_until_s = {commit: end_s for commit, end_s in self._pinned_until_s.items() if end_s > now_s}
+        for ref in await self.list():
+            if ref.commit not in commits and ref.commit not in self._pinned_until_s:
+                await self._storage.delete(ref.name)
+                num_deleted += 1
+        return num_deleted
+
+    async def list(self) -> Sequence[GenerationRef]:
+        """What is on disk, oldest first."""
+        refs = []
+        for name in await self._storage.list_names("generations/"):
+            match = _NAME.fullmatch(name)
+            if match is not None:
+                refs.append(GenerationRef(int(match[1]), CommitId(bytes.fromhex(match[2])), name))
+        return sorted(refs, key=lambda ref: (ref.index, ref.commit))
+
+    async def load(self, ref: GenerationRef) -> tuple[UnitState, Root]:
+        """Read a generation and check it against its root.
+
+        Raises:
+            StorageError: missing or damaged; take the one before.
+        """
+        data = await self._storage.read(ref.name)
+        if data is None:
+            raise StorageError(f"generation {ref.name} is missing", "the file", "an older one is used")
+        blob = data
+        try:
+            return await self._offload.run(lambda: self._parse(blob), cost_s=0.001)
+        except PotluckError as error:
+            raise _DamagedGenerationError(
+                f"generation {ref.name} is damaged: {error.found}", error.expected, "an older one is used"
+            ) from error
+
+    def _parse(self, data: bytes) -> tuple[UnitState, Root]:
+        header, root, begin = _parse_head(data)
+        num_bytes = begin + STATE_BYTES_PER_VALUE * self._grid.num_elements
+        if len(data) != num_bytes:
+            raise RemoteProtocolError(f"{len(data)} bytes", f"{num_bytes}")
+        view, chunks = memoryview(data), list[memoryview]()
+        for chunk in range(self._grid.num_chunks):
+            start, stop = self._grid.bounds(chunk)
+            chunks.append(view[begin + STATE_BYTES_PER_VALUE * start : begin + STATE_BYTES_PER_VALUE * stop])
+        if root_of(header, [leaf_of_chunk(chunk) for chunk in chunks]) != root:
+            raise RemoteProtocolError("bytes that do not match the state root", "the bytes that were written")
+        return state_from_chunks(header, chunks, self._grid), root
+
+    async def load_newest(
+        self, among: Collection[CommitId] | None = None, attested: Mapping[CommitId, Root] = MappingProxyType({})
+    ) -> tuple[UnitState, Root, Sequence[str]] | None:
+        """The newest good generation, its root, and one sentence per damaged one; None when there is none. `among`: only of these
+        commits, for states of other lineages may lie beside them. One with another root than is `attested` for it is no good.
+
+        What is no good is deleted: it would be offered to those who join, and take the place of a good one. What could not be read
+        stays: the disk may give it the next time.
+        """
+        problems: list[str] = []
+        for ref in reversed(await self.list()):
+            if among is not None and ref.commit not in among:
+                continue
+            try:
+                state, root = await self.load(ref)
+            except StorageError as error:
+                problems.append(error.one_line())
+                if isinstance(error, _DamagedGenerationError):
+                    await self._delete_damaged(ref)
+                continue
+            if attested.get(ref.commit, root) != root:
+                problems.append(f"generation {ref.name} has another root than the run attests")
+                await self._delete_damaged(ref)
+                continue
+            self.last_look = Look(ref.index, tuple(problems))
+            return state, root, problems
+        self.last_look = Look(0, tuple(problems))
+        for problem in problems:
+            log.warning("generation_damaged", reason=problem)
+        return None
+
+    async def _delete_damaged(self, ref: GenerationRef) -> None:
+        self.num_damaged += 1
+        try:
+            await self._storage.delete(ref.name)
+        except StorageError as error:
+            log.warning("generation_not_deleted", reason=error.one_line())
+
+    async def head_of(self, ref: GenerationRef) -> tuple[StateHeader, Root] | None:
+        """Header and root of a generation, without its chunks; None when it is gone, or damaged here."""
+        head = await self._head(ref)
+        return None if head is None else head[:2]
+
+    async def _head(self, ref: GenerationRef) -> tuple[StateHeader, Root, int] | None:
+        """Header, root, and where the chunks begin."""
+        data = await self._storage.read_range(ref.name, 0, MAX_HEAD_BYTES)
+        if data is None:
+            return None
+        try:
+            return _parse_head(data)
+        except RemoteProtocolError as error:
+            log.warning("generation_damaged", reason=f"generation {ref.name} is damaged: {error.found}")
+            return None
+
+    async def read_chunks(self, ref: GenerationRef, first_chunk: int, stop_chunk: int) -> Sequence[bytes] | None:
+        """The bytes of some chunks, in order; None when the generation is gone, or damaged at its beginning."""
+        head = await self._head(ref)
+        if head is None:
+            return None
+        begin = head[2]
+        spans = [self._grid.bounds(chunk) for chunk in range(first_chunk, stop_chunk)]
+        chunks: list[bytes] = []
+        for start, stop in spans:
+            data = await self._storage.read_range(
+                ref.name, begin + STATE_BYTES_PER_VALUE * start, STATE_BYTES_PER_VALUE * (stop - start)
+            )
+            if data is None:
+                return None
+            chunks.append(data)
+        return chunks
+
+    async def hashes(self, ref: GenerationRef) -> Sequence[bytes] | None:
+        """The leaf hashes of all chunks; None when the generation is gone. Those of the last one that was asked for are remembered."""
+        if ref.name == self._hashed[0]:
+            return self._hashed[1]
+        hashes: list[bytes] = []
+        for first_chunk in range(0, self._grid.num_chunks, CHUNKS_AT_ONCE):
+            stop_chunk = min(first_chunk + CHUNKS_AT_ONCE, self._grid.num_chunks)
+            chunks = await self.read_chunks(ref, first_chunk, stop_chunk)
+            if chunks is None:
+                return None
+            hashes += await self._offload.run(partial(_leaf_hashes, chunks), cost_s=0.0001)
+        self._hashed = (ref.name, tuple(hashes))
+        return hashes
+
+
+def _leaf_hashes(chunks: Sequence[bytes]) -> list[bytes]:
+    return [leaf_of_chunk(chunk) for chunk in chunks]
+
+
+def _parse_head(data: bytes) -> tuple[StateHeader, Root, int]:
+    if len(data) < _LENGTH.size:
+        raise RemoteProtocolError(f"a generation of {len(data)} bytes", "a whole file")
+    (length,) = _LENGTH.unpack_from(data)
+    begin = _LENGTH.size + length
+    if len(data) < begin + 32:
+        raise RemoteProtocolError("a generation without its header", "a whole file")
+    return header_from_bytes(data[_LENGTH.size : begin]), Root(data[begin : begin + 32]), begin + 32

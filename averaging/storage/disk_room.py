@@ -1,0 +1,48 @@
+"""How much room the disk under a daemon's state folder has, looked at now and then."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams.interfaces import Offload
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S: Final = 20.0
+"""A disk fills over minutes, and a look at a network disk may hang."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRoom:
+    """One look: what is free for us, of all that the disk holds."""
+
+    free_bytes: int
+    all_bytes: int
+
+
+class DiskMeter:
+    """Looks from a task of its own: who reads `room` waits for no disk."""
+
+    def __init__(self, folder: Path, offload: Offload) -> None:
+        self._folder, self._offload = folder, offload
+        self.room: DiskRoom | None = None
+
+    async def keep_measured(self) -> None:
+        """Look until cancelled. What cannot be measured now is measured later: nothing but a number hangs on it."""
+        while True:
+            try:
+                self.room = await self._offload.run(self._look)
+            except OSError as error:
+                self.room = None
+                log.warning("disk_not_measured", reason=str(error))
+            await trio.sleep(LOOK_EVERY_S)
+
+    def _look(self) -> DiskRoom:
+        use = shutil.disk_usage(self._folder)
+        return DiskRoom(use.free, use.total)

@@ -1,0 +1,1 @@
+"""The gRPC door: admission, invites, bans, probes."""

@@ -1,0 +1,55 @@
+"""Bans: the ledger's signed entries, and whom a person at the terminal means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from coordinator.ledger.ledger import Ledger
+from protocol.errors import ConfigError, UsageError
+from protocol.identity.names import peer_name
+from protocol.identity.revocation import MAX_REVOCATIONS, Revocation, seal_revocation
+from protocol.ids import PeerId
+
+if TYPE_CHECKING:
+    from protocol.identity.identity import Signer
+    from protocol.run.manifest import RunManifest
+
+
+def find_peer(admitted: Sequence[PeerId], who: str) -> PeerId:
+    """The admitted peer that is meant by a peer id, or by a name as the status page shows it.
+
+    Raises:
+        UsageError: nobody or more than one is called so.
+    """
+    found = [peer for peer in admitted if who in (peer, peer_name(peer))]
+    if not found:
+        raise UsageError(
+            f"nobody called {who} was ever admitted to this run", "a peer id or name", "potluck status lists them"
+        )
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} peers are called {who}", "one of them", f"give the peer id: {', '.join(found)}")
+    return found[0]
+
+
+def ban_peer(ledger: Ledger, manifest: RunManifest, host: Signer, who: str, reason: str, *, now_unix_s: float) -> str:
+    """Ban a peer for good; one line that says what was done. A host that runs refuses it from its next call on, and tells all others.
+
+    Raises:
+        UsageError: nobody or more than one is called so.
+        ConfigError: the reason cannot be kept, not the key of this run's host, or too many bans.
+        StorageError: the ledger cannot be written; nobody was banned.
+    """
+    if host.public_key.hex() != manifest.host_public_key:
+        raise ConfigError("an identity that did not open this run", "the host's own", "restore the run's folder")
+    peer = find_peer(ledger.peers(), who)
+    if ledger.is_banned(peer):
+        return f"{peer_name(peer)} ({peer}) is banned already"
+
+    def sign(number: int) -> bytes:
+        if number > MAX_REVOCATIONS:
+            raise ConfigError(f"ban number {number}", f"at most {MAX_REVOCATIONS}", "open a new run")
+        return seal_revocation(host, manifest.run_id, Revocation(peer, reason, int(now_unix_s), number))
+
+    ledger.ban(peer, reason, sign)
+    return f"banned {peer_name(peer)} ({peer}); its peers hear of it with their next report"

@@ -1,0 +1,376 @@
+"""The coordinator's calls: bytes in, bytes out, on trio. The gRPC shell around it is coordinator/admission/rpc.py.
+
+Admit and Renew carry an identity-signed request for a credential, everything later a signed envelope of a peer that
+was admitted. Decisions are admission.py's and run_core.py's; this file reads, asks them, and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from averaging.release import installed_release
+from coordinator.admission.probes import Probes
+from coordinator.ledger.ledger import Applicant, Ledger
+from coordinator.policy.admission import (
+    AdmissionFacts,
+    Decision,
+    InviteFacts,
+    decide_admission,
+    decide_renewal,
+    invite_error,
+)
+from coordinator.progress.run_core import Phase
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
+from protocol.host.calls import (
+    LIST_DOMAIN,
+    MAX_REQUEST_BYTES,
+    PROBE_DOMAIN,
+    REPORT_DOMAIN,
+    WATCH_DOMAIN,
+    AdmitReply,
+    CheckpointEntry,
+    RunNews,
+    encode_admit_reply,
+    encode_checkpoints,
+)
+from protocol.host.report_delta import likeness, made_whole
+from protocol.host.reports import PeerReport, decode_report, encode_report_reply
+from protocol.identity.credential import check_credential, open_request
+from protocol.identity.envelope import Envelope, ReplayGuard, open_envelope, session_of, superseded
+from protocol.identity.identity import public_key_from_peer_id
+from protocol.identity.invite import hash_secret
+from protocol.identity.revocation import fingerprint, has_others, missing, open_revocation
+from protocol.ids import PROTOCOL_VERSION, PeerId, RunId
+from protocol.pb import coordinator_pb2 as pb
+from protocol.received import parse
+
+if TYPE_CHECKING:
+    from averaging.network.seams.interfaces import Clock
+    from coordinator.ledger.ledger import Ledger
+    from coordinator.ledger.ledger_writer import LedgerWriter
+    from coordinator.progress.tracker import RunTracker
+    from coordinator.run.run_texts import RunTexts
+    from protocol.identity.credential import CertificateAuthority
+    from protocol.identity.identity import Verifier
+
+WATCH_BEAT_S: Final = 10.0
+"""A watcher hears something at least this often, so that it can tell a quiet run from a dead coordinator."""
+
+
+UnaryCall = Callable[[bytes], Awaitable[bytes]]
+"""Serialized request -> serialized reply; raises PotluckError to refuse."""
+
+CallFrom = Callable[[bytes, str], Awaitable[bytes]]
+"""The same for a call that depends on the IP address it came from."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostedRun:
+    """What a newcomer is given, and the keys that make it. `dataset` is the canonical JSON of the packed data, `texts`
+    what was packed since.
+    """
+
+    run_id: RunId
+    signed_manifest: bytes
+    dataset: bytes
+    max_members: int
+    credential_days: int
+    authority: CertificateAuthority
+    verifier: Verifier
+    peer_id: PeerId
+    bootstrap: Callable[[], tuple[str, ...]]
+    texts: RunTexts | None = None
+
+
+class CoordinatorService:
+    """Answers the calls of the coordinator's service."""
+
+    def __init__(self, run: HostedRun, tracker: RunTracker, ledger: LedgerWriter, clock: Clock) -> None:
+        self._run = run
+        self._tracker = tracker
+        self._ledger = ledger
+        self._clock = clock
+        self._release = installed_release()
+        self._replays = {domain: ReplayGuard() for domain in (REPORT_DOMAIN, LIST_DOMAIN, WATCH_DOMAIN, PROBE_DOMAIN)}
+        self._probes = Probes(clock)
+
+    def unary_calls(self) -> dict[str, UnaryCall]:
+        """The calls with one reply, by name."""
+        return {
+            "Clock": self.clock,
+            "Admit": self.admit,
+            "Renew": self.renew,
+            "Report": self.report,
+            "ListCheckpoints": self.list_checkpoints,
+            "Describe": self.describe,
+        }
+
+    def calls_from(self) -> dict[str, CallFrom]:
+        """The calls that depend on where they come from, by name."""
+        return {"DialBack": self.dial_back, "Bandwidth": self.bandwidth}
+
+    async def clock(self, request: bytes) -> bytes:
+        """The coordinator's clock, versions and run, for anybody."""
+        parse(pb.ClockRequest, request, MAX_REQUEST_BYTES)
+        run_id, release = self._run.run_id, self._release
+        now_unix_s = self._clock.unix_s()
+        reply = pb.ClockReply(unix_s=now_unix_s, protocol_version=PROTOCOL_VERSION, run_id=run_id, release=release)
+        return reply.SerializeToString()
+
+    async def admit(self, request: bytes) -> bytes:
+        """Admit a newcomer by its invite, or a peer that comes back.
+
+        Raises:
+            RefusedError, VersionError, RunOverError, TemporaryError: as admission.py decides.
+            RemoteProtocolError: the credential request is malformed or not signed by its identity.
+        """
+        body = parse(pb.AdmitRequest, request, MAX_REQUEST_BYTES)
+        secret_hash = hash_secret(body.invite_secret) if body.invite_secret else b""
+        credential = await self._credential(body, secret_hash, decide_admission)
+        run = self._run
+        return encode_admit_reply(
+            AdmitReply(
+                credential=credential,
+                manifest=run.signed_manifest,
+                dataset=run.dataset,
+                start_record=self._tracker.start_record,
+                coordinator_peer_id=run.peer_id,
+                bootstrap=run.bootstrap(),
+                reassignment=run.texts.newer_than(0) if run.texts is not None else b"",
+            )
+        )
+
+    async def renew(self, request: bytes) -> bytes:
+        """A new credential for an admitted peer.
+
+        Raises:
+            RefusedError, VersionError, RunOverError, RemoteProtocolError: as `admit`.
+        """
+        body = parse(pb.RenewRequest, request, MAX_REQUEST_BYTES)
+        return pb.RenewReply(credential=await self._credential(body, b"", decide_renewal)).SerializeToString()
+
+    async def _credential(
+        self,
+        body: pb.AdmitRequest | pb.RenewRequest,
+        secret_hash: bytes,
+        decide: Callable[[AdmissionFacts, float], Decision],
+    ) -> bytes:
+        run, now = self._run, self._clock.unix_s()
+        # The tracker is read here: the ledger calls back from its own thread, where trio's clock cannot be asked.
+        is_run_over = self._tracker.state.phase is Phase.FINISHED
+        live_peers = self._tracker.live_peers()
+
+        def facts_of(peer: PeerId, invite: InviteFacts | None, is_admitted: bool, is_banned: bool) -> AdmissionFacts:
+            return AdmissionFacts(
+                peer=peer,
+                protocol_version=body.protocol_version,
+                is_same_run=body.run_id == run.run_id,
+                peer_unix_s=body.unix_s,
+                invite=invite,
+                is_admitted=is_admitted,
+                is_banned=is_banned,
+                is_run_over=is_run_over,
+                num_live_peers=len(live_peers - {peer}),
+                max_members=run.max_members,
+            )
+
+        # Version, run and clock are judged before the signature: a wrong clock would only look like an expired one.
+        _raise_early(facts_of(PeerId(""), None, True, False), decide, now)
+        asked = open_request(body.credential_request, verifier=run.verifier, run_id=run.run_id, now_unix_s=now)
+        applicant = Applicant(asked.peer_id, public_key_from_peer_id(asked.peer_id), secret_hash)
+        decision, credential = await self._ledger.run(
+            lambda ledger: ledger.admit(
+                applicant,
+                lambda invite, admitted, banned: decide(facts_of(asked.peer_id, invite, admitted, banned), now),
+                lambda serial: run.authority.issue(
+                    asked, run.run_id, now_unix_s=now, days=run.credential_days, serial=serial
+                ),
+                now_unix_s=int(now),
+            )
+        )
+        if decision.error is not None:
+            raise decision.error
+        return credential
+
+    async def report(self, request: bytes) -> bytes:
+        """Take in a signed report. The answer brings the host's revocations that the peer lacks, and asks for those that an old copy
+        of the ledger has lost. What a banned peer said counts as a goodbye.
+
+        Raises:
+            RefusedError: the peer was never admitted.
+            SupersededError: another process with its identity, started later, was heard.
+            RemoteProtocolError: malformed, replayed, expired, or with a certificate that does not verify, or short and like no
+                report of the sender that is known here; it is told the whole then.
+        """
+        envelope, credential = self._open_envelope(request, REPORT_DOMAIN)
+        sender, said = envelope.sender, decode_report(envelope.payload)
+        is_banned = await self._standing(envelope, credential, may_be_banned=True)
+        self._refuse_replay(envelope, REPORT_DOMAIN)
+        report = self._whole(sender, said)
+        now_unix_s = int(self._clock.unix_s())
+        revocations = await self._ledger.run(lambda ledger: self._revocations(ledger, report.revocations, now_unix_s))
+        self._tracker.note_bans(len(revocations))
+        told = PeerReport("left", "banned by the host", report.unit) if is_banned else report
+        if self._run.texts is not None:
+            self._run.texts.check(told)
+        reply = await self._tracker.report(sender, told)
+        is_asked = has_others(revocations, report.known_revocations)
+        return encode_report_reply(
+            replace(
+                reply,
+                like=likeness(told),
+                reassignment=self._take_text(told),
+                asks_reassignment=self._run.texts is not None and self._run.texts.lacks(told.reassigned_unix_s),
+                revocations=missing(revocations, report.known_revocations),
+                asks_revocations=is_asked,
+                known_revocations=b"".join(map(fingerprint, revocations)) if is_asked else b"",
+            )
+        )
+
+    def _take_text(self, report: PeerReport) -> bytes:
+        """Losses that decide where documents go are taken, and a re-assignment that was lost here; returns the newest one where the
+        peer has not heard of it.
+        """
+        texts, chain = self._run.texts, self._tracker.chain
+        if texts is None:
+            return b""
+        if report.reassignment:
+            texts.take_back(report.reassignment)
+        commits = {sample.commit for sample in report.sample_losses} if chain is not None else ()
+        found = {commit: chain.link(commit) for commit in commits} if chain is not None else {}
+        texts.take(report, {commit: link.index for commit, link in found.items() if link is not None})
+        return texts.newer_than(report.reassigned_unix_s)
+
+    def _whole(self, sender: PeerId, report: PeerReport) -> PeerReport:
+        """What a short report says, by the last one of its sender. Raises RemoteProtocolError where that is not like it."""
+        if not report.like:
+            return report
+        entry = self._tracker.peers.get(sender)
+        if entry is None or likeness(entry.report) != report.like:
+            raise RemoteProtocolError("a short report like none that is known here", "a whole one", "it is said whole")
+        return made_whole(entry.report, report)
+
+    def _revocations(self, ledger: Ledger, offered: Sequence[bytes], now_unix_s: int) -> Sequence[bytes]:
+        """All entries, with those that peers kept where our ledger is an old copy. Blocks; raises where one is not signed by us."""
+        run, host_public_key = self._run, public_key_from_peer_id(self._run.peer_id)
+        for entry in offered:
+            found = open_revocation(entry, verifier=run.verifier, run_id=run.run_id, host_public_key=host_public_key)
+            public_key = public_key_from_peer_id(found.peer)
+            ledger.ban_again(found.peer, public_key, found.reason, entry, now_unix_s=now_unix_s)
+        return ledger.revocations()
+
+    async def list_checkpoints(self, request: bytes) -> bytes:
+        """The checkpoints on the host's disk. Raises as `report`."""
+        await self._open(request, LIST_DOMAIN)
+        return encode_checkpoints(
+            [
+                CheckpointEntry(c.index, c.commit, c.state_root, c.total_tokens, c.written_unix_s)
+                for c in self._tracker.checkpoints
+            ]
+        )
+
+    async def describe(self, request: bytes) -> bytes:
+        """What the run is, for whoever may take part. Raises as `report`, and as an invite is refused."""
+        await self._allow_probe(parse(pb.DescribeRequest, request, MAX_REQUEST_BYTES))
+        return pb.DescribeReply(manifest=self._run.signed_manifest, dataset=self._run.dataset).SerializeToString()
+
+    async def dial_back(self, request: bytes, caller_host: str) -> bytes:
+        """Connect back to the caller. Raises as `report`, as an invite is refused, and as Probes.is_reached."""
+        body = parse(pb.DialBackRequest, request, MAX_REQUEST_BYTES)
+        await self._allow_probe(body)
+        is_reached = await self._probes.is_reached(caller_host, body.port, body.nonce)
+        return pb.DialBackReply(is_reached=is_reached, caller_host=caller_host).SerializeToString()
+
+    async def bandwidth(self, request: bytes, caller_host: str) -> bytes:
+        """Bytes up and down, for the caller to time. Raises as `report`, as an invite is refused, and as Probes.pass_bytes."""
+        body = parse(pb.BandwidthRequest, request, MAX_REQUEST_BYTES)
+        await self._allow_probe(body)
+        padding = self._probes.pass_bytes(caller_host, body.padding, body.wanted_bytes)
+        return pb.BandwidthReply(padding=padding).SerializeToString()
+
+    async def _allow_probe(self, body: pb.DialBackRequest | pb.BandwidthRequest | pb.DescribeRequest) -> None:
+        """Whether the caller holds a good invite, which is not used up, or is admitted."""
+        if not body.invite_secret:
+            await self._open(body.sealed.SerializeToString(), PROBE_DOMAIN)
+            return
+        secret_hash, now_unix_s = hash_secret(body.invite_secret), self._clock.unix_s()
+        error = invite_error(await self._ledger.run(lambda ledger: ledger.invite(secret_hash)), now_unix_s)
+        if error is not None:
+            raise error
+
+    async def open_watch(self, request: bytes) -> PeerId:
+        """Check a request to watch the run; returns who asks. Raises as `report`."""
+        return (await self._open(request, WATCH_DOMAIN)).sender
+
+    async def next_news(self, known: RunNews | None) -> RunNews:
+        """What a watcher is told next: at once when something changed, the same again after WATCH_BEAT_S."""
+        return await self._tracker.wait_news(known, at_most_s=WATCH_BEAT_S)
+
+    def _is_admitted(self, ledger: Ledger, envelope: Envelope, credential: bytes, now: float) -> bool:
+        """Whether the sender was admitted: as the ledger says, or, where that is an old copy, as our own signature says."""
+        if ledger.is_admitted(envelope.sender):
+            return True
+        if not credential:
+            return False
+        run = self._run
+        with suppress(RefusedError):
+            check_credential(
+                credential,
+                run.authority.certificate_der,
+                peer_id=envelope.sender,
+                run_id=run.run_id,
+                now_unix_s=now,
+            )
+            applicant = Applicant(envelope.sender, envelope.public_key, b"")
+            return ledger.readmit(applicant, credential, now_unix_s=int(now))
+        return False
+
+    async def _open(self, request: bytes, domain: str) -> Envelope:
+        envelope, credential = self._open_envelope(request, domain)
+        await self._standing(envelope, credential, may_be_banned=False)
+        self._refuse_replay(envelope, domain)
+        return envelope
+
+    async def _standing(self, envelope: Envelope, credential: bytes, *, may_be_banned: bool) -> bool:
+        """Whether the sender is banned; raises RefusedError for one that is and may not be, and for one that was never admitted."""
+        sender, now = envelope.sender, self._clock.unix_s()
+        is_admitted, is_banned = await self._ledger.run(
+            lambda ledger: (self._is_admitted(ledger, envelope, credential, now), ledger.is_banned(sender))
+        )
+        if is_banned and not may_be_banned:
+            raise RefusedError(f"peer {sender} is banned from this run", "a peer in good standing", "ask the host")
+        if not (is_admitted or is_banned):
+            raise RefusedError(f"peer {sender} is not admitted to this run", "an admitted peer", "join with an invite")
+        return is_banned
+
+    def _open_envelope(self, request: bytes, domain: str) -> tuple[Envelope, bytes]:
+        """The envelope, and the credential that came beside it."""
+        sealed = parse(pb.Sealed, request, MAX_REQUEST_BYTES)
+        envelope = open_envelope(
+            sealed.envelope,
+            verifier=self._run.verifier,
+            domain=domain,
+            run_id=self._run.run_id,
+            now_unix_ms=int(self._clock.unix_s() * 1000),
+        )
+        return envelope, sealed.credential
+
+    def _refuse_replay(self, envelope: Envelope, domain: str) -> None:
+        """Also says so to a process that another one with its identity has followed: their messages would take turns in being late."""
+        guard, session = self._replays[domain], session_of(envelope.sequence)
+        newest = guard.newest_session(envelope.sender)
+        if session < newest:
+            raise superseded(session, newest)
+        if not guard.admit(envelope):
+            raise RemoteProtocolError(
+                f"a repeated message of {envelope.sender}", "a new sequence number", "it was ignored"
+            )
+
+
+def _raise_early(facts: AdmissionFacts, decide: Callable[[AdmissionFacts, float], Decision], now_unix_s: float) -> None:
+    error: PotluckError | None = decide(facts, now_unix_s).error
+    if error is not None:
+        raise error

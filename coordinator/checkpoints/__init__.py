@@ -1,0 +1,1 @@
+"""Checkpoints: pulled, verified, kept, exported and imported."""

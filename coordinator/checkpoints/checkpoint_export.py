@@ -1,0 +1,243 @@
+"""A checkpoint as a folder that other programs load: the Hugging Face Llama layout, whole or not at all.
+
+Only what was verified goes out. config.json is put in place last: a folder without it is loaded by nobody. Blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from coordinator.checkpoints.checkpoints import TOKENIZER_NAME, CheckpointManifest, load_checkpoint, sync_path
+from coordinator.checkpoints.llama_layout import (
+    LlamaTokenizer,
+    byte_tokenizer,
+    file_tokenizer,
+    generation_config,
+    llama_config,
+    llama_name,
+    tokenizer_config,
+)
+from protocol.errors import ConfigError, StorageError
+from protocol.ids import UnitName
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.expert_schema import held_units
+from protocol.tensors.tensor_schema import TensorSchema
+
+if TYPE_CHECKING:
+    import torch
+
+WEIGHTS_NAME: Final = "model.safetensors"
+CONFIG_NAME: Final = "config.json"
+_TEMPORARY: Final = ".writing"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written: the checkpoint's manifest, and the files by name with their bytes, config.json last."""
+
+    manifest: CheckpointManifest
+    files: dict[str, int]
+
+
+def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> Exported:
+    """Verify the checkpoint in `path` and write its model to `target`, a folder that is not there yet or empty. Of a run of experts
+    `expert` says which one: with the trunk it is an ordinary decoder (averaging/arithmetic/expert_dense.py).
+
+    Raises:
+        ConfigError: there is no checkpoint, `target` cannot be used, or the model is not the bundled decoder.
+        StorageError: the checkpoint does not verify, or `target` could not be written: nothing is left in it.
+    """
+    target = target.absolute()
+    _ensure_free(target)
+    manifest, state = load_checkpoint(path)
+    config, schema = _decoder(path, manifest)
+    tokenizer = _tokenizer(path, manifest, config)
+    tensors = {
+        spec.name: state.anchor_N[schema.offset(spec.name) :][: spec.num_elements].reshape(spec.shape).clone()
+        for spec in schema.tensors
+    }
+    if manifest.experts is not None or expert is not None:
+        config, tensors = _dense(path, manifest, config, tensors, expert)
+    origin = {
+        "format": "pt",
+        "potluck_run": manifest.run_name,
+        "potluck_run_id": manifest.run_id,
+        "potluck_round": str(manifest.index),
+        "potluck_state_root": manifest.state_root,
+    }
+    named = {llama_name(name): tensor for name, tensor in tensors.items()}
+    return Exported(manifest, _write(target, named, origin, _side_files(config, tokenizer)))
+
+
+def _dense(
+    path: Path,
+    manifest: CheckpointManifest,
+    config: DecoderConfig,
+    tensors: dict[str, torch.Tensor],
+    expert: int | None,
+) -> tuple[DecoderConfig, dict[str, torch.Tensor]]:
+    from averaging.arithmetic.expert_dense import dense_config, dense_tensors  # with torch
+
+    if manifest.experts is None:
+        raise ConfigError(f"expert {expert} of checkpoint {path}, whose run has none", "none", "leave --expert out")
+    if expert is None:
+        most = manifest.experts.num_experts - 1
+        raise ConfigError(f"checkpoint {path} has experts", "one of them", f"name it: --expert 0 to {most}")
+    return dense_config(config, manifest.experts), dense_tensors(config, manifest.experts, tensors, expert)
+
+
+def _ensure_free(target: Path) -> None:
+    remedy = "choose another folder"
+    try:
+        if any(target.iterdir()):
+            raise ConfigError(f"{target} is not empty", "a new or an empty folder", remedy)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError as error:
+        raise ConfigError(f"{target} is no folder", "a new or an empty folder", remedy) from error
+    except OSError as error:
+        raise StorageError(f"{target} cannot be read ({error.strerror})", "a readable folder", remedy) from error
+
+
+def _decoder(path: Path, manifest: CheckpointManifest) -> tuple[DecoderConfig, TensorSchema]:
+    """The model's numbers, and its tensors when they are those that follow from them."""
+    expected, remedy = "the tensors of the bundled decoder", "export it with the release that wrote it"
+    try:
+        config = DecoderConfig.model_validate(manifest.model)
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ConfigError(f"checkpoint {path} has another kind of model (model {place})", expected, remedy) from error
+    schema = decoder_schema(config, UnitName(manifest.unit))
+    if manifest.experts is not None:
+        schema = held_units(config, manifest.experts, range(manifest.experts.num_experts)).whole
+    names = [(spec.name, spec.shape) for spec in schema.tensors]
+    if names != [(tensor.name, tensor.shape) for tensor in manifest.tensors]:
+        raise ConfigError(f"checkpoint {path} has other tensors than its model numbers say", expected, remedy)
+    return config, schema
+
+
+def _tokenizer(path: Path, manifest: CheckpointManifest, config: DecoderConfig) -> LlamaTokenizer | None:
+    """The run's tokenizer; None of a run of bytes whose model has no room for all of them."""
+    stored, file = manifest.tokenizer, path / TOKENIZER_NAME
+    if stored is None:
+        return byte_tokenizer(config)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{file} cannot be read ({error.strerror})", "a readable file") from error
+    tokenizer = file_tokenizer(data, stored.end)
+    if tokenizer is None:
+        raise StorageError(f"{file} names no token {stored.end}", "the tokenizer of the checkpoint's run")
+    return tokenizer
+
+
+def _side_files(config: DecoderConfig, tokenizer: LlamaTokenizer | None) -> dict[str, bytes]:
+    """All files but the weights, config.json last."""
+    files: dict[str, bytes] = {}
+    if tokenizer is not None:
+        files["generation_config.json"] = _json(generation_config(config, tokenizer.end))
+        files[TOKENIZER_NAME] = tokenizer.data
+        files["tokenizer_config.json"] = _json(tokenizer_config(config, tokenizer.end_text))
+    return files | {CONFIG_NAME: _json(llama_config(config, tokenizer.end if tokenizer else None))}
+
+
+def _json(values: dict[str, object]) -> bytes:
+    return (json.dumps(values, indent=2) + "\n").encode()
+
+
+def _write(
+    target: Path, tensors: dict[str, torch.Tensor], origin: dict[str, str], files: dict[str, bytes]
+) -> dict[str, int]:
+    """Everything into a temporary folder inside `target`, which may be a mount point, then file by file to its place."""
+    temporary = target / _TEMPORARY
+    names = [WEIGHTS_NAME, *files]
+    with _taken_back_on_failure(target, names):
+        temporary.mkdir()
+        save_file(tensors, temporary / WEIGHTS_NAME, metadata=origin)
+        for name, data in files.items():
+            (temporary / name).write_bytes(data)
+        # safetensors makes its files for their owner alone; what is exported is as open as this user's other files.
+        (temporary / WEIGHTS_NAME).chmod((temporary / CONFIG_NAME).stat().st_mode & 0o777)
+        for name in names:
+            sync_path(temporary / name)
+        for name in names:
+            (temporary / name).rename(target / name)
+        temporary.rmdir()
+        sync_path(target)
+        return {name: (target / name).stat().st_size for name in names}
+
+
+@contextmanager
+def _taken_back_on_failure(target: Path, names: list[str]) -> Iterator[None]:
+    """Make `target`; where the block fails or is interrupted, remove its files, and the folders that were not there before."""
+    made = [folder for folder in (target, *target.parents) if not folder.exists()]
+    with ExitStack() as undo:
+        for folder in reversed(made):
+            undo.callback(_remove_if_empty, folder)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            undo.callback(_remove_files, target, names)
+            yield
+        except (OSError, SafetensorError) as error:
+            cause = (error.strerror if isinstance(error, OSError) else "") or error
+            raise StorageError(
+                f"the export could not be written to {target} ({cause})",
+                "a writable folder with enough space",
+                "free some space or choose another folder; the checkpoint is untouched",
+            ) from error
+        undo.pop_all()
+
+
+def _remove_files(target: Path, names: list[str]) -> None:
+    shutil.rmtree(target / _TEMPORARY, ignore_errors=True)
+    for name in names:
+        with suppress(OSError):
+            (target / name).unlink()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def export_tensors(
+    path: Path,
+    manifest: CheckpointManifest,
+    target: Path,
+    tensors: dict[str, torch.Tensor],
+    config_of: Callable[[int | None], dict[str, object]],
+    origin: dict[str, str],
+) -> Exported:
+    """Write a model that was made of the verified checkpoint in `path`, with its run's tokenizer, as `export_checkpoint` does.
+
+    Args:
+        tensors: by their names in the layout.
+        config_of: what config.json says, from the token that ends a text.
+        origin: what the weights' file says of where they are from, beside the run and round.
+
+    Raises:
+        ConfigError: `target` cannot be used.
+        StorageError: it could not be written: nothing is left in it.
+    """
+    target = target.absolute()
+    _ensure_free(target)
+    config = DecoderConfig.model_validate(manifest.model)
+    tokenizer = _tokenizer(path, manifest, config)
+    files = _side_files(config, tokenizer) | {CONFIG_NAME: _json(config_of(tokenizer.end if tokenizer else None))}
+    told = {"format": "pt", "potluck_run": manifest.run_name, "potluck_run_id": manifest.run_id}
+    return Exported(manifest, _write(target, tensors, told | {"potluck_round": str(manifest.index)} | origin, files))
+
+
+def ensure_free(target: Path) -> None:
+    """Say before long work that `target` cannot be used. Raises as `export_tensors`."""
+    _ensure_free(target.absolute())

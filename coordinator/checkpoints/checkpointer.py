@@ -1,0 +1,494 @@
+"""When to write a checkpoint and from whom to pull the state; the files themselves are checkpoints.py's.
+
+Donors keep only their newest states, so the target is the newest commit whose state root the peers agree on, not a
+fixed round: at least every `every_rounds` commits, and at the end of the run exactly its last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from averaging.state.state import STATE_BYTES_PER_VALUE, state_root
+from coordinator.checkpoints.checkpoints import (
+    CheckpointContent,
+    UnitContent,
+    lost_checkpoints,
+    remove_checkpoint,
+    remove_leftovers,
+    stored_unit,
+    surplus,
+    together,
+    unlisted_checkpoints,
+    write_checkpoint,
+)
+from coordinator.progress.run_core import Phase, RunState
+from coordinator.progress.run_view import PeerEntry, live_peers, root_by_majority
+from coordinator.progress.stage_offsets import StageOffsets, seen
+from protocol.errors import PotluckError, TemporaryError, UnreachableError
+from protocol.host.calls import NO_COMMIT, NO_ROOT
+from protocol.ids import CommitId, PeerId, Root, UnitName
+
+if TYPE_CHECKING:
+    from averaging.network.seams.interfaces import Clock, Offload
+    from averaging.state.state import UnitState
+    from coordinator.checkpoints.run_tokenizer import RunTokenizer
+    from coordinator.ledger.ledger import CheckpointRow, Ledger
+    from coordinator.ledger.ledger_writer import LedgerWriter
+    from coordinator.progress.chain_log import ChainLog
+    from coordinator.progress.tracker import RunTracker
+    from protocol.tensors.expert_schema import MixtureConfig
+    from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
+
+_log = structlog.get_logger()
+
+FETCH_LIMIT_S: Final = 120.0
+"""For a small state; of a large one also so long as a slow line needs for it."""
+
+SLOW_BYTES_PER_S: Final = 1_000_000
+NO_OFFSETS: Final = StageOffsets()
+_POLL_S: Final = 0.5
+_RETRY_S: Final = 3.0
+_WRITE_COST_S: Final = 0.1
+
+FetchState = Callable[[Sequence[PeerId], UnitName, "ChunkGrid", CommitId, Root], Awaitable["UnitState"]]
+"""(donors, unit, grid, commit, expected root) -> the verified state: the transfer's, with the network bound."""
+
+KeptState = Callable[[UnitName], Awaitable["UnitState | None"]]
+"""(unit) -> its newest state as the host keeps it beside the checkpoints; None where it keeps none."""
+
+
+async def _keeps_none(unit: UnitName) -> UnitState | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTarget:
+    """The state of a unit beside the spine to write down, and who says that it has it: nobody where it is frozen, or at its start.
+    Then the newest that is known is written again.
+    """
+
+    unit: UnitName
+    commit: CommitId
+    root: Root
+    donors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A state to write down, of several units the spine's, and who says that it has it. `beside` are the other units, each as most of
+    these donors have it.
+    """
+
+    commit: CommitId
+    index: int
+    root: Root
+    donors: tuple[PeerId, ...]
+    beside: tuple[UnitTarget, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BesideSpine:
+    """The other units of a run: none of them may be without a commit unless they are experts, and all are of one round where they are
+    stages, by `offsets`.
+    """
+
+    units: Sequence[UnitName] = ()
+    are_experts: bool = False
+    are_stages: bool = False
+    offsets: StageOffsets = NO_OFFSETS
+
+
+SPINE_ALONE: Final = BesideSpine()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRules:
+    """The manifest's numbers: how often (in commits), how many of the newest to keep, and that one in every `keep_every`
+    is kept for ever (0: none).
+    """
+
+    every_rounds: int
+    keep: int
+    keep_every: int
+
+    @property
+    def lasting_rounds(self) -> int:
+        """The first checkpoint of every so many rounds is kept for ever."""
+        return self.every_rounds * self.keep_every
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlace:
+    """Where checkpoints go and what is the same in all of them. Of several units `schema` and `grid` are the spine's, `beside` those
+    of the others, and `whole` has all tensors of the model in its own order. In a run of experts `mixture` are their numbers, and
+    `first(unit)` is the state of a unit with which the run began, for one that nobody who is there holds, of which `kept(unit)` has
+    nothing and no checkpoint either. In a pipeline run the units `are_stages` of one model.
+    """
+
+    folder: Path
+    run_name: str
+    run_id_hex: str
+    schema: TensorSchema
+    grid: ChunkGrid
+    model: dict[str, int | float | bool | str]
+    tokenizer: RunTokenizer | None = None
+    beside: tuple[tuple[TensorSchema, ChunkGrid], ...] = ()
+    whole: TensorSchema | None = None
+    mixture: MixtureConfig | None = None
+    first: Callable[[UnitName], UnitState] | None = None
+    kept: KeptState = _keeps_none
+    are_stages: bool = False
+
+
+def fetch_limit_s(place: CheckpointPlace) -> float:
+    """How long all states of one checkpoint may take to come. Donors that are silent or too slow for their stripes are given up long
+    before: this ends a pull that nothing else ends, and must not end one that only takes its time.
+    """
+    schema = place.whole or place.schema
+    return FETCH_LIMIT_S + STATE_BYTES_PER_VALUE * schema.num_elements / SLOW_BYTES_PER_S
+
+
+def _candidates(peers: Mapping[PeerId, PeerEntry], chain: ChainLog, now_s: float) -> Sequence[Target]:
+    live = {peer: peers[peer] for peer in live_peers(peers, now_s)}
+    targets = []
+    for commit in {entry.report.state_commit for entry in live.values()}:
+        link = chain.link(commit)
+        root = chain.attested_root(commit) or root_by_majority(live, commit)
+        if link is None or root is None or not link.index:
+            continue
+        donors = tuple(
+            sorted(p for p, e in live.items() if (e.report.state_commit, e.report.state_root) == (commit, root))
+        )
+        if donors:
+            targets.append(Target(commit, link.index, root, donors))
+    return sorted(targets, key=lambda target: (target.index, target.commit))
+
+
+def _with_units(
+    target: Target, peers: Mapping[PeerId, PeerEntry], chain: ChainLog, units: Sequence[UnitName]
+) -> Target | None:
+    """A target with the other units, each in the state that most of its donors have; None where one of them is at its start."""
+    beside: list[UnitTarget] = []
+    for unit in units:
+        holders: dict[tuple[CommitId, Root], list[PeerId]] = {}
+        for peer in target.donors:
+            # a peer has one word on each unit, however often it names it
+            part = next((part for part in peers[peer].report.beside if part.unit == unit), None)
+            if part is None or part.state_commit == NO_COMMIT:
+                continue
+            link = chain.link(part.state_commit)
+            if link is None or link.index:
+                holders.setdefault((part.state_commit, part.state_root), []).append(peer)
+        if not holders:
+            return None
+        commit, root = min(holders, key=lambda pair: (-len(holders[pair]), pair))
+        beside.append(UnitTarget(unit, commit, root, tuple(holders[commit, root])))
+    return replace(target, beside=tuple(beside))
+
+
+def _with_experts(
+    target: Target, peers: Mapping[PeerId, PeerEntry], chain: ChainLog, units: Sequence[UnitName], now_s: float
+) -> Target:
+    """A target with all experts, each in the newest state that live holders have, wherever these stand with the trunk; without donors
+    where there is none.
+    """
+    beside: list[UnitTarget] = []
+    for unit in units:
+        found: dict[tuple[CommitId, Root], list[PeerId]] = {}
+        rounds: dict[tuple[CommitId, Root], int] = {}
+        for peer in live_peers(peers, now_s):
+            part = next((part for part in peers[peer].report.beside if part.unit == unit), None)
+            if part is None or part.state_commit == NO_COMMIT or chain.knows(part.state_commit):
+                continue  # of the spine's commits an expert's state can only be at the first: that of the start
+            found.setdefault((part.state_commit, part.state_root), []).append(peer)
+            rounds[part.state_commit, part.state_root] = part.index
+        best = min(found, key=lambda pair: (-len(found[pair]), -rounds[pair], pair), default=None)
+        pair = best if best is not None else (NO_COMMIT, NO_ROOT)
+        beside.append(UnitTarget(unit, *pair, tuple(found.get(pair, ()))))
+    return replace(target, beside=tuple(beside))
+
+
+def _have_told_of_the_end(target: Target, peers: Mapping[PeerId, PeerEntry], now_s: float) -> bool:
+    """Whether all live holders of experts have told where these stand since they stood at the last commit: what was told before may be
+    rounds behind, in a short run at the start.
+    """
+    reports = [peers[peer].report for peer in live_peers(peers, now_s)]
+    return all(report.state_commit == target.commit or not report.experts for report in reports)
+
+
+def _with_stages(
+    target: Target, peers: Mapping[PeerId, PeerEntry], stages: BesideSpine, now_s: float, *, is_over: bool
+) -> Target | None:
+    """A target with all other stages, of the same round: a model is one round's, whatever number a stage has for it that was restored
+    to an older one. At the end, where a stage has another last round because its work of one was lost, that is taken once all of its
+    holders say that they are done.
+    """
+    beside: list[UnitTarget] = []
+    for unit in stages.units:
+        told = [
+            (peer, peers[peer].report.state, part)
+            for peer in live_peers(peers, now_s)
+            for part in peers[peer].report.beside
+            if part.unit == unit and part.state_commit != NO_COMMIT
+        ]
+        index = target.index - stages.offsets.of(unit)
+        if is_over and told and all(state == "finished" for _, state, _ in told):
+            index = max(part.index for _, _, part in told)
+        donors: dict[tuple[CommitId, Root], list[PeerId]] = {}
+        for peer, _, part in told:
+            if part.index == index:
+                donors.setdefault((part.state_commit, part.state_root), []).append(peer)
+        if not donors:
+            return None
+        pair = min(donors, key=lambda pair: (-len(donors[pair]), pair))
+        beside.append(UnitTarget(unit, *pair, tuple(sorted(donors[pair]))))
+    return replace(target, beside=tuple(beside))
+
+
+def _newest_of(units: Sequence[UnitName], peers: Mapping[PeerId, PeerEntry], now_s: float) -> dict[UnitName, int]:
+    """The newest commit's index that live holders have of each unit beside the spine."""
+    newest: dict[UnitName, int] = {}
+    for peer in live_peers(peers, now_s):
+        for part in peers[peer].report.beside:
+            if part.unit in units and part.state_commit != NO_COMMIT:
+                newest[part.unit] = max(part.index, newest.get(part.unit, 0))
+    return newest
+
+
+def due_checkpoint(
+    state: RunState,
+    chain: ChainLog,
+    peers: Mapping[PeerId, PeerEntry],
+    last_index: int,
+    rules: CheckpointRules,
+    now_s: float,
+    beside: BesideSpine = SPINE_ALONE,
+) -> Target | None:
+    """The state to write now, or None. `last_index` is that of the newest checkpoint, 0 without one."""
+    is_over = state.phase is Phase.FINISHED
+
+    def complete(target: Target) -> Target | None:
+        if beside.are_experts and is_over and not _have_told_of_the_end(target, peers, now_s):
+            return None
+        if beside.are_stages:
+            return _with_stages(target, peers, beside, now_s, is_over=is_over)
+        if beside.are_experts:
+            return _with_experts(target, peers, chain, beside.units, now_s)
+        return _with_units(target, peers, chain, beside.units)
+
+    found = [complete(target) for target in _candidates(peers, chain, now_s)]
+    candidates = [target for target in found if target is not None]
+    if is_over:
+        final = [target for target in candidates if target.commit == state.head]
+        return final[-1] if final else None
+    if not candidates or candidates[-1].index - last_index < rules.every_rounds:
+        return None
+    return candidates[-1]
+
+
+def _newest_behind(chain: ChainLog, rows: Sequence[CheckpointRow]) -> int:
+    """The round of the newest checkpoint on the followed lineage, 0 without one: those of lineages that were left may be newer."""
+    first, commits = min((row.index for row in rows), default=0), {row.commit for row in rows}
+    for commit, index in chain.behind(chain.head.commit):
+        if index < first:
+            break
+        if commit in commits:
+            return index
+    return 0
+
+
+def _sides(chain: ChainLog, rows: Sequence[CheckpointRow]) -> tuple[Sequence[CheckpointRow], frozenset[CommitId]]:
+    """The checkpoints to choose from when some are pruned, and those of them that lie on lineages that are not followed.
+
+    One of a commit that the ledger does not know, of a round after its head, is neither: after an old copy of the ledger it may lie on
+    the very lineage that peers are about to show. It stays, and does not count, until the head has come to its round.
+    """
+    head = chain.head
+    known = [row for row in rows if row.index <= head.index or chain.knows(row.commit)]
+    first, left = min((row.index for row in known), default=0), {row.commit for row in known}
+    for commit, index in chain.behind(head.commit):
+        if index < first:
+            break
+        left.discard(commit)
+    return known, frozenset(left)
+
+
+def _remember(row: CheckpointRow, ledger: Ledger) -> None:
+    ledger.add_checkpoint(row)
+
+
+def _forget(commit: CommitId, ledger: Ledger) -> None:
+    ledger.drop_checkpoint(commit)
+
+
+class Checkpointer:
+    """Writes checkpoints as they become due; run `run` as a task of the root nursery."""
+
+    def __init__(
+        self,
+        place: CheckpointPlace,
+        rules: CheckpointRules,
+        tracker: RunTracker,
+        ledger: LedgerWriter,
+        fetch: FetchState,
+    ) -> None:
+        self._place = place
+        self._rules = rules
+        self._tracker = tracker
+        self._ledger = ledger
+        self._fetch = fetch
+        self._offsets = NO_OFFSETS
+
+    async def run(self, clock: Clock, offload: Offload) -> None:
+        """Write checkpoints for ever. A failed one is logged with its reason and tried again with fresh donors. That is usual once:
+        the commit is seconds old, and nobody has its state on disk yet.
+        """
+        try:
+            await self.recover(offload)
+        except PotluckError as error:
+            _log.warning("checkpoints_not_recovered", reason=error.one_line())
+        has_failed = False
+        while True:
+            target = self._due(clock)
+            if target is None:
+                await trio.sleep(_POLL_S)
+                continue
+            try:
+                await self._write(target, clock, offload)
+                has_failed = False
+            except PotluckError as error:
+                is_usual = isinstance(error, UnreachableError) and not has_failed
+                tell = _log.info if is_usual else _log.warning
+                tell("checkpoint_failed", index=target.index, reason=error.one_line(), retry_in_s=_RETRY_S)
+                has_failed = True
+                await trio.sleep(_RETRY_S)
+
+    async def recover(self, offload: Offload) -> None:
+        """Finish what an end at any moment left half done: sweep unfinished folders, bring ledger and folders together, prune.
+
+        Raises:
+            StorageError: the ledger or the folder refuses.
+        """
+        place, listed = self._place, self._tracker.checkpoints
+        removed = await offload.run(lambda: remove_leftovers(place.folder))
+        if removed:
+            _log.info("unfinished_checkpoints_removed", count=removed)
+        found = await offload.run(lambda: unlisted_checkpoints(place.folder, listed, place.run_id_hex))
+        lost = await offload.run(lambda: lost_checkpoints(place.folder, listed))
+        for row in found:
+            await self._ledger.run(partial(_remember, row))
+            _log.info("checkpoint_found_again", index=row.index, commit=row.commit[:4].hex())
+        for row in lost:
+            await self._ledger.run(partial(_forget, row.commit))
+            _log.warning("checkpoint_lost", index=row.index, reason="its folder is gone")
+        if found or lost:
+            await self._tracker.refresh_checkpoints()
+        await self._prune(offload)
+
+    def _due(self, clock: Clock) -> Target | None:
+        tracker = self._tracker
+        if tracker.chain is None or tracker.is_final_checkpoint_written:
+            return None
+        last_index = _newest_behind(tracker.chain, tracker.checkpoints)
+        place, now_s = self._place, clock.monotonic_s()
+        units = [schema.unit for schema, _ in place.beside]
+        if place.are_stages:
+            newest = _newest_of(units, tracker.peers, now_s)
+            self._offsets = seen(self._offsets, tracker.chain.head.index, newest)
+        beside = BesideSpine(units, place.mixture is not None, place.are_stages, self._offsets)
+        return due_checkpoint(tracker.state, tracker.chain, tracker.peers, last_index, self._rules, now_s, beside)
+
+    async def _write(self, target: Target, clock: Clock, offload: Offload) -> None:
+        place = self._place
+        content: CheckpointContent | None = None
+        limit_s = fetch_limit_s(place)
+        with trio.move_on_after(limit_s):
+            content = await self.content(target, offload)
+        if content is None:
+            raise TemporaryError(f"no state of round {target.index} within {limit_s:.0f} s", "one in time")
+        now = int(clock.unix_s())
+        # A write that was begun is finished: half of one is of no use to anybody.
+        with trio.CancelScope(shield=True):
+            row = await offload.run(
+                partial(write_checkpoint, place.folder, content, now_unix_s=now), cost_s=_WRITE_COST_S
+            )
+            await self._ledger.run(lambda ledger: ledger.add_checkpoint(row))
+        await self._tracker.refresh_checkpoints()
+        _log.info("checkpoint_written", index=row.index, commit=row.commit[:4].hex(), root=row.state_root[:4].hex())
+        await self._prune(offload)
+
+    async def content(self, target: Target, offload: Offload) -> CheckpointContent:
+        """What goes into the checkpoint of a target, fetched from its donors, or known from before. Raises as the fetching does."""
+        place = self._place
+        state = await self._fetch(target.donors, place.schema.unit, place.grid, target.commit, target.root)
+        content = CheckpointContent(
+            run_name=place.run_name,
+            run_id_hex=place.run_id_hex,
+            schema=place.schema,
+            grid=place.grid,
+            model=place.model,
+            state=state,
+            root=target.root,
+            tokenizer=place.tokenizer,
+        )
+        if place.whole is None:
+            return content
+        units = [UnitContent(place.schema, place.grid, state, target.root)]
+        for (schema, grid), part in zip(place.beside, target.beside, strict=True):
+            if not part.donors:
+                units.append(await self._known(schema, grid, offload))
+                continue
+            fetched = await self._fetch(part.donors, part.unit, grid, part.commit, part.root)
+            units.append(UnitContent(schema, grid, fetched, part.root))
+        whole = together(units, place.whole)
+        return replace(content, schema=place.whole, state=whole, units=tuple(units), mixture=place.mixture)
+
+    async def _known(self, schema: TensorSchema, grid: ChunkGrid, offload: Offload) -> UnitContent:
+        """The newest state of a unit that nobody has now: the one that the host keeps, or that of the newest checkpoint that is whole
+        and not of a lineage that was left, whichever is of a later round; else that of the start.
+        """
+        kept: UnitState | None = None
+        try:
+            kept = await self._place.kept(schema.unit)
+        except PotluckError as error:
+            _log.warning("kept_unit_not_read", unit=schema.unit, reason=error.one_line())
+        stored = await offload.run(partial(self._stored, schema, grid), cost_s=_WRITE_COST_S)
+        if stored is not None and (kept is None or kept.index < stored.state.index):
+            return stored
+        if kept is None:
+            kept = await offload.run(partial(self._first, schema.unit), cost_s=_WRITE_COST_S)
+        root = await offload.run(partial(state_root, kept, grid), cost_s=_WRITE_COST_S)
+        return UnitContent(schema, grid, kept, root)
+
+    def _stored(self, schema: TensorSchema, grid: ChunkGrid) -> UnitContent | None:
+        """A unit as the newest checkpoint has it that is whole and not of a lineage that was left. Blocks."""
+        rows, chain = self._tracker.checkpoints, self._tracker.chain
+        left = frozenset[CommitId]() if chain is None else _sides(chain, rows)[1]
+        for row in sorted((row for row in rows if row.commit not in left), key=lambda row: -row.index):
+            try:
+                return stored_unit(self._place.folder / row.path, schema, grid)
+            except PotluckError as error:
+                _log.warning("checkpoint_not_read", index=row.index, reason=error.one_line())
+        return None
+
+    def _first(self, unit: UnitName) -> UnitState:
+        if self._place.first is None:
+            raise TemporaryError(f"no state of {unit} anywhere", "a live holder, or a checkpoint")
+        return self._place.first(unit)
+
+    async def _prune(self, offload: Offload) -> None:
+        rows, left = self._tracker.checkpoints, frozenset[CommitId]()
+        if self._tracker.chain is not None:
+            rows, left = _sides(self._tracker.chain, rows)
+        for row in surplus(rows, self._rules.keep, self._rules.lasting_rounds, left):
+            await self._ledger.run(partial(_forget, row.commit))
+            await offload.run(partial(remove_checkpoint, self._place.folder, row), cost_s=_WRITE_COST_S)
+            _log.info("checkpoint_pruned", index=row.index)
+        await self._tracker.refresh_checkpoints()

@@ -1,0 +1,1 @@
+"""Experts at the host: kept units, merging, lost texts."""

@@ -1,0 +1,276 @@
+"""What a merged model is made of, verified: the trunk and the experts out of checkpoints of one run, and text of each expert out of
+the packed data. The mixture itself is the peer's (peer/models/merging.py); `write_merged` writes what it made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from averaging.arithmetic.vectors import picked
+from averaging.data.assignment import heldout_starts, window_starts
+from averaging.data.packing.expert_shards import expert_shards
+from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, TokenReader, parse_dataset
+from averaging.data.sources.texts import Split
+from coordinator.checkpoints.checkpoint_export import Exported, export_tensors
+from coordinator.checkpoints.checkpoints import CheckpointManifest, load_checkpoint
+from coordinator.checkpoints.granite_layout import granite_config, granite_tensors
+from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
+from coordinator.run.hosted_runs import MANIFEST_FILE
+from coordinator.run.run_texts import read_texts
+from protocol.errors import ConfigError, PotluckError, StorageError
+from protocol.identity.identity import Ed25519Verifier
+from protocol.ids import UnitName
+from protocol.run.manifest import RunManifest, open_manifest
+from protocol.tensors.decoder_schema import DecoderConfig
+from protocol.tensors.expert_schema import TRUNK, MixtureConfig, expert_of, held_units
+from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
+
+DATA_FOLDER: Final = "data"
+MOST_SHARDS: Final = 4
+"""Of an expert's text that are looked into: windows of a few shards tell what its documents look like."""
+
+
+@dataclass(frozen=True)
+class MergingParts:
+    """A trunk (N,) float32 and experts (M,) float32 by their numbers, all of one run and one state of its trunk.
+
+    Attributes:
+        path: of the first checkpoint, whose folder and manifest tell of the run.
+    """
+
+    path: Path
+    manifest: CheckpointManifest
+    decoder: DecoderConfig
+    mixture: MixtureConfig
+    trunk_N: torch.Tensor
+    experts: Mapping[int, torch.Tensor]
+
+    @property
+    def missing(self) -> list[int]:
+        """Experts of the run that were never trained: no checkpoint holds a round of theirs."""
+        return [expert for expert in range(self.mixture.num_experts) if expert not in self.experts]
+
+    def without(self, experts: Sequence[int]) -> MergingParts:
+        """These parts less some experts.
+
+        Raises:
+            ConfigError: one is named twice or is not here, or fewer stay than a token passes.
+        """
+        held = ", ".join(map(str, sorted(self.experts)))
+        for place, expert in enumerate(experts):
+            if expert in experts[:place]:
+                raise ConfigError(f"--without {expert} twice", "each expert once", "name it once")
+            if expert not in self.experts:
+                trained = f"the number of a trained expert: {held}"
+                found = f"--without {expert}, which these checkpoints do not have trained"
+                raise ConfigError(found, trained, "name one of those, or none")
+        kept = {expert: values for expert, values in self.experts.items() if expert not in experts}
+        if len(kept) < self.mixture.top_k:
+            found = f"--without {', '.join(map(str, experts))} of the trained experts {held}: {len(kept)} stay"
+            raise ConfigError(found, f"at least {self.mixture.top_k}, which a token passes", "leave fewer out")
+        return replace(self, experts=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """One folder's units by name, each with its state root."""
+
+    path: Path
+    manifest: CheckpointManifest
+    units: Mapping[UnitName, tuple[str, torch.Tensor]]
+
+
+def read_parts(paths: Sequence[Path]) -> MergingParts:
+    """Verify checkpoints of an expert run, and take the trained experts of all of them; an expert that two hold must be the same.
+
+    Raises:
+        ConfigError: no checkpoint, one of another kind of run, or checkpoints that do not belong together.
+        StorageError: one does not verify.
+    """
+    first, *others = (_read(path) for path in paths)
+    decoder, mixture = _numbers(first)
+    units = dict(first.units)
+    for other in others:
+        _check_same_run(first, other)
+        for unit, (root, values) in other.units.items():
+            if unit in units and units[unit][0] != root:
+                raise _apart(first, other, f"{unit} with root {units[unit][0][:8]}", root[:8])
+            units[unit] = (root, values)
+    if TRUNK not in units:
+        raise ConfigError(f"checkpoint {first.path} has no {TRUNK}", "one of an expert run")
+    experts = {
+        expert: values for unit, (_, values) in units.items() if (expert := expert_of(unit, mixture)) is not None
+    }
+    if len(experts) < mixture.top_k:
+        raise ConfigError(
+            f"{len(experts)} trained experts in these checkpoints", f"at least {mixture.top_k}, which a token passes"
+        )
+    _check_lengths(first.path, decoder, mixture, units)
+    return MergingParts(first.path, first.manifest, decoder, mixture, units[TRUNK][1], experts)
+
+
+def _read(path: Path) -> _Checkpoint:
+    manifest, state = load_checkpoint(path)
+    shapes = {tensor.name: TensorSpec(tensor.name, tensor.shape) for tensor in manifest.tensors}
+    whole = TensorSchema(UnitName(manifest.unit), tuple(shapes.values()))
+    units = {}
+    for unit in manifest.units or ():
+        if not unit.index and unit.unit != TRUNK:
+            continue  # as it was at the start: nobody held it
+        wanted = TensorSchema(UnitName(unit.unit), tuple(shapes[name] for name in unit.tensors))
+        units[wanted.unit] = (unit.state_root, picked(state.anchor_N, whole, wanted))
+    return _Checkpoint(path, manifest, units)
+
+
+def _numbers(checkpoint: _Checkpoint) -> tuple[DecoderConfig, MixtureConfig]:
+    manifest = checkpoint.manifest
+    if manifest.experts is None:
+        raise ConfigError(
+            f"checkpoint {checkpoint.path} is of a run without experts",
+            'one of a run with shards = "expert"',
+            "write its model with: potluck checkpoint export",
+        )
+    try:
+        return DecoderConfig.model_validate(manifest.model), manifest.experts
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ConfigError(
+            f"checkpoint {checkpoint.path} has another kind of model ({place})",
+            "the bundled decoder with experts",
+            "merge it with the release that wrote it",
+        ) from error
+
+
+def _check_same_run(one: _Checkpoint, other: _Checkpoint) -> None:
+    if one.manifest.run_id != other.manifest.run_id:
+        raise _apart(one, other, f"run {one.manifest.run_id[:8]}", other.manifest.run_id[:8])
+    if (one.manifest.model, one.manifest.experts) != (other.manifest.model, other.manifest.experts):
+        raise _apart(one, other, "model numbers", "others")
+
+
+def _apart(one: _Checkpoint, other: _Checkpoint, what: str, found: str) -> ConfigError:
+    return ConfigError(
+        f"{one.path} has {what}, {other.path} has {found}",
+        "checkpoints of one run with one trunk and the same experts",
+        "leave one out; the rounds are told by: potluck checkpoint list",
+    )
+
+
+def _check_lengths(
+    path: Path, decoder: DecoderConfig, mixture: MixtureConfig, units: Mapping[UnitName, tuple[str, torch.Tensor]]
+) -> None:
+    for schema in held_units(decoder, mixture, range(mixture.num_experts)).schemas:
+        if schema.unit in units and units[schema.unit][1].numel() != schema.num_elements:
+            raise ConfigError(
+                f"checkpoint {path}: {schema.unit} of {units[schema.unit][1].numel()} values",
+                f"{schema.num_elements}, as its model numbers say",
+            )
+
+
+class ExpertText:
+    """Windows of each expert's documents, out of the packed data in the host's folder."""
+
+    def __init__(self, parts: MergingParts, state_dir: Path | None = None) -> None:
+        """`state_dir` is the host's folder; else the one that the first checkpoint lies in. Blocks.
+
+        Raises:
+            ConfigError: there is no run with experts' data, or another one.
+            StorageError: a shard is lost or damaged.
+        """
+        self._parts = parts
+        self._state_dir = state_dir or parts.path.absolute().parent.parent
+        self._folder = self._state_dir / DATA_FOLDER
+        dataset = self._dataset()
+        self._readers = {expert: self._reader(dataset, expert, "train") for expert in parts.experts}
+        self._heldout = {expert: self._reader(dataset, expert, "heldout") for expert in parts.experts}
+
+    def windows(self, expert: int, step: int, count: int) -> torch.Tensor:
+        """(count, T + 1) int64, the same for the same step."""
+        length, reader = self._parts.decoder.context_tokens + 1, self._readers[expert]
+        starts = window_starts(0, f"expert {expert}", step, count, reader.num_tokens, length)
+        return _stacked(reader, starts, length)
+
+    def heldout(self, expert: int, count: int) -> torch.Tensor:
+        """(count, T + 1) int64 of what is kept for evaluation, evenly over it, always the same ones."""
+        length, reader = self._parts.decoder.context_tokens + 1, self._heldout[expert]
+        return _stacked(reader, heldout_starts(count, reader.num_tokens, length), length)
+
+    def _dataset(self) -> DatasetManifest:
+        """What the run's signed manifest names: with it the router that chose each expert's documents."""
+        where, remedy = self._state_dir, "name the folder of the run's host with --state-dir"
+        try:
+            manifest = open_manifest((where / MANIFEST_FILE).read_bytes(), verifier=Ed25519Verifier())
+            dataset = parse_dataset((self._folder / MANIFEST_NAME).read_bytes(), manifest.dataset_id)
+        except OSError as error:
+            raise ConfigError(f"no run is hosted from {where}", "its manifest and packed data", remedy) from error
+        except PotluckError as error:
+            raise StorageError(f"the run in {where} is damaged ({error})", "what was written", remedy) from error
+        if manifest.run_id.hex() != self._parts.manifest.run_id:
+            raise ConfigError(
+                f"the run in {where} is {manifest.run_id.hex()[:8]}",
+                f"{self._parts.manifest.run_id[:8]}, which the checkpoint is of",
+                remedy,
+            )
+        section = manifest.config.experts
+        return self._since(manifest, dataset) if section is not None and section.reassign_every_rounds else dataset
+
+    def _since(self, manifest: RunManifest, first: DatasetManifest) -> DatasetManifest:
+        """The data set that was read at the checkpoint's round, where documents are sent to experts anew.
+
+        Raises:
+            ConfigError: the host has dropped it.
+            StorageError: the ledger or the data set is lost or damaged.
+        """
+        index, path = self._parts.manifest.index, self._state_dir / LEDGER_FILE
+        if not path.exists():
+            raise StorageError(
+                f"{path} is not there: nothing tells which documents round {index} read",
+                "the host's whole folder",
+                "name it with --state-dir",
+            )
+        with open_ledger(path) as ledger:
+            texts = read_texts(self._state_dir, manifest, ledger)
+        begun = [place for place, text in enumerate(texts, 1) if text.entry.from_round <= index]
+        place = begun[-1] if begun else 0
+        number = texts[place - 1].entry.number if place else 0
+        # where numbers are missing that text was deleted, or never came back after the ledger was an old copy
+        if texts[place:] and (later := texts[place].entry).number != number + 1:
+            raise ConfigError(
+                f"the text of round {index} is not kept in {self._state_dir} any more",
+                f"a checkpoint of round {later.from_round} or later",
+                "merge a newer one: documents were sent to experts anew since",
+            )
+        return texts[place - 1].dataset if place else first
+
+    def _reader(self, dataset: DatasetManifest, expert: int, split: Split) -> TokenReader:
+        cache = ShardCache(self._folder)
+        entries = expert_shards(dataset, expert, split)[:MOST_SHARDS]
+        return TokenReader([cache.whole(entry) for entry in entries], dataset.token_bytes)
+
+
+def _stacked(reader: TokenReader, starts: Sequence[int], length: int) -> torch.Tensor:
+    return torch.from_numpy(np.stack([reader.read(start, length) for start in starts]).astype(np.int64))
+
+
+def write_merged(parts: MergingParts, tensors: Mapping[str, torch.Tensor], target: Path) -> Exported:
+    """Write a merged model, its tensors by the names of peer/models/mixture.py, to `target`, a folder that is not there yet or empty.
+
+    Raises:
+        ConfigError: `target` cannot be used.
+        StorageError: it could not be written: nothing is left in it.
+    """
+
+    def config_of(end: int | None) -> dict[str, object]:
+        return granite_config(parts.decoder, parts.mixture, len(parts.experts), end)
+
+    origin = {"potluck_experts": ",".join(map(str, sorted(parts.experts)))}
+    return export_tensors(
+        parts.path, parts.manifest, target, granite_tensors(parts.decoder, tensors), config_of, origin
+    )

@@ -1,0 +1,76 @@
+"""Where the host keeps the experts of a run on its disk, and how each is opened from what the run's start says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from averaging.codecs import codec_by_name
+from averaging.network.seams.interfaces import Offload
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.lineage.updates import UnitTools
+from averaging.state.generations import Generations
+from averaging.state.start_state import start_state
+from averaging.state.unit_log import UnitLog
+from averaging.storage.file_storage import FileStorage, clear_unfinished
+from coordinator.experts.unit_keeper import KeptPlace
+from coordinator.run.run_files import RunFiles
+from protocol.identity.identity import Verifier
+from protocol.ids import UnitName
+from protocol.rounds.messages.wire import genesis_id
+from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
+
+UNIT_FOLDER: Final = "units"
+"""In the host's folder: one for each expert, as a holder has it, and one for a lineage of it that is kept beside that."""
+
+
+@dataclass(frozen=True)
+class PlaceTools:
+    """What all places have in common; `start()` is the run's start record as signed, without its envelope, once there is one."""
+
+    run: RunFiles
+    verifier: Verifier
+    offload: Offload
+    start: Callable[[], bytes]
+
+
+def kept_places(tools: PlaceTools) -> Mapping[UnitName, KeptPlace]:
+    """All experts, or stages, of a run; nothing of one without. Blocks for a moment."""
+    manifest = tools.run.manifest
+    schemas, folder = manifest.unit_schemas(), tools.run.folder / UNIT_FOLDER
+    return {
+        unit: replace(
+            _place(tools, schemas[unit], folder / unit), beside=_place(tools, schemas[unit], folder / f"{unit}.beside")
+        )
+        for unit in manifest.parts
+    }
+
+
+def _place(tools: PlaceTools, schema: TensorSchema, folder: Path) -> KeptPlace:
+    config = tools.run.manifest.config
+    if folder.exists():
+        clear_unfinished(folder)
+    storage = FileStorage(folder, tools.offload)
+    grid = ChunkGrid(schema.num_elements, config.chunk_elements)
+    unit_tools = UnitTools(
+        tools.run.manifest.run_id,
+        schema.unit,
+        tools.verifier,
+        codec_by_name(config.round.codec),
+        grid,
+        tools.offload,
+        UnitLog(storage),
+        Generations(storage, grid, tools.offload),
+        results=codec_by_name(config.result_codec),
+    )
+    return KeptPlace(storage, partial(_chain, tools, schema, unit_tools))
+
+
+async def _chain(tools: PlaceTools, schema: TensorSchema, unit_tools: UnitTools) -> UnitChain:
+    start, manifest = tools.start(), tools.run.manifest
+    given, model = tools.run.start_shards, manifest.model_schema
+    make = partial(start_state, schema, manifest.config.run.seed, genesis_id(start), given, model)
+    return UnitChain(unit_tools, start, await tools.offload.run(make), make)

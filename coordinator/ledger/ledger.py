@@ -1,0 +1,403 @@
+"""The coordinator's append-only record of the run: one SQLite file.
+
+WAL with `synchronous=FULL`: when a method returns, what it wrote survives a power cut. `potluck invite` writes to
+the same file from another process while the host runs; SQLite's own lock orders the two. Inside the daemon all calls
+go through one writer (`LedgerWriter` in coordinator/ledger/ledger_writer.py). What is damaged is found at each opening
+(coordinator/ledger/ledger_damage.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from coordinator.ledger import ledger_damage
+from coordinator.policy.admission import Decision, InviteFacts, Verdict
+from protocol.errors import MachineError, StorageError
+from protocol.ids import CommitId, PeerId, Root, UnitName
+
+LEDGER_FILE: Final = "ledger.sqlite3"
+"""Its name in the host's folder."""
+
+START_RECORD: Final = "start record"
+"""The name under which the sealed start record is kept."""
+
+COUNTED_COMMITS: Final = "counted commits"
+"""The name under which the only commits that count are kept, one id behind the other; none where all do."""
+
+SCHEMA_VERSION: Final = 3
+_BUSY_TIMEOUT_S: Final = 5.0
+
+_MIGRATIONS: Final[tuple[str, ...]] = (
+    """
+    CREATE TABLE kv (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
+    CREATE TABLE invites (
+        secret_hash BLOB PRIMARY KEY, uses INTEGER NOT NULL, max_uses INTEGER NOT NULL,
+        created_unix_s INTEGER NOT NULL, expires_unix_s INTEGER NOT NULL) STRICT;
+    CREATE TABLE peers (
+        peer TEXT PRIMARY KEY, public_key BLOB NOT NULL, admitted_unix_s INTEGER NOT NULL,
+        is_banned INTEGER NOT NULL DEFAULT 0, ban_reason TEXT NOT NULL DEFAULT '') STRICT;
+    CREATE TABLE credentials (
+        serial INTEGER PRIMARY KEY AUTOINCREMENT, peer TEXT NOT NULL REFERENCES peers(peer),
+        issued_unix_s INTEGER NOT NULL, certificate BLOB NOT NULL) STRICT;
+    CREATE TABLE commits (
+        commit_id BLOB PRIMARY KEY, unit TEXT NOT NULL, parent BLOB NOT NULL, round_index INTEGER NOT NULL,
+        certificate BLOB NOT NULL, seen_unix_s INTEGER NOT NULL) STRICT;
+    CREATE INDEX commits_by_parent ON commits(unit, parent);
+    CREATE TABLE loss_points (
+        kind TEXT NOT NULL, round_index INTEGER NOT NULL, tokens INTEGER NOT NULL, nats REAL NOT NULL,
+        peer TEXT NOT NULL, PRIMARY KEY (kind, tokens, peer)) STRICT;
+    CREATE TABLE checkpoints (
+        commit_id BLOB PRIMARY KEY, unit TEXT NOT NULL, round_index INTEGER NOT NULL, total_tokens INTEGER NOT NULL,
+        state_root BLOB NOT NULL, path TEXT NOT NULL, written_unix_s INTEGER NOT NULL) STRICT;
+    """,
+    """
+    CREATE TABLE revocations (
+        number INTEGER PRIMARY KEY, peer TEXT NOT NULL REFERENCES peers(peer), entry BLOB NOT NULL UNIQUE) STRICT;
+    """,
+    "CREATE TABLE checksums (checksum BLOB PRIMARY KEY) STRICT, WITHOUT ROWID",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRow:
+    """A verified commit as received."""
+
+    commit: CommitId
+    unit: UnitName
+    parent: CommitId
+    index: int
+    certificate: bytes
+    seen_unix_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class LossPoint:
+    """One point of a loss curve in nats per byte; `kind` is "heldout", "prose" or "train"."""
+
+    kind: str
+    index: int
+    tokens: int
+    nats: float
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """A checkpoint whose folder is complete and durable. `path` is relative to the checkpoint folder."""
+
+    commit: CommitId
+    unit: UnitName
+    index: int
+    total_tokens: int
+    state_root: Root
+    path: str
+    written_unix_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applicant:
+    """Who asks for a credential, and with what."""
+
+    peer: PeerId
+    public_key: bytes
+    secret_hash: bytes
+
+
+Decide = Callable[[InviteFacts | None, bool, bool], Decision]
+"""(invite or None, is admitted, is banned) -> decision: the pure core with the other facts bound."""
+
+Issue = Callable[[int], bytes]
+"""Serial number -> DER of a new credential."""
+
+
+def _translate(error: sqlite3.Error, path: Path) -> StorageError:
+    if ledger_damage.is_damage(error):
+        return ledger_damage.damaged(path, str(error))
+    remedy = "free some space and check that the folder is writable; nothing that was acknowledged is lost"
+    return StorageError(f"the ledger {path} could not be used ({error})", "a readable and writable SQLite file", remedy)
+
+
+class Ledger:
+    """Blocking access to the ledger file. Made by `open_ledger`."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._db = connection
+        self.path = path
+
+    @contextlib.contextmanager
+    def _transaction(self, *, is_counted: bool = True) -> Iterator[sqlite3.Connection]:
+        number = None
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                before = self._db.total_changes
+                yield self._db
+                if is_counted and self._db.total_changes > before:
+                    number = ledger_damage.count_write(self._db)
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            # A COMMIT that failed (disk full) leaves the transaction open.
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise _translate(error, self.path) from error
+        if number is not None:
+            ledger_damage.note_acknowledged(self.path, number)
+
+    def _rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise _translate(error, self.path) from error
+
+    def migrate(self) -> None:
+        """Bring the file to SCHEMA_VERSION, in one transaction.
+
+        Raises:
+            MachineError: the file was written by a newer release.
+            StorageError: it is damaged.
+        """
+        if self._version() == SCHEMA_VERSION:
+            return
+        with self._transaction(is_counted=False) as db:
+            for migration in _MIGRATIONS[self._version() :]:  # asked again: another process may have been first
+                for statement in filter(str.strip, migration.split(";")):
+                    db.execute(statement)
+            ledger_damage.write_checksums(db)
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _version(self) -> int:
+        version = _int(self._rows("PRAGMA user_version")[0][0])
+        if version > SCHEMA_VERSION:
+            raise MachineError(
+                f"the ledger {self.path} has version {version}",
+                f"at most {SCHEMA_VERSION}",
+                "run the newer release of potluck that wrote it",
+            )
+        if version < 0:
+            raise ledger_damage.damaged(self.path, f"version {version}")
+        return version
+
+    def put(self, name: str, value: bytes) -> None:
+        """Remember one named value; a later value replaces it."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (name, value))
+
+    def put_once(self, name: str, value: bytes) -> bytes:
+        """Remember a value that never changes (the start record); returns the one that stands."""
+        with self._transaction() as db:
+            db.execute("INSERT OR IGNORE INTO kv VALUES (?, ?)", (name, value))
+        standing = self.get(name)
+        return value if standing is None else standing
+
+    def get(self, name: str) -> bytes | None:
+        """A value remembered by `put`, or None."""
+        rows = self._rows("SELECT value FROM kv WHERE name = ?", name)
+        return _bytes(rows[0][0]) if rows else None
+
+    def add_invite(self, secret_hash: bytes, *, max_uses: int, created_unix_s: int, expires_unix_s: int) -> None:
+        """Remember an invite by the hash of its secret."""
+        with self._transaction() as db:
+            values = (secret_hash, max_uses, created_unix_s, expires_unix_s)
+            db.execute("INSERT INTO invites VALUES (?, 0, ?, ?, ?)", values)
+
+    def invite(self, secret_hash: bytes) -> InviteFacts | None:
+        """What is known of an invite, or None."""
+        rows = self._rows("SELECT uses, max_uses, expires_unix_s FROM invites WHERE secret_hash = ?", secret_hash)
+        return InviteFacts(*map(_int, rows[0])) if rows else None
+
+    def admit(self, applicant: Applicant, decide: Decide, issue: Issue, *, now_unix_s: int) -> tuple[Decision, bytes]:
+        """Decide over one applicant and act on it in one transaction: burn the invite, add the peer, issue.
+
+        Returns:
+            The decision and the credential (DER), empty when refused: then nothing was written.
+        """
+        with self._transaction() as db:
+            admitted, banned = self._standing(applicant.peer)
+            decision = decide(self.invite(applicant.secret_hash), admitted, banned)
+            if decision.verdict is Verdict.REFUSE:
+                return decision, b""
+            if decision.verdict is Verdict.ADMIT_WITH_INVITE:
+                db.execute("UPDATE invites SET uses = uses + 1 WHERE secret_hash = ?", (applicant.secret_hash,))
+                peer_row = (applicant.peer, applicant.public_key, now_unix_s)
+                db.execute("INSERT INTO peers (peer, public_key, admitted_unix_s) VALUES (?, ?, ?)", peer_row)
+            insert = "INSERT INTO credentials (peer, issued_unix_s, certificate) VALUES (?, ?, x'')"
+            serial = db.execute(insert, (applicant.peer, now_unix_s)).lastrowid or 0
+            certificate = issue(serial)
+            db.execute("UPDATE credentials SET certificate = ? WHERE serial = ?", (certificate, serial))
+            return decision, certificate
+
+    def readmit(self, applicant: Applicant, certificate: bytes, *, now_unix_s: int) -> bool:
+        """Add a peer that this ledger does not know and that holds a credential of ours; False when it is banned."""
+        with self._transaction() as db:
+            admitted, banned = self._standing(applicant.peer)
+            if not admitted:
+                peer_row = (applicant.peer, applicant.public_key, now_unix_s)
+                db.execute("INSERT INTO peers (peer, public_key, admitted_unix_s) VALUES (?, ?, ?)", peer_row)
+                insert = "INSERT INTO credentials (peer, issued_unix_s, certificate) VALUES (?, ?, ?)"
+                db.execute(insert, (applicant.peer, now_unix_s, certificate))
+            return not banned
+
+    def _standing(self, peer: PeerId) -> tuple[bool, bool]:
+        rows = self._rows("SELECT is_banned FROM peers WHERE peer = ?", peer)
+        return bool(rows), bool(rows and rows[0][0])
+
+    def is_admitted(self, peer: PeerId) -> bool:
+        """Whether the peer was admitted and is not banned."""
+        admitted, banned = self._standing(peer)
+        return admitted and not banned
+
+    def is_banned(self, peer: PeerId) -> bool:
+        """Whether the peer was admitted once and banned since."""
+        return self._standing(peer)[1]
+
+    def peers(self) -> Sequence[PeerId]:
+        """Everybody who was ever admitted."""
+        return [PeerId(str(peer)) for (peer,) in self._rows("SELECT peer FROM peers ORDER BY peer")]
+
+    def ban(self, peer: PeerId, reason: str, sign: Callable[[int], bytes]) -> bytes | None:
+        """Ban a peer and remember the host's signed word of it, `sign(number)`, in one transaction.
+
+        Returns:
+            The entry that stands, the first one for a peer that is banned already; None when it was never admitted.
+        """
+        with self._transaction() as db:
+            if not self._standing(peer)[0]:
+                return None
+            standing = self._rows("SELECT entry FROM revocations WHERE peer = ? ORDER BY number", peer)
+            if standing:
+                return _bytes(standing[0][0])
+            number = 1 + _int(self._rows("SELECT COALESCE(MAX(number), 0) FROM revocations")[0][0])
+            entry = sign(number)
+            self._write_ban(db, peer, reason, entry)
+            return entry
+
+    def ban_again(self, peer: PeerId, public_key: bytes, reason: str, entry: bytes, *, now_unix_s: int) -> None:
+        """Remember a ban of ours that this ledger, an old copy, does not know; nor perhaps the peer."""
+        with self._transaction() as db:
+            if not self._rows("SELECT number FROM revocations WHERE entry = ?", entry):
+                peer_row = (peer, public_key, now_unix_s)
+                db.execute("INSERT OR IGNORE INTO peers (peer, public_key, admitted_unix_s) VALUES (?, ?, ?)", peer_row)
+                self._write_ban(db, peer, reason, entry)
+
+    def _write_ban(self, db: sqlite3.Connection, peer: PeerId, reason: str, entry: bytes) -> None:
+        db.execute("INSERT INTO revocations (peer, entry) VALUES (?, ?)", (peer, entry))
+        db.execute("UPDATE peers SET is_banned = 1, ban_reason = ? WHERE peer = ?", (reason, peer))
+
+    def revocations(self) -> Sequence[bytes]:
+        """The signed entries of all bans, oldest first."""
+        return [_bytes(entry) for (entry,) in self._rows("SELECT entry FROM revocations ORDER BY number")]
+
+    def add_progress(self, commits: Sequence[CommitRow], points: Sequence[LossPoint]) -> None:
+        """Remember what one report brought, all of it or nothing: verified commits and points of the loss curves. Known commits are
+        left as they are, and the first value at one place of a curve stands.
+        """
+        with self._transaction() as db:
+            db.executemany(
+                "INSERT OR IGNORE INTO commits VALUES (?, ?, ?, ?, ?, ?)",
+                [(r.commit, r.unit, r.parent, r.index, r.certificate, r.seen_unix_s) for r in commits],
+            )
+            db.executemany(
+                "INSERT OR IGNORE INTO loss_points VALUES (?, ?, ?, ?, ?)",
+                [(p.kind, p.index, p.tokens, p.nats, p.peer) for p in points],
+            )
+
+    def commits(self, unit: UnitName) -> Sequence[CommitRow]:
+        """All commits of a unit, parents before children."""
+        query = "SELECT * FROM commits WHERE unit = ? ORDER BY round_index, seen_unix_s, commit_id"
+        return [_commit_row(row) for row in self._rows(query, unit)]
+
+    def newest_commit(self, unit: UnitName) -> CommitRow | None:
+        """The commit of a unit with the highest index, of several the one seen last; None before the first."""
+        query = "SELECT * FROM commits WHERE unit = ? ORDER BY round_index DESC, seen_unix_s DESC, commit_id LIMIT 1"
+        return next((_commit_row(row) for row in self._rows(query, unit)), None)
+
+    def loss_points(self) -> Sequence[LossPoint]:
+        """All points, by tokens."""
+        return [
+            LossPoint(str(kind), _int(index), _int(tokens), float(str(nats)), PeerId(str(peer)))
+            for kind, index, tokens, nats, peer in self._rows("SELECT * FROM loss_points ORDER BY kind, tokens, peer")
+        ]
+
+    def add_checkpoint(self, row: CheckpointRow) -> None:
+        """Remember a checkpoint: the last step of writing one."""
+        values = (row.commit, row.unit, row.index, row.total_tokens, row.state_root, row.path, row.written_unix_s)
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+    def drop_checkpoint(self, commit: CommitId) -> None:
+        """Forget a checkpoint: the first step of pruning one."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM checkpoints WHERE commit_id = ?", (commit,))
+
+    def checkpoints(self) -> Sequence[CheckpointRow]:
+        """All checkpoints, oldest first."""
+        query = "SELECT * FROM checkpoints ORDER BY round_index, written_unix_s"
+        return [
+            CheckpointRow(
+                CommitId(_bytes(c)), UnitName(str(u)), _int(i), _int(t), Root(_bytes(root)), str(path), _int(written)
+            )
+            for c, u, i, t, root, path, written in self._rows(query)
+        ]
+
+
+def _commit_row(row: Sequence[object]) -> CommitRow:
+    c, u, p, i, raw, seen = row
+    return CommitRow(CommitId(_bytes(c)), UnitName(str(u)), CommitId(_bytes(p)), _int(i), _bytes(raw), _int(seen))
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise StorageError(f"a {type(value).__name__} in the ledger", "bytes", "restore the ledger from a copy")
+    return value
+
+
+def _int(value: object) -> int:
+    if not isinstance(value, int):
+        raise StorageError(
+            f"a {type(value).__name__} in the ledger", "a whole number", "restore the ledger from a copy"
+        )
+    return value
+
+
+@contextlib.contextmanager
+def open_ledger(path: Path) -> Iterator[Ledger]:
+    """Open or create the ledger (mode 0600) and bring it to this release's version.
+
+    Raises:
+        StorageError: the file cannot be opened, is no ledger, or the disk is full.
+        MachineError: the file was written by a newer release.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        # One thread at a time uses the connection: the caller sees to that.
+        connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    except OSError as error:
+        raise StorageError(f"the ledger {path} could not be opened ({error.strerror})", "a writable file") from error
+    except sqlite3.Error as error:
+        raise _translate(error, path) from error
+    try:
+        try:
+            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+                connection.execute(f"PRAGMA {pragma}")
+            ledger_damage.check_shape(connection, path)
+            ledger = Ledger(connection, path)
+            ledger.migrate()
+            ledger_damage.check_rows(connection, path)
+            ledger_damage.keep_checksums(connection)
+        except sqlite3.Error as error:
+            raise _translate(error, path) from error
+        except UnicodeDecodeError as error:  # sqlite3's own messages quote the file
+            raise ledger_damage.damaged(path, "names in it are no text") from error
+        yield ledger
+    finally:
+        connection.close()

@@ -1,0 +1,144 @@
+"""Who may take part: the decision over one Admit or Renew request, as a pure function of facts.
+
+The shell (coordinator/admission/service.py) gathers the facts inside one ledger transaction, so that an invite is burned
+exactly when a peer is admitted with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from protocol.errors import PotluckError, RefusedError, RunOverError, TemporaryError, VersionError
+from protocol.ids import PROTOCOL_VERSION, PeerId
+from protocol.tables import several
+
+MAX_CLOCK_SKEW_S: Final = 300.0
+"""Envelopes and certificates expire by the clock; five minutes is what the field tolerates."""
+
+
+@dataclass(frozen=True, slots=True)
+class InviteFacts:
+    """What the ledger knows of an invite, found by the hash of its secret."""
+
+    uses: int
+    max_uses: int
+    expires_unix_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionFacts:
+    """Everything the decision depends on.
+
+    Attributes:
+        peer_unix_s: the caller's clock as it says.
+        invite: None when no invite has this secret.
+        is_admitted: the peer was admitted before; it comes back with the same identity.
+        num_live_peers: peers heard of lately, the caller not counted.
+    """
+
+    peer: PeerId
+    protocol_version: int
+    is_same_run: bool
+    peer_unix_s: float
+    invite: InviteFacts | None
+    is_admitted: bool
+    is_banned: bool
+    is_run_over: bool
+    num_live_peers: int
+    max_members: int
+
+
+class Verdict(Enum):
+    """What the shell must do."""
+
+    ADMIT_WITH_INVITE = "admit with the invite"
+    ADMIT_AGAIN = "admit again"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A verdict, the sentence behind it, and for a refusal the error that crosses to the peer."""
+
+    verdict: Verdict
+    reason: str
+    error: PotluckError | None = None
+
+
+def clock_error(peer_unix_s: float, now_unix_s: float) -> RefusedError | None:
+    """The one clear message for a clock that is off by minutes, else None. Both arguments in seconds since 1970."""
+    skew_s = peer_unix_s - now_unix_s
+    # Written so that NaN is refused too.
+    if abs(skew_s) <= MAX_CLOCK_SKEW_S:
+        return None
+    side = "ahead of" if skew_s > 0 else "behind"
+    return RefusedError(
+        f"this machine's clock is {abs(skew_s) / 60:.0f} minutes {side} the coordinator's",
+        f"a difference of at most {MAX_CLOCK_SKEW_S / 60:.0f} minutes",
+        "set the clock (for example: sudo timedatectl set-ntp true) and join again",
+    )
+
+
+def _refuse(error: PotluckError) -> Decision:
+    return Decision(Verdict.REFUSE, error.one_line(), error)
+
+
+def _request_error(facts: AdmissionFacts, now_unix_s: float) -> PotluckError | None:
+    if facts.protocol_version != PROTOCOL_VERSION:
+        return VersionError(
+            f"a peer with protocol version {facts.protocol_version}",
+            f"version {PROTOCOL_VERSION}, which the coordinator speaks",
+            "install the same release of potluck on both sides",
+        )
+    if not facts.is_same_run:
+        return RefusedError("a request for another run", "this coordinator's run", "ask the host for a new invite")
+    if error := clock_error(facts.peer_unix_s, now_unix_s):
+        return error
+    if facts.is_banned:
+        return RefusedError(f"peer {facts.peer} is banned from this run", "a peer in good standing", "ask the host")
+    if facts.is_run_over:
+        return RunOverError("the run has ended", "a run in progress", "the final checkpoint is with the host")
+    return None
+
+
+def invite_error(invite: InviteFacts | None, now_unix_s: float) -> PotluckError | None:
+    """Why this invite lets nobody in now, else None."""
+    remedy = "ask the host for a new one (potluck invite)"
+    if invite is None:
+        return RefusedError("an invite that this coordinator did not make", "an invite of this run", remedy)
+    if now_unix_s >= invite.expires_unix_s:
+        minutes = (now_unix_s - invite.expires_unix_s) / 60
+        return RefusedError(f"the invite expired {minutes:.0f} minutes ago", "an invite still valid", remedy)
+    if invite.uses >= invite.max_uses:
+        return RefusedError(f"the invite was used {invite.uses} of {invite.max_uses} times", "an unused invite", remedy)
+    return None
+
+
+def decide_admission(facts: AdmissionFacts, now_unix_s: float) -> Decision:
+    """Admit or refuse. A peer that was admitted before needs no fresh invite: the same identity resumes."""
+    if error := _request_error(facts, now_unix_s):
+        return _refuse(error)
+    if facts.num_live_peers >= facts.max_members:
+        return _refuse(
+            TemporaryError(
+                f"the run is full, with {several(facts.num_live_peers, 'peer')}",
+                f"fewer than {facts.max_members}",
+                "try again later",
+            )
+        )
+    if facts.is_admitted:
+        return Decision(Verdict.ADMIT_AGAIN, "admitted before with the same identity")
+    if error := invite_error(facts.invite, now_unix_s):
+        return _refuse(error)
+    return Decision(Verdict.ADMIT_WITH_INVITE, "the invite is valid")
+
+
+def decide_renewal(facts: AdmissionFacts, now_unix_s: float) -> Decision:
+    """Renew or refuse: as admission, without an invite, and only for a peer that was admitted."""
+    if error := _request_error(facts, now_unix_s):
+        return _refuse(error)
+    if not facts.is_admitted:
+        return _refuse(RefusedError(f"peer {facts.peer} was never admitted", "an admitted peer", "join with an invite"))
+    return Decision(Verdict.ADMIT_AGAIN, "admitted before with the same identity")

@@ -1,0 +1,1 @@
+"""Following the run: commits, lineages, holders, held-out loss."""

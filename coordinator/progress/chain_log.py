@@ -1,0 +1,386 @@
+"""What the coordinator knows of a unit's commits: every certificate is verified against its parent before it counts.
+
+No I/O and no clock in here. The coordinator follows the lineage that peers follow, by the same rule; it votes nowhere, so this is
+what it shows and hints, never what a peer must follow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from coordinator.ledger.ledger import CommitRow
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.host.calls import NO_COMMIT
+from protocol.identity.identity import Verifier
+from protocol.ids import CommitId, PeerId, Root, RunId, short
+from protocol.rounds.lineage.chain import ChainLink, link_of, verify_certificate
+from protocol.rounds.lineage.lineage import (
+    MAX_DEPTH,
+    CommitTree,
+    SpineView,
+    TreeNode,
+    best_head,
+    best_stood_on,
+    tree_of,
+)
+from protocol.rounds.messages.messages import CommitRecord
+from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record
+
+_EAGER: Final = 512
+"""Commits behind the newest that are decoded at a start: those that are shown, and the steps back of a peer that asks."""
+
+MAX_ON_BASE: Final = 16
+"""Of lone commits of one member on one base, and of commits of a quorum on one base, so many are recorded. Honest members make one of
+a quorum, and a lone one more only where whoever held the certificate of the last one died: without a bound one member that was
+admitted could fill the ledger with commits that it alone signs.
+"""
+
+_STEP_BACK: Final = 32
+"""How far to go back at least when a peer's certificates start behind an unknown parent: it is on a fork."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A commit that was not known before, with its certificate as received."""
+
+    link: ChainLink
+    parent: CommitId
+    certificate: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A commit that is one too many on its base, not verified: who would have made it, and why it is refused."""
+
+    members: tuple[PeerId, ...]
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What a batch of certificates brought, the index of the first one wanted next, and what was left aside as too many."""
+
+    new: tuple[Verified, ...]
+    want_from_index: int
+    refused: tuple[Refused, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What the log is once a batch of verified commits counts: computed first, taken over when the ledger has it."""
+
+    new: tuple[Verified, ...]
+    tree: CommitTree
+    head: ChainLink
+
+
+class _Links:
+    """Verified commits by id; what was read from the ledger is decoded when it is first asked for."""
+
+    def __init__(self, genesis: ChainLink) -> None:
+        self._decoded = {genesis.commit: genesis}
+        self._raw: dict[CommitId, CommitRow] = {}
+        self._children: dict[CommitId, tuple[CommitId, ...]] = {}
+
+    def __contains__(self, commit: CommitId) -> bool:
+        return commit in self._decoded or commit in self._raw
+
+    def get(self, commit: CommitId) -> ChainLink | None:
+        """A link, or None.
+
+        Raises:
+            RemoteProtocolError: the ledger's row is damaged.
+        """
+        link, row = self._decoded.get(commit), self._raw.get(commit)
+        if link is None and row is not None:
+            link = link_of(decode_certificate(row.certificate).record)
+            if link.commit != commit:
+                raise RemoteProtocolError("a commit in the ledger under another id", "its own", "restore the ledger")
+            self.add(link)
+        return link
+
+    def add(self, link: ChainLink) -> None:
+        """One more commit."""
+        if link.commit not in self and link.parent is not None:
+            self._note_child(link.parent, link.commit)
+        self._decoded[link.commit] = link
+        self._raw.pop(link.commit, None)
+
+    def add_raw(self, row: CommitRow) -> None:
+        """One more commit as the ledger holds it."""
+        if row.commit not in self:
+            self._note_child(row.parent, row.commit)
+            self._raw[row.commit] = row
+
+    def _note_child(self, parent: CommitId, commit: CommitId) -> None:
+        self._children[parent] = (*self._children.get(parent, ()), commit)
+
+    def children(self, commit: CommitId) -> Iterator[ChainLink]:
+        """What is known on a base. Raises RemoteProtocolError as `get`."""
+        for child in self._children.get(commit, ()):
+            if (link := self.get(child)) is not None:
+                yield link
+
+    def place(self, commit: CommitId) -> tuple[int, CommitId | None] | None:
+        """Round and parent of a commit, nothing decoded for it; None for an unknown one."""
+        link, row = self._decoded.get(commit), self._raw.get(commit)
+        if link is not None:
+            return link.index, link.parent
+        return None if row is None else (row.index, row.parent)
+
+
+class ChainLog:
+    """All verified commits of one unit, and the head of the best lineage."""
+
+    def __init__(self, genesis: ChainLink, run_id: RunId, verifier: Verifier) -> None:
+        self._links = _Links(genesis)
+        self._roots: dict[CommitId, Root] = {}
+        self._run_id = run_id
+        self._verifier = verifier
+        self._tree = tree_of(genesis)
+        self._head = genesis
+        self._counted: frozenset[CommitId] = frozenset()
+
+    @property
+    def tree(self) -> CommitTree:
+        """The commits that may be followed."""
+        return self._tree
+
+    @property
+    def head(self) -> ChainLink:
+        """Tip of the lineage to follow."""
+        return self._head
+
+    @property
+    def spine_view(self) -> SpineView:
+        """The lineage to follow, as that of the unit which decides for the others (rule 23)."""
+        return SpineView(self._head.commit, self._tree)
+
+    @property
+    def num_forks(self) -> int:
+        """Lineages beside the head's that may still be followed: ends of the tree."""
+        if not self._tree.has_fork:
+            return 0
+        nodes = self._tree.nodes
+        return len(nodes.keys() - {node.link.parent for node in nodes.values()} - {self._head.commit})
+
+    def knows(self, commit: CommitId) -> bool:
+        """Whether this commit, or genesis, was verified here."""
+        return commit in self._links
+
+    def link(self, commit: CommitId) -> ChainLink | None:
+        """A verified link, or None."""
+        return self._links.get(commit)
+
+    def attested_root(self, commit: CommitId) -> Root | None:
+        """The state root that a later commit attests for `commit`, or None."""
+        return self._roots.get(commit)
+
+    def lineage(self, limit: int) -> Sequence[ChainLink]:
+        """At most `limit` newest commits of the head's lineage, oldest first, genesis left out."""
+        links: list[ChainLink] = []
+        link: ChainLink | None = self._head
+        while link is not None and link.record is not None and len(links) < limit:
+            links.append(link)
+            link = self._links.get(link.record.parent)
+        return links[::-1]
+
+    def behind(self, commit: CommitId) -> Iterator[tuple[CommitId, int]]:
+        """A commit and those behind it with their rounds, newest first, down to genesis; nothing for an unknown one."""
+        here: CommitId | None = commit
+        while here is not None and (place := self._links.place(here)) is not None:
+            yield here, place[0]
+            here = place[1]
+
+    def verify(self, certificates: Sequence[bytes], head: CommitId = NO_COMMIT, index: int = 0) -> Accepted:
+        """Check certificates in order, without adding them; safe to run in a thread while nothing else is added. Those without a
+        known parent are left aside, and those that are too many on their base (MAX_ON_BASE).
+
+        Args:
+            head, index: where the peer that sent them says that it stands.
+
+        Raises:
+            RemoteProtocolError: a certificate whose parent is known does not verify.
+        """
+        fresh: dict[CommitId, ChainLink] = {}
+        new: list[Verified] = []
+        refused: list[Refused] = []
+        last_index: int | None = None
+        orphan_index: int | None = None
+        for raw in certificates:
+            certificate = decode_certificate(raw)
+            record = decode_record(certificate.record)
+            parent = fresh.get(record.parent) or self._links.get(record.parent)
+            if parent is None:
+                orphan_index = record.index if orphan_index is None else orphan_index
+                continue
+            known = self._links.get(commit_id(parent.commit, certificate.record))
+            if known is None and (too_many := self._too_many(record, [item.link for item in new])) is not None:
+                refused.append(too_many)
+                continue
+            link = known or verify_certificate(certificate, parent, verifier=self._verifier, run_id=self._run_id)
+            if known is None and link.commit not in fresh:
+                new.append(Verified(link, parent.commit, raw))
+            fresh[link.commit] = link
+            last_index = link.index if orphan_index is None else last_index
+        standing = fresh.get(head) or self._links.get(head)
+        if standing is not None:
+            return Accepted(tuple(new), standing.index + 1, tuple(refused))
+        if last_index is not None:
+            return Accepted(tuple(new), last_index + 1, tuple(refused))
+        return Accepted(tuple(new), self._want_behind(orphan_index, head, index), tuple(refused))
+
+    def _too_many(self, record: CommitRecord, fresh: Sequence[ChainLink]) -> Refused | None:
+        """Why a commit that is not known is one too many on its base; `fresh` are verified and not added yet."""
+        beside = [*self._links.children(record.parent), *(link for link in fresh if link.parent == record.parent)]
+        alike = [link for link in beside if link.is_lone == record.lone]
+        if len(alike) < MAX_ON_BASE:
+            return None
+        if not record.lone:
+            return Refused(record.roster, f"{len(alike)} commits of a quorum on base {short(record.parent)}")
+        for member in record.roster:
+            number = sum(member in link.roster for link in alike)
+            if number >= MAX_ON_BASE:
+                found = f"{number} commits of {short(member)} without a quorum on base {short(record.parent)}"
+                return Refused(record.roster, found)
+        return None
+
+    def _want_behind(self, orphan_index: int | None, head: CommitId, index: int) -> int:
+        """What to ask for when nothing that came leads to an unknown head: first what follows our own head, and where the peer has
+        nothing there, or something on another commit, ever further back: it is on a fork, perhaps of a lower index than ours.
+        """
+        after_ours = self._head.index + 1
+        if head == NO_COMMIT and orphan_index is None:
+            return after_ours
+        told = max(index, orphan_index or 0)
+        here = told + 1 if orphan_index is None else orphan_index
+        if here > after_ours:
+            return after_ours
+        return max(1, here - max(_STEP_BACK, min(after_ours, told) - here))
+
+    def grown(self, new: Sequence[Verified]) -> Growth:
+        """The log with what `verify` returned, to be written down before `take` makes it count."""
+        tree = self._tree
+        for item in new:
+            tree = self._reaching(tree, item.parent)
+            # On a fork that lies too deep a commit is known and written down, but never followed.
+            if item.parent in tree.nodes:
+                tree = tree.add(item.link, decode_certificate(item.certificate))
+        return Growth(tuple(new), tree, tree.nodes[self._best(tree, new)].link)
+
+    def count(self, commits: frozenset[CommitId]) -> bool:
+        """From now on only these, what lies behind them and what comes after the best of them count; without any all commits do.
+        True when the head moved.
+        """
+        self._counted, before = commits, self._head
+        self._head = self._tree.nodes[self._best(self._tree, ())].link
+        return self._head is not before
+
+    def with_later(self, commits: frozenset[CommitId]) -> frozenset[CommitId]:
+        """Those of these commits that may be followed, and all that comes after them."""
+        tree, known = self._tree, commits & self._tree.nodes.keys()
+        return frozenset(
+            commit for commit in tree.nodes if any(tree.path(first, commit) is not None for first in known)
+        )
+
+    def _best(self, tree: CommitTree, new: Sequence[Verified]) -> CommitId:
+        counted = self._counted & tree.nodes.keys()
+        if not counted:
+            return best_head(tree)
+        after = {item.link.commit for item in new if tree.path(self._head.commit, item.link.commit) is not None}
+        return best_stood_on(tree, {self._head.commit, *after} if after else counted)
+
+    def _reaching(self, tree: CommitTree, commit: CommitId) -> CommitTree:
+        """The tree back to where a known commit branches off from it, as far as a fork may be followed: less is held after a start."""
+        ours, theirs = self._links.get(tree.root), self._links.get(commit)
+        between: list[ChainLink] = []
+        while commit not in tree.nodes and ours is not None and theirs is not None:
+            if min(ours.index, theirs.index) < self._head.index - MAX_DEPTH:
+                return tree
+            if ours.commit == theirs.commit:
+                older = sorted([ours, *between], key=lambda link: link.index)
+                nodes = {link.commit: TreeNode(link, None) for link in older}
+                return CommitTree(ours.commit, tree.tip, MappingProxyType({**nodes, **tree.nodes}), has_fork=True)
+            if ours.index >= theirs.index:
+                between.append(ours)
+                ours = self._links.get(ours.parent) if ours.parent is not None else None
+            else:
+                between.append(theirs)
+                theirs = self._links.get(theirs.parent) if theirs.parent is not None else None
+        return tree
+
+    def take(self, growth: Growth) -> bool:
+        """Take over what `grown` computed, with nothing added in between; True when the head moved."""
+        before = self._head
+        for item in growth.new:
+            self._know(item.link)
+        self._head = growth.head
+        self._tree = growth.tree.pruned(self._head.commit)
+        return self._head is not before
+
+    def add(self, new: Sequence[Verified]) -> bool:
+        """Add what `verify` returned; True when the head moved."""
+        return self.take(self.grown(new))
+
+    def replay(self, rows: Sequence[CommitRow]) -> Sequence[CommitId]:
+        """Rebuild from the ledger after a restart, parents before children. Signatures were checked before the rows were written, and
+        a row that nothing depends on now is decoded when it is asked for: all of a long run takes longer than a restart may.
+
+        Returns:
+            Commits whose parents the ledger lacks, oldest first: they count as soon as peers bring what lies between.
+
+        Raises:
+            RemoteProtocolError: the ledger holds what it cannot hold.
+        """
+        known = {self._tree.root}
+        linked: list[CommitRow] = []
+        unlinked: list[CommitId] = []
+        for row in rows:
+            if row.parent in known:
+                known.add(row.commit)
+                linked.append(row)
+                self._links.add_raw(row)
+            else:
+                unlinked.append(row.commit)
+        if linked:
+            tree = self._tree_of_newest(linked)
+            self.take(Growth((), tree, tree.nodes[best_head(tree)].link))
+        return unlinked
+
+    def _tree_of_newest(self, rows: Sequence[CommitRow]) -> CommitTree:
+        """The newest commits, and all since the oldest fork that may still be followed; only these are decoded."""
+        parents = {row.commit: row.parent for row in rows}
+        tip = max(rows, key=lambda row: row.index)
+        seen: set[CommitId] = set()
+        first = tip.index - _EAGER
+        for row in rows:
+            if row.parent in seen and row.index >= tip.index - MAX_DEPTH:
+                first = min(first, row.index - 1)
+            seen.add(row.parent)
+        root = tip.commit
+        for _ in range(tip.index - max(first, self._tree.nodes[self._tree.root].link.index)):
+            root = parents[root]
+        nodes = {root: TreeNode(self._decoded(root), None)}
+        children: Counter[CommitId] = Counter()
+        for row in rows:
+            if row.parent in nodes:
+                nodes[row.commit] = TreeNode(self._decoded(row.commit), None)
+                children[row.parent] += 1
+        has_fork = any(count > 1 for count in children.values())
+        return CommitTree(root, tip.commit, MappingProxyType(nodes), has_fork)
+
+    def _decoded(self, commit: CommitId) -> ChainLink:
+        link = self._links.get(commit)
+        if link is None:
+            raise LocalProtocolError("a commit of the ledger that was not read", "one of its rows")
+        self._know(link)
+        return link
+
+    def _know(self, link: ChainLink) -> None:
+        self._links.add(link)
+        if link.record is not None and link.record.attested is not None:
+            self._roots.setdefault(link.record.attested.commit, link.record.attested.state_root)

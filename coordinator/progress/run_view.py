@@ -1,0 +1,352 @@
+"""What the coordinator shows: peers, rounds, curves and checkpoints, as plain values for /api/status and /metrics.
+
+No clock in here: `now_s` is monotonic seconds, `unix_s` seconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from coordinator.ledger.ledger import CheckpointRow, LossPoint
+from coordinator.progress.heldout_core import expert_kind
+from coordinator.progress.run_core import RunState
+from coordinator.progress.stage_commits import StageCommits, counted_everywhere, partial_lanes
+from coordinator.progress.stage_view import LaneLook, PipelineLook, StageLook, pipeline_look
+from coordinator.progress.unit_holders import UnitHolders
+from protocol.estimates.eta import PACE_ROUNDS, PacePoint, time_left_s
+from protocol.host.reports import PeerReport
+from protocol.identity.names import peer_name
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.rounds.lineage.round_row import Counted, RoundRow, counted_by_peer, round_json
+
+LIVE_S: Final = 30.0
+"""A peer counts as live for this long after its last report."""
+
+MISSED_AFTER_S: Final = 3.0
+"""A commit that somebody told of may be on its way from another for so long."""
+
+FORGET_S: Final = 3600.0
+
+FETCHING_S: Final = 10.0
+"""Commits that are missing count as being fetched for this long after anything of theirs came: some reports."""
+
+Json = Mapping[str, object]
+
+_OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans"})
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEntry:
+    """The newest report of a peer, when it came, and since when reports have come without a break, as far as this process of the
+    host was there to hear them (monotonic seconds).
+    """
+
+    report: PeerReport
+    seen_s: float
+    since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Commits that somebody told of and nobody has brought: they lead to `head`, at `index`.
+
+    Attributes:
+        peer: who told of it; empty where the ledger itself holds commits on top of others that it lacks.
+        from_index: the first one that was asked for; 0 when nobody was asked.
+        since_s, heard_s: monotonic seconds of when it was first missed, and of when anything of it last came.
+    """
+
+    peer: PeerId
+    head: CommitId
+    index: int
+    from_index: int
+    since_s: float
+    heard_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRound:
+    """A committed round and when the coordinator first saw its certificate."""
+
+    row: RoundRow
+    total_tokens: int
+    seen_unix_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunPicture:
+    """Everything one look at the run needs.
+
+    Attributes:
+        restarted: where this process took the run up and what was lost, empty until that is known.
+        num_bans: bans in the ledger when a peer reported last.
+        num_forks: lineages beside the head's that may still be followed.
+        min_members: how many ready peers the run starts with.
+        units: the experts of a run that has any, or its stages (`are_stages`), with their holders.
+        documents: since when they lie with experts as they do; empty as at the run's start.
+        stage_commits: of the stages that the host has commits of, what these say.
+    """
+
+    run_name: str
+    run_id_hex: str
+    reason: str
+    state: RunState
+    target_tokens: int
+    peers: Mapping[PeerId, PeerEntry]
+    rounds: Sequence[TimedRound]
+    loss_points: Sequence[LossPoint]
+    checkpoints: Sequence[CheckpointRow]
+    checkpoint_folder: Path
+    zlib_bits_per_byte: float
+    pairs_nats_per_byte: float
+    missing: Sequence[Missing] = ()
+    restarted: str = ""
+    num_bans: int = 0
+    num_forks: int = 0
+    min_members: int = 0
+    units: Sequence[UnitHolders] = ()
+    documents: str = ""
+    are_stages: bool = False
+    stage_commits: Mapping[UnitName, StageCommits] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
+    """Peers heard of lately that have not said goodbye, sorted."""
+    return sorted(p for p, e in peers.items() if now_s - e.seen_s <= LIVE_S and e.report.state != "left")
+
+
+def heard(before: PeerEntry | None, report: PeerReport, now_s: float) -> PeerEntry:
+    """What is known of a peer once it has reported: one that was silent for long, or said goodbye, begins anew."""
+    is_back = before is None or before.report.state == "left" or now_s - before.seen_s > LIVE_S
+    return PeerEntry(report, now_s, now_s if before is None or is_back else before.since_s)
+
+
+def missed(missing: Mapping[PeerId, Missing], now_s: float) -> Sequence[Missing]:
+    """Those that are worth a word: a commit is told of by all of its members, and brought by two of them
+    (peer/status/duties_core.py).
+    """
+    return [each for each in missing.values() if now_s - each.since_s >= MISSED_AFTER_S]
+
+
+def mean_train_loss(peers: Mapping[PeerId, PeerEntry], now_s: float) -> float | None:
+    """Training loss over live peers, weighted by their speed; None before the first step of anybody."""
+    total = weight = 0.0
+    for peer in live_peers(peers, now_s):
+        report = peers[peer].report
+        if report.loss_nats is not None and report.tokens_per_s > 0:
+            total += report.loss_nats * report.tokens_per_s
+            weight += report.tokens_per_s
+    return total / weight if weight else None
+
+
+def root_by_majority(peers: Mapping[PeerId, PeerEntry], commit: CommitId) -> Root | None:
+    """The state root that most peers report for `commit`; the lowest root decides between equals, None without any."""
+    votes: dict[Root, int] = {}
+    for entry in peers.values():
+        if entry.report.state_commit == commit and entry.report.state_root:
+            votes[entry.report.state_root] = votes.get(entry.report.state_root, 0) + 1
+    return min(votes, key=lambda root: (-votes[root], root)) if votes else None
+
+
+def eta_s(rounds: Sequence[TimedRound], total_tokens: int, target_tokens: int) -> float | None:
+    """Seconds until the target at the pace of the latest rounds; None before the second round."""
+    points = [PacePoint(timed.total_tokens, timed.seen_unix_s) for timed in rounds[-PACE_ROUNDS:]]
+    return time_left_s(points, total_tokens, target_tokens)
+
+
+def _peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float) -> Json:
+    report = entry.report
+    silent_s = now_s - entry.seen_s
+    is_silent = silent_s > LIVE_S and report.state != "left"
+    is_gone = is_silent or report.state == "left"
+    return {
+        "peer": peer,
+        "name": peer_name(peer),
+        "tokens_per_s": 0.0 if is_silent else report.tokens_per_s,
+        "tokens_ready": report.tokens_ready,
+        "loss": report.loss_nats,
+        "last_seen_s": round(silent_s, 3),
+        "here_s": None if is_gone or entry.since_s is None else round(now_s - entry.since_s, 3),
+        "state": "silent" if is_silent else report.state,
+        "reason": f"not heard of for {silent_s:.0f} s" if is_silent else report.reason,
+        "head": report.head.hex(),
+        "index": report.index,
+        "bytes_up": report.bytes_up,
+        "bytes_down": report.bytes_down,
+        "state_root": report.state_root.hex(),
+        "state_commit": report.state_commit.hex(),
+        "version": report.version,
+        "outbound_only": report.is_outbound_only,
+        "tokens_counted": counted.tokens,
+        "rounds_counted": counted.rounds,
+    }
+
+
+def _curve(points: Sequence[LossPoint], kind: str) -> list[Json]:
+    by_place: dict[tuple[int, int], LossPoint] = {}
+    for point in points:
+        if point.kind == kind:
+            by_place.setdefault((point.tokens, point.index), point)
+    return [{"index": p.index, "tokens": p.tokens, "nats": p.nats} for _, p in sorted(by_place.items())]
+
+
+def checkpoint_json(row: CheckpointRow, folder: Path) -> Json:
+    """One checkpoint below `folder` as /api/status and `potluck checkpoint list` show it."""
+    return {
+        "index": row.index,
+        "commit": row.commit.hex(),
+        "root": row.state_root.hex(),
+        "total_tokens": row.total_tokens,
+        "name": row.path,
+        "path": str(folder / row.path),
+        "unix_s": row.written_unix_s,
+    }
+
+
+def _missing_json(missing: Missing, now_s: float) -> Json:
+    if not missing.peer:
+        reason = "the ledger holds this commit without those before it; no peer has brought them yet"
+    elif now_s - missing.heard_s <= FETCHING_S:
+        reason = "being fetched"
+    else:
+        reason = "the peer told of this commit, and nobody has brought what leads to it"
+    return {
+        "peer": missing.peer,
+        "name": peer_name(missing.peer) if missing.peer else "the ledger",
+        "head": missing.head.hex(),
+        "index": missing.index,
+        "from_index": missing.from_index,
+        "missing_s": round(now_s - missing.since_s, 3),
+        "reason": reason,
+    }
+
+
+def _unit_json(unit: UnitHolders) -> Json:
+    return {
+        "unit": unit.unit,
+        "index": unit.index,
+        "kept_index": unit.kept_index,
+        "holders": list(unit.holders),
+        "frozen": unit.is_frozen,
+        "why": unit.why_frozen,
+    }
+
+
+def lanes_and_stages(picture: RunPicture, now_s: float) -> PipelineLook:
+    """Those of a pipeline run; nothing of any other."""
+    if not picture.are_stages:
+        return PipelineLook()
+    live = {peer: picture.peers[peer].report for peer in live_peers(picture.peers, now_s)}
+    return pipeline_look(picture.units, live)
+
+
+def tokens_per_s(picture: RunPicture, now_s: float) -> float:
+    """Of the whole run, by what live peers say."""
+    if picture.are_stages:
+        return lanes_and_stages(picture, now_s).tokens_per_s
+    return sum(picture.peers[peer].report.tokens_per_s for peer in live_peers(picture.peers, now_s))
+
+
+def _lane_json(lane: LaneLook) -> Json:
+    return {"lane": lane.number, "members": [list(stage) for stage in lane.members], "tokens_per_s": lane.tokens_per_s}
+
+
+def _stage_json(stage: StageLook) -> Json:
+    return {
+        "unit": stage.unit,
+        "serving": stage.num_serving,
+        "spare": stage.num_spare,
+        "tokens_per_s": stage.tokens_per_s,
+        "could_tokens_per_s": stage.could_tokens_per_s,
+        "bottleneck": stage.is_bottleneck,
+    }
+
+
+def unit_bytes(peers: Mapping[PeerId, PeerEntry]) -> dict[UnitName, tuple[int, int]]:
+    """Bulk payload of each unit, up and down, of all peers that are known, since their processes started; nothing in a run of one."""
+    moved: dict[UnitName, tuple[int, int]] = {}
+    for entry in peers.values():
+        for own in entry.report.unit_bytes:
+            up, down = moved.get(own.unit, (0, 0))
+            moved[own.unit] = up + own.bytes_up, down + own.bytes_down
+    return dict(sorted(moved.items()))
+
+
+def _unit_bytes_json(peers: Mapping[PeerId, PeerEntry]) -> Json:
+    return {unit: {"bytes_up": up, "bytes_down": down} for unit, (up, down) in unit_bytes(peers).items()}
+
+
+def _counted(picture: RunPicture) -> Mapping[PeerId, Counted]:
+    """What each peer is credited with: in a run of stages also at those of which the ledger has no commits."""
+    of_spine = counted_by_peer(timed.row for timed in picture.rounds)
+    if not picture.are_stages or not picture.units:
+        return of_spine
+    return counted_everywhere(of_spine, picture.units[0].unit, picture.stage_commits)
+
+
+def now_json(picture: RunPicture, now_s: float) -> Json:
+    """What changes between rounds: the part of /api/status that is sent again and again."""
+    state, counted = picture.state, _counted(picture)
+    pipeline = lanes_and_stages(picture, now_s)
+    return {
+        "run": picture.run_name,
+        "run_id": picture.run_id_hex,
+        "phase": state.phase.value,
+        "reason": picture.reason,
+        "restarted": picture.restarted,
+        "documents": picture.documents,
+        "bans": picture.num_bans,
+        "forks": picture.num_forks,
+        "head": (state.head or b"").hex(),
+        "index": state.index,
+        "total_tokens": state.total_tokens,
+        "target_total_tokens": picture.target_tokens,
+        "eta_s": eta_s(picture.rounds, state.total_tokens, picture.target_tokens),
+        "num_points": len(picture.loss_points),
+        "num_checkpoints": len(picture.checkpoints),
+        "peers": [
+            _peer_json(peer, picture.peers[peer], counted.get(peer, Counted()), now_s) for peer in sorted(picture.peers)
+        ],
+        "missing": [_missing_json(missing, now_s) for missing in picture.missing],
+        "units": [_unit_json(unit) for unit in picture.units],
+        "unit_bytes": _unit_bytes_json(picture.peers),
+        "tokens_per_s": tokens_per_s(picture, now_s),
+        "stages": [_stage_json(stage) for stage in pipeline.stages],
+        "lanes": [_lane_json(lane) for lane in pipeline.lanes],
+        "partial_lanes": [
+            {"lane": part.lane, "round": part.round + 1, "lacking": list(part.lacking)}
+            for part in partial_lanes(picture.stage_commits)
+        ],
+    }
+
+
+def status_json(picture: RunPicture, now_s: float) -> Json:
+    """The body of /api/status."""
+    return {
+        **now_json(picture, now_s),
+        "rounds": [round_json(t.row, t.total_tokens, t.seen_unix_s) for t in picture.rounds],
+        "heldout": _curve(picture.loss_points, "heldout"),
+        "heldout_experts": {
+            unit.unit: _curve(picture.loss_points, expert_kind(expert)) for expert, unit in enumerate(picture.units)
+        },
+        "prose": _curve(picture.loss_points, "prose"),
+        "train_loss": _curve(picture.loss_points, "train"),
+        "checkpoints": [checkpoint_json(row, picture.checkpoint_folder) for row in picture.checkpoints],
+        "yardsticks": {
+            "zlib_bits_per_byte": picture.zlib_bits_per_byte,
+            "pairs_nats_per_byte": picture.pairs_nats_per_byte,
+        },
+    }
+
+
+def public_json(status: Json) -> Json:
+    """What anybody may see of it: without where things lie on the host's machine, and why it was restarted."""
+    checkpoints = status.get("checkpoints", ())
+    shown: dict[str, object] = {key: value for key, value in status.items() if key not in _OF_THE_HOST_ALONE}
+    if isinstance(checkpoints, list):
+        shown["checkpoints"] = [{key: value for key, value in row.items() if key != "path"} for row in checkpoints]
+    return shown

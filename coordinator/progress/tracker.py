@@ -1,0 +1,499 @@
+"""The run as the coordinator follows it: performs what run_core decides, keeps the ledger, and answers looks at the
+run.
+
+Everything that must not be lost is in the ledger before it is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from coordinator.ledger.ledger import COUNTED_COMMITS, START_RECORD, CheckpointRow, CommitRow, LossPoint
+from coordinator.progress import run_core
+from coordinator.progress.chain_log import MAX_ON_BASE, Accepted, ChainLog, Growth, Refused
+from coordinator.progress.heldout_core import heldout_points
+from coordinator.progress.live_lineages import Seen, StoodOn, looked_at, of_bytes, restored, to_bytes
+from coordinator.progress.restart_report import Restart, restart_sentence, stand_of, was_nothing_lost
+from coordinator.progress.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
+from coordinator.progress.run_view import (
+    FORGET_S,
+    Missing,
+    PeerEntry,
+    RunPicture,
+    TimedRound,
+    heard,
+    live_peers,
+    mean_train_loss,
+    missed,
+)
+from coordinator.progress.unit_holders import UnitHolders, check_claims, founding_units, without_rosters
+from coordinator.progress.unit_keeper_core import UnitLook, unit_looks
+from coordinator.progress.unit_watch import UnitWatch
+from protocol.errors import PotluckError, RemoteProtocolError
+from protocol.host.calls import NO_COMMIT, START_DOMAIN, RunNews
+from protocol.host.reports import PeerReport, ReportReply
+from protocol.identity.envelope import NEVER_MS, open_envelope, seal
+from protocol.ids import CommitId, PeerId, RunId, UnitName
+from protocol.rounds.lineage.chain import genesis_link
+from protocol.rounds.lineage.round_row import round_row
+from protocol.rounds.messages.start import StartRecord, StartUnit
+from protocol.rounds.messages.wire import decode_body, encode_body
+
+if TYPE_CHECKING:
+    from averaging.network.seams.interfaces import Clock, Offload
+    from coordinator.ledger.ledger_writer import LedgerWriter
+    from protocol.identity.identity import Signer, Verifier
+    from protocol.rounds.lineage.lineage import SpineView
+    from protocol.run.manifest import RunManifest
+
+_log = structlog.get_logger()
+
+_SHOWN_ROUNDS: Final = 500
+_VERIFY_COST_S: Final = 0.0005
+_READ_COST_S: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What is fixed about a run: its manifest, the units as they start, who signs for the host, and of a run of experts the share of
+    each in the held-out text of a round, and since when it lies so.
+    """
+
+    manifest: RunManifest
+    run_id: RunId
+    units: tuple[StartUnit, ...]
+    signer: Signer
+    verifier: Verifier
+    checkpoint_folder: Path
+    heldout_at: Callable[[int], tuple[int, tuple[float, ...]]] = lambda _: (0, ())
+
+    @property
+    def spine(self) -> UnitName:
+        """The unit whose commits tell the run's progress."""
+        return self.units[0].unit
+
+
+class RunTracker:
+    """State of the run in memory, backed by the ledger. Call `restore` once before anything else."""
+
+    def __init__(self, run: TrackedRun, ledger: LedgerWriter, clock: Clock, offload: Offload) -> None:
+        self._run = run
+        self._ledger = ledger
+        self._clock = clock
+        self._offload = offload
+        config = run.manifest.config.run
+        self._rules = RunRules(config.min_members, config.max_members, config.total_tokens)
+        self._state = RunState()
+        self._reason = "the coordinator has just started"
+        self._chain: ChainLog | None = None
+        self._start_record = b""
+        self._peers: dict[PeerId, PeerEntry] = {}
+        self._rounds: list[TimedRound] = []
+        self._seen_unix_s: dict[CommitId, int] = {}
+        self._loss_points: list[LossPoint] = []
+        self._checkpoints: tuple[CheckpointRow, ...] = ()
+        self._missing: dict[PeerId, Missing] = {}
+        self._refused_told: set[str] = set()
+        self._unlinked: list[Missing] = []
+        self._num_bans = 0
+        self._parts = run.manifest.parts
+        self._units = UnitWatch(self._parts, are_stages=run.manifest.config.stages is not None)
+        self._restart: Restart | None = None
+        self._restart_sentence = ""
+        self._stood_on = StoodOn()
+        self._turn = trio.Lock()
+        self._changed = trio.Event()
+
+    @property
+    def state(self) -> RunState:
+        """Phase, head and tokens."""
+        return self._state
+
+    @property
+    def chain(self) -> ChainLog | None:
+        """Verified commits; None before the start."""
+        return self._chain
+
+    @property
+    def start_record(self) -> bytes:
+        """The host's signed start record as sealed, empty before the start."""
+        return self._start_record
+
+    @property
+    def peers(self) -> dict[PeerId, PeerEntry]:
+        """Newest reports, by peer."""
+        return dict(self._peers)
+
+    def addresses_of(self, peers: Sequence[PeerId]) -> tuple[str, ...]:
+        """Where these peers say that they listen; each speaks for itself only."""
+        reports = ((peer, entry.report) for peer, entry in self._peers.items() if peer in peers)
+        return tuple(a for peer, report in reports for a in report.addresses if a.endswith(f"/p2p/{peer}"))
+
+    async def restore(self) -> None:
+        """Read everything back from the ledger."""
+        spine = self._run.spine
+        start, counted, commits, points, checkpoints, bans = await self._ledger.run(
+            lambda ledger: (
+                ledger.get(START_RECORD),
+                ledger.get(COUNTED_COMMITS),
+                ledger.commits(spine),
+                ledger.loss_points(),
+                ledger.checkpoints(),
+                ledger.revocations(),
+            )
+        )
+        self.note_bans(len(bans))
+        self._loss_points, self._checkpoints = list(points), tuple(checkpoints)
+        self._seen_unix_s = {row.commit: row.seen_unix_s for row in commits}
+        if start is None:
+            return
+        chain = await self._begin(start)
+        unlinked = await self._offload.run(lambda: chain.replay(commits), cost_s=_READ_COST_S * len(commits))
+        self._note_unlinked(unlinked, commits)
+        seen = Seen(self._seen_unix_s, self._clock.unix_s())
+        counted_commits = chain.with_later(of_bytes(counted or b""))
+        self._stood_on = restored(chain.tree, counted_commits, self._clock.monotonic_s(), seen)
+        chain.count(self._stood_on.counted)
+        await self._follow_head(chain)
+        _log.info("run_restored", index=self._state.index, total_tokens=self._state.total_tokens)
+        lineage = dict(chain.behind(chain.head.commit))
+        self._restart = Restart(lineage, chain.head.index, self._clock.monotonic_s())
+
+    async def report(self, peer: PeerId, report: PeerReport) -> ReportReply:
+        """Take in a peer's report: who is there, verified commits, losses.
+
+        Raises:
+            RemoteProtocolError: a certificate in it does not verify, or it names an expert that the run has not.
+            StorageError: the ledger refused; the peer will send the same again.
+        """
+        check_claims(report, self._parts)
+        async with self._turn:
+            if self._chain is None and report.start_record:
+                await self._take_start(report.start_record)
+            want = await self._take_progress(peer, report)
+            self._peers[peer] = heard(self._peers.get(peer), report, self._clock.monotonic_s())
+            self._units.heard(peer, report)
+            is_leaving = report.state == "left"
+            has_started = report.head != NO_COMMIT
+            reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started)
+            await self._step(run_core.PeerLeft(peer) if is_leaving else reported)
+        return self._reply(want)
+
+    def note_bans(self, num_bans: int) -> None:
+        """How many bans the ledger holds, as read last."""
+        self._num_bans = num_bans
+
+    async def tick(self) -> None:
+        """Let time count: forget who is long gone, start when enough are ready. Call about once a second."""
+        async with self._turn:
+            now = self._clock.monotonic_s()
+            self._peers = {p: e for p, e in self._peers.items() if now - e.seen_s <= FORGET_S}
+            await self._step(run_core.Ticked())
+            self._tell_restart(now)
+            await self._look_where_peers_stand(now)
+            self._units.tick(self.units_held() if self._state.phase is Phase.TRAINING else (), now)
+
+    async def _look_where_peers_stand(self, now_s: float) -> None:
+        chain = self._chain
+        if chain is None:
+            return
+        heads = (self._peers[peer].report.head for peer in live_peers(self._peers, now_s))
+        before = self._stood_on
+        looked = looked_at(before, chain.tree, frozenset(heads) - {NO_COMMIT}, now_s)
+        if looked.counted != before.counted:
+            try:
+                await self._ledger.run(lambda ledger: ledger.put(COUNTED_COMMITS, to_bytes(looked.counted)))
+            except PotluckError as error:
+                _log.warning("lineage_not_changed", reason=error.one_line())
+                return  # it is looked at anew with the next tick
+        self._stood_on = looked
+        if looked.counted != before.counted and chain.count(looked.counted):
+            _log.warning("lineage_changed", index=chain.head.index, reason="where live peers stand has changed")
+            await self._follow_head(chain)
+
+    def _tell_restart(self, now_s: float) -> None:
+        """After a start on an older ledger: whether the peers still have what it tells of. Said again when it changes, until nothing
+        is missing or nobody is waited for any more.
+        """
+        restart, chain = self._restart, self._chain
+        if restart is None or chain is None:
+            return
+        heads = {entry.report.head for entry in self._peers.values()}
+        stands = [stand for head in heads if (stand := stand_of(restart, chain.behind(head))) is not None]
+        sentence = restart_sentence(restart, stands, now_s)
+        if sentence and sentence != self._restart_sentence:
+            _log.info("restarted", reason=sentence)
+            self._restart_sentence = sentence
+        if was_nothing_lost(restart, stands) or (self._restart_sentence and now_s - restart.read_s > FORGET_S):
+            self._restart = None
+
+    def units_held(self) -> tuple[UnitHolders, ...]:
+        """The experts, or stages, with those who hold them now, once the run has started; none of a run without."""
+        if self._chain is None:
+            return ()
+        live = live_peers(self._peers, self._clock.monotonic_s())
+        return self._units.held({peer: self._peers[peer].report for peer in live})
+
+    @property
+    def reason(self) -> str:
+        """Where the run stands, in a sentence; that it stands still comes first."""
+        is_under_way = self._state.phase is Phase.TRAINING
+        return (self._units.paused_because(self.units_held()) if is_under_way else "") or self._reason
+
+    def unit_looks(self) -> tuple[UnitLook, ...]:
+        """The experts, or stages, as their live holders tell of them, once the run has started; none of a run without."""
+        if self._chain is None:
+            return ()
+        live = live_peers(self._peers, self._clock.monotonic_s())
+        return unit_looks(self._parts, {peer: self._peers[peer].report for peer in live})
+
+    def spine_view(self) -> SpineView | None:
+        """The lineage of the run's spine that is followed here; None before the start."""
+        return None if self._chain is None else self._chain.spine_view
+
+    @property
+    def units(self) -> UnitWatch:
+        """What is told of the experts, or stages; the keeper of their states tells it more."""
+        return self._units
+
+    def news(self) -> RunNews:
+        """The run in one event of the watch."""
+        state = self._state
+        return RunNews(
+            phase=state.phase.value,
+            reason=self.reason,
+            head=state.head or CommitId(b""),
+            index=state.index,
+            total_tokens=state.total_tokens,
+            start_record=self._start_record,
+            is_final_checkpoint_written=self.is_final_checkpoint_written,
+        )
+
+    async def wait_news(self, known: RunNews | None, *, at_most_s: float) -> RunNews:
+        """The news as soon as they differ from `known` (the reason apart); the present ones after `at_most_s`."""
+        with trio.move_on_after(at_most_s):
+            while known is not None and _is_same_news(known, self.news()):
+                await self._changed.wait()
+        return self.news()
+
+    @property
+    def is_final_checkpoint_written(self) -> bool:
+        """Whether the run is finished and its last state is on the host's disk."""
+        return self._state.phase is Phase.FINISHED and any(c.commit == self._state.head for c in self._checkpoints)
+
+    async def refresh_checkpoints(self) -> None:
+        """Read the list of checkpoints again, after one was written or pruned."""
+        self._checkpoints = tuple(await self._ledger.run(lambda ledger: ledger.checkpoints()))
+        self._notify()
+
+    @property
+    def checkpoints(self) -> Sequence[CheckpointRow]:
+        """Checkpoints on disk, oldest first."""
+        return self._checkpoints
+
+    def live_peers(self) -> frozenset[PeerId]:
+        """Peers that reported lately."""
+        return frozenset(live_peers(self._peers, self._clock.monotonic_s()))
+
+    def picture(self) -> RunPicture:
+        """Everything for one look at the run."""
+        manifest = self._run.manifest
+        return RunPicture(
+            run_name=manifest.config.run.name,
+            run_id_hex=self._run.run_id.hex(),
+            reason=self.reason,
+            state=self._state,
+            target_tokens=self._rules.target_tokens,
+            peers=dict(self._peers),
+            rounds=tuple(self._rounds),
+            loss_points=tuple(self._loss_points),
+            checkpoints=self._checkpoints,
+            checkpoint_folder=self._run.checkpoint_folder,
+            zlib_bits_per_byte=manifest.zlib_bits_per_byte,
+            pairs_nats_per_byte=manifest.pairs_nats_per_byte,
+            missing=(*self._unlinked, *missed(self._missing, self._clock.monotonic_s())),
+            restarted=self._restart_sentence,
+            num_bans=self._num_bans,
+            num_forks=self._chain.num_forks if self._chain is not None else 0,
+            min_members=self._rules.min_members,
+            units=self.units_held(),
+            are_stages=manifest.config.stages is not None,
+            stage_commits=self._units.stage_commits,
+        )
+
+    def _reply(self, want_from_index: int) -> ReportReply:
+        state = self._state
+        return ReportReply(
+            state.phase.value,
+            state.head or CommitId(b""),
+            state.index,
+            want_from_index,
+            self.is_final_checkpoint_written,
+        )
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _step(self, event: run_core.RunEvent) -> None:
+        before = self._state
+        self._state, actions, self._reason = run_core.step(before, event, self._rules, self._clock.monotonic_s())
+        for action in actions:
+            match action:
+                case SignStart(roster):
+                    await self._sign_start(roster)
+                case AnnounceFinished():
+                    _log.info("run_finished", index=self._state.index, total_tokens=self._state.total_tokens)
+        if (before.phase, before.head) != (self._state.phase, self._state.head):
+            self._notify()
+
+    async def _sign_start(self, roster: tuple[PeerId, ...]) -> None:
+        try:
+            await self._make_start(roster)
+        except PotluckError as error:
+            # The ledger's trouble, not the peer's whose report it was; a tick must not end the host over it.
+            _log.warning("start_not_signed", reason=error.one_line())
+        finally:
+            if self._state.is_signing:  # failed, or cancelled with the call that brought the last report
+                now = self._clock.monotonic_s()
+                self._state, _, self._reason = run_core.step(self._state, run_core.SigningFailed(), self._rules, now)
+
+    async def _make_start(self, roster: tuple[PeerId, ...]) -> None:
+        run = self._run
+        founders = {peer: self._peers[peer].report for peer in roster}
+        disks = tuple(founders[peer].incarnation for peer in roster)
+        record = StartRecord(
+            run_id=run.run_id,
+            units=founding_units(run.units, self._parts, founders),
+            roster=roster,
+            target_tokens=run.manifest.config.round_target.planned(0, len(roster)),
+            started_unix_s=int(self._clock.unix_s()),
+            incarnations=disks if all(disks) else (),
+        )
+        sealed = seal(run.signer, START_DOMAIN, run.run_id, 0, NEVER_MS, encode_body(record))
+        # Should another start record stand already, that one is the start.
+        standing = await self._ledger.run(lambda ledger: ledger.put_once(START_RECORD, sealed))
+        await self._begin(standing)
+        _log.info("run_started", members=len(roster))
+
+    async def _take_start(self, sealed: bytes) -> None:
+        """Take over a start record of our own that this ledger, an old copy, has lost.
+
+        Raises:
+            RemoteProtocolError: it is not ours, or not of this run.
+        """
+        run = self._run
+        envelope = open_envelope(
+            sealed, verifier=run.verifier, domain=START_DOMAIN, run_id=run.run_id, now_unix_ms=None
+        )
+        if envelope.sender != run.signer.peer_id:
+            raise RemoteProtocolError("a start record that the host did not sign", "the host's own")
+        if without_rosters(decode_body(StartRecord, envelope.payload).units) != without_rosters(run.units):
+            raise RemoteProtocolError("a start record of other units", "the run's own")
+        await self._begin(await self._ledger.run(lambda ledger: ledger.put_once(START_RECORD, sealed)))
+        _log.warning("start_found_again", reason="a peer holds the start record that this ledger lacks")
+
+    async def _begin(self, sealed: bytes) -> ChainLog:
+        run = self._run
+        envelope = open_envelope(
+            sealed, verifier=run.verifier, domain=START_DOMAIN, run_id=run.run_id, now_unix_ms=None
+        )
+        genesis = genesis_link(envelope.payload, run.spine)
+        chain = ChainLog(genesis, run.run_id, run.verifier)
+        self._chain, self._start_record = chain, sealed
+        await self._step(run_core.StartSigned(genesis.commit))
+        return chain
+
+    async def _take_progress(self, peer: PeerId, report: PeerReport) -> int:
+        """What a report brings, in one transaction of the ledger and then in memory; returns the index to ask the peer for."""
+        chain = self._chain
+        if chain is None:
+            return 1
+        accepted = await self._offload.run(
+            lambda: chain.verify(report.certificates, report.head, report.index),
+            cost_s=_VERIFY_COST_S * len(report.certificates),
+        )
+        self._check_refused(peer, accepted.refused)
+        growth = chain.grown(accepted.new)
+        now = int(self._clock.unix_s())
+        rows = [CommitRow(v.link.commit, v.link.unit, v.parent, v.link.index, v.certificate, now) for v in growth.new]
+        points = [*self._heldout_points(peer, report, chain, growth), *self._train_points(chain, growth)]
+        if rows or points:
+            await self._ledger.run(lambda ledger: ledger.add_progress(rows, points))
+        self._seen_unix_s.update((row.commit, now) for row in rows)
+        self._loss_points.extend(points)
+        if chain.take(growth):
+            await self._follow_head(chain)
+        self._note_missing(peer, report, chain, accepted)
+        return accepted.want_from_index
+
+    def _check_refused(self, peer: PeerId, refused: Sequence[Refused]) -> None:
+        """Who made too many commits on one base is told so; who only passes them on is heard without them."""
+        for each in refused:
+            if each.found not in self._refused_told:
+                self._refused_told.add(each.found)
+                _log.warning("commit_refused", reason=f"{each.found} are recorded already, and no more are taken")
+            if peer in each.members:
+                raise RemoteProtocolError(
+                    f"one more beside {each.found}",
+                    f"at most {MAX_ON_BASE}",
+                    "start this peer again; should that not help, give it a fresh --state-dir",
+                )
+
+    def _heldout_points(self, peer: PeerId, report: PeerReport, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:
+        fresh = {item.link.commit: item.link for item in growth.new}
+        points: list[LossPoint] = []
+        for result in report.heldout:
+            # Index and tokens come from the verified commit, not from the claim.
+            link = fresh.get(result.commit) or chain.link(result.commit)
+            if link is not None:
+                known = (*self._loss_points, *points)
+                text_round, shares = self._run.heldout_at(link.index)
+                points += heldout_points(peer, result, link, known, shares, text_round)
+        return points
+
+    def _train_points(self, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:
+        nats = mean_train_loss(self._peers, self._clock.monotonic_s())
+        if nats is None or growth.head.commit == chain.head.commit:
+            return ()
+        return (LossPoint("train", growth.head.index, growth.head.total_tokens, nats, PeerId("")),)
+
+    def _note_missing(self, peer: PeerId, report: PeerReport, chain: ChainLog, accepted: Accepted) -> None:
+        """Remember a head that nobody has proven, also when the peer that told of it is gone; forget those that are known now."""
+        now = self._clock.monotonic_s()
+        if report.head == NO_COMMIT or chain.knows(report.head):
+            self._missing.pop(peer, None)
+        else:
+            old = self._missing.get(peer)
+            since = old.since_s if old else now
+            heard = now if accepted.new or old is None else old.heard_s
+            self._missing[peer] = Missing(peer, report.head, report.index, accepted.want_from_index, since, heard)
+        if accepted.new:
+            self._missing = {p: m for p, m in self._missing.items() if not chain.knows(m.head)}
+            self._unlinked = [m for m in self._unlinked if not chain.knows(m.head)]
+
+    def _note_unlinked(self, unlinked: Sequence[CommitId], rows: Sequence[CommitRow]) -> None:
+        """Commits that the ledger holds without those before them, one entry for each end of such a piece."""
+        wanted = set(unlinked) - {row.parent for row in rows}
+        now = self._clock.monotonic_s()
+        self._unlinked = [Missing(PeerId(""), r.commit, r.index, 0, now, now) for r in rows if r.commit in wanted]
+        if unlinked:
+            _log.warning("ledger_has_gaps", unlinked=len(unlinked), reason="commits without those before them")
+
+    async def _follow_head(self, chain: ChainLog) -> None:
+        head = chain.head
+        self._rounds = [
+            TimedRound(round_row(link), link.total_tokens, self._seen_unix_s.get(link.commit, 0))
+            for link in chain.lineage(_SHOWN_ROUNDS)
+        ]
+        await self._step(run_core.CommitVerified(head.commit, head.index, head.total_tokens))
+
+
+def _is_same_news(a: RunNews, b: RunNews) -> bool:
+    return (a.phase, a.head, a.is_final_checkpoint_written) == (b.phase, b.head, b.is_final_checkpoint_written)

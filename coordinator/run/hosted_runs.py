@@ -1,0 +1,61 @@
+"""What a folder says of the run that was hosted from it, its host running or not. Light: nothing of the run itself is opened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from averaging.host.run_folder import run_row
+from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, open_ledger
+from coordinator.progress.run_core import Phase
+from protocol.errors import StorageError
+from protocol.identity.identity import Ed25519Verifier
+from protocol.rounds.messages.wire import decode_certificate, decode_record
+from protocol.run.manifest import open_manifest
+from protocol.screens.daemon_views import Row
+from protocol.tensors.decoder_schema import WHOLE_MODEL
+from protocol.tensors.expert_schema import TRUNK
+
+MANIFEST_FILE: Final = "manifest.signed"
+"""Of a host's folder; written last, so its presence means that the run is complete."""
+
+
+def hosted_runs(folder: Path) -> list[Row]:
+    """The run of a host's folder: none, or one row with "name", "run_id", "phase", "index", "total_tokens", "target_total_tokens",
+    "disk_bytes" and "folder". What is damaged is None, and "note" says why. Blocks, for a look at every row of the ledger.
+    """
+    # of a folder that may not be looked into nothing is known, not even this
+    if not any(os.path.exists(folder / name) for name in (MANIFEST_FILE, LEDGER_FILE)):
+        return []
+    names = ("name", "run_id", "phase", "index", "total_tokens", "target_total_tokens")
+    row = run_row(folder, names, (_manifest, _progress))
+    target, done = row["target_total_tokens"], row["total_tokens"]
+    if isinstance(target, int) and isinstance(done, int) and done >= target:
+        row["phase"] = Phase.FINISHED.value
+    return [row]
+
+
+def _manifest(folder: Path) -> dict[str, object]:
+    path = folder / MANIFEST_FILE
+    try:
+        signed = path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read ({error.strerror})", "the run's manifest") from error
+    manifest = open_manifest(signed, verifier=Ed25519Verifier())
+    run = manifest.config.run
+    return {"name": run.name, "run_id": manifest.run_id.hex(), "target_total_tokens": run.total_tokens}
+
+
+def _progress(folder: Path) -> dict[str, object]:
+    begun = {"phase": Phase.GATHERING.value, "index": 0, "total_tokens": 0}
+    path = folder / LEDGER_FILE
+    if not path.exists():
+        return begun  # the host ended before it had one
+    with open_ledger(path) as ledger:
+        is_started = ledger.get(START_RECORD) is not None
+        newest = ledger.newest_commit(WHOLE_MODEL) or ledger.newest_commit(TRUNK)  # a run has one spine
+    if newest is not None:
+        record = decode_record(decode_certificate(newest.certificate).record)
+        return {"phase": Phase.TRAINING.value, "index": record.index, "total_tokens": record.total_tokens}
+    return begun | {"phase": Phase.TRAINING.value} if is_started else begun

@@ -1,0 +1,299 @@
+"""The host's folder: made once when a run is opened, found again at every later start.
+
+identity.key       the host's identity (protocol/identity/identity_file.py) authority.key      32 secret bytes of the run's
+certificate authority, mode 0600 authority.der      its certificate data/              packed shards and dataset.json; beside them
+what was packed since (coordinator/run/run_texts.py) manifest.signed    the signed run manifest: written last, so its presence means
+that the run is complete ledger.sqlite3     coordinator/ledger/ledger.py; beside it .count (coordinator/ledger/ledger_damage.py)
+and, while in use, SQLite's -wal and -shm checkpoints/       coordinator/checkpoints/checkpoints.py
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from averaging.data.packing.baselines import Yardsticks
+from averaging.data.packing.expert_shards import check_each_expert
+from averaging.data.packing.packing import NO_START, Packing, pack
+from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
+from averaging.data.sources.sources import open_source
+from averaging.data.sources.texts import Split
+from averaging.data.vocabulary import open_tokenizer
+from coordinator.checkpoints.run_tokenizer import RunTokenizer
+from coordinator.run.hosted_runs import MANIFEST_FILE
+from coordinator.run.run_router import check_router, packed_texts, routing_of, sample_of
+from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
+from protocol.host.calls import START_DOMAIN
+from protocol.identity.credential import CertificateAuthority, load_ca, make_ca
+from protocol.identity.envelope import open_envelope
+from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.rounds.messages.start import StartRecord, StartUnit
+from protocol.rounds.messages.wire import decode_body
+from protocol.run.manifest import (
+    RunConfig,
+    RunManifest,
+    load_run_config,
+    open_manifest,
+    sign_manifest,
+)
+from protocol.tensors.tensor_schema import ChunkGrid
+
+IDENTITY_FILE: Final = "identity.key"
+CHECKPOINT_FOLDER: Final = "checkpoints"
+DATA_FOLDER: Final = "data"
+AUTHORITY_KEY: Final = "authority.key"
+_AUTHORITY_CERTIFICATE: Final = "authority.der"
+
+_UNFINISHED_DATA: Final = "data.unfinished"
+"""Data is packed here and gets its name when it is whole and enough: what could not be packed leaves nothing behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """An opened run."""
+
+    folder: Path
+    manifest: RunManifest
+    signed_manifest: bytes
+    dataset: DatasetManifest
+    authority: CertificateAuthority
+    was_created: bool
+
+    @property
+    def start_shards(self) -> tuple[Path, ...]:
+        """Files of the weights that the run starts with; none where they follow from the seed."""
+        return tuple(self.folder / DATA_FOLDER / entry.sha256 for entry in self.dataset.part("start"))
+
+
+def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float) -> RunFiles:
+    """Open the run in `folder`, or make it from `run_file`: pack the data, make the authority, sign. Blocks.
+
+    Raises:
+        ConfigError: a value that cannot work, a glob without files or with too little text, or another run's file.
+        StorageError: the folder cannot be written or is damaged.
+    """
+    config = load_run_config(run_file)
+    if is_opened(folder):
+        return reopen_run(run_file, config, folder)
+    yardsticks = Yardsticks()
+    dataset = _pack(config, folder, run_file.parent, yardsticks)
+    authority = _make_authority(folder, now_unix_s)
+    manifest = RunManifest(
+        config=config,
+        dataset_id=dataset.dataset_id,
+        dataset_tokens=dataset.num_tokens("train"),
+        heldout_tokens=dataset.num_tokens("heldout"),
+        zlib_bits_per_byte=yardsticks.zlib_bits_per_byte(),
+        pairs_nats_per_byte=yardsticks.pairs_nats_per_byte(),
+        host_public_key=host.public_key.hex(),
+        ca_certificate_sha256=sha256(authority.certificate_der).hexdigest(),
+    )
+    signed = sign_manifest(manifest, host)
+    _write(folder / MANIFEST_FILE, signed)
+    return RunFiles(folder, manifest, signed, dataset, authority, was_created=True)
+
+
+def load_run(folder: Path) -> RunFiles:
+    """The run that is in `folder`. Blocks.
+
+    Raises:
+        ConfigError: there is none.
+        VersionError: another release made it.
+        StorageError: it is damaged.
+    """
+    if not is_opened(folder):
+        raise ConfigError(f"no run in {folder}", "the folder of a hosted run", "open one with: potluck host run.toml")
+    signed = _read(folder / MANIFEST_FILE)
+    try:
+        manifest = open_manifest(signed, verifier=Ed25519Verifier())
+        dataset = parse_dataset(_read(folder / DATA_FOLDER / MANIFEST_NAME), manifest.dataset_id)
+        authority = load_ca(_read(folder / AUTHORITY_KEY), _read(folder / _AUTHORITY_CERTIFICATE))
+    except (StorageError, VersionError):
+        raise
+    except (PotluckError, ValueError) as error:
+        raise StorageError(f"the run in {folder} is damaged ({error})", "what was written", "restore a copy") from error
+    return RunFiles(folder, manifest, signed, dataset, authority, was_created=False)
+
+
+def run_tokenizer(run: RunFiles) -> RunTokenizer | None:
+    """The run's tokenizer.json as it goes into checkpoints; None where tokens are bytes. Blocks.
+
+    Raises:
+        StorageError: it is gone.
+    """
+    entry = run.dataset.tokenizer
+    return None if entry is None else RunTokenizer(_read(run.folder / DATA_FOLDER / entry.sha256), entry.end)
+
+
+def start_units(
+    manifest: RunManifest, sealed_start: bytes | None = None, given: Sequence[Path] = ()
+) -> tuple[StartUnit, ...]:
+    """The units as the start record names them. Blocks: before there is one the genesis state is computed, which takes seconds where
+    the model is large. `given` are the shards of the weights to start with.
+
+    Raises:
+        RemoteProtocolError: `sealed_start` is no start record of the run.
+        StorageError: a shard of the weights to start with is lost or damaged.
+    """
+    if sealed_start is not None:
+        run_id, verifier = manifest.run_id, Ed25519Verifier()
+        envelope = open_envelope(sealed_start, verifier=verifier, domain=START_DOMAIN, run_id=run_id, now_unix_ms=None)
+        return decode_body(StartRecord, envelope.payload).units
+    from averaging.state.start_state import (
+        start_root,  # with torch, which takes seconds that a later start does not have
+    )
+
+    config = manifest.config
+    model = manifest.model_schema
+    units = []
+    for unit, schema in manifest.unit_schemas().items():
+        grid = ChunkGrid(schema.num_elements, config.chunk_elements)
+        units.append(StartUnit(unit, schema.fingerprint(), start_root(schema, grid, config.run.seed, given, model)))
+    return tuple(units)
+
+
+def is_opened(folder: Path) -> bool:
+    """Whether there is a run in the folder, which a later start goes on with."""
+    return (folder / MANIFEST_FILE).exists()
+
+
+def reopen_run(run_file: Path, config: RunConfig, folder: Path) -> RunFiles:
+    """The run that is in `folder`, of the same `config`, which `run_file` held. Writes nothing. Blocks.
+
+    Raises:
+        ConfigError: the file differs from the one that the run was opened with, or there is no run.
+        VersionError, StorageError: as `load_run`.
+    """
+    run = load_run(folder)
+    found, expected = config.model_dump(mode="json"), run.manifest.config.model_dump(mode="json")
+    if "chunk_elements" not in config.round.model_fields_set:
+        # the release that opened the run may have found another number
+        found["round"]["chunk_elements"] = expected["round"]["chunk_elements"]
+    if key := _first_difference(found, expected):
+        raise ConfigError(
+            f"{run_file}: {key} differs from the run that is in {folder}",
+            "the file that the run was opened with",
+            "undo the change, or open a new run with another --state-dir",
+        )
+    return run
+
+
+def _first_difference(found: Mapping[str, object], expected: Mapping[str, object], prefix: str = "") -> str:
+    for name in sorted(found.keys() | expected.keys()):
+        one, other = found.get(name), expected.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            if key := _first_difference(one, other, f"{prefix}{name}."):
+                return key
+        elif one != other:
+            return prefix + name
+    return ""
+
+
+def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -> DatasetManifest:
+    check_router(config, base)
+    data, start = config.data, _start_bytes(config, base)
+    source = open_source(data, base)
+    tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
+    _check_start_tokenizer(config, base, tokenizer.vocab_size)
+    read = packed_texts(config, source)
+    routing = routing_of(config, base, read, tokenizer)
+    unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        dataset = pack(
+            read(),
+            tokenizer,
+            unfinished,
+            Packing(
+                data.shard_bytes,
+                data.source,
+                source.licence,
+                start=start,
+                routing=routing,
+                sample=sample_of(config, read, tokenizer),
+            ),
+            yardsticks.add,
+        )
+        _check_enough(config, dataset)
+        check_each_expert(dataset, config.model.context_tokens + 1)
+        # Left by a crash before the manifest was signed.
+        shutil.rmtree(final, ignore_errors=True)
+        unfinished.rename(final)
+    except OSError as error:
+        raise StorageError(f"{final} cannot be written ({error.strerror})", "a writable folder") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return dataset
+
+
+def _start_bytes(config: RunConfig, base: Path) -> memoryview:
+    """The weights that the run begins with, little-endian float32 in the schema's order; none where they follow from the seed."""
+    if not config.run.start_from:
+        return NO_START
+    from coordinator.checkpoints.llama_import import read_llama
+
+    return memoryview(read_llama(base / config.run.start_from, config.model).numpy().astype("<f4").tobytes())
+
+
+def _check_start_tokenizer(config: RunConfig, base: Path, num_tokens: int) -> None:
+    if config.run.start_from:
+        from coordinator.checkpoints.llama_import import check_tokenizer
+
+        check_tokenizer(base / config.run.start_from, config.model, num_tokens)
+
+
+def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:
+    """Peers train and evaluate on windows of the context and one token more: each part must hold one, prose where there is any."""
+    window = config.model.context_tokens + 1
+    parts: tuple[tuple[str, Split], ...] = (("training", "train"), ("held-out", "heldout"), ("prose", "prose"))
+    for part, split in parts:
+        found = dataset.num_tokens(split)
+        if found < window and (found or split != "prose"):
+            raise ConfigError(
+                f"data: the {part} text has {found} tokens",
+                f"at least {window}, which is model.context_tokens and one more",
+                "add text, or shorten model.context_tokens",
+            )
+
+
+def _make_authority(folder: Path, now_unix_s: float) -> CertificateAuthority:
+    seed = secrets.token_bytes(32)
+    authority = make_ca(seed, now_unix_s=now_unix_s)
+    _write(folder / AUTHORITY_KEY, seed)
+    _write(folder / _AUTHORITY_CERTIFICATE, authority.certificate_der)
+    return authority
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be read ({error.strerror})", "the run's own file", "restore a copy"
+        ) from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all, readable by the owner only."""
+    temporary = path.with_name(path.name + ".unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise MachineError(f"{path} cannot be written ({error.strerror})", "a writable folder with space") from error

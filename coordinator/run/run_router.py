@@ -1,0 +1,105 @@
+"""Which experts a run's documents are packed for: by the router file that the host names in run.toml, or by one made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from averaging.data.packing.document_router import DocumentRouter, router_from_bytes, router_root
+from averaging.data.packing.document_routing import Routing, route_documents, route_with, without_empty
+from averaging.data.packing.routing_sample import RoutingSample, routing_sample, window_tokens
+from averaging.data.sources.sources import Source
+from averaging.data.sources.texts import Text
+from averaging.data.tokenizer import Tokenizer
+from coordinator.run.routing_embeddings import first_embeddings
+from protocol.errors import ConfigError
+from protocol.plain_file import check_plain_file
+from protocol.run.experts_section import MAX_EMBEDDING_FEATURES, ExpertsSection
+from protocol.run.manifest import RunConfig
+
+MOST_TABLE_BYTES: Final = 60 << 20
+"""Of embeddings in a router's file: `MAX_ROUTER_BYTES`, and room for the directions of all experts."""
+
+_REMEDY: Final = "correct experts.router in run.toml, or leave it out"
+
+
+def check_router(config: RunConfig, base: Path) -> None:
+    """Refuse a router file that is not there or not of this run, as seen from the folder `base`, and embeddings that are too large for
+    one. Blocks.
+
+    Raises:
+        ConfigError: no such file, or not one of so many experts and such features; or too many tokens.
+    """
+    if config.experts is None:
+        return
+    num_tokens, num_features = config.model.vocab_size, min(config.model.dim, MAX_EMBEDDING_FEATURES)
+    if config.experts.router_features == "embeddings" and num_tokens * num_features > MOST_TABLE_BYTES:
+        raise ConfigError(
+            f'experts.router_features = "embeddings" of {num_tokens} tokens, {num_features} bytes each',
+            f"at most {MOST_TABLE_BYTES >> 20} MiB",
+            'take "grams", or fewer tokens',
+        )
+    if config.experts.router:
+        _router_file(base / config.experts.router, config.experts)
+
+
+def packed_texts(config: RunConfig, source: Source) -> Callable[[], Iterator[Text]]:
+    """What is packed, from its beginning each time. Of a library of source text empty files are left out where documents have experts:
+    they are nobody's. Files that a host chose itself are all packed, or refused.
+    """
+    leaves_out = config.experts is not None and config.data.source == "python-stdlib"
+
+    def read() -> Iterator[Text]:
+        texts = chain(source.texts(), source.prose())
+        return without_empty(texts) if leaves_out else texts
+
+    return read
+
+
+def routing_of(
+    config: RunConfig, base: Path, read: Callable[[], Iterator[Text]], tokenizer: Tokenizer
+) -> Routing | None:
+    """The experts of each document that `read` gives; None in a run without. Blocks, for two readings.
+
+    Raises:
+        ConfigError: a document that is empty or no text, too few of them, or as `check_router`.
+    """
+    experts = config.experts
+    if experts is None:
+        return None
+    if experts.router:
+        router = _router_file(base / experts.router, experts, tokenizer)
+        return route_with(router, read, least_documents=experts.min_documents)
+    return route_documents(
+        read,
+        experts.num_experts,
+        seed=config.run.seed,
+        least_documents=experts.min_documents,
+        embeddings=first_embeddings(config, tokenizer) if experts.router_features == "embeddings" else None,
+    )
+
+
+def sample_of(config: RunConfig, read: Callable[[], Iterator[Text]], tokenizer: Tokenizer) -> RoutingSample | None:
+    """The documents on which experts are compared; None in a run that never sends documents elsewhere. Blocks, for one reading.
+
+    Raises:
+        ConfigError: too few documents are long enough.
+    """
+    if config.experts is None or not config.experts.reassign_every_rounds:
+        return None
+    return routing_sample(read, tokenizer, window_tokens(config.model.context_tokens))
+
+
+def _router_file(path: Path, experts: ExpertsSection, tokenizer: Tokenizer | None = None) -> DocumentRouter:
+    check_plain_file(path, "a router file", _REMEDY)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", "a router file", _REMEDY) from error
+    features = experts.router_features
+    try:
+        return router_from_bytes(data, router_root(data), experts.num_experts, features=features, tokenizer=tokenizer)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.found}", error.expected, _REMEDY) from error

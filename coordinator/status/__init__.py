@@ -1,0 +1,1 @@
+"""The host's page, metrics, status text and dry run."""

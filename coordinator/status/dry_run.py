@@ -1,0 +1,47 @@
+"""`potluck host --dry-run`: the settings, where each comes from, and what the run would ask of machines. Reads; writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from averaging.host.setting_sources import settings_with_origins
+from coordinator.policy import config as settings
+from coordinator.status.dry_run_core import Data, each_peer_estimates, host_estimates
+from protocol.estimates.dry_run import END, estimate_lines, run_settings, setting_lines
+from protocol.run.manifest import RunConfig, load_run_config
+
+
+def dry_run_lines(run_file: Path, config: settings.HostConfig, flags: Mapping[str, object]) -> list[str]:
+    """What is printed. Blocks, for a look at every file of the data.
+
+    Raises:
+        ConfigError, MachineError, StorageError: it could not be hosted, and why.
+    """
+    run = load_run_config(run_file)
+    data, is_opened = _data(run_file, run, config.state_dir)
+    return [
+        "settings",
+        *setting_lines(settings_with_origins(config, flags, settings.CONFIG_FILE)),
+        "run",
+        f"  {run.run.name}, {'goes on with what is there' if is_opened else 'would be opened anew'}",
+        *setting_lines(list(run_settings(run, f"file {run_file}"))),
+        "estimates for the host",
+        *estimate_lines(host_estimates(run, data)),
+        "estimates for each peer",
+        *estimate_lines(each_peer_estimates(run)),
+        END,
+    ]
+
+
+def _data(run_file: Path, run: RunConfig, folder: Path) -> tuple[Data, bool]:
+    """The run's data, and whether the run was opened before."""
+    if folder.exists():
+        from coordinator.run.run_files import is_opened, reopen_run  # imports torch, which takes seconds
+
+        if is_opened(folder):
+            files = reopen_run(run_file, run, folder).dataset.files
+            return Data(sum(file.num_bytes for file in files), is_packed=True), True
+    from averaging.data.sources.sources import source_bytes
+
+    return Data(source_bytes(run.data, run_file.parent), is_packed=False), False

@@ -1,0 +1,89 @@
+"""What `potluck host --dry-run` expects of a run. Pure: formulas are in protocol/estimates/estimates.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.estimates.dry_run import Estimate, traffic_estimates
+from protocol.estimates.estimates import (
+    host_memory_bytes,
+    kept_checkpoints,
+    ledger_bytes,
+    packed_bytes,
+    peer_disk_bytes,
+    run_size,
+)
+from protocol.estimates.pipeline_estimates import stage_estimates
+from protocol.host.reassignment import KEPT_ENTRIES
+from protocol.pipeline.placement.peer_memory import peer_memory_bytes
+from protocol.run.data_section import HUB_PREFIX
+from protocol.run.manifest import RunConfig
+from protocol.tables import in_bytes, whole
+
+DATA_SETS: Final = 1 + KEPT_ENTRIES
+"""On the disk of a host that sends documents to experts anew: the one that the run was opened with, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The run's data: what its files have, or, once it is packed, what the shards have. `is_packed` says which."""
+
+    num_bytes: int
+    is_packed: bool
+
+
+def host_estimates(run: RunConfig, data: Data) -> tuple[Estimate, ...]:
+    """What the host itself needs, for the rounds that a swarm makes which is fast enough for the target tokens."""
+    size, rules, members = run_size(run), run.checkpoint, run.run.max_members
+    kept = kept_checkpoints(
+        size.fast_rounds, every_rounds=rules.every_rounds, keep=rules.keep, keep_every=rules.keep_every
+    )
+    fetched_bytes = size.state_bytes * size.slow_rounds_per_day // rules.every_rounds
+    kept_bytes, ledger = kept * size.state_bytes, ledger_bytes(size.fast_rounds, members)
+    return (
+        Estimate("model", f"{whole(size.num_parameters)} parameters"),
+        Estimate("memory", f"about {in_bytes(host_memory_bytes(size.num_parameters))}"),
+        Estimate("disk", f"checkpoints {in_bytes(kept_bytes)}: {whole(kept)} of {in_bytes(size.state_bytes)}"),
+        Estimate("", f"ledger {in_bytes(ledger)}, with {members} peers in {whole(size.fast_rounds)} rounds"),
+        Estimate("", f"data {_data(run, data)}"),
+        Estimate("a day", f"down {in_bytes(fetched_bytes)} for checkpoints, at a round every {_interval(run)};"),
+        Estimate("", "up at most the data once for each peer; peers pass it on, too"),
+    )
+
+
+def each_peer_estimates(run: RunConfig) -> tuple[Estimate, ...]:
+    """What each peer needs that takes inbound connections."""
+    size = run_size(run)
+    memory_bytes = peer_memory_bytes(size.held_parameters, has_feedback=size.has_feedback)
+    disk_bytes = peer_disk_bytes(size.held_parameters, has_feedback=size.has_feedback)
+    return (
+        Estimate("memory", f"about {in_bytes(memory_bytes)}"),
+        Estimate("disk", f"at most {in_bytes(disk_bytes)}, and its data"),
+        *stage_estimates(run),
+        *traffic_estimates(run, reduces=True),
+    )
+
+
+def _interval(run: RunConfig) -> str:
+    return f"{run.round.longest_interval_s:g} s"
+
+
+def _data(run: RunConfig, data: Data) -> str:
+    each = _data_set(run, data)
+    if run.experts is None or not run.experts.reassign_every_rounds:
+        return each
+    return f"{each}; {DATA_SETS} times that with the two newest re-assignments"
+
+
+def _data_set(run: RunConfig, data: Data) -> str:
+    if data.is_packed:
+        return f"{in_bytes(data.num_bytes)}, packed already"
+    if run.data.dataset.startswith(HUB_PREFIX):
+        return f"unknown until it is fetched: {run.data.dataset}"
+    if run.data.source in ("parquet", "hf"):  # compressed, or with other columns: its length says little of the text's
+        kind = "parquet" if run.data.source == "parquet" else "Arrow"
+        return f"unknown until it is packed: {in_bytes(data.num_bytes)} of {kind} files"
+    return (
+        f"at most about {in_bytes(packed_bytes(data.num_bytes, run.model.vocab_size))}, from {in_bytes(data.num_bytes)}"
+    )

@@ -1,0 +1,75 @@
+"""What `potluck status`, `peers` and `rounds` show of the host that keeps its run on this machine."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from protocol.errors import UnreachableError
+from protocol.screens.daemon_views import Look, Row, rows_of
+
+LOG_NAME: Final = "host.log"
+"""In the log folder of the state folder."""
+
+
+def folder_of(state_dir: Path | None) -> Path:
+    """Where a host keeps its run: as given, or as configured.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+    """
+    from coordinator.policy.config import load_host_config
+
+    return load_host_config({"state_dir": state_dir}).state_dir
+
+
+def is_here(folder: Path) -> bool:
+    """Whether a run was ever hosted from the folder."""
+    from coordinator.ledger.ledger import LEDGER_FILE
+
+    return (folder / LEDGER_FILE).exists()
+
+
+def look(folder: Path) -> Look:
+    """One look at the host of `folder`. Blocks, at most some seconds."""
+    from coordinator.run.hosted_folder import fetch_status
+    from coordinator.status.status_text import status_lines
+
+    try:
+        status = fetch_status(folder)
+    except UnreachableError as error:
+        # what is damaged may be why it does not run
+        damage = [str(row["note"]) for row in runs(folder) if row["note"]]
+        return Look("host", str(folder), is_running=False, note="; ".join([error.one_line(), *damage]), status={})
+    peers, rounds = rows_of(status.get("peers")), rows_of(status.get("rounds"))
+    return Look("host", str(folder), True, "", status, tuple(status_lines(status)), peers, rounds)
+
+
+def runs(folder: Path) -> list[Row]:
+    """The run that was hosted from a folder, as far as it can be read; none where there is none. Blocks."""
+    from coordinator.run.hosted_runs import hosted_runs
+
+    return hosted_runs(folder)
+
+
+def settings(folder: Path) -> dict[str, object]:
+    """The settings that a host of the folder would run with, from all sources, as plain values.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+    """
+    from coordinator.policy.config import load_host_config
+
+    return load_host_config({"state_dir": folder}).model_dump(mode="json")
+
+
+def secrets(folder: Path) -> list[bytes]:
+    """What must never leave the machine: the identity and the authority's key. Files that cannot be read are passed over."""
+    from coordinator.run.run_files import AUTHORITY_KEY, IDENTITY_FILE
+    from protocol.identity.identity_file import secrets_of
+
+    found = list(secrets_of(folder / IDENTITY_FILE))
+    with suppress(OSError):
+        found.append((folder / AUTHORITY_KEY).read_bytes())
+    return found

@@ -1,0 +1,351 @@
+"""The coordinator's metrics: one table, base units, closed label sets. What /metrics serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount
+from averaging.storage.disk_room import DiskRoom
+from coordinator.progress.heldout_core import expert_kind
+from coordinator.progress.run_core import Phase
+from coordinator.progress.run_view import RunPicture, lanes_and_stages, live_peers, mean_train_loss, tokens_per_s
+from coordinator.progress.stage_commits import partial_lanes
+from coordinator.progress.stage_view import StageLook
+from coordinator.progress.unit_holders import UnitHolders
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the process counted since its start.
+
+    Attributes:
+        calls: by rpc name and outcome ("ok", "refused", "failed"); both sets are closed.
+        control_bytes_up, .. : payload that the coordinator's own network carried.
+    """
+
+    calls: tuple[tuple[str, str, int], ...] = ()
+    control_bytes_up: int = 0
+    control_bytes_down: int = 0
+    bulk_bytes_up: int = 0
+    bulk_bytes_down: int = 0
+    bulk: tuple[BulkCount, ...] = ()
+    control: tuple[ControlCount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One look: the picture, the counters, the monotonic second it was taken at, and the room on the host's disk, None where that
+    cannot be told.
+    """
+
+    picture: RunPicture
+    counts: Counts
+    now_s: float
+    disk: DiskRoom | None = None
+
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorMetric:
+    """One row of the table: how a metric is called, what it means, and how it is read off a moment."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    read: Callable[[Moment], Samples]
+    labels: tuple[str, ...] = ()
+
+
+def _one(value: float | None) -> Samples:
+    return () if value is None else (((), float(value)),)
+
+
+def _newest(moment: Moment, kind: str) -> float | None:
+    points = [p for p in moment.picture.loss_points if p.kind == kind]
+    return max(points, key=lambda p: p.tokens).nats if points else None
+
+
+def _of_experts(moment: Moment) -> Samples:
+    for expert, unit in enumerate(moment.picture.units):
+        nats = _newest(moment, expert_kind(expert))
+        if nats is not None:
+            yield (unit.unit,), nats
+
+
+def _units(value: Callable[[UnitHolders], float], moment: Moment) -> Samples:
+    return tuple(((unit.unit,), float(value(unit))) for unit in moment.picture.units)
+
+
+def _stages(value: Callable[[StageLook], float], moment: Moment) -> Samples:
+    stages = lanes_and_stages(moment.picture, moment.now_s).stages
+    return tuple(((stage.unit,), float(value(stage))) for stage in stages)
+
+
+def _lanes(moment: Moment) -> Samples:
+    picture = moment.picture
+    return _one(len(lanes_and_stages(picture, moment.now_s).lanes) if picture.are_stages else None)
+
+
+def _partial_lanes(moment: Moment) -> Samples:
+    picture = moment.picture
+    return _one(len(partial_lanes(picture.stage_commits)) if picture.are_stages else None)
+
+
+KIND_LABELS: Final = ("way", "channel", "unit", "codec")
+
+
+def _kind(kind: BulkKind) -> tuple[str, ...]:
+    return (kind.way.value, kind.channel, kind.unit, kind.codec)
+
+
+COORDINATOR_METRICS: Final = (
+    CoordinatorMetric(
+        "potluck_run_phase",
+        "gauge",
+        "1 for the present phase.",
+        lambda m: tuple(((phase.value,), float(phase is m.picture.state.phase)) for phase in Phase),
+        ("phase",),
+    ),
+    CoordinatorMetric("potluck_run_round_index", "gauge", "Number of the head.", lambda m: _one(m.picture.state.index)),
+    CoordinatorMetric("potluck_run_tokens", "gauge", "Tokens committed.", lambda m: _one(m.picture.state.total_tokens)),
+    CoordinatorMetric(
+        "potluck_run_target_tokens", "gauge", "Tokens at which the run ends.", lambda m: _one(m.picture.target_tokens)
+    ),
+    CoordinatorMetric(
+        "potluck_run_live_peers",
+        "gauge",
+        "Peers heard of lately.",
+        lambda m: _one(len(live_peers(m.picture.peers, m.now_s))),
+    ),
+    CoordinatorMetric(
+        "potluck_run_min_members",
+        "gauge",
+        "Ready peers with which the run starts.",
+        lambda m: _one(m.picture.min_members),
+    ),
+    CoordinatorMetric(
+        "potluck_run_tokens_per_second",
+        "gauge",
+        "Training speed of live peers.",
+        lambda m: _one(tokens_per_s(m.picture, m.now_s)),
+    ),
+    CoordinatorMetric(
+        "potluck_run_train_loss_nats",
+        "gauge",
+        "Mean training loss of live peers, nats per byte.",
+        lambda m: _one(mean_train_loss(m.picture.peers, m.now_s)),
+    ),
+    CoordinatorMetric(
+        "potluck_run_heldout_loss_nats",
+        "gauge",
+        "Newest held-out loss, nats per byte.",
+        lambda m: _one(_newest(m, "heldout")),
+    ),
+    CoordinatorMetric(
+        "potluck_run_expert_heldout_loss_nats",
+        "gauge",
+        "Newest held-out loss of an expert on the documents that the run sends to it, nats per byte.",
+        _of_experts,
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_expert_live_peers",
+        "gauge",
+        "Live peers that hold an expert; it is frozen without any.",
+        partial(_units, lambda unit: len(unit.holders)),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_expert_round_index",
+        "gauge",
+        "Rounds of an expert, as far as anybody told.",
+        partial(_units, lambda unit: unit.index),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_expert_kept_round_index",
+        "gauge",
+        "Newest round of an expert that the host can give to whoever takes it up.",
+        partial(_units, lambda unit: unit.kept_index),
+        ("unit",),
+    ),
+    CoordinatorMetric("potluck_run_lanes", "gauge", "Lanes of a pipeline run that live peers serve in.", _lanes),
+    CoordinatorMetric(
+        "potluck_run_partial_lanes",
+        "gauge",
+        "Rounds of lanes, of the newest, that a stage of a pipeline run has no part of.",
+        _partial_lanes,
+    ),
+    CoordinatorMetric(
+        "potluck_run_stage_serving_peers",
+        "gauge",
+        "Live replicas of a stage that serve in a lane.",
+        partial(_stages, lambda stage: stage.num_serving),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_stage_spare_peers",
+        "gauge",
+        "Live replicas of a stage that serve in none.",
+        partial(_stages, lambda stage: stage.num_spare),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_stage_tokens_per_second",
+        "gauge",
+        "What the lanes do at a stage.",
+        partial(_stages, lambda stage: stage.tokens_per_s),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_stage_could_tokens_per_second",
+        "gauge",
+        "What a stage's live replicas could do together, were they never to wait for other stages; 0 while it is not known.",
+        partial(_stages, lambda stage: stage.could_tokens_per_s),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_stage_is_bottleneck",
+        "gauge",
+        "1 for the stage that the others wait for.",
+        partial(_stages, lambda stage: stage.is_bottleneck),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_prose_loss_nats",
+        "gauge",
+        "Newest loss over prose, nats per byte.",
+        lambda m: _one(_newest(m, "prose")),
+    ),
+    CoordinatorMetric(
+        "potluck_run_round_coverage_ratio",
+        "gauge",
+        "Share of members times chunks that the last round summed.",
+        lambda m: _one(m.picture.rounds[-1].row.coverage if m.picture.rounds else None),
+    ),
+    CoordinatorMetric(
+        "potluck_run_round_lost_ratio",
+        "gauge",
+        "Share of the last round's mean, by its squares, that the codec of results had no room for.",
+        lambda m: _one(m.picture.rounds[-1].row.lost if m.picture.rounds else None),
+    ),
+    CoordinatorMetric(
+        "potluck_run_missing_heads",
+        "gauge",
+        "Commits that somebody told of and nobody has brought.",
+        lambda m: _one(len(m.picture.missing)),
+    ),
+    CoordinatorMetric(
+        "potluck_run_lone_rounds",
+        "gauge",
+        "Of the newest rounds, 500 at most, those committed without a quorum.",
+        lambda m: _one(sum(timed.row.is_lone for timed in m.picture.rounds)),
+    ),
+    CoordinatorMetric(
+        "potluck_run_forks",
+        "gauge",
+        "Lineages beside the head's that may still be followed.",
+        lambda m: _one(m.picture.num_forks),
+    ),
+    CoordinatorMetric("potluck_run_bans", "gauge", "Peers banned for good.", lambda m: _one(m.picture.num_bans)),
+    CoordinatorMetric(
+        "potluck_coordinator_checkpoints", "gauge", "Checkpoints on disk.", lambda m: _one(len(m.picture.checkpoints))
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_checkpoint_time_seconds",
+        "gauge",
+        "Unix time of the newest checkpoint.",
+        lambda m: _one(m.picture.checkpoints[-1].written_unix_s if m.picture.checkpoints else None),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_disk_free_bytes",
+        "gauge",
+        "Left on the disk of the state folder.",
+        lambda m: _one(m.disk.free_bytes if m.disk else None),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_disk_all_bytes",
+        "gauge",
+        "What that disk holds.",
+        lambda m: _one(m.disk.all_bytes if m.disk else None),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_calls",
+        "counter",
+        "Calls answered, by name and outcome.",
+        lambda m: tuple(((name, outcome), float(count)) for name, outcome, count in m.counts.calls),
+        ("call", "outcome"),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_sent_bytes",
+        "counter",
+        "Payload sent to peers.",
+        lambda m: ((("control",), float(m.counts.control_bytes_up)), (("bulk",), float(m.counts.bulk_bytes_up))),
+        ("lane",),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_received_bytes",
+        "counter",
+        "Payload received from peers.",
+        lambda m: ((("control",), float(m.counts.control_bytes_down)), (("bulk",), float(m.counts.bulk_bytes_down))),
+        ("lane",),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_control_sent_bytes",
+        "counter",
+        "Payload sent on the control lane.",
+        lambda m: tuple(((count.channel,), float(count.bytes_up)) for count in m.counts.control),
+        ("channel",),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_control_received_bytes",
+        "counter",
+        "Payload received on the control lane.",
+        lambda m: tuple(((count.channel,), float(count.bytes_down)) for count in m.counts.control),
+        ("channel",),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_bulk_sent_bytes",
+        "counter",
+        "Payload sent on the bulk lane.",
+        lambda m: tuple((_kind(count.kind), float(count.bytes_up)) for count in m.counts.bulk),
+        KIND_LABELS,
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_bulk_received_bytes",
+        "counter",
+        "Payload received on the bulk lane.",
+        lambda m: tuple((_kind(count.kind), float(count.bytes_down)) for count in m.counts.bulk),
+        KIND_LABELS,
+    ),
+)
+
+
+class _MomentCollector(Collector):
+    def __init__(self, look: Callable[[], Moment]) -> None:
+        self._look = look
+
+    def collect(self) -> Iterator[Metric]:
+        moment = self._look()
+        for row in COORDINATOR_METRICS:
+            kind = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+            family = kind(row.name, row.help, labels=row.labels)
+            for labels, value in row.read(moment):
+                family.add_metric(labels, value)
+            yield family
+
+
+def render_metrics(look: Callable[[], Moment]) -> bytes:
+    """The text that /metrics serves."""
+    registry = CollectorRegistry()
+    registry.register(_MomentCollector(look))
+    return generate_latest(registry)

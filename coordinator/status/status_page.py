@@ -1,0 +1,194 @@
+"""The host's web server, on trio: the status page and what it reads, metrics, health and checkpoint files.
+
+Two views. The host's own shows everything. The public one, on a port of its own, is for anybody: it reads the same run, and knows
+nothing of the host's machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from sse_starlette.sse import EventSourceResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from averaging.host.web_files import SAFE_HEADERS, file_routes
+from coordinator.progress.run_events import RunEvent
+from coordinator.progress.run_view import Json, now_json, public_json, status_json
+from coordinator.status.metrics import Moment, render_metrics
+from protocol.errors import PotluckError
+
+WEB_FOLDER: Final = Path(__file__).with_name("web")
+PAGE_FILES: Final[Mapping[str, str]] = {
+    "/": "index.html",
+    "/page.css": "page.css",
+    "/page.js": "page.js",
+    "/charts.js": "charts.js",
+    "/uPlot.js": "uPlot.iife.min.js",
+    "/uPlot.css": "uPlot.min.css",
+}
+
+LOOK_EVERY_S: Final = 1.0
+"""How often a stream tells what has changed: people read no faster."""
+
+MAX_STREAMS: Final = 100
+"""Each costs a task and a look a second; whoever comes later asks every few seconds instead."""
+
+NUM_EVENTS: Final = 200
+
+
+@dataclass(frozen=True)
+class RunSource:
+    """What the pages read. None of it may block, but `verify`, which runs in a thread.
+
+    Attributes:
+        look: the run at this moment.
+        events: the newest events, oldest first, at most so many.
+        verify: recompute the hashes of the checkpoint in this folder; one sentence, or a PotluckError.
+    """
+
+    look: Callable[[], Moment]
+    events: Callable[[int], tuple[RunEvent, ...]]
+    verify: Callable[[Path], str]
+
+
+@dataclass
+class _Streams:
+    """How many are open."""
+
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class _Pages:
+    """The answers of one view."""
+
+    source: RunSource
+    is_public: bool
+    streams: _Streams = field(default_factory=_Streams)
+    verifying: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
+
+    def shown(self, status: Json) -> Json:
+        """With which view it is, and only what that may show."""
+        return {**(public_json(status) if self.is_public else status), "view": "public" if self.is_public else "host"}
+
+    def now(self, moment: Moment) -> Json:
+        """What a stream tells."""
+        newest = self.source.events(1)
+        number = newest[-1].number if newest else 0
+        return {**self.shown(now_json(moment.picture, moment.now_s)), "last_event": number}
+
+    async def status(self, _request: Request) -> Response:
+        """Everything."""
+        moment = self.source.look()
+        return JSONResponse(self.shown(status_json(moment.picture, moment.now_s)), headers=SAFE_HEADERS)
+
+    async def events(self, _request: Request) -> Response:
+        """What happened, oldest first."""
+        rows = [
+            {"number": e.number, "unix_s": e.unix_s, "kind": e.kind, "text": e.text, "peer": e.peer}
+            for e in self.source.events(NUM_EVENTS)
+        ]
+        return JSONResponse(rows, headers=SAFE_HEADERS)
+
+    async def stream(self, _request: Request) -> Response:
+        """Server-sent events, each with the state of the run, whenever that changes."""
+        if self.streams.number >= MAX_STREAMS:
+            return PlainTextResponse("too many streams; ask /api/status every few seconds\n", 503, SAFE_HEADERS)
+        return EventSourceResponse(self._changes(), headers=SAFE_HEADERS, send_timeout=30.0)
+
+    async def _changes(self) -> AsyncIterator[dict[str, str]]:
+        self.streams.number += 1
+        try:
+            told = ""
+            while True:
+                text = json.dumps(self.now(self.source.look()))
+                if text != told:
+                    told = text
+                    yield {"event": "now", "data": text}
+                await trio.sleep(LOOK_EVERY_S)
+        finally:
+            self.streams.number -= 1
+
+    async def checkpoint_files(self, request: Request) -> Response:
+        """Names and sizes of a checkpoint's files."""
+        folder = self._checkpoint(request)
+        sizes = None if folder is None else await trio.to_thread.run_sync(_sizes, folder)
+        if sizes is None:
+            return _missing("checkpoint")
+        rows = [{"name": name, "num_bytes": num_bytes} for name, num_bytes in sorted(sizes.items())]
+        return JSONResponse(rows, headers=SAFE_HEADERS)
+
+    async def checkpoint_file(self, request: Request) -> Response:
+        """One of them."""
+        folder, name = self._checkpoint(request), request.path_params["file"]
+        sizes = None if folder is None else await trio.to_thread.run_sync(_sizes, folder)
+        if folder is None or sizes is None or name not in sizes:
+            return _missing("file")
+        return FileResponse(folder / name, filename=f"{folder.name}-{name}", headers=SAFE_HEADERS)
+
+    async def verify(self, request: Request) -> Response:
+        """Recompute its hashes, one checkpoint at a time."""
+        folder = self._checkpoint(request)
+        if folder is None:
+            return _missing("checkpoint")
+        try:
+            sentence = await trio.to_thread.run_sync(partial(self.source.verify, folder), limiter=self.verifying)
+        except PotluckError as error:
+            return JSONResponse({"ok": False, "sentence": error.one_line()}, headers=SAFE_HEADERS)
+        return JSONResponse({"ok": True, "sentence": sentence}, headers=SAFE_HEADERS)
+
+    def _checkpoint(self, request: Request) -> Path | None:
+        """Only what the ledger lists has a folder here: a path from outside is compared, never opened."""
+        picture, name = self.source.look().picture, request.path_params["name"]
+        known = {row.path for row in picture.checkpoints}
+        return picture.checkpoint_folder / name if name in known else None
+
+    async def metrics(self, _request: Request) -> Response:
+        """For Prometheus."""
+        return Response(render_metrics(self.source.look), media_type=CONTENT_TYPE_LATEST)
+
+
+def _sizes(folder: Path) -> dict[str, int] | None:
+    """Bytes of the files in a folder, by name; None where it is gone."""
+    try:
+        return {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    except OSError:
+        return None
+
+
+def _missing(what: str) -> Response:
+    return PlainTextResponse(f"no such {what}\n", 404, SAFE_HEADERS)
+
+
+async def _health(_request: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+def status_app(source: RunSource, *, is_public: bool = False) -> Starlette:
+    """The web application of one view."""
+    pages = _Pages(source, is_public)
+    routes = file_routes(WEB_FOLDER, PAGE_FILES)
+    routes += [
+        Route("/api/status", pages.status),
+        Route("/api/events", pages.events),
+        Route("/api/stream", pages.stream),
+        Route("/api/checkpoints/{name}/files", pages.checkpoint_files),
+        Route("/checkpoints/{name}/{file}", pages.checkpoint_file),
+        Route("/healthz", _health),
+        # Nothing is served before peers can be admitted.
+        Route("/readyz", _health),
+    ]
+    if not is_public:
+        # Recomputing hashes costs the host's processor, and metrics tell of its machine.
+        routes += [Route("/api/checkpoints/{name}/verify", pages.verify), Route("/metrics", pages.metrics)]
+    return Starlette(routes=routes)

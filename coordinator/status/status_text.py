@@ -1,0 +1,147 @@
+"""/api/status for people: a few lines of text. Unknown or missing values are left out, never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log
+from typing import Final
+
+from protocol.screens.daemon_views import rows_of
+from protocol.tables import duration, in_bytes, printable, several
+
+PARTIAL_SHOWN: Final = 3
+"""Lanes' rounds, the newest ones, that a stage has no part of."""
+
+
+def _number(row: Mapping[str, object], name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _loss_line(status: Mapping[str, object]) -> str:
+    parts = []
+    for name, label in (("train_loss", "training"), ("heldout", "held-out"), ("prose", "prose")):
+        rows = rows_of(status.get(name))
+        if rows:
+            each = _of_experts(status) if name == "heldout" else ""
+            parts.append(f"{label} {_number(rows[-1], 'nats') / log(2):.3f}{each}")
+    marks = status.get("yardsticks")
+    if isinstance(marks, dict):
+        parts.append(f"zlib {_number(marks, 'zlib_bits_per_byte'):.3f}")
+        parts.append(f"pairs {_number(marks, 'pairs_nats_per_byte') / log(2):.3f}")
+    return "bits per byte: " + ", ".join(parts)
+
+
+def _of_experts(status: Mapping[str, object]) -> str:
+    """The newest held-out loss of each expert on its own documents; nothing of a run without."""
+    curves = status.get("heldout_experts")
+    newest = {unit: rows_of(rows) for unit, rows in curves.items()} if isinstance(curves, dict) else {}
+    told = [f"{unit} {_number(rows[-1], 'nats') / log(2):.3f}" for unit, rows in newest.items() if rows]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _peer_line(row: Mapping[str, object]) -> str:
+    loss = row.get("loss")
+    said = f", loss {loss / log(2):.3f}" if isinstance(loss, (int, float)) else ""
+    return (
+        f"  {row.get('name', '?'):<24} {row.get('state', '?'):<12} {_number(row, 'tokens_per_s'):>8,.0f} tokens/s"
+        f"{said}, seen {duration(row.get('last_seen_s'))} ago"
+    )
+
+
+def _round_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
+    weights = row.get("weights")
+    shares = weights.items() if isinstance(weights, dict) else ()
+    members = ", ".join(f"{names.get(peer, peer)} {100 * share:.0f}%" for peer, share in shares)
+    omitted = rows_of(row.get("omitted"))
+    left_out = "; left out: " + ", ".join(
+        f"{names.get(o.get('peer'), o.get('peer'))} ({o.get('reason')})" for o in omitted
+    )
+    lost = _number(row, "lost")
+    no_room = f"; {lost:.1%} of the mean had no room" if lost else ""
+    return f"last round {row.get('index')}: {members}{left_out if omitted else ''}{no_room}"
+
+
+def _missing_line(row: Mapping[str, object]) -> str:
+    asked = _number(row, "from_index")
+    span = (
+        f"rounds {asked:.0f} to {row.get('index')}"
+        if 0 < asked < _number(row, "index")
+        else f"round {row.get('index')}"
+    )
+    return f"missing: {span} of {row.get('name')}, for {duration(row.get('missing_s'))}: {row.get('reason')}"
+
+
+def _stage_line(row: Mapping[str, object]) -> str:
+    could = _number(row, "could_tokens_per_s")
+    told = f"{_number(row, 'serving'):.0f} serve, {_number(row, 'spare'):.0f} to spare; "
+    told += f"{_number(row, 'tokens_per_s'):,.0f} tokens/s" + (f" of {could:,.0f} that it could do" if could else "")
+    return f"{row.get('unit')}: {told}{'; the bottleneck' if row.get('bottleneck') else ''}"
+
+
+def _lane_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
+    members = row.get("members")
+    stages = [stage for stage in members if isinstance(stage, list)] if isinstance(members, list) else []
+    told = [" + ".join(str(names.get(peer, peer)) for peer in stage) or "nobody" for stage in stages]
+    return f"lane {row.get('lane')}: {', '.join(told)}; {_number(row, 'tokens_per_s'):,.0f} tokens/s"
+
+
+def _partial_line(row: Mapping[str, object]) -> str:
+    lacking = row.get("lacking")
+    where = ", ".join(map(str, lacking)) if isinstance(lacking, list) else "a stage"
+    told = "no commit there counts it, and the other stages count this round once more"
+    return f"lane {row.get('lane')}: round {row.get('round')} is not at {where}: {told}"
+
+
+def _bytes_line(units: Mapping[object, object]) -> str:
+    """What the peers moved of each unit, since they started."""
+    moved = [(unit, row) for unit, row in units.items() if isinstance(row, dict)]
+    told = [f"{unit} {in_bytes(row.get('bytes_up'))} up, {in_bytes(row.get('bytes_down'))} down" for unit, row in moved]
+    return f"moved by the peers: {'; '.join(told)}"
+
+
+def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
+    holders = row.get("holders")
+    held_by = ", ".join(str(names.get(peer, peer)) for peer in holders) if isinstance(holders, list) else ""
+    nobody = f"frozen: {row.get('why')}" if row.get("frozen") else "held by nobody at the moment"
+    where = f"held by {held_by}" if held_by else nobody
+    return f"{row.get('unit')}: round {row.get('index')}, {where}"
+
+
+def status_lines(status: Mapping[str, object]) -> Sequence[str]:
+    """The run in a few lines: progress, loss, peers, last round, newest checkpoint."""
+    done, target = _number(status, "total_tokens"), _number(status, "target_total_tokens")
+    share = min(100.0, 100 * done / target) if target else 0.0  # the last round brings some more
+    peers, rounds, checkpoints = (rows_of(status.get(name)) for name in ("peers", "rounds", "checkpoints"))
+    progress = f"round {status.get('index')}, {done:,.0f} of {target:,.0f} tokens ({share:.0f}%), "
+    progress += f"{duration(status.get('eta_s'))} to go"
+    lines = [
+        f"{status.get('run')}: {status.get('phase')}, {status.get('reason')}",
+        progress,
+        _loss_line(status),
+        several(len(peers), "peer"),
+        *(_peer_line(row) for row in peers),
+    ]
+    if status.get("restarted"):
+        lines.append(f"the host {status['restarted']}")
+    counts = ", ".join(f"{name} {_number(status, name):.0f}" for name in ("bans", "forks") if _number(status, name))
+    if counts:
+        lines.append(counts)
+    if rounds:
+        lines.append(_round_line(rounds[-1], {row.get("peer"): row.get("name") for row in peers}))
+    lines.extend(_missing_line(row) for row in rows_of(status.get("missing")))
+    if units := rows_of(status.get("units")):
+        names = {row.get("peer"): row.get("name") for row in peers}
+        lines.extend(_unit_line(row, names) for row in units)
+    if status.get("documents"):
+        lines.append(f"documents: {status['documents']}")
+    lines.extend(_stage_line(row) for row in rows_of(status.get("stages")))
+    lane_names = {row.get("peer"): row.get("name") for row in peers}
+    lines.extend(_lane_line(row, lane_names) for row in rows_of(status.get("lanes")))
+    lines.extend(_partial_line(row) for row in rows_of(status.get("partial_lanes"))[-PARTIAL_SHOWN:])
+    if isinstance(moved := status.get("unit_bytes"), dict) and moved:
+        lines.append(_bytes_line(moved))
+    if checkpoints:
+        lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")
+    # States, names and reasons come from strangers: a terminal shall not obey them.
+    return [printable(line) for line in lines]

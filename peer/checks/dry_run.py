@@ -1,0 +1,74 @@
+"""`potluck join --dry-run`: the settings, where each comes from, and what a run would ask of this machine. Reads; writes nothing.
+
+A run that was not joined before is asked of the invite's host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from averaging.host.setting_sources import settings_with_origins
+from peer.checks.dry_run_core import Offer, peer_estimates
+from peer.membership.saved_run import KeptRun, find_kept_run
+from peer.settings import config as settings
+from protocol.errors import PotluckError
+from protocol.estimates.dry_run import END, estimate_lines, setting_lines
+from protocol.identity.invite import Invite, decode_invite
+from protocol.tables import duration, printable
+
+
+def dry_run_lines(config: settings.PeerConfig, flags: Mapping[str, object], invite_text: str) -> list[str]:
+    """What is printed; the invite is not used up.
+
+    Raises:
+        ConfigError, VersionError: no invite that this release understands.
+        StorageError, RemoteProtocolError: what was kept of the run is damaged.
+    """
+    invite = decode_invite(invite_text) if invite_text else None
+    joined = find_kept_run(config.state_dir, invite.run_id if invite else None)
+    kept, told = (joined, "joined from here before") if joined else _asked(config, invite_text)
+    memory_bytes = settings.whole_bytes(config.max_memory_gb)
+    offer = Offer(config.cache_bytes, config.no_listen, config.daily_quota_gb, memory_bytes)
+    data_bytes = _data_bytes(kept) if kept else 0
+    return [
+        "settings",
+        *setting_lines(settings_with_origins(config, flags, settings.CONFIG_FILE)),
+        "run",
+        *(_invite_lines(invite) if invite else ()),
+        f"  {kept.manifest.config.run.name}, {told}" if kept else f"  {told}",
+        *(() if invite or kept else ("  an invite is needed: ask the host for one",)),
+        "estimates",
+        *estimate_lines(peer_estimates(kept.manifest.config if kept else None, data_bytes, offer)),
+        END,
+    ]
+
+
+def _data_bytes(kept: KeptRun) -> int:
+    experts = kept.manifest.config.experts
+    return kept.dataset.most_bytes(experts.holdings if experts else 0)
+
+
+def _asked(config: settings.PeerConfig, invite_text: str) -> tuple[KeptRun | None, str]:
+    """The run as its host describes it, if it does; and what is to be said of that."""
+    never = "was not joined from here before"
+    if not invite_text:
+        return None, never
+    from peer.checks.remote_run import ask_for_run  # grpc and trio take a second to import
+
+    try:
+        return ask_for_run(config, invite_text), f"{never}; as its host tells it"
+    except PotluckError as error:
+        return None, f"{never}; its host could not be asked: {printable(error.one_line())}"
+
+
+def _invite_lines(invite: Invite) -> list[str]:
+    """What the invite says, but for its secret."""
+    left_s = invite.expires_unix_s - time.time()
+    until = (
+        f"good for another {duration(left_s)}" if left_s > 0 else f"expired {duration(-left_s)} ago: ask for another"
+    )
+    return [
+        f"  invite to run {invite.run_id[:4].hex()}, {until}",
+        f"  host at {', '.join(printable(address) for address in invite.coordinator_addresses)}",
+    ]

@@ -1,0 +1,78 @@
+"""What `potluck join --dry-run` expects of a run on this machine. Pure: formulas are in protocol/estimates/estimates.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.errors import MachineError
+from protocol.estimates.dry_run import Estimate, traffic_estimates
+from protocol.estimates.estimates import (
+    STATE_BYTES_PER_PARAMETER,
+    peer_disk_bytes,
+    run_size,
+)
+from protocol.estimates.pipeline_estimates import stage_estimates
+from protocol.pipeline.placement.cutting import stages_that_fit
+from protocol.pipeline.placement.peer_memory import PEER_MEMORY_BASE_BYTES, peer_memory_bytes
+from protocol.run.manifest import RunConfig
+from protocol.tables import in_bytes, whole
+from protocol.tensors.stage_schema import stage_unit
+
+_UNKNOWN: Final = "unknown without the host"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What of the settings bears on the estimates, in their units; 0 GB of quota for none, and of memory for no limit."""
+
+    cache_bytes: int
+    no_listen: bool
+    daily_quota_gb: float
+    max_memory_bytes: int = 0
+
+
+def peer_estimates(run: RunConfig | None, data_bytes: int, offer: Offer) -> tuple[Estimate, ...]:
+    """The estimates for a run whose packed data has so many bytes; None: nothing here knows the run."""
+    if run is None:
+        return (
+            Estimate("model", _UNKNOWN),
+            Estimate("memory", f"{_UNKNOWN}; {in_bytes(PEER_MEMORY_BASE_BYTES)} beside the model"),
+            Estimate("disk", f"{_UNKNOWN}; of it at most {in_bytes(offer.cache_bytes)} of data"),
+            Estimate("traffic", _UNKNOWN),
+            *_quota(offer),
+        )
+    size, data_kept_bytes = run_size(run), min(data_bytes, offer.cache_bytes)
+    disk_bytes = data_kept_bytes + peer_disk_bytes(size.held_parameters, has_feedback=size.has_feedback)
+    return (
+        Estimate("model", f"{whole(size.num_parameters)} parameters"),
+        Estimate(
+            "memory", f"about {in_bytes(peer_memory_bytes(size.held_parameters, has_feedback=size.has_feedback))}"
+        ),
+        Estimate("disk", f"at most {in_bytes(disk_bytes)}, of it {in_bytes(data_kept_bytes)} of data"),
+        Estimate(
+            "at the start",
+            f"fetches a state of {in_bytes(STATE_BYTES_PER_PARAMETER * size.held_parameters)}, then data as it is needed",
+        ),
+        *stage_estimates(run),
+        *_stages_with_room(run, offer),
+        *traffic_estimates(run, reduces=not offer.no_listen),
+        *_quota(offer),
+    )
+
+
+def _stages_with_room(run: RunConfig, offer: Offer) -> tuple[Estimate, ...]:
+    """Of a run of stages, where the owner limits memory: which of them this peer may hold; a join is refused where none is."""
+    if run.pipeline is None or run.stages is None or not offer.max_memory_bytes:
+        return ()
+    try:
+        fitting = stages_that_fit(run.stages, run.pipeline.memory(run.model, run.inner), offer.max_memory_bytes)
+    except MachineError as error:
+        return (Estimate("room for", f"no stage, so a join is refused: {error.one_line()}"),)
+    return (Estimate("room for", ", ".join(stage_unit(stage) for stage in fitting)),)
+
+
+def _quota(offer: Offer) -> tuple[Estimate, ...]:
+    if not offer.daily_quota_gb:
+        return ()
+    return (Estimate("your quota", f"ends all that at {offer.daily_quota_gb:g} GB a day, up and down together"),)

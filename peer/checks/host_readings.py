@@ -1,0 +1,261 @@
+"""What `potluck doctor` reads of the way to the host. Like all of its readings: each with a deadline, and none can end the command.
+
+It writes nothing: no identity is made, no invite used, no session counted.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+import trio
+
+from averaging.network.seams.asyncio_thread import open_asyncio_thread, open_plain_nursery
+from averaging.network.seams.clocks import SystemClock
+from averaging.release import installed_release
+from peer.checks.host_core import Answer, Flow, HostReadings, Line, NoAnswer, PortTaken, Reach, Refusal
+from peer.checks.machine_core import Unread
+from peer.membership.addresses import bulk_port
+from peer.membership.coordinator_client import (
+    Caller,
+    CoordinatorClient,
+    CoordinatorEndpoint,
+    ProbeProof,
+    open_coordinator_client,
+)
+from peer.membership.saved_membership import is_known, last_run_folder, load_membership, run_folder
+from peer.settings.config import PeerConfig
+from protocol.errors import CallTimeout, PotluckError, RefusedError, RemoteProtocolError, VersionError
+from protocol.host.calls import DIAL_BACK_NONCE_BYTES, MAX_PROBE_BYTES, MAX_PROBE_DOWN_BYTES, MAX_PROBE_UP_BYTES
+from protocol.identity.envelope import first_sequence, next_session
+from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity_file import read_identity
+from protocol.identity.invite import decode_invite
+from protocol.run.manifest import open_manifest
+
+ALL_WITHIN_S: Final = 30.0
+"""The sum of the deadlines below, should the host be slow in everything."""
+
+GREETING_WITHIN_S: Final = 5.0
+FLOW_WITHIN_S: Final = 3.0
+"""Each way; a line that fills no more than the first piece in this time is slow, and that is all one wants to know."""
+
+FIRST_PIECE_BYTES: Final = 64 << 10
+LEAST_FLOW_S: Final = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where the host is, and by what it knows us: the secret of an invite, or, where that is empty, `identity` and its credential."""
+
+    endpoint: CoordinatorEndpoint
+    identity: Identity
+    secret: bytes
+    credential: bytes
+    needed_bits_per_s: float = 0.0
+
+    @property
+    def proof(self) -> ProbeProof:
+        """That we may ask for a probe."""
+        return ProbeProof(self.secret, self.credential)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether nothing can begin without the host."""
+        return bool(self.secret)
+
+
+def find_way(config: PeerConfig, invite_text: str) -> Way | None:
+    """By the invite, or else by the last run; None where there is neither. A run that was joined before is known by its credential.
+
+    Raises:
+        PotluckError: what is there cannot be used, and why.
+    """
+    if not invite_text:
+        folder = last_run_folder(config.state_dir)
+        return _known_way(config, folder) if folder is not None else None
+    invite = decode_invite(invite_text)
+    folder = run_folder(config.state_dir, invite.run_id)
+    if is_known(folder):
+        return _known_way(config, folder)
+    invite.ensure_fresh(time.time())
+    endpoint = CoordinatorEndpoint(invite.coordinator_addresses, invite.ca_certificate_der, invite.run_id)
+    return Way(endpoint, Identity(secrets.token_bytes(32)), invite.secret, b"")
+
+
+def _known_way(config: PeerConfig, folder: Path) -> Way | None:
+    saved = load_membership(folder)
+    if saved is None:
+        return None
+    manifest = open_manifest(saved.manifest, verifier=Ed25519Verifier())
+    endpoint = CoordinatorEndpoint(saved.addresses, saved.ca_certificate_der, manifest.run_id)
+    needed_bits_per_s = manifest.config.needed_mbit_per_s * 1e6
+    return Way(endpoint, read_identity(config.state_dir / "identity"), b"", saved.credential, needed_bits_per_s)
+
+
+def read_host(config: PeerConfig, invite_text: str) -> HostReadings | None:
+    """Read all of it; None where there is neither an invite nor a last run. Blocks for ALL_WITHIN_S at most."""
+    try:
+        way = find_way(config, invite_text)
+    except PotluckError as error:
+        return HostReadings(_no_answer(error, is_needed=True))
+    return None if way is None else trio.run(_read, config, way)
+
+
+def _no_answer(error: PotluckError, *, is_needed: bool) -> NoAnswer:
+    return NoAnswer(_cause(error), error.remedy, is_needed)
+
+
+def _cause(error: PotluckError) -> str:
+    """Found and expected, without the remedy."""
+    return type(error)(error.found, error.expected).one_line()
+
+
+async def _read(config: PeerConfig, way: Way) -> HostReadings:
+    with trio.move_on_after(ALL_WITHIN_S):
+        return await _ask(config, way)
+    late = CallTimeout(f"no answer from the host within {ALL_WITHIN_S:.0f} s", "", "try again later")
+    return HostReadings(_no_answer(late, is_needed=way.is_needed))
+
+
+async def _ask(config: PeerConfig, way: Way) -> HostReadings:
+    caller = Caller(way.identity, _next_sequence, SystemClock())
+    try:
+        async with (
+            open_asyncio_thread() as thread,
+            open_coordinator_client(thread, way.endpoint, caller) as client,
+        ):
+            answer = await _greet(way, client)
+            try:
+                reach = await reach_of(config, way.proof, client)
+                bulk = await _bulk_reach_of(config, way.proof, client, reach)
+                line = await _line(way.proof, client)
+                return HostReadings(answer, reach, line, bulk=bulk, needed_bits_per_s=way.needed_bits_per_s)
+            except RefusedError as error:
+                return HostReadings(answer, refusal=Refusal(_cause(error), error.remedy))
+    except PotluckError as error:
+        return HostReadings(_no_answer(error, is_needed=way.is_needed or isinstance(error, VersionError)))
+
+
+async def _next_sequence() -> int:
+    """By the clock alone: the coordinator judges these calls apart from all others, and the daemon may be running beside us."""
+    now_unix_s = time.time()
+    return first_sequence(next_session(0, now_unix_s)) + int(now_unix_s % 1.0 * (1 << 32))
+
+
+async def _greet(way: Way, client: CoordinatorClient) -> Answer:
+    with trio.move_on_after(GREETING_WITHIN_S * len(way.endpoint.addresses)):
+        greeting = await client.greet()
+        if not math.isfinite(greeting.ahead_s):
+            raise RemoteProtocolError("a host whose clock tells no time", "seconds since 1970", "tell the host")
+        return Answer(", ".join(way.endpoint.addresses), greeting.ahead_s, greeting.release, installed_release())
+    raise CallTimeout(
+        f"no answer from {', '.join(way.endpoint.addresses)}", "a running `potluck host`", "try again later"
+    )
+
+
+async def reach_of(
+    config: PeerConfig, proof: ProbeProof, client: CoordinatorClient
+) -> Reach | PortTaken | Unread | None:
+    """Listen where a peer would, and let the host try to connect; None where the owner takes no connections.
+
+    Raises:
+        RefusedError: the host would not let us in.
+    """
+    if config.no_listen:
+        return None
+    return await _dialled_back(config, config.listen_port, proof, client)
+
+
+async def _bulk_reach_of(
+    config: PeerConfig, proof: ProbeProof, client: CoordinatorClient, reach: Reach | PortTaken | Unread | None
+) -> Reach | PortTaken | Unread | None:
+    """The same for the port on which weights and data come; None where others cannot connect to us anyway. Raises as `reach_of`."""
+    if not isinstance(reach, Reach) or not reach.is_reached:
+        return None
+    port, may_take_another = bulk_port(config.model_copy(update={"listen_port": reach.port}))
+    found = await _dialled_back(config, port, proof, client)
+    if isinstance(found, PortTaken) and may_take_another:
+        return await _dialled_back(config, 0, proof, client)
+    return found
+
+
+async def _dialled_back(
+    config: PeerConfig, port: int, proof: ProbeProof, client: CoordinatorClient
+) -> Reach | PortTaken | Unread:
+    host = config.listen_host
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host)
+    except OSError as error:
+        return PortTaken(f"cannot listen on {host} port {port} ({error.strerror})")
+    port = int(listeners[0].socket.getsockname()[1])
+    nonce = secrets.token_bytes(DIAL_BACK_NONCE_BYTES)
+
+    async def say_nonce(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(nonce)
+
+    try:
+        async with open_plain_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, say_nonce, listeners)
+            found = await client.dial_back(proof, port, nonce)
+    except PotluckError as error:
+        return _unread(error)
+    return Reach(host, port, found.is_reached, found.seen_as, found.seen_as in _own_addresses(), config.announce_host)
+
+
+def _own_addresses() -> set[str]:
+    return {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+
+
+async def _line(proof: ProbeProof, client: CoordinatorClient) -> Line | Unread:
+    """Time a bounded number of bytes up, then down."""
+
+    async def up(num_bytes: int, timeout_s: float) -> None:
+        await client.move_bytes(proof, num_bytes, 0, timeout_s=timeout_s)
+
+    async def down(num_bytes: int, timeout_s: float) -> None:
+        await client.move_bytes(proof, 0, num_bytes, timeout_s=timeout_s)
+
+    try:
+        began_s = trio.current_time()
+        await up(0, FLOW_WITHIN_S)
+        round_trip_s = trio.current_time() - began_s
+        return Line(
+            await _flow(up, MAX_PROBE_UP_BYTES, round_trip_s), await _flow(down, MAX_PROBE_DOWN_BYTES, round_trip_s)
+        )
+    except PotluckError as error:
+        return _unread(error)
+
+
+def _unread(error: PotluckError) -> Unread:
+    """Raises RefusedError: we would not be let in, which is more than a reading that is missing."""
+    if isinstance(error, RefusedError):
+        raise error
+    return Unread(error.one_line())
+
+
+async def _flow(move: Callable[[int, float], Awaitable[None]], most_bytes: int, round_trip_s: float) -> Flow:
+    """Pieces that grow fourfold, until the time is over or MAX_PROBE_BYTES have passed. What a late piece moved is not known."""
+    num_bytes, seconds, piece_bytes = 0, 0.0, FIRST_PIECE_BYTES
+    ends_s = trio.current_time() + FLOW_WITHIN_S
+    while num_bytes + piece_bytes <= MAX_PROBE_BYTES:
+        began_s = trio.current_time()
+        if began_s >= ends_s:
+            break
+        try:
+            await move(piece_bytes, ends_s - began_s)
+        except CallTimeout:
+            break
+        took_s = trio.current_time() - began_s
+        seconds += max(took_s - round_trip_s, took_s / 10)
+        num_bytes += piece_bytes
+        piece_bytes = min(4 * piece_bytes, most_bytes)
+    return Flow(num_bytes, max(seconds, LEAST_FLOW_S) if num_bytes else FLOW_WITHIN_S)

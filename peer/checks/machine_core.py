@@ -1,0 +1,339 @@
+"""The judgement of `potluck doctor`, pure: what was read of this machine -> findings, each ok, warn or fail with a fix.
+
+A fail is what no run can be joined with; a warn is what a run can be joined with, worse than it could be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from protocol.estimates.estimates import peer_disk_bytes
+from protocol.pipeline.placement.peer_memory import peer_memory_bytes
+
+GIB: Final = 1 << 30
+MIB: Final = 1 << 20
+
+MEMORY_LEAST_BYTES: Final = 512 * MIB
+"""Below this torch is not even imported twice."""
+
+DISK_LEAST_BYTES: Final = 64 * MIB
+"""Room for identity, credential and log; with less nothing can be promised to anybody."""
+
+OPEN_FILES_FEW: Final = 1024
+"""What most systems give; a swarm's sockets and the files of kept states stay well below it."""
+
+OPEN_FILES_LEAST: Final = 128
+
+_COMPILE: Final = "install a C compiler (gcc or clang), then build again: README.md, Try it"
+_UPDATE_TORCH: Final = "install a torch built for this card (pytorch.org/get-started), or train with --device cpu"
+
+
+class Level(Enum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; `fix` is empty where nothing is to be mended."""
+
+    name: str
+    level: Level
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A reading that could not be taken, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The first NVIDIA card as its driver tells of it.
+
+    Attributes:
+        driver_cuda: newest CUDA (major, minor) that the driver can run.
+        capability: compute capability (major, minor).
+    """
+
+    name: str
+    driver: str
+    driver_cuda: tuple[int, int]
+    capability: tuple[int, int]
+    memory_total_bytes: int
+    memory_free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoCard:
+    """No driver tells of a card; `is_on_bus`: yet the machine has one from NVIDIA."""
+
+    reason: str
+    is_on_bus: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """What torch says of itself. `cuda` is empty for a build without CUDA; `architectures` as torch.cuda.get_arch_list() says.
+    `codecs_problem`, asked in the same process: why the codecs that pack what is sent are not compiled, empty where they are.
+    """
+
+    version: str
+    cuda: str
+    architectures: tuple[str, ...]
+    can_use_cuda: bool
+    can_use_mps: bool
+    codecs_problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoTorch:
+    """torch cannot be imported, and why. One that only takes too long to say anything is `Unread`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of this machine, or of its container where that has less."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Where a run would be kept. `taken_bytes` is what is there of it already; `cache_bytes` the most that its data may take."""
+
+    folder: str
+    is_writable: bool
+    free_bytes: int
+    taken_bytes: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Empty for what is not installed."""
+
+    potluck: str
+    protocol: int
+    python: str
+    torch: str
+    hivemind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Everything that was read of this machine.
+
+    Attributes:
+        device: where the owner wants to train: auto, cpu, cuda or mps.
+        num_parameters: of the model of the last run, 0 while no run is known.
+        torch: None where torch was not asked: importing it takes seconds.
+    """
+
+    device: str
+    num_parameters: int
+    graphics: Card | NoCard | Unread
+    torch: Torch | NoTorch | Unread | None
+    memory: Memory | Unread
+    disk: Disk | Unread
+    open_files: int | Unread
+    versions: Versions | Unread
+
+
+def judge(readings: Readings) -> tuple[Finding, ...]:
+    """The findings about this machine, in the order of the report."""
+    findings = [_graphics(readings)]
+    if readings.torch is not None:
+        findings += _architecture(readings, readings.torch)
+        findings += _codecs(readings.torch)
+    findings += [
+        _memory(readings.memory, readings.num_parameters),
+        _disk(readings.disk, readings.num_parameters),
+        _open_files(readings.open_files),
+        _versions(readings.versions),
+    ]
+    return tuple(findings)
+
+
+def worst(findings: Sequence[Finding]) -> Level:
+    """The worst level among them; ok for none."""
+    found = {finding.level for finding in findings}
+    return next((level for level in (Level.FAIL, Level.WARN) if level in found), Level.OK)
+
+
+def report_lines(findings: Sequence[Finding]) -> list[str]:
+    """The report for people: one line a finding."""
+    return [f"{f.level.value:<4}  {f.name:<10}  {f.found}{f'; {f.fix}' if f.fix else ''}" for f in findings]
+
+
+def unread(name: str, reading: Unread) -> Finding:
+    """What is said of a reading that could not be taken: nothing is known to be wrong."""
+    return Finding(name, Level.WARN, f"could not be read: {reading.reason}")
+
+
+def in_gib(num_bytes: int) -> str:
+    """As people read it: "1.5 GiB"."""
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
+def runs_on(capability: tuple[int, int], architectures: Sequence[str]) -> str:
+    """The entry of a torch build's architecture list that a card of this compute capability runs; empty when there is none.
+
+    Machine code (sm_) runs on its own major version from its minor one on; with an "a" behind it on its own alone, with an "f" within
+    its family. What is kept as PTX (compute_) is compiled for every newer card.
+    """
+    for architecture in reversed(architectures):
+        kind, _, number = architecture.partition("_")
+        suffix = number[-1:] if number[-1:].isalpha() else ""
+        digits = number.removesuffix(suffix)
+        if len(digits) < 2 or not digits.isdigit():
+            continue
+        built = int(digits[:-1]), int(digits[-1])
+        is_same_major = built[0] == capability[0] and built[1] <= capability[1]
+        fits = built == capability if suffix == "a" else is_same_major
+        if kind == "compute" and not suffix:
+            fits = built <= capability
+        if fits and kind in ("sm", "compute"):
+            return architecture
+    return ""
+
+
+def _graphics(readings: Readings) -> Finding:
+    device, graphics = readings.device, readings.graphics
+    if isinstance(graphics, Unread):
+        return unread("gpu", graphics)
+    if isinstance(graphics, Card):
+        major, minor = graphics.driver_cuda
+        memory = f"{in_gib(graphics.memory_free_bytes)} of {in_gib(graphics.memory_total_bytes)} free"
+        found = f"{graphics.name}, {memory}; driver {graphics.driver}, up to CUDA {major}.{minor}"
+        if device in ("auto", "cuda") and graphics.memory_free_bytes < GIB:
+            return Finding("gpu", Level.WARN, found, "end what else uses the card, or train with --device cpu")
+        return Finding("gpu", Level.OK, found)
+    if device == "cuda":
+        fix = "install its driver, or train with --device cpu"
+        return Finding("gpu", Level.FAIL, f"--device cuda, and no NVIDIA card answers ({graphics.reason})", fix)
+    if graphics.is_on_bus and device == "auto":
+        found = f"an NVIDIA card that no driver answers for ({graphics.reason}); training runs on the CPU"
+        return Finding("gpu", Level.WARN, found, "install its driver; in a container pass the card in (--gpus all)")
+    where = "the CPU" if device == "auto" else f"--device {device}"
+    return Finding("gpu", Level.OK, f"no NVIDIA card; training runs on {where}")
+
+
+def _architecture(readings: Readings, torch: Torch | NoTorch | Unread) -> list[Finding]:
+    """Whether torch can use what is there; nothing where there is nothing to use."""
+    name, device, card = "torch", readings.device, readings.graphics
+    if isinstance(torch, Unread):
+        return [unread(name, torch)]
+    if isinstance(torch, NoTorch):
+        return [Finding(name, Level.FAIL, f"torch cannot be imported: {torch.reason}", "install potluck again")]
+    if device == "mps":
+        return [_mps(torch)]
+    if not isinstance(card, Card) or device == "cpu":
+        return [Finding(name, Level.OK, f"torch {torch.version}, on the CPU")]
+    # With --device auto a torch without CUDA trains on the CPU and says nothing.
+    unusable = Level.FAIL if device == "cuda" else Level.WARN
+    if not torch.cuda:
+        return [Finding(name, unusable, f"torch {torch.version} was built without CUDA", _UPDATE_TORCH)]
+    major = torch.cuda.partition(".")[0]
+    if major.isdigit() and int(major) > card.driver_cuda[0]:
+        found = f"torch {torch.version} needs CUDA {torch.cuda}, the driver runs up to {card.driver_cuda[0]}.{card.driver_cuda[1]}"
+        return [Finding(name, unusable, found, "install a newer driver, or a torch for the older CUDA")]
+    if not torch.can_use_cuda:
+        found = f"torch {torch.version} (CUDA {torch.cuda}) finds no card that it can use"
+        return [Finding(name, unusable, found, "reboot after a driver update; look at CUDA_VISIBLE_DEVICES")]
+    return [_kernels(card, torch)]
+
+
+def _codecs(torch: Torch | NoTorch | Unread) -> list[Finding]:
+    """Without a compiler at installation all goes on as it does with one, and is slower."""
+    if not isinstance(torch, Torch):
+        return []
+    if not torch.codecs_problem:
+        return [Finding("codecs", Level.OK, "compiled for this machine")]
+    found = f"not compiled ({torch.codecs_problem}): rounds take several times more of the processor"
+    return [Finding("codecs", Level.WARN, found, _COMPILE)]
+
+
+def _kernels(card: Card, torch: Torch) -> Finding:
+    own, match = f"sm_{card.capability[0]}{card.capability[1]}", runs_on(card.capability, torch.architectures)
+    if not match:
+        has = ", ".join(torch.architectures) or "none"
+        found = f"the card is {own}, and torch {torch.version} has code for {has}: training would end with 'no kernel image'"
+        return Finding("torch", Level.FAIL, found, _UPDATE_TORCH)
+    return Finding("torch", Level.OK, f"torch {torch.version} (CUDA {torch.cuda}) has {match} for this card, {own}")
+
+
+def _mps(torch: Torch) -> Finding:
+    if torch.can_use_mps:
+        return Finding("torch", Level.OK, f"torch {torch.version}, on mps")
+    found = f"--device mps, and torch {torch.version} finds no such device"
+    return Finding("torch", Level.FAIL, found, "train with --device auto")
+
+
+def _memory(memory: Memory | Unread, num_parameters: int) -> Finding:
+    if isinstance(memory, Unread):
+        return unread("memory", memory)
+    needed_bytes = peer_memory_bytes(num_parameters)
+    for_what = "the last run" if num_parameters else "a small model"
+    found = f"{in_gib(memory.available_bytes)} of {in_gib(memory.total_bytes)} free"
+    takes = f"{for_what} takes about {in_gib(needed_bytes)}"
+    fix = "end other programs, or add memory or swap"
+    if memory.available_bytes < MEMORY_LEAST_BYTES:
+        return Finding("memory", Level.FAIL, f"{found}, {takes}", fix)
+    if memory.available_bytes < needed_bytes:
+        return Finding("memory", Level.WARN, f"{found}, {takes}", fix)
+    return Finding("memory", Level.OK, f"{found}, {takes}")
+
+
+def _disk(disk: Disk | Unread, num_parameters: int) -> Finding:
+    if isinstance(disk, Unread):
+        return unread("disk", disk)
+    if not disk.is_writable:
+        fix = "make it writable, or choose another with --state-dir"
+        return Finding("disk", Level.FAIL, f"{disk.folder} cannot be written", fix)
+    needed_bytes = disk.cache_bytes + peer_disk_bytes(num_parameters)
+    missing_bytes = max(0, needed_bytes - disk.taken_bytes)
+    found = f"{in_gib(disk.free_bytes)} free at {disk.folder}"
+    # Without a run nobody knows how large the model is; the data alone has its cap.
+    takes = f"{'the last run' if num_parameters else 'data'} takes up to {in_gib(needed_bytes)}"
+    if disk.taken_bytes:
+        takes += f", {in_gib(disk.taken_bytes)} of it there"
+    fix = "free some, or choose another disk with --state-dir; less data is kept with POTLUCK_PEER_CACHE_BYTES"
+    if disk.free_bytes < DISK_LEAST_BYTES:
+        return Finding("disk", Level.FAIL, f"{found}, {takes}", fix)
+    if disk.free_bytes < missing_bytes:
+        return Finding("disk", Level.WARN, f"{found}, {takes}", fix)
+    return Finding("disk", Level.OK, f"{found}, {takes}")
+
+
+def _open_files(limit: int | Unread) -> Finding:
+    if isinstance(limit, Unread):
+        return unread("open files", limit)
+    if limit >= OPEN_FILES_FEW:
+        return Finding("open files", Level.OK, f"up to {limit}")
+    level = Level.WARN if limit >= OPEN_FILES_LEAST else Level.FAIL
+    fix = f"ulimit -n {OPEN_FILES_FEW} in this shell, or LimitNOFILE={OPEN_FILES_FEW} in its service"
+    return Finding("open files", level, f"up to {limit}, and sockets count, too", fix)
+
+
+def _versions(versions: Versions | Unread) -> Finding:
+    if isinstance(versions, Unread):
+        return unread("versions", versions)
+    told = {"potluck": versions.potluck, "protocol": str(versions.protocol), "Python": versions.python}
+    told |= {"torch": versions.torch, "hivemind": versions.hivemind}
+    absent = [name for name in ("torch", "hivemind") if not told[name]]
+    if absent:
+        return Finding("versions", Level.FAIL, f"{' and '.join(absent)} not installed", "install potluck again")
+    return Finding("versions", Level.OK, ", ".join(f"{name} {version}" for name, version in told.items()))

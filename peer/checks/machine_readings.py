@@ -1,0 +1,217 @@
+"""What `potluck doctor` reads of this machine. Each reading has its deadline, and none can end the command: what goes wrong is a
+reading, too. Nothing heavy is imported here: torch is asked in a process of its own, which may hang or crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, TypeVar
+
+from averaging.release import installed_release
+from peer.checks.machine_core import Card, Disk, Memory, NoCard, NoTorch, Readings, Torch, Unread, Versions
+from protocol.ids import PROTOCOL_VERSION
+
+T = TypeVar("T")
+
+READING_WITHIN_S: Final = 2.0
+"""What takes milliseconds where all is well; a driver or a network disk that hangs is told as such."""
+
+CARD_WITHIN_S: Final = 10.0
+"""A card whose driver keeps nothing loaded between uses takes seconds to wake up."""
+
+TORCH_WITHIN_S: Final = 60.0
+"""Importing torch takes 6 s here, and far longer from a cold or distant disk."""
+
+_NVIDIA_ON_PCI: Final = "0x10de"
+_DISPLAY_CLASS: Final = "0x03"
+
+_TORCH_SAYS: Final = """
+import json, torch
+try:
+    from averaging.codecs.compiled import problem
+    codecs_problem = problem()
+except (ImportError, OSError) as error:
+    codecs_problem = f"{type(error).__name__}: {error}"
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or "",
+    "architectures": torch.cuda.get_arch_list(), "can_use_cuda": torch.cuda.is_available(),
+    "can_use_mps": torch.backends.mps.is_available(), "codecs_problem": codecs_problem}))
+"""
+
+
+def within(limit_s: float, read: Callable[[], T]) -> T | Unread:
+    """The reading, or why there is none; a reader that hangs is left behind on its thread, which does not keep the process."""
+    results: queue.SimpleQueue[T | Unread] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            results.put(read())
+        except Exception as error:  # noqa: BLE001 - a doctor reports what is broken, whatever it is
+            results.put(Unread(f"{type(error).__name__}: {error}"))
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return results.get(timeout=limit_s)
+    except queue.Empty:
+        return Unread(f"no answer within {limit_s:g} s")
+
+
+def read_machine(
+    state_dir: Path, device: str, *, cache_bytes: int, num_parameters: int = 0, asks_torch: bool = True
+) -> Readings:
+    """Read all of it. `device`: auto, cpu, cuda or mps; `num_parameters` of the model of the last run, 0 for none. Blocks, for the sum
+    of the deadlines at most, and without torch for some tenths of a second where all is well.
+    """
+    return Readings(
+        device=device,
+        num_parameters=num_parameters,
+        torch=read_torch() if asks_torch else None,
+        graphics=within(CARD_WITHIN_S, read_graphics),
+        memory=within(READING_WITHIN_S, read_memory),
+        disk=within(READING_WITHIN_S, partial(read_disk, state_dir, cache_bytes)),
+        open_files=within(READING_WITHIN_S, read_open_files),
+        versions=within(READING_WITHIN_S, read_versions),
+    )
+
+
+def read_graphics() -> Card | NoCard:
+    """The first NVIDIA card, as its driver tells of it."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        card = pynvml.nvmlDeviceGetHandleByIndex(0)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(card)
+        driver_cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card)
+        return Card(
+            name=_text(pynvml.nvmlDeviceGetName(card)),
+            driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+            driver_cuda=(driver_cuda // 1000, driver_cuda % 1000 // 10),
+            capability=(int(major), int(minor)),
+            memory_total_bytes=int(memory.total),
+            memory_free_bytes=int(memory.free),
+        )
+    except pynvml.NVMLError as error:
+        return NoCard(str(error), has_nvidia_on_bus(Path("/sys/bus/pci/devices")))
+
+
+def _text(value: str | bytes) -> str:
+    """As text: older releases of pynvml give bytes."""
+    return value.decode("utf8", "replace") if isinstance(value, bytes) else value
+
+
+def has_nvidia_on_bus(devices: Path) -> bool:
+    """Whether a graphics card from NVIDIA is among the PCI devices; False where the system does not list them as Linux does."""
+    for device in devices.glob("*"):
+        try:
+            vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
+        except OSError:
+            continue
+        if vendor == _NVIDIA_ON_PCI and kind.startswith(_DISPLAY_CLASS):
+            return True
+    return False
+
+
+def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> Torch | NoTorch | Unread:
+    """Ask torch, in a process of its own."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Unread(f"no answer within {limit_s:g} s")
+    except OSError as error:
+        return Unread(f"no process could be started ({error.strerror})")
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        return NoTorch(said[-1] if said else f"it ended with {done.returncode}")
+    try:
+        told = json.loads(done.stdout.splitlines()[-1])
+        return Torch(
+            version=str(told["version"]),
+            cuda=str(told["cuda"]),
+            architectures=tuple(str(name) for name in told["architectures"]),
+            can_use_cuda=bool(told["can_use_cuda"]),
+            can_use_mps=bool(told["can_use_mps"]),
+            codecs_problem=str(told["codecs_problem"]),
+        )
+    except (ValueError, KeyError, IndexError, TypeError):
+        return Unread("its answer cannot be understood")
+
+
+def read_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> Memory:
+    """Of the machine, or of the container that we are in."""
+    import psutil
+
+    found = psutil.virtual_memory()
+    limit_bytes, used_bytes = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
+    if limit_bytes is None or limit_bytes >= found.total:
+        return Memory(found.total, found.available)
+    return Memory(limit_bytes, max(0, min(found.available, limit_bytes - (used_bytes or 0))))
+
+
+def _number(path: Path) -> int | None:
+    """A number that the kernel tells; None for "max" and where there is no such file."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def read_disk(state_dir: Path, cache_bytes: int) -> Disk:
+    """The disk of `state_dir`, which is not made: while it is absent the nearest folder above counts."""
+    there = state_dir.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    taken_bytes = 0
+    for folder, _, files in os.walk(state_dir):
+        for name in files:
+            try:
+                taken_bytes += os.stat(Path(folder, name), follow_symlinks=False).st_size
+            except OSError:
+                continue  # removed while we look
+    system = os.statvfs(there)
+    is_writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    return Disk(str(state_dir), is_writable, system.f_bavail * system.f_frsize, taken_bytes, cache_bytes)
+
+
+def read_open_files() -> int:
+    """How many files and sockets a process of ours may have open."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def read_versions() -> Versions:
+    """What is installed."""
+    return Versions(
+        potluck=installed_release(),
+        protocol=PROTOCOL_VERSION,
+        python=platform.python_version(),
+        torch=_installed("torch"),
+        hivemind=_installed("hivemind"),
+    )
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

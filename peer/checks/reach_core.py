@@ -1,0 +1,37 @@
+"""Whether a peer tells others that nobody can connect to it: its owner's word first, then what the host found. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from peer.checks.host_core import PortTaken, Reach, outbound_only
+from peer.checks.machine_core import Unread
+
+
+def has_owners_word(*, no_listen: bool, announce_host: str) -> bool:
+    """Whether its owner has said how others reach this peer: the host need not be asked."""
+    return no_listen or bool(announce_host)
+
+
+def is_outbound_only(*, no_listen: bool, announce_host: str, reach: Reach | PortTaken | Unread | None) -> bool:
+    """Whether others are told not to wait for a connection to this peer. `reach` is what came of the host's attempt to connect back,
+    None where it was not asked. A host on the same machine that was too busy to connect in time says nothing about the way here.
+    """
+    if has_owners_word(no_listen=no_listen, announce_host=announce_host):
+        return no_listen
+    return isinstance(reach, Reach) and not reach.is_reached and not _is_loopback(reach.seen_as)
+
+
+def outbound_sentence(reach: Reach) -> str:
+    """What its owner is told, with the flag that mends it."""
+    finding = outbound_only(reach)
+    return f"{finding.found}, so others are told not to wait for it as a reducer; to mend it: {finding.fix}"
+
+
+def _is_loopback(seen_as: str) -> bool:
+    try:
+        address = ipaddress.ip_address(seen_as.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

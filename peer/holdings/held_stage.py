@@ -1,0 +1,218 @@
+"""The stage of this peer in a pipeline run, over its restarts: what its memory and its disk say, and the choice once the run has
+started. One stage a peer: its replicas vote on its rounds, and a lane has a peer for each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from statistics import median
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+
+from averaging.data.shards import DatasetManifest, HashedFile
+from averaging.network.seams.interfaces import Offload
+from peer.holdings.verified_holders_core import Believed
+from peer.membership.saved_membership import write_durably
+from peer.settings.config import PeerConfig, whole_bytes
+from protocol.errors import StorageError
+from protocol.ids import PeerId
+from protocol.pipeline.placement.cutting import computed_costs, stages_that_fit
+from protocol.pipeline.placement.placement import Placement, Server, stage_for_joiner
+from protocol.rounds.messages.start import StartRecord
+from protocol.run.manifest import RunConfig
+from protocol.tensors.stage_schema import StageMap, stage_schema, stage_unit
+
+log = structlog.get_logger()
+
+FILE_NAME: Final = "stage"
+"""In the folder of a run: the stage that is held."""
+
+_WARM_UP_S: Final = 30.0
+_BYTES_PER_S: Final = 1e6
+_STATE_BYTES: Final = 8
+_FAR_BYTES: Final = 1 << 60
+
+HORIZON_S: Final = 3600.0
+"""For so long a placement is taken to last, and no longer than the run does."""
+
+MEASURED_WITHIN: Final = 0.1
+"""Tokens a second of one replica differ by that from minute to minute."""
+
+_MOST_TIMES: Final = 8.0
+"""No peer is taken for faster than so many times the median, whatever it says of itself: else who says much would draw all others away
+from its stage.
+"""
+
+NO_PACES: Final[Mapping[PeerId, float]] = MappingProxyType({})
+NO_LIMITS: Final[Mapping[PeerId, Iterable[int]]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class KnownStages:
+    """What a peer knows when it decides which stage it holds.
+
+    Attributes:
+        fits: those that it has room for.
+        kept: held here before, in this run; None where none was.
+        founded: with which the run began here, by the host's start record.
+        others: all that are listed, with their stage, None where they have not decided.
+        paces: tokens a second that the others' stages were measured to do there, where they have shown it.
+        is_in_lanes: as in `placement_of`.
+    """
+
+    stages: StageMap
+    fits: tuple[int, ...]
+    kept: int | None = None
+    founded: int | None = None
+    others: Mapping[PeerId, int | None] | None = None
+    paces: Mapping[PeerId, float] = field(default_factory=lambda: NO_PACES)
+    is_in_lanes: bool = False
+
+
+def choose_stage(known: KnownStages) -> tuple[int, str]:
+    """What is on our disk, else with what the run began here, else what the run lacks most of what we have room for; and why."""
+    if known.kept is not None:
+        return known.kept, "held here before"
+    if known.founded is not None:
+        return known.founded, "the run began with it here"
+    held = {peer: stage for peer, stage in (known.others or {}).items() if stage is not None}
+    placement = placement_of(known.stages, held, paces=known.paces, is_in_lanes=known.is_in_lanes)
+    counts = ", ".join(map(str, placement.replicas()))
+    return stage_for_joiner(placement, known.fits), f"the run lacks it most: its stages have {counts} holders"
+
+
+def placement_of(
+    stages: StageMap,
+    held: Mapping[PeerId, int],
+    fits: Mapping[PeerId, Iterable[int]] = NO_LIMITS,
+    paces: Mapping[PeerId, float] = NO_PACES,
+    *,
+    is_in_lanes: bool = False,
+    horizon_s: float = HORIZON_S,
+) -> Placement:
+    """The run's stages and who is at which, all alike as far as others see them.
+
+    Args:
+        fits: the stages that a peer has room for, where it is known; all of them else.
+        paces: tokens a second that a peer's stage was measured to do there; who has shown none is taken for the median of the others.
+        is_in_lanes: a lane has one peer of each stage, whatever they cost, so of each there should be as many.
+    """
+    all_stages, costs = range(stages.num_stages), computed_costs(stages.decoder)
+    each = tuple(1.0 if is_in_lanes else max(costs.of(stages, stage), 1e-9) for stage in all_stages)
+    shown = {} if is_in_lanes else {p: paces[p] * each[s] for p, s in held.items() if s in all_stages and p in paces}
+    speed = median(shown.values()) if shown else 1.0
+    servers = tuple(
+        Server(
+            peer,
+            stage,
+            min(shown.get(peer, speed), _MOST_TIMES * speed),
+            _BYTES_PER_S,
+            frozenset(fits.get(peer, all_stages)),
+        )
+        for peer, stage in sorted(held.items())
+        if stage in all_stages
+    )
+    sizes = tuple(_STATE_BYTES * stage_schema(stages, stage).num_elements for stage in all_stages)
+    return Placement(each, sizes, servers, _WARM_UP_S, horizon_s, MEASURED_WITHIN if shown else 0.0)
+
+
+def founded_stage(start: StartRecord, me: PeerId, num_stages: int) -> int | None:
+    """The stage that the start record gives to a founder; None to who came later."""
+    rosters = {unit.unit: unit.roster for unit in start.units}
+    return next((stage for stage in range(num_stages) if me in rosters.get(stage_unit(stage), ())), None)
+
+
+class OwnStage:
+    """What this peer holds of a pipeline run; `held` is empty until it has decided.
+
+    Raises:
+        MachineError: it has no room for any stage.
+    """
+
+    room: Final = 1
+    held: tuple[int, ...] = ()
+
+    def __init__(self, own: PeerConfig, config: RunConfig, stages: StageMap, folder: Path, offload: Offload) -> None:
+        self.num_parts = stages.num_stages
+        self._stages = stages
+        self._path = folder / FILE_NAME
+        self._offload = offload
+        self._kept = _load(self._path, stages.num_stages)
+        cap_bytes = whole_bytes(own.max_memory_gb) or _FAR_BYTES
+        self._is_in_lanes = config.pipeline is not None and config.pipeline.mode == "lanes"
+        memory = config.pipeline.memory(config.model, config.inner) if config.pipeline is not None else None
+        all_stages = tuple(range(stages.num_stages))
+        self.fits = stages_that_fit(stages, memory, cap_bytes) if memory is not None else all_stages
+        """Those that it has room for."""
+
+    async def move_to(self, stage: int) -> None:
+        """Another stage is held from the next start on.
+
+        Raises:
+            StorageError: the choice cannot be kept.
+        """
+        await self._offload.run(partial(_keep, self._path, stage))
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The stage that is held whatever others hold; none where that is open. Where not every stage fits, one of those that do."""
+        if self.held or self._kept is not None:
+            return self.held or (self._kept or 0,)
+        if len(self.fits) == self.num_parts:
+            return ()
+        place = int.from_bytes(sha256(str(self._path).encode()).digest()[:8], "big")
+        return (self.fits[place % len(self.fits)],)
+
+    def files(self, dataset: DatasetManifest, held: Sequence[int]) -> Sequence[HashedFile]:
+        """What is fetched of the data for this stage. Text is read at the first one, which has the tokens, and at the last, which has
+        the next ones; while no stage is chosen none is.
+        """
+        reads_text = any(self._stages.is_first(stage) or self._stages.is_last(stage) for stage in held)
+        return dataset.files if reads_text else dataset.files_without_text
+
+    async def settle(
+        self, start: StartRecord, me: PeerId, seen: Believed, paces: Mapping[PeerId, float] = NO_PACES
+    ) -> tuple[int, ...]:
+        """Decide, once the run has started, by what the other members hold that are there; who takes no connections has its word.
+
+        Args:
+            paces: tokens a second that members' stages were measured to do there, as the directory lists them.
+
+        Raises:
+            StorageError: the choice cannot be kept.
+        """
+        began = {peer: founded_stage(start, peer, self.num_parts) for peer in start.roster}
+        # who is still downloading shows nothing yet, and others who come meanwhile are to choose another stage
+        listed = dict.fromkeys(start.roster, ()) if seen.is_empty else {**seen.doubted, **seen.on_word, **seen.held}
+        others = {peer: held[0] if held else began.get(peer) for peer, held in listed.items() if peer != me}
+        known = KnownStages(
+            self._stages, self.fits, self._kept, began.get(me), others, paces, is_in_lanes=self._is_in_lanes
+        )
+        stage, reason = choose_stage(known)
+        await self._offload.run(partial(_keep, self._path, stage))
+        self.held = (stage,)
+        log.info("stage_chosen", stage=stage, reason=reason)
+        return self.held
+
+
+def _keep(path: Path, stage: int) -> None:
+    try:
+        write_durably(path, json.dumps(stage).encode("ascii"))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}", "a writable folder with space") from error
+
+
+def _load(path: Path, num_stages: int) -> int | None:
+    """What was kept; None where there is no such file, or none that can be read: another choice costs a download."""
+    try:
+        stage = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return stage if type(stage) is int and 0 <= stage < num_stages else None

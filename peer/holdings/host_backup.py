@@ -1,0 +1,36 @@
+"""An expert whose holders are all away, taken up where the host keeps it: certificates, an attested state, the results after it."""
+
+from __future__ import annotations
+
+import structlog
+import trio
+
+from averaging.network.seams.interfaces import Network
+from averaging.rounds.fetching.unit_mirror import trail
+from averaging.rounds.lineage.unit_chain import UnitChain
+from protocol.errors import PotluckError
+from protocol.ids import PeerId
+
+log = structlog.get_logger()
+
+WITHIN_S = 3600.0
+
+
+async def take_kept(network: Network, chain: UnitChain, host: PeerId) -> bool:
+    """Come to where the host can lead, each certificate verified on the one before it; True where that was further than here. Of
+    commits of ours none is given up. Where the host has nothing, or is away, nothing changes.
+
+    For the start of a process, before the rounds begin.
+    """
+    unit, before = chain.tools.unit, chain.head.index
+    try:
+        with trio.move_on_after(WITHIN_S):
+            await trail(network, chain, [host], may_leave=False)
+    except PotluckError as error:
+        log.info("not_taken_from_host", unit=unit, reason=error.one_line())
+    if chain.head.index == before:
+        return False
+    await chain.restore()  # the rounds begin on what the disk tells
+    reason = f"nobody who is there holds it: it goes on from round {chain.head.index}, as the host keeps it"
+    log.info("taken_from_host", unit=unit, index=chain.head.index, reason=reason)
+    return True

@@ -1,0 +1,66 @@
+"""What going over to another stage takes at this peer, by what its own start took: lines and machines are not alike. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from averaging.rounds.fetching.download import DownloadProgress
+from protocol.ids import PeerId
+from protocol.pipeline.placement.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCosts:
+    """Measured here; None where nothing was.
+
+    Attributes:
+        download_bytes_per_s: at which a state came from all of its donors together, the owner's caps and all.
+        warm_up_s: from a stage's last byte to the end of its first pass, without what others were waited for.
+    """
+
+    download_bytes_per_s: float | None = None
+    warm_up_s: float | None = None
+
+
+UNMEASURED = MoveCosts()
+
+
+def as_measured(placement: Placement, me: PeerId, costs: MoveCosts) -> Placement:
+    """The placement with our own costs where they are known. Nobody else knows them."""
+    rate, warm_up_s = costs.download_bytes_per_s, costs.warm_up_s
+    servers = placement.servers
+    if rate is not None:
+        servers = tuple(replace(s, download_bytes_per_s=rate) if s.peer == me else s for s in servers)
+    return replace(placement, servers=servers, warm_up_s=placement.warm_up_s if warm_up_s is None else warm_up_s)
+
+
+class DownloadRate:
+    """Of the newest state that came here, a part of which is enough."""
+
+    def __init__(self) -> None:
+        self._began: tuple[float, DownloadProgress] | None = None
+        self._newest: DownloadProgress | None = None
+        self._bytes_per_s: float | None = None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None before anything came."""
+        return self._bytes_per_s
+
+    def told(self, progress: DownloadProgress, now_s: float) -> None:
+        """How far a download is; the first word of it comes before anything was asked for."""
+        begin, before = self._began, self._newest
+        self._newest = progress
+        if begin is None or before is None or not _goes_on(before, progress):
+            self._began = now_s, progress
+            return
+        came_bytes, took_s = progress.bytes_here - begin[1].bytes_here, now_s - begin[0]
+        if came_bytes > 0 and took_s > 0.0:
+            self._bytes_per_s = came_bytes / took_s
+        if progress.bytes_here == progress.bytes_all:
+            self._began = None
+
+
+def _goes_on(before: DownloadProgress, now: DownloadProgress) -> bool:
+    is_same = (before.index, before.bytes_all) == (now.index, now.bytes_all)
+    return is_same and now.bytes_here >= before.bytes_here

@@ -1,0 +1,130 @@
+"""Who of those that the directory names is there, and holds what it says: its records outlive whoever left, or was killed, by two
+minutes, and are their peers' own word. Who counts is decided in present_holders_core.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams.interfaces import Network, Offload
+from averaging.rounds.traffic.transfer import ask
+from peer.holdings.verified_holders_core import Believed, Looked, Shown, believed
+from protocol.errors import PotluckError, RemoteProtocolError
+from protocol.identity.identity import Verifier
+from protocol.ids import PeerId, RunId, UnitName, short
+from protocol.rounds.lineage.chain import genesis_link, verify_certificate
+from protocol.rounds.messages.requests import FetchCommits
+from protocol.rounds.messages.wire import decode_certificate
+
+log = structlog.get_logger()
+
+ASK_WITHIN_S: Final = 5.0
+PROVE_WITHIN_S: Final = 10.0
+"""For all that everybody claims together: what has not come by then is no proof."""
+
+NUM_LOOKED_AT: Final = 4
+"""Commits of a claimed part that are fetched and verified: a few hundred bytes to 12 kB each."""
+
+Ask = Callable[[PeerId], Awaitable[object]]
+"""Call a peer; raises PotluckError where it does not answer."""
+
+Prove = Callable[[PeerId, int], Awaitable[int]]
+"""How many commits a peer shows of a part that it claims; raises PotluckError where they do not verify, or it does not answer."""
+
+
+class _EnoughError(Exception):
+    """As many commits came as are looked at."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Looks at commits of the run's parts that others show: each is verified on the one before it, the first on the run's start."""
+
+    network: Network
+    offload: Offload
+    verifier: Verifier
+    run_id: RunId
+    start: bytes
+    units: tuple[UnitName, ...]
+
+    async def __call__(self, peer: PeerId, part: int) -> int:
+        """How many a peer has, up to NUM_LOOKED_AT.
+
+        Raises:
+            RemoteProtocolError: they are no commits of that part, or the run has no such part. TransportError: it does not answer.
+        """
+        if part >= len(self.units):
+            raise RemoteProtocolError(f"part {part} of a run with {len(self.units)}", "one that the run has")
+        genesis, frames = genesis_link(self.start, self.units[part]), list[bytes]()
+
+        def take(frame: bytes) -> None:
+            frames.append(frame)
+            if len(frames) >= NUM_LOOKED_AT:
+                raise _EnoughError
+
+        with suppress(_EnoughError):
+            await ask(self.network, peer, FetchCommits(self.units[part], (genesis.commit,)), take)
+        return await self.offload.run(partial(self._verified, part, frames))
+
+    def _verified(self, part: int, frames: list[bytes]) -> int:
+        link = genesis_link(self.start, self.units[part])
+        for frame in frames:
+            link = verify_certificate(decode_certificate(frame), link, verifier=self.verifier, run_id=self.run_id)
+        return len(frames)
+
+
+async def present(
+    listed: Mapping[PeerId, tuple[int, ...]],
+    reachable: Collection[PeerId],
+    ask_peer: Ask,
+    prove: Prove,
+    units: tuple[UnitName, ...],
+    run_index: int,
+    founders: Mapping[PeerId, tuple[int, ...]] = MappingProxyType({}),
+) -> Believed:
+    """Whom of a list to count as what: for the choice of what a newcomer holds. All are asked at once, within ASK_WITHIN_S for a
+    sign of life and PROVE_WITHIN_S for proofs. A wrong guess costs a choice that is not the best, and nothing else.
+    """
+    looked = {peer: Looked(can_be_asked=peer in reachable) for peer in listed}
+
+    async def look(peer: PeerId) -> None:
+        try:
+            with trio.fail_after(ASK_WITHIN_S):
+                await ask_peer(peer)
+        except (PotluckError, trio.TooSlowError):
+            return
+        looked[peer] = Looked(True, is_there=True, shown=await _all_shown(peer, listed[peer], prove))
+
+    async with trio.open_nursery() as nursery:
+        for peer in listed.keys() & set(reachable):
+            nursery.start_soon(look, peer)
+    if absent := sorted(short(peer) for peer, each in looked.items() if each.can_be_asked and not each.is_there):
+        log.info("listed_and_not_there", peers=absent)
+    found = believed(listed, looked, units, run_index, founders)
+    for reason in found.reasons:
+        log.warning("holder_not_believed", reason=reason)
+    return found
+
+
+async def _all_shown(peer: PeerId, parts: Collection[int], prove: Prove) -> Mapping[int, Shown]:
+    shown = {part: Shown(refused=f"does not show its commits within {PROVE_WITHIN_S:.0f} s") for part in parts}
+
+    async def look(part: int) -> None:
+        try:
+            shown[part] = Shown(await prove(peer, part))
+        except PotluckError as error:
+            shown[part] = Shown(refused=f"shows no commits of it that verify ({error.one_line()})")
+
+    with trio.move_on_after(PROVE_WITHIN_S):
+        async with trio.open_nursery() as nursery:
+            for part in parts:
+                nursery.start_soon(look, part)
+    return shown

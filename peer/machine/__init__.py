@@ -1,0 +1,1 @@
+"""What this computer is: devices, memory and its limits."""

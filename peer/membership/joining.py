@@ -1,0 +1,313 @@
+"""Joining a run: from a pasted invite, or from what an earlier session saved, to a checked membership, data and a start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+from cryptography import x509
+
+from averaging.data.shard_exchange import fetch_shard
+from averaging.data.shards import DatasetManifest, HashedFile, ShardCache, parse_dataset
+from averaging.network.seams.interfaces import Clock, Network
+from peer.membership.coordinator_client import CoordinatorClient
+from peer.membership.saved_membership import (
+    SavedMembership,
+    host_heard_s,
+    last_run_folder,
+    load_membership,
+    save_membership,
+)
+from protocol.errors import (
+    ConfigError,
+    PotluckError,
+    RefusedError,
+    RemoteProtocolError,
+    TransportError,
+    UnreachableError,
+    VersionError,
+)
+from protocol.host.calls import START_DOMAIN
+from protocol.identity.credential import check_credential, key_pem, make_request, make_tls_key
+from protocol.identity.envelope import open_envelope
+from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.invite import Invite
+from protocol.ids import PeerId, Root, RunId, short
+from protocol.rounds.messages.start import StartRecord
+from protocol.rounds.messages.wire import decode_body
+from protocol.run.manifest import RunManifest, open_manifest
+from protocol.tensors.tensor_schema import TensorSchema
+
+log = structlog.get_logger()
+
+MAX_CLOCK_ERROR_S: Final = 120.0
+"""Signed messages expire within minutes, so a clock further off cannot take part."""
+
+CLOCK_REMEDY: Final = "set the clock (NTP) and join again"
+CLOCK_WITHIN_S: Final = 5.0
+SHARD_WITHIN_S: Final = 60.0
+RETRY_S: Final = 1.0
+DATA_WITHIN_S: Final = 600.0
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A checked membership. `has_ended`: the credential was good as of the host's last word, and is no more; `reassignment`: of
+    documents, as the host told it at the admission, not looked at yet.
+    """
+
+    saved: SavedMembership
+    manifest: RunManifest
+    dataset: DatasetManifest
+    has_ended: bool = False
+    reassignment: bytes = b""
+
+    @property
+    def run_id(self) -> RunId:
+        """The run."""
+        return self.manifest.run_id
+
+    @property
+    def coordinator(self) -> PeerId:
+        """The coordinator's peer id on the network."""
+        return PeerId(self.saved.coordinator_peer_id)
+
+
+def check_membership(saved: SavedMembership, run_id: RunId) -> Membership:
+    """Manifest and data set as saved or received.
+
+    Raises:
+        RemoteProtocolError, VersionError: they are not of this run, or of another protocol version.
+    """
+    manifest = open_manifest(saved.manifest, verifier=Ed25519Verifier(), expected_run_id=run_id)
+    return Membership(saved, manifest, parse_dataset(saved.dataset, manifest.dataset_id))
+
+
+def saved_membership(folder: Path, identity: Identity, run_id: RunId, now_unix_s: float) -> Membership | None:
+    """The membership of an earlier session, None when there is none or its credential is no good. One that has ended is good for as
+    long as the host is away and cannot renew it, if it was good when the host was heard last (rule 25).
+    """
+    saved = load_membership(folder)
+    if saved is None:
+        return None
+
+    def check(as_of_unix_s: float) -> None:
+        peer_id, authority = identity.peer_id, saved.ca_certificate_der
+        check_credential(saved.credential, authority, peer_id=peer_id, run_id=run_id, now_unix_s=as_of_unix_s)
+
+    has_ended = False
+    try:
+        try:
+            check(now_unix_s)
+        except RefusedError:
+            check(min(now_unix_s, host_heard_s(folder)))
+            has_ended = True
+    except RefusedError as error:
+        log.info("credential_not_used", reason=error.one_line())
+        return None
+    return replace(check_membership(saved, run_id), has_ended=has_ended)
+
+
+def check_invite(invite: Invite, now_unix_s: float) -> None:
+    """What can be said of a newcomer's invite before anybody is asked and anything is written.
+
+    Raises:
+        ConfigError: its CA certificate cannot be read.
+        RefusedError: it has expired, or this machine's clock says that the run is still to be made.
+    """
+    try:
+        authority = x509.load_der_x509_certificate(invite.ca_certificate_der)
+    except ValueError as error:
+        raise ConfigError(
+            "an invite with a CA certificate that cannot be read", "a whole invite", "ask the host for a new one"
+        ) from error
+    early_s = authority.not_valid_before_utc.timestamp() - now_unix_s
+    if early_s > 0:
+        # TLS would only say that the certificate is not good.
+        raise RefusedError(
+            f"this machine's clock is at least {early_s / 60:.0f} minutes behind: the run was made after what it says",
+            "a clock that is right",
+            CLOCK_REMEDY,
+        )
+    invite.ensure_fresh(now_unix_s)
+
+
+def invite_of_last_run(state_dir: Path) -> Invite:
+    """The way back into the run that was joined last: an invite without a secret, of use to a known peer only.
+
+    Raises:
+        ConfigError: no run was ever joined from here.
+        StorageError, RemoteProtocolError, VersionError: what was kept is damaged or of another version.
+    """
+    folder = last_run_folder(state_dir)
+    saved = load_membership(folder) if folder is not None else None
+    if saved is None:
+        raise ConfigError(
+            f"no invite, and no run joined from {state_dir} before",
+            "the line that the host printed",
+            "potluck join potluck1:...",
+        )
+    return Invite(
+        coordinator_addresses=saved.addresses,
+        ca_certificate_der=saved.ca_certificate_der,
+        run_id=open_manifest(saved.manifest, verifier=Ed25519Verifier()).run_id,
+        secret=b"",
+        expires_unix_s=0,
+        bootstrap=saved.bootstrap,
+        max_uses=0,
+    )
+
+
+def _check_clock(ahead_s: float) -> None:
+    """`ahead_s`: how far the coordinator's clock is ahead of ours."""
+    # Written so that NaN is refused too.
+    if abs(ahead_s) <= MAX_CLOCK_ERROR_S:
+        return
+    side = "behind" if ahead_s > 0 else "ahead of"
+    raise RefusedError(
+        f"this machine's clock is {abs(ahead_s):.0f} s {side} the coordinator's",
+        f"at most {MAX_CLOCK_ERROR_S:.0f} s",
+        CLOCK_REMEDY,
+    )
+
+
+async def check_clock_again(client: CoordinatorClient) -> bool:
+    """For a peer that comes back and asks nobody for admission: compare clocks, if the coordinator is there to ask; whether it was.
+
+    Raises:
+        RefusedError: our clock is far off: everybody would drop our messages as expired, and nobody would tell us.
+        VersionError: the coordinator speaks another version.
+    """
+    with trio.move_on_after(CLOCK_WITHIN_S):
+        try:
+            ahead_s = await client.clock_ahead_s()
+        except (UnreachableError, TransportError, RefusedError) as error:
+            # Away, or somebody else has its address now: peers train and average without it.
+            log.info("clock_not_compared", reason=error.one_line())
+            return False
+        _check_clock(ahead_s)
+        return True
+    return False
+
+
+async def come_back(
+    membership: Membership, client: CoordinatorClient, invite: Invite, identity: Identity, folder: Path, clock: Clock
+) -> tuple[Membership, bool]:
+    """Take up an earlier session's membership: where the credential has ended with a new one, and with the host away as it is. Returns
+    the membership, and whether the host was there.
+
+    Raises:
+        RefusedError, VersionError: as `check_clock_again`; where the credential has ended as `admit`.
+    """
+    if not membership.has_ended:
+        return membership, await check_clock_again(client)
+    try:
+        return await admit(client, invite, identity, folder, clock), True
+    except (UnreachableError, TransportError) as error:
+        log.warning("credential_has_ended", reason=error.one_line(), remedy="it is renewed as soon as the host answers")
+        return membership, False
+
+
+async def admit(
+    client: CoordinatorClient, invite: Invite, identity: Identity, folder: Path, clock: Clock
+) -> Membership:
+    """Be admitted by the coordinator and save what it says.
+
+    Raises:
+        RefusedError: the invite is used, expired or of another run, or our clock is far off.
+        UnreachableError, VersionError: nobody answers, or it speaks another version.
+    """
+    _check_clock(await client.clock_ahead_s())
+    tls_key = make_tls_key()
+    request = make_request(identity, invite.run_id, tls_key, clock.unix_s())
+    reply = await client.admit(invite.secret, request)
+    before = load_membership(folder)  # what others taught us of the run outlives a credential
+    saved = SavedMembership.model_construct(
+        addresses=invite.coordinator_addresses,
+        ca_certificate_der=invite.ca_certificate_der,
+        tls_key_pem=key_pem(tls_key),
+        credential=reply.credential,
+        manifest=reply.manifest,
+        dataset=reply.dataset,
+        start_record=reply.start_record or (before.start_record if before is not None else b""),
+        peer_addresses=before.peer_addresses if before is not None else (),
+        coordinator_peer_id=reply.coordinator_peer_id,
+        bootstrap=tuple(dict.fromkeys((*reply.bootstrap, *invite.bootstrap))),
+    )
+    membership = check_membership(saved, invite.run_id)
+    save_membership(folder, saved)
+    return replace(membership, reassignment=reply.reassignment)
+
+
+async def fetch_data(
+    network: Network,
+    files: Sequence[HashedFile],
+    cache: ShardCache,
+    donors: Callable[[], Sequence[PeerId]],
+    told: Callable[[str], None],
+) -> None:
+    """Bring these files of the data set into the cache, each checked, from whoever has them.
+
+    Raises:
+        UnreachableError: nobody gave a shard for ten minutes.
+    """
+    missing = [entry for entry in files if not await trio.to_thread.run_sync(cache.has, entry)]
+    for position, entry in enumerate(missing):
+        told(f"fetching data: shard {position + 1} of {len(missing)}")
+        with trio.move_on_after(DATA_WITHIN_S) as scope:
+            while not await _fetch_one(network, entry, cache, donors()):
+                await trio.sleep(RETRY_S)
+        if scope.cancelled_caught:
+            raise UnreachableError(
+                f"nobody gave data shard {entry.sha256[:8]}", "the host or one peer that has it", "try again later"
+            )
+
+
+async def _fetch_one(network: Network, entry: HashedFile, cache: ShardCache, donors: Sequence[PeerId]) -> bool:
+    for donor in donors:
+        try:
+            data = await fetch_shard(
+                network, donor, bytes.fromhex(entry.sha256), entry.num_bytes, timeout_s=SHARD_WITHIN_S
+            )
+        except PotluckError as error:
+            log.debug("shard_not_fetched", donor=short(donor), reason=error.one_line())
+            continue
+        if data is not None:
+            await trio.to_thread.run_sync(cache.put, entry, data)
+            return True
+    return False
+
+
+def open_start_record(sealed: bytes, manifest: RunManifest) -> bytes:
+    """The payload of the host's signed start record.
+
+    Raises:
+        RemoteProtocolError: signed by another key than the host's, or of another run.
+    """
+    envelope = open_envelope(
+        sealed, verifier=Ed25519Verifier(), domain=START_DOMAIN, run_id=manifest.run_id, now_unix_ms=None
+    )
+    if envelope.public_key != bytes.fromhex(manifest.host_public_key):
+        raise RemoteProtocolError("a start record that the host did not sign", "the host's signature")
+    return envelope.payload
+
+
+def check_start(start_record: bytes, schema: TensorSchema, own_root: Root) -> None:
+    """Compare the run's first state with the one that we compute ourselves: same tensors, same bytes, or no part in it.
+
+    Raises:
+        VersionError: this version of Potluck makes other tensors or other first values than the host's.
+    """
+    start = decode_body(StartRecord, start_record)
+    unit = next((part for part in start.units if part.unit == schema.unit), None)
+    remedy = "install the same release as the host"
+    if unit is None or unit.schema_fingerprint != schema.fingerprint():
+        raise VersionError(f"unit {schema.unit} has other tensors in this run", "the tensors of this release", remedy)
+    if unit.state_root != own_root:
+        raise VersionError(
+            f"the run's first state has root {short(unit.state_root)}", f"{short(own_root)} as here", remedy
+        )

@@ -1,0 +1,139 @@
+"""What a running peer does for its membership: it remembers where others listen, and renews its credential."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams.interfaces import Clock, Network, Offload
+from peer.membership.credential_cache import Roster
+from peer.membership.saved_membership import host_heard_s, remember_credential, remember_host_heard, remember_peers
+from protocol.errors import PotluckError, RefusedError, StorageError, TransportError, UnreachableError
+from protocol.identity.credential import Credential, check_credential, key_pem, make_request, make_tls_key
+from protocol.identity.identity import Identity
+from protocol.ids import RunId
+
+log = structlog.get_logger()
+
+REMEMBER_AGAIN_S: Final = 10.0
+"""After a disk that refused."""
+
+REMEMBER_HOST_EVERY_S: Final = 300.0
+"""When the host was heard last is known after a restart to within so much: half of HOST_AWAY_S."""
+
+RECONNECT_EVERY_S: Final = 60.0
+"""A host that restarted knows nobody, and peers whose directory nodes forgot it must find it again."""
+
+RECONNECT_FIRST_S: Final = 5.0
+"""Soon after the start, then half as often each time: of those who all come back together, the first finds nobody there yet."""
+
+RENEW_EVERY_S: Final = 3600.0
+RENEWED_SHARE: Final = 1 / 3
+"""Of a credential's life: when less is left, a new one is asked for."""
+
+AskForCredential = Callable[[bytes], Awaitable[bytes]]
+"""Signed credential request -> credential (DER); raises PotluckError. The coordinator client's `renew`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipUpkeep:
+    """Keeps one membership alive, in memory and in its folder. Nothing here ends the peer when it fails."""
+
+    folder: Path
+    roster: Roster
+    identity: Identity
+    run_id: RunId
+    ca_certificate_der: bytes
+    clock: Clock
+    offload: Offload
+
+    async def keep_peers(self) -> None:
+        """Remember where others listen, at once whenever that has changed, until cancelled: who is killed within seconds of its first
+        round finds the others again, too.
+        """
+        remembered: tuple[str, ...] = ()
+        while True:
+            relisted, again_s = self.roster.relisted, math.inf
+            addresses = self.roster.lasting_addresses()
+            if addresses and addresses != remembered:
+                try:
+                    await self.offload.run(partial(remember_peers, self.folder, addresses))
+                    remembered = addresses
+                except StorageError as error:
+                    log.warning("peers_not_remembered", reason=error.one_line())
+                    again_s = REMEMBER_AGAIN_S
+            with trio.move_on_after(again_s):
+                await relisted.wait()
+
+    async def keep_host_heard(self) -> None:
+        """Remember when the host was heard last, every few minutes while it is heard, until cancelled."""
+        remembered_s = await self.offload.run(partial(host_heard_s, self.folder))
+        while True:
+            heard_s = self.roster.host_heard_s
+            if abs(heard_s - remembered_s) >= REMEMBER_HOST_EVERY_S:
+                try:
+                    await self.offload.run(partial(remember_host_heard, self.folder, heard_s))
+                    remembered_s = heard_s
+                except StorageError as error:
+                    log.warning("host_not_remembered", reason=error.one_line())
+            with trio.move_on_after(REMEMBER_HOST_EVERY_S):
+                await self.roster.wait_host_heard()
+
+    async def keep_reached(self, network: Network, bootstrap: tuple[str, ...]) -> None:
+        """Dial `bootstrap` (where the host and those of an earlier session listened) and those listed for the longest time again and
+        again, until cancelled: who is connected costs nothing.
+        """
+        wait_s = RECONNECT_FIRST_S
+        while True:
+            await trio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RECONNECT_EVERY_S)
+            try:
+                await network.add_addresses(tuple(dict.fromkeys((*bootstrap, *self.roster.lasting_addresses()))))
+            except PotluckError as error:
+                log.debug("not_reconnected", reason=error.one_line())
+
+    async def keep_credential(self, ask: AskForCredential) -> None:
+        """Renew the credential when it nears its end, asking at most once in RENEW_EVERY_S, until cancelled. A host that was away is
+        asked as soon as it is heard again.
+        """
+        while True:
+            is_host_away = False
+            try:
+                if self._is_renewal_due():
+                    await self._renew(ask)
+            except PotluckError as error:
+                is_host_away = isinstance(error, UnreachableError | TransportError)
+                log.warning("credential_not_renewed", reason=error.one_line(), retry_in_s=RENEW_EVERY_S)
+            with trio.move_on_after(RENEW_EVERY_S):
+                await (self.roster.wait_host_heard() if is_host_away else trio.sleep_forever())
+
+    def _is_renewal_due(self) -> bool:
+        now_s = self.clock.unix_s()
+        try:
+            own = self._check(self.roster.own_credential)
+        except RefusedError:  # it has ended
+            return True
+        life_s = own.not_after_unix_s - own.not_before_unix_s
+        return own.not_after_unix_s - now_s < RENEWED_SHARE * life_s
+
+    async def _renew(self, ask: AskForCredential) -> None:
+        tls_key = make_tls_key()
+        credential = await ask(make_request(self.identity, self.run_id, tls_key, self.clock.unix_s()))
+        checked = self._check(credential)
+        # On disk first: what others were shown must be there after a restart.
+        await self.offload.run(partial(remember_credential, self.folder, credential, key_pem(tls_key)))
+        self.roster.show(credential, key_pem(tls_key))
+        log.info("credential_renewed", days_left=round((checked.not_after_unix_s - self.clock.unix_s()) / 86400, 1))
+
+    def _check(self, credential: bytes) -> Credential:
+        now_s, peer_id = self.clock.unix_s(), self.identity.peer_id
+        return check_credential(
+            credential, self.ca_certificate_der, peer_id=peer_id, run_id=self.run_id, now_unix_s=now_s
+        )

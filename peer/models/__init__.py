@@ -1,0 +1,1 @@
+"""The bundled networks, their optimizers, and text made from them."""

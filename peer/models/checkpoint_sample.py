@@ -1,0 +1,254 @@
+"""What the model of a checkpoint writes: reads the folder's safetensors and model numbers, samples on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import file_digest, sha256
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json, to_json
+
+from peer.models.sampling import Sampling
+from protocol.errors import ConfigError, MachineError, StorageError
+from protocol.ids import UnitName
+from protocol.plain_file import check_plain_file
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.tensor_schema import TensorSchema
+
+if TYPE_CHECKING:
+    import torch
+
+    from peer.models.decode_text import TextTokenizer
+
+PROMPT: Final = "def "
+SAMPLE_TOKENS: Final = 320
+_MANIFEST_NAME: Final = "manifest.json"
+_TOKENIZER_NAME: Final = "tokenizer.json"
+
+
+class _StoredFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    sha256: str
+
+
+class _StoredTokenizer(_StoredFile):
+    end: Annotated[int, Field(ge=0)]
+
+
+class _Manifest(BaseModel):
+    """What sampling needs of a checkpoint's manifest.json."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    run_name: str
+    index: int
+    unit: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    parameters: _StoredFile
+    model: DecoderConfig
+    experts: MixtureConfig | None = None
+    tokenizer: _StoredTokenizer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointModel:
+    """A checkpoint's model: its run, round and numbers, its (N,) float32 parameters in schema order, and its run's tokenizer."""
+
+    run_name: str
+    index: int
+    config: DecoderConfig
+    flat_N: torch.Tensor
+    tokenizer: TextTokenizer
+
+
+def read_model(path: Path, expert: int = 0) -> CheckpointModel:
+    """The model of the checkpoint in folder `path`, its manifest's checksum and the hashes of its weights and tokenizer checked. Of a
+    run of experts that of one of them, with the trunk (averaging/arithmetic/expert_dense.py).
+
+    Raises:
+        ConfigError: there is no checkpoint.
+        StorageError: it is damaged, or of another kind of model.
+        MachineError: it has a tokenizer file, and tokenizers is not installed.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    remedy = "see: potluck checkpoint list"
+    check_plain_file(path / _MANIFEST_NAME, "a file of a checkpoint", remedy)
+    try:
+        data = (path / _MANIFEST_NAME).read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(f"no checkpoint at {path}", f"a folder with {_MANIFEST_NAME}", remedy) from error
+    except OSError as error:
+        raise _unreadable(path, f"{_MANIFEST_NAME}: {error.strerror}") from error
+    manifest = _open_manifest(path, data)
+    tokenizer = _tokenizer(path, manifest.tokenizer)
+    file = path / f"{manifest.unit}.safetensors"
+    check_plain_file(file, "a file of a checkpoint", remedy)
+    try:
+        with file.open("rb") as opened:
+            if file_digest(opened, "sha256").hexdigest() != manifest.parameters.sha256:
+                raise _unreadable(path, f"{file.name} has another SHA-256 than {_MANIFEST_NAME} says")
+        config, flat_N = _decoder(path, load_file(file), manifest, expert)
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path, f"{file.name}: {error}") from error
+    return CheckpointModel(manifest.run_name, manifest.index, config, flat_N, tokenizer)
+
+
+def _open_manifest(path: Path, data: bytes) -> _Manifest:
+    try:
+        manifest = _Manifest.model_validate_json(data)
+        values = from_json(data)
+    except (ValidationError, ValueError) as error:
+        place = ".".join(map(str, error.errors()[0]["loc"])) if isinstance(error, ValidationError) else ""
+        raise _unreadable(path, f"{_MANIFEST_NAME} is damaged at {place or 'its JSON'}") from error
+    checksum = values.pop("checksum", None)
+    if sha256(to_json(values)).hexdigest() != checksum:
+        raise _unreadable(path, f"{_MANIFEST_NAME} has another checksum than it says")
+    return manifest
+
+
+def _tokenizer(path: Path, stored: _StoredTokenizer | None) -> TextTokenizer:
+    from averaging.data.tokenizer import ByteTokenizer
+    from averaging.data.vocabulary import FileTokenizer
+
+    if stored is None:
+        return ByteTokenizer()
+    check_plain_file(path / _TOKENIZER_NAME, "a file of a checkpoint", "see: potluck checkpoint list")
+    try:
+        data = (path / _TOKENIZER_NAME).read_bytes()
+    except OSError as error:
+        raise _unreadable(path, f"{_TOKENIZER_NAME}: {error.strerror}") from error
+    if sha256(data).hexdigest() != stored.sha256:
+        raise _unreadable(path, f"{_TOKENIZER_NAME} has another SHA-256 than {_MANIFEST_NAME} says")
+    try:
+        return FileTokenizer(data, _TOKENIZER_NAME, stored.end)
+    except ConfigError as error:
+        raise _unreadable(path, error.found) from error
+
+
+def _decoder(
+    path: Path, tensors: dict[str, torch.Tensor], manifest: _Manifest, expert: int
+) -> tuple[DecoderConfig, torch.Tensor]:
+    """The numbers of a decoder, and its parameters in the schema's order."""
+    import torch
+
+    from averaging.arithmetic.expert_dense import dense_config, dense_tensors
+
+    config, mixture = manifest.model, manifest.experts
+    if mixture is not None:
+        _check(path, tensors, held_units(config, mixture, range(mixture.num_experts)).whole)
+        config, tensors = dense_config(config, mixture), dense_tensors(config, mixture, tensors, expert)
+    schema = decoder_schema(config, UnitName(manifest.unit))
+    _check(path, tensors, schema)
+    return config, torch.cat([tensors[spec.name].reshape(-1) for spec in schema.tensors])
+
+
+def _check(path: Path, tensors: dict[str, torch.Tensor], schema: TensorSchema) -> None:
+    import torch
+
+    for spec in schema.tensors:
+        tensor = tensors.get(spec.name)
+        if tensor is None or tuple(tensor.shape) != spec.shape or tensor.dtype != torch.float32:
+            raise _unreadable(path, f"its weights lack {spec.name} as float32 of shape {spec.shape}")
+
+
+def _unreadable(path: Path, what: str) -> StorageError:
+    return StorageError(
+        f"{path} cannot be read as a checkpoint: {what}", "what was written", "use another: potluck checkpoint list"
+    )
+
+
+def sample_from_checkpoint(
+    path: Path, *, prompt: str = PROMPT, num_tokens: int = SAMPLE_TOKENS, expert: int = 0
+) -> str:
+    """The prompt and what the checkpoint's model, of a run of experts that of one, writes after it. Raises as `read_model`, and as
+    `print_text` of the model.
+    """
+    from peer.models.decode_text import sample_text
+
+    model = read_model(path, expert)
+    sampling = Sampling(num_tokens)
+    return sample_text(model.config, model.flat_N, prompt=prompt, sampling=sampling, tokenizer=model.tokenizer)
+
+
+def print_text(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> None:
+    """Print the prompt and, piece by piece as it is sampled, what the checkpoint's model writes after it; of a run of
+    experts the model of one of them.
+
+    Raises:
+        ConfigError: there is no checkpoint, or its model writes no text.
+        StorageError: the checkpoint is damaged.
+        MachineError: standard output takes no more, or it has a tokenizer file, and tokenizers is not installed.
+    """
+    from peer.models.decode_text import decoded, prompt_text, prompt_tokens
+
+    model = read_model(path, expert)
+    begin = prompt_tokens(prompt, model.tokenizer)
+    sampled = _sample(model, begin, sampling)
+    # The first sample before the prompt is shown: what cannot be sampled from prints nothing but its error.
+    first = list(islice(sampled, 1))
+    shown = chain([prompt_text(prompt)], decoded(chain(first, sampled), begin, model.tokenizer))
+    _print_pieces(map(_without_controls, shown) if sys.stdout.isatty() else shown)
+
+
+def text_json(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> str:
+    """The same as one JSON object; `text` is what comes after the prompt, `ended` whether the model ended it. Raises as
+    `print_text`.
+    """
+    from peer.models.decode_text import decoded, prompt_text, prompt_tokens
+
+    model = read_model(path, expert)
+    begin = prompt_tokens(prompt, model.tokenizer)
+    sampled = list(_sample(model, begin, sampling))
+    found: dict[str, object] = {
+        "checkpoint": str(path),
+        "run": model.run_name,
+        "round": model.index,
+        "prompt": prompt_text(prompt),
+        "text": "".join(decoded(sampled, begin, model.tokenizer)),
+        "ended": len(sampled) < sampling.num_tokens,
+        "num_sampled": len(sampled),
+    }
+    return json.dumps(found | asdict(sampling))
+
+
+def _sample(model: CheckpointModel, begin: Sequence[int], sampling: Sampling) -> Iterator[int]:
+    from peer.models.decode_text import sample_tokens
+
+    return sample_tokens(model.config, model.flat_N, prompt=begin, sampling=sampling, tokenizer=model.tokenizer)
+
+
+def _without_controls(text: str) -> str:
+    """A model may have learned, or been made, to write escape sequences: a terminal shall not obey them."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _print_pieces(pieces: Iterator[str]) -> None:
+    for piece in pieces:
+        if not _print(piece):
+            return
+    _print("\n")
+
+
+def _print(text: str) -> bool:
+    """Whether there is still somebody who reads: `potluck generate | head` has heard enough at some point."""
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Else Python would try again at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    except OSError as error:
+        raise MachineError(f"standard output takes no more ({error.strerror})", "a place for the text") from error
+    return True

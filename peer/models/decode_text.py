@@ -1,0 +1,153 @@
+"""What the model writes: sampling from a parameter vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+
+from averaging.data.tokenizer import ByteTokenizer, Tokens
+from peer.models.decoder import Decoder, load_flat
+from peer.models.sampling import Sampling
+from protocol.errors import ConfigError
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer writes for bytes that are no character, or not yet a whole one."""
+
+_CONTEXT_TOKENS: Final = 8
+"""Tokens before a piece of text that are read with it: some tokenizers write a word's space only after another word."""
+
+_LONGEST_PIECE_TOKENS: Final = 64
+"""So many tokens without a whole character at their end are no text any more, and are shown as they are."""
+
+
+class TextTokenizer(Protocol):
+    """Text to tokens and back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest token."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The token that ends a document."""
+        ...
+
+    def encode(self, text: bytes) -> Tokens:
+        """The tokens of a text, which should be UTF-8."""
+        ...
+
+    def decode(self, tokens: Tokens) -> str:
+        """The text of tokens; what is no UTF-8 becomes the replacement sign."""
+        ...
+
+
+_BYTES: Final = ByteTokenizer()
+
+
+def sample_text(
+    config: DecoderConfig, flat_N: torch.Tensor, *, prompt: str, sampling: Sampling, tokenizer: TextTokenizer = _BYTES
+) -> str:
+    """The prompt and what is sampled after it; broken UTF-8 becomes the replacement sign. Raises as `sample_tokens`."""
+    begin = prompt_tokens(prompt, tokenizer)
+    sampled = sample_tokens(config, flat_N, prompt=begin, sampling=sampling, tokenizer=tokenizer)
+    return prompt_text(prompt) + "".join(decoded(sampled, begin, tokenizer))
+
+
+def prompt_tokens(prompt: str, tokenizer: TextTokenizer) -> Sequence[int]:
+    """The tokens of a prompt as the shell gave it, whether or not it was UTF-8."""
+    return [int(token) for token in tokenizer.encode(_prompt_bytes(prompt))]
+
+
+def prompt_text(prompt: str) -> str:
+    """The prompt to be shown; what was no UTF-8 becomes the replacement sign."""
+    return _prompt_bytes(prompt).decode("utf8", "replace")
+
+
+def _prompt_bytes(prompt: str) -> bytes:
+    return prompt.encode("utf8", "surrogateescape")
+
+
+def sample_tokens(
+    config: DecoderConfig,
+    flat_N: torch.Tensor,
+    *,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    tokenizer: TextTokenizer = _BYTES,
+) -> Iterator[int]:
+    """One sampled token after the other, after the prompt, which may be empty; stops before an end mark.
+
+    Args:
+        config: the model's numbers.
+        flat_N: (N,) float32, the decoder's parameters in schema order.
+        prompt: what the text begins with; the model sees as much of its end as the context holds.
+        sampling: how many tokens, and how they are drawn.
+        tokenizer: of the run; the model may have room for more tokens, which are never drawn.
+
+    Raises:
+        ConfigError: the model has fewer tokens than the tokenizer, or its output is no number.
+    """
+    vocab_size = max(tokenizer.vocab_size, tokenizer.end + 1)
+    if config.vocab_size < vocab_size:
+        raise ConfigError(f"a model with a vocabulary of {config.vocab_size}", f"its tokenizer's {vocab_size} tokens")
+    model = Decoder(config)
+    load_flat(model, decoder_schema(config), flat_N)
+    generator = torch.Generator().manual_seed(sampling.seed)
+    tokens = list(prompt[-config.context_tokens :]) or [tokenizer.end]
+    for _ in range(sampling.num_tokens):
+        with torch.inference_mode():
+            logits_V = model(torch.tensor([tokens]))[0, -1, :vocab_size].double()
+            token = _draw(logits_V, sampling, generator)
+        if token == tokenizer.end:
+            return
+        yield token
+        tokens = [*tokens, token][-config.context_tokens :]
+
+
+def decoded(sampled: Iterable[int], prompt: Sequence[int], tokenizer: TextTokenizer) -> Iterator[str]:
+    """The text of the sampled tokens in pieces, each as soon as its characters are whole; it goes on from the prompt's tokens."""
+    before, num_shown = _context(prompt[-_CONTEXT_TOKENS:], tokenizer)
+    piece: list[int] = []
+    for token in sampled:
+        piece.append(token)
+        text = _decode([*before, *piece], tokenizer)
+        is_whole = not text.endswith(_REPLACEMENT) or len(piece) >= _LONGEST_PIECE_TOKENS
+        new = (text if is_whole else text.rstrip(_REPLACEMENT))[num_shown:]
+        if new:
+            yield new
+            num_shown += len(new)
+        if is_whole and (new or len(piece) >= _LONGEST_PIECE_TOKENS):
+            before, num_shown = _context(piece, tokenizer)
+            piece = []
+    if new := _decode([*before, *piece], tokenizer)[num_shown:]:
+        yield new
+
+
+def _context(tokens: Sequence[int], tokenizer: TextTokenizer) -> tuple[Sequence[int], int]:
+    """Tokens whose text has been shown, and its length; none where it ends within a character, which what follows would change."""
+    text = _decode(tokens, tokenizer)
+    return ((), 0) if text.endswith(_REPLACEMENT) else (tokens, len(text))
+
+
+def _decode(tokens: Sequence[int], tokenizer: TextTokenizer) -> str:
+    return tokenizer.decode(np.array(tokens, dtype=np.uint32))
+
+
+def _draw(logits_V: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    if not bool(torch.isfinite(logits_V).all()):
+        raise ConfigError(
+            "the model's output is no number", "a model whose training went well", "use another checkpoint"
+        )
+    if sampling.temperature == 0:
+        return int(logits_V.argmax())
+    if 0 < sampling.top_k < len(logits_V):
+        least = logits_V.topk(sampling.top_k).values[-1]
+        logits_V = logits_V.masked_fill(logits_V < least, -torch.inf)
+    # The greatest is taken off first: a tiny temperature would make infinities of all.
+    scaled_V = (logits_V - logits_V.max()) / sampling.temperature
+    return int(torch.multinomial(torch.softmax(scaled_V, dim=-1), 1, generator=generator))

@@ -1,0 +1,114 @@
+"""What an expert run's model is worth: held-out loss with each document sent to its expert, of the merged model, and of a dense model
+that costs as much to run.
+
+Shapes: W windows, T tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from peer.models.mixture import MixtureDecoder
+from protocol.errors import LocalProtocolError
+from protocol.tensors.decoder_schema import DecoderConfig
+from protocol.tensors.expert_schema import MixtureConfig
+
+AT_ONCE: Final = 64
+"""Windows that are computed together."""
+
+
+def routed_loss(model: MixtureDecoder, windows: Mapping[int, torch.Tensor]) -> float:
+    """Mean loss in nats a token of documents, each by its own expert: what the run trains, before anything is merged.
+
+    Args:
+        windows: of each expert (W, T + 1) int64 of the documents that the run's router sends to it.
+
+    Raises:
+        LocalProtocolError: there are none.
+    """
+    return _mean([(_loss(model, windows_WT, expert), len(windows_WT)) for expert, windows_WT in windows.items()])
+
+
+def merged_loss(model: nn.Module, windows_WT: torch.Tensor) -> float:
+    """Mean loss in nats a token of a model that is told no expert: a merged one, or a dense one. Raises as `routed_loss`."""
+    return _mean([(_loss(model, windows_WT, None), len(windows_WT))])
+
+
+@dataclass(frozen=True, slots=True)
+class MergedQuality:
+    """What a merged model's routers are worth, on windows of held-out documents that the run's router sent to experts.
+
+    Attributes:
+        routed_nats: loss in nats a token, each window by its own expert.
+        merged_nats: the same windows through the merged model, which is told no expert.
+        agreement: share of the windows, 0 to 1, whose top expert is the one that they were assigned to: the one with the largest
+            gates over all of their tokens and layers.
+    """
+
+    routed_nats: float
+    merged_nats: float
+    agreement: float
+
+    @property
+    def sentence(self) -> str:
+        """In one line, without its end."""
+        return (
+            f"held-out text: {self.merged_nats:.3f} nats a token, {self.routed_nats:.3f} with each document sent to its own expert; "
+            f"{self.agreement:.0%} of its windows go mostly to that one"
+        )
+
+
+def merged_quality(model: MixtureDecoder, windows: Mapping[int, torch.Tensor]) -> MergedQuality:
+    """Measure a merged model.
+
+    Args:
+        windows: of each of its experts (W, T + 1) int64 of held-out documents that are its own.
+
+    Raises:
+        LocalProtocolError: there are none.
+    """
+    routed_nats = routed_loss(model, windows)
+    whole_WT = torch.cat([windows[expert] for expert in sorted(windows)])
+    hits = sum(int((_top_experts(model, own_WT[:, :-1]) == expert).sum()) for expert, own_WT in windows.items())
+    return MergedQuality(routed_nats, merged_loss(model, whole_WT), hits / len(whole_WT))
+
+
+@torch.no_grad()
+def _top_experts(model: MixtureDecoder, inputs_WT: torch.Tensor) -> torch.Tensor:
+    """(W,) int64: of each window the expert with the largest gates over tokens and layers, the lower number among equals."""
+    rows = []
+    for part_WT in torch.split(inputs_WT, AT_ONCE) if len(inputs_WT) else ():
+        gates_WX = torch.stack([routed.gates(model.mixture.top_k).sum(1) for routed in model.routed(part_WT)[1]])
+        rows.append(gates_WX.sum(0).argmax(-1))
+    return torch.tensor(model.experts)[torch.cat(rows)] if rows else torch.empty(0, dtype=torch.int64)
+
+
+def dense_of_equal_cost(decoder: DecoderConfig, mixture: MixtureConfig) -> DecoderConfig:
+    """The dense decoder that does as much for a token: its feed-forward is as wide as the shared one and the top_k experts that a
+    token passes. Where a document passes one expert, it has as many parameters as a peer that holds one.
+    """
+    return decoder.model_copy(update={"ffn_dim": decoder.ffn_dim + mixture.top_k * mixture.ffn_dim})
+
+
+def _mean(losses: list[tuple[float, int]]) -> float:
+    count = sum(number for _, number in losses)
+    if not count:
+        raise LocalProtocolError("a loss of no windows", "some to measure on")
+    return math.fsum(loss * number for loss, number in losses if number) / count
+
+
+@torch.no_grad()
+def _loss(model: nn.Module, windows_WT: torch.Tensor, expert: int | None) -> float:
+    total = 0.0
+    for part_WT in torch.split(windows_WT, AT_ONCE) if len(windows_WT) else ():
+        inputs_WT = part_WT[:, :-1]
+        logits_WTV = model(inputs_WT) if expert is None else model(inputs_WT, expert)
+        total += float(functional.cross_entropy(logits_WTV.flatten(0, 1), part_WT[:, 1:].flatten())) * len(part_WT)
+    return total / max(1, len(windows_WT))

@@ -1,0 +1,128 @@
+"""One stage of the bundled decoder in torch: tokens or activations in, activations or logits out.
+
+Its parameters have the names and shapes of protocol/tensors/stage_schema.py, and it runs the same operations in the same order as
+the whole decoder does: all stages one after another give the same bits. Dropout, where a run wants it, acts on what each layer adds
+to the stream (GPT-2's residual dropout), with masks from a seed that the micro-batch's identity gives.
+
+Shapes: as peer/models/decoder.py.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from peer.models.decoder import Layer, Norm, rotation_table
+from protocol.errors import ConfigError, RemoteProtocolError
+from protocol.tensors.stage_schema import StageMap
+
+_LEVELS: Final = 1 << 16
+
+
+class Masks:
+    """Dropout by whole numbers: the same masks on every machine, device and release of torch.
+
+    Args:
+        share: of values that are dropped, to the nearest of 65,536 levels.
+        seed: of one micro-batch at one stage (protocol/pipeline/micro_batch.py).
+    """
+
+    def __init__(self, share: float, seed: int) -> None:
+        self._dropped = round(share * _LEVELS)
+        self._seed = seed
+        self._drawn = 0
+
+    def drop(self, added_BTD: torch.Tensor) -> torch.Tensor:
+        """What is left of it, scaled so that its mean stays. Every call draws a mask of its own, in the order of the calls."""
+        self._drawn += 1
+        if not self._dropped:
+            return added_BTD
+        num_values = added_BTD.numel()
+        raw = np.random.PCG64([self._seed, self._drawn]).random_raw(-(-num_values // 4)).astype("<u8")
+        kept = torch.from_numpy(raw.view("<u2")[:num_values] >= np.uint16(self._dropped)).view(added_BTD.shape)
+        return added_BTD * (kept.to(added_BTD.device, added_BTD.dtype) * (_LEVELS / (_LEVELS - self._dropped)))
+
+
+class StageLayer(Layer):
+    """The decoder's layer, with dropout."""
+
+    def add(self, x_BTD: torch.Tensor, table: torch.Tensor, masks: Masks) -> torch.Tensor:
+        """(B, T, D) to (B, T, D), causal."""
+        x_BTD = x_BTD + masks.drop(self.attend(self.attn_norm(x_BTD), table))
+        return x_BTD + masks.drop(self.feed(self.ffn_norm(x_BTD)))
+
+
+class StageDecoder(nn.Module):
+    """The layers of one stage, with the embedding before the first and norm and head behind the last of the model.
+
+    Args:
+        dropout: share of what layers add that is dropped, 0 for none.
+
+    Raises:
+        ConfigError: a share that is none.
+    """
+
+    def __init__(self, stages: StageMap, stage: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        if not 0.0 <= dropout < 1.0:
+            raise ConfigError(f"dropout {dropout}", "at least 0 and less than 1")
+        config, (first, stop) = stages.decoder, stages.span(stage)
+        self.stages, self.stage, self._dropout = stages, stage, dropout
+        self.is_first, self.is_last = stages.is_first(stage), stages.is_last(stage)
+        self.embed = nn.Embedding(config.vocab_size, config.dim) if self.is_first else None
+        self.layers = nn.ModuleDict({str(layer): StageLayer(config) for layer in range(first, stop)})
+        self.norm = Norm(config.dim, config.norm_eps) if self.is_last else None
+        has_head = self.is_last and not config.is_tied
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if has_head else None
+        self.register_buffer("rotation", rotation_table(config), persistent=False)
+        self.rotation: torch.Tensor
+
+    def forward(self, arrived: torch.Tensor, seed: int = 0) -> torch.Tensor:
+        """(B, T) int64 at the first stage, else (B, T, D), to (B, T, V) logits at the last one, else (B, T, D).
+
+        Args:
+            seed: of the micro-batch at this stage; without dropout nothing depends on it.
+        """
+        masks = Masks(self._dropout, seed)
+        x_BTD = arrived if self.embed is None else self.embed(arrived)
+        for layer in self.layers.values():
+            if isinstance(layer, StageLayer):
+                x_BTD = layer.add(x_BTD, self.rotation, masks)
+        if self.norm is None:
+            return x_BTD
+        y_BTD = self.norm(x_BTD)
+        if self.head is not None:
+            return functional.linear(y_BTD, self.head.weight)
+        return y_BTD if self.embed is None else functional.linear(y_BTD, self.embed.weight)
+
+    def require_input(self, arrived: torch.Tensor) -> None:
+        """Look at what a peer has sent before anything is computed with it.
+
+        Raises:
+            RemoteProtocolError: tokens or activations of a wrong shape or dtype, out of range, or not finite.
+        """
+        config = self.stages.decoder
+        kind, dims = ("tokens", 2) if self.is_first else ("activations", 3)
+        is_dtype = arrived.dtype == torch.int64 if self.is_first else arrived.dtype.is_floating_point
+        if arrived.dim() != dims or not is_dtype or not 1 <= arrived.shape[1] <= config.context_tokens:
+            raise RemoteProtocolError(
+                f"{kind} of shape {tuple(arrived.shape)} in {arrived.dtype}", _expected_input(self.is_first, config.dim)
+            )
+        if self.is_first:
+            if arrived.numel() == 0 or not 0 <= int(arrived.min()) <= int(arrived.max()) < config.vocab_size:
+                raise RemoteProtocolError(
+                    "tokens that the vocabulary has not", f"0 to {config.vocab_size - 1}, one at least"
+                )
+        elif arrived.numel() == 0 or arrived.shape[2] != config.dim or not bool(torch.isfinite(arrived).all()):
+            raise RemoteProtocolError(
+                f"activations of shape {tuple(arrived.shape)}, or some that are not finite",
+                f"finite ones of {config.dim} values a token",
+            )
+
+
+def _expected_input(is_first: bool, dim: int) -> str:
+    return "(sequences, tokens) in int64" if is_first else f"(sequences, tokens, {dim}) in a float type"

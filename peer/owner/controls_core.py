@@ -1,0 +1,306 @@
+"""What the owner allows at this moment: settings, sensor readings and the time in; a decision with its reason out.
+
+A limit that is passed stops training at once. What stopped it has to be fine again for a while, and a temperature by some degrees,
+before training goes on, so that nothing flaps. What the owner ordered and what the timetable says hold at once, both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from peer.settings.hours_core import DAY_MINUTES, WeeklyHours, minute_name
+
+COOLER_BY_CELSIUS: Final = 5.0
+"""Below the ceiling before training goes on: a card cools by as much within seconds, and a smaller step would flap."""
+
+COOL_FOR_S: Final = 30.0
+"""Fans and case need longer than the sensor to cool."""
+
+STOPPED_BYTES_PER_S: Final = 1.0
+"""The bulk lane stands still; control messages, some kilobytes a minute, do not pass through it."""
+
+PLUGGED_FOR_S: Final = 10.0
+"""A loose plug comes and goes."""
+
+ROOMY_SHARE: Final = 0.9
+"""Of the memory that is allowed, before training goes on: its first step takes back much of what a pause has freed."""
+
+ROOMY_FOR_S: Final = 30.0
+"""A process that stops gives its memory back in pieces, and what comes and goes within seconds would flap."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerPause:
+    """`potluck pause`: until a time, or until `potluck resume`.
+
+    Attributes:
+        until_unix_s: when it ends by itself, None for never.
+        damage: why the file cannot be read, empty for a whole one: then nothing is trained.
+    """
+
+    until_unix_s: float | None = None
+    damage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """What the owner set once.
+
+    Attributes:
+        weekly_hours: when training is welcome, None for always.
+        train_on_battery: train also while the machine runs on its battery.
+        max_gpu_celsius: ceiling of the first NVIDIA card, 0 for none.
+        max_cpu_celsius: ceiling of the processor, 0 for none.
+        idle_after_s: train only when nobody has used the machine for so long, 0 for always.
+        duty_percent: share of the time that is trained in, 100 for all of it.
+        upload_bytes_per_s, download_bytes_per_s: caps of the bulk lane, 0 for none.
+        daily_quota_bytes: that may be sent and received in a day of the owner's calendar, 0 for any.
+        max_memory_bytes: that the peer's processes may hold together, 0 for any.
+    """
+
+    weekly_hours: WeeklyHours | None = None
+    train_on_battery: bool = False
+    max_gpu_celsius: float = 0.0
+    max_cpu_celsius: float = 0.0
+    idle_after_s: float = 0.0
+    duty_percent: float = 100.0
+    upload_bytes_per_s: float = 0.0
+    download_bytes_per_s: float = 0.0
+    daily_quota_bytes: int = 0
+    max_memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """One look at the machine and at the clocks; None where a thing cannot be known.
+
+    Attributes:
+        now_s: monotonic.
+        local: the owner's wall clock, with its zone.
+        pause: what the owner ordered.
+        is_on_battery: None without a battery.
+        battery_percent: how full it is.
+        gpu_celsius: of the first NVIDIA card.
+        cpu_celsius: of the hottest core.
+        idle_s: since somebody used the machine last, infinity where nobody is logged in.
+        today_bytes: sent and received since midnight.
+        memory_bytes: resident, of the peer's processes together.
+    """
+
+    now_s: float
+    local: datetime
+    pause: OwnerPause | None = None
+    is_on_battery: bool | None = None
+    battery_percent: float | None = None
+    gpu_celsius: float | None = None
+    cpu_celsius: float | None = None
+    idle_s: float | None = None
+    today_bytes: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Latch:
+    """Closed by one bad reading, open again after fine ones for a while.
+
+    Attributes:
+        fine_since_s: since when every reading was fine, while closed.
+    """
+
+    is_closed: bool = False
+    fine_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlsState:
+    """What has to be remembered between two looks."""
+
+    battery: Latch = Latch()
+    gpu: Latch = Latch()
+    cpu: Latch = Latch()
+    memory: Latch = Latch()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is allowed now.
+
+    Attributes:
+        share: of full speed, 0 for no training.
+        reason: what was found and when that changes, in one sentence; empty where nothing holds training back.
+        is_kept: False where a limit was set that nothing here can measure; `reason` names it.
+        upload_bytes_per_s, download_bytes_per_s: caps of the bulk lane, None for none.
+        is_held: what is trained already stays here: it could not be sent, and no round should wait for it.
+    """
+
+    share: float = 1.0
+    reason: str = ""
+    is_kept: bool = True
+    upload_bytes_per_s: float | None = None
+    download_bytes_per_s: float | None = None
+    is_held: bool = False
+
+    @property
+    def may_compute(self) -> bool:
+        """Whether anything may be trained or evaluated."""
+        return self.share > 0
+
+
+def turned(latch: Latch, *, is_bad: bool, is_fine: bool, now_s: float, fine_for_s: float) -> Latch:
+    """The latch after a reading. One that is neither bad nor fine leaves it as it was; it has to be fine without a break."""
+    if is_bad:
+        return Latch(is_closed=True)
+    if not latch.is_closed:
+        return latch
+    if not is_fine:
+        return Latch(is_closed=True)
+    since_s = now_s if latch.fine_since_s is None else latch.fine_since_s
+    return Latch() if now_s - since_s >= fine_for_s else Latch(is_closed=True, fine_since_s=since_s)
+
+
+def decide(settings: ControlSettings, state: ControlsState, readings: Readings) -> tuple[ControlsState, Decision]:
+    """What holds training back, the owner's own word first; and what to remember for the next look."""
+    state = _remembered(settings, state, readings)
+    rules: tuple[Callable[[], str], ...] = (
+        lambda: _paused(readings),
+        lambda: _on_battery(state, readings),
+        lambda: _out_of_hours(settings, readings),
+        lambda: _in_use(settings, readings),
+        lambda: _quota_used(settings, readings),
+        lambda: _too_hot("card", state.gpu, settings.max_gpu_celsius, readings.gpu_celsius),
+        lambda: _too_hot("processor", state.cpu, settings.max_cpu_celsius, readings.cpu_celsius),
+        lambda: _too_large(settings, state, readings),
+    )
+    is_held = bool(_quota_used(settings, readings))
+    allowed = Decision(
+        upload_bytes_per_s=STOPPED_BYTES_PER_S if is_held else settings.upload_bytes_per_s or None,
+        download_bytes_per_s=STOPPED_BYTES_PER_S if is_held else settings.download_bytes_per_s or None,
+        is_held=is_held,
+    )
+    for rule in rules:
+        if reason := rule():
+            return state, replace(allowed, share=0.0, reason=reason)
+    unkept = _unkept(settings, readings)
+    share = settings.duty_percent / 100
+    slowed = f"trains {settings.duty_percent:g}% of the time, as its owner set it" if share < 1 else ""
+    return state, replace(allowed, share=share, reason="; ".join(filter(None, (unkept, slowed))), is_kept=not unkept)
+
+
+def _remembered(settings: ControlSettings, state: ControlsState, readings: Readings) -> ControlsState:
+    now_s = readings.now_s
+    is_drained = readings.is_on_battery is True and not settings.train_on_battery
+    battery = turned(state.battery, is_bad=is_drained, is_fine=not is_drained, now_s=now_s, fine_for_s=PLUGGED_FOR_S)
+    gpu = _heated(state.gpu, settings.max_gpu_celsius, readings.gpu_celsius, now_s)
+    cpu = _heated(state.cpu, settings.max_cpu_celsius, readings.cpu_celsius, now_s)
+    memory = _filled(state.memory, settings.max_memory_bytes, readings.memory_bytes, now_s)
+    return replace(state, battery=battery, gpu=gpu, cpu=cpu, memory=memory)
+
+
+def _heated(latch: Latch, ceiling: float, celsius: float | None, now_s: float) -> Latch:
+    """Without a reading a latch stays as it is: what was hot when it was seen last is not taken for cool."""
+    if not ceiling:
+        return Latch()
+    is_bad = celsius is not None and celsius >= ceiling
+    is_fine = celsius is not None and celsius <= ceiling - COOLER_BY_CELSIUS
+    return turned(latch, is_bad=is_bad, is_fine=is_fine, now_s=now_s, fine_for_s=COOL_FOR_S)
+
+
+def _filled(latch: Latch, most_bytes: int, held_bytes: int, now_s: float) -> Latch:
+    if not most_bytes:
+        return Latch()
+    is_fine = held_bytes < ROOMY_SHARE * most_bytes
+    return turned(latch, is_bad=held_bytes > most_bytes, is_fine=is_fine, now_s=now_s, fine_for_s=ROOMY_FOR_S)
+
+
+def _paused(readings: Readings) -> str:
+    pause = readings.pause
+    if pause is None:
+        return ""
+    if pause.damage:
+        return f"{pause.damage}; `potluck resume` removes it and trains on"
+    if pause.until_unix_s is None:
+        return "paused by its owner; `potluck resume` trains on"
+    if readings.local.timestamp() >= pause.until_unix_s:
+        return ""
+    until = datetime.fromtimestamp(pause.until_unix_s, readings.local.tzinfo)
+    return f"paused by its owner until {_shown(until, readings.local)}; `potluck resume` trains on at once"
+
+
+def _on_battery(state: ControlsState, readings: Readings) -> str:
+    if not state.battery.is_closed:
+        return ""
+    if not readings.is_on_battery:
+        return f"was on battery power a moment ago; trains again after {PLUGGED_FOR_S:.0f} s on the mains"
+    full = "" if readings.battery_percent is None else f" ({readings.battery_percent:.0f}% full)"
+    return f"on battery power{full}; trains again when plugged in"
+
+
+def _out_of_hours(settings: ControlSettings, readings: Readings) -> str:
+    hours, minute = settings.weekly_hours, week_minute(readings.local)
+    if hours is None or hours.are_open(minute):
+        return ""
+    opening = hours.next_opening(minute)
+    return f"outside of its weekly hours (it is {minute_name(minute)}); trains again {minute_name(opening)}"
+
+
+def _in_use(settings: ControlSettings, readings: Readings) -> str:
+    wanted_s, idle_s = settings.idle_after_s, readings.idle_s
+    if not wanted_s or (idle_s is not None and idle_s >= wanted_s):
+        return ""
+    if idle_s is None:
+        return "it cannot be known here whether anybody uses this machine; trains again without only_when_idle"
+    return (
+        f"in use: the last input was {idle_s:.0f} s ago; trains again {wanted_s - idle_s:.0f} s from now if none comes"
+    )
+
+
+def _quota_used(settings: ControlSettings, readings: Readings) -> str:
+    quota, used = settings.daily_quota_bytes, readings.today_bytes
+    if not quota or used < quota:
+        return ""
+    return f"the daily quota of {quota / 1e9:g} GB is used up ({used / 1e9:.2f} GB today); trains again at midnight"
+
+
+def _too_hot(part: str, latch: Latch, ceiling: float, celsius: float | None) -> str:
+    if not latch.is_closed:
+        return ""
+    again = f"trains again after {COOL_FOR_S:.0f} s at {ceiling - COOLER_BY_CELSIUS:.0f} C or less"
+    if celsius is None:
+        return f"the {part} was too hot when its temperature could be read last; {again}"
+    return f"the {part} is at {celsius:.0f} C, its ceiling is {ceiling:.0f} C; {again}"
+
+
+def _too_large(settings: ControlSettings, state: ControlsState, readings: Readings) -> str:
+    if not state.memory.is_closed:
+        return ""
+    most_gb, held_gb = settings.max_memory_bytes / 1e9, readings.memory_bytes / 1e9
+    again = f"trains again after {ROOMY_FOR_S:.0f} s below {ROOMY_SHARE * most_gb:.3g} GB"
+    return f"its processes hold {held_gb:.3g} GB of memory, its owner allows {most_gb:.3g} GB; {again}"
+
+
+def _unkept(settings: ControlSettings, readings: Readings) -> str:
+    """A limit that was set and that nothing here can measure: training goes on, and it is said."""
+    blind = [
+        part
+        for part, ceiling, celsius in (
+            ("card", settings.max_gpu_celsius, readings.gpu_celsius),
+            ("processor", settings.max_cpu_celsius, readings.cpu_celsius),
+        )
+        if ceiling and celsius is None
+    ]
+    if not blind:
+        return ""
+    return f"the temperature of the {' and the '.join(blind)} cannot be read here, so its ceiling is not kept"
+
+
+def week_minute(local: datetime) -> int:
+    """Minutes since Monday 00:00 on the owner's wall clock."""
+    return local.weekday() * DAY_MINUTES + local.hour * 60 + local.minute
+
+
+def _shown(time: datetime, now: datetime) -> str:
+    """The time of day; with the date where it is another day."""
+    return f"{time:%H:%M}" if time.date() == now.date() else f"{time:%Y-%m-%d %H:%M}"

@@ -1,0 +1,26 @@
+"""How much of the owner's disk the run takes, looked at now and then."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams.interfaces import Storage
+from peer.status.status_board import Board
+from protocol.errors import StorageError
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S: Final = 20.0
+
+
+async def keep_measured(storage: Storage, board: Board) -> None:
+    """Tell the board, until cancelled. What cannot be measured now is measured later: nothing but a number hangs on it."""
+    while True:
+        try:
+            board.disk_bytes = await storage.size_bytes()
+        except StorageError as error:
+            log.warning("disk_not_measured", reason=error.one_line())
+        await trio.sleep(LOOK_EVERY_S)

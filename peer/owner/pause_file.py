@@ -1,0 +1,94 @@
+"""The owner's pause, in the peer's state folder: written by `potluck pause`, looked at every second by the daemon.
+
+A file and no door: whoever can write the folder is the owner, no web page can reach it, and it outlives a restart of either side.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from peer.owner.controls_core import OwnerPause
+from protocol.errors import ConfigError, StorageError
+
+PAUSE_FILE: Final = "pause.json"
+MAX_FILE_BYTES: Final = 1000
+"""What we write takes 40; whatever is larger was not written by us."""
+
+LATEST_UNIX_S: Final = 253_000_000_000
+"""In the year 9987: a date as late as can be shown."""
+
+
+class _Pause(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    until_unix_s: Annotated[float, Field(ge=0, lt=LATEST_UNIX_S)] | None
+
+
+def write_pause(state_dir: Path, pause: OwnerPause) -> None:
+    """From now on no training, also after a restart. Whole or not at all.
+
+    Raises:
+        ConfigError: no peer has run from `state_dir`. StorageError: it cannot be written.
+    """
+    _check_peer(state_dir)
+    temporary = state_dir / f"{PAUSE_FILE}.{secrets.token_hex(4)}"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf8") as file:
+            file.write(_Pause(until_unix_s=pause.until_unix_s).model_dump_json() + "\n")
+        os.replace(temporary, state_dir / PAUSE_FILE)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StorageError(
+            f"{state_dir} cannot be written: {error.strerror}", "", "pause from its owner's account"
+        ) from error
+
+
+def remove_pause(state_dir: Path) -> bool:
+    """Whether there was a pause to end.
+
+    Raises:
+        ConfigError: no peer has run from `state_dir`. StorageError: the file cannot be removed.
+    """
+    _check_peer(state_dir)
+    try:
+        (state_dir / PAUSE_FILE).unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StorageError(
+            f"{state_dir / PAUSE_FILE} cannot be removed: {error.strerror}", "", "resume from its owner's account"
+        ) from error
+    return True
+
+
+def read_pause(state_dir: Path) -> OwnerPause | None:
+    """The pause in force, None without one. A file that makes no sense is a pause as well: somebody wanted one."""
+    path = state_dir / PAUSE_FILE
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return OwnerPause(damage=f"the pause file {path} cannot be read ({error.strerror})")
+    try:
+        if len(data) <= MAX_FILE_BYTES:
+            return OwnerPause(_Pause.model_validate_json(data).until_unix_s)
+    except ValidationError:
+        pass
+    return OwnerPause(damage=f"the pause file {path} makes no sense")
+
+
+def _check_peer(state_dir: Path) -> None:
+    if not (state_dir / "identity").exists():
+        raise ConfigError(
+            f"no peer has run from {state_dir}",
+            "the folder of a peer that has joined before",
+            "name it with --state-dir, as at `potluck join`",
+        )

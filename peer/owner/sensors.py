@@ -1,0 +1,105 @@
+"""What this machine can say about power and heat. A thing that cannot be known is None, never a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, tzinfo
+from pathlib import Path
+from typing import Final, Protocol
+
+import psutil
+import trio
+
+from averaging.network.seams.interfaces import Clock
+from peer.machine.machine import MachineMeter
+from peer.owner.controls_core import OwnerPause, Readings
+from peer.owner.daily_traffic import DailyTraffic
+from peer.owner.idle import IdleMeter
+from peer.owner.pause_file import read_pause
+
+_CPU_CHIPS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
+"""Linux drivers that measure the processor, the closest to it first."""
+
+
+class Sensors(Protocol):
+    """One look at the machine."""
+
+    async def read(self) -> Readings:
+        """The readings of this moment."""
+        ...
+
+
+class MachineSensors:
+    """The real ones. Files and drivers are read on a thread; the card by the meter that the status uses as well.
+
+    Args:
+        zone: of the owner's wall clock, None for this machine's own.
+        idle: None where nobody asks whether the machine is in use.
+        traffic_bytes: sent and received by this process so far.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        clock: Clock,
+        machine: MachineMeter,
+        zone: tzinfo | None,
+        idle: IdleMeter | None = None,
+        traffic_bytes: Callable[[], int] = int,
+    ) -> None:
+        self._state_dir = state_dir
+        self._clock = clock
+        self._machine = machine
+        self._zone = zone
+        self._idle = idle
+        self._traffic_bytes = traffic_bytes
+        self._daily = DailyTraffic(state_dir)
+
+    async def read(self) -> Readings:
+        """The readings of this moment."""
+        pause, (is_on_battery, percent), cpu, idle_s = await trio.to_thread.run_sync(self._look, self._clock.unix_s())
+        local = datetime.fromtimestamp(self._clock.unix_s(), self._zone)
+        use = self._machine.read()
+        return Readings(
+            now_s=self._clock.monotonic_s(),
+            local=local if local.tzinfo is not None else local.astimezone(),
+            pause=pause,
+            is_on_battery=is_on_battery,
+            battery_percent=percent,
+            gpu_celsius=use.gpu_celsius,
+            cpu_celsius=cpu,
+            idle_s=idle_s,
+            today_bytes=await trio.to_thread.run_sync(self._daily.count, self._traffic_bytes(), local.date()),
+            memory_bytes=use.memory_bytes,
+        )
+
+    def _look(
+        self, now_unix_s: float
+    ) -> tuple[OwnerPause | None, tuple[bool | None, float | None], float | None, float | None]:
+        idle_s = self._idle.read(now_unix_s) if self._idle is not None else None
+        return read_pause(self._state_dir), battery(), cpu_celsius(), idle_s
+
+
+def battery() -> tuple[bool | None, float | None]:
+    """(whether the machine runs on it, how full it is in percent); None for what is not there or not known. A battery that neither
+    charges nor drains, as one that is held at a limit, is one on the mains.
+    """
+    try:
+        found = psutil.sensors_battery()
+    except OSError:  # it was pulled out while it was read
+        return None, None
+    if found is None:
+        return None, None
+    return found.power_plugged is False, float(found.percent)
+
+
+def cpu_celsius() -> float | None:
+    """Of the processor's hottest part, None where no driver measures it."""
+    try:
+        found = psutil.sensors_temperatures()
+    except OSError:
+        return None
+    for chip in _CPU_CHIPS:
+        if found.get(chip):
+            return max(float(part.current) for part in found[chip])
+    return None

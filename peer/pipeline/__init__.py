@@ -1,0 +1,1 @@
+"""Stages and lanes: a peer that holds one stage of the model."""

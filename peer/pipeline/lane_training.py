@@ -1,0 +1,355 @@
+"""A pipeline peer's part from its state on: its stage's rounds, its training process, its seats in lanes, until the run is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.data.shards import ShardCache
+from averaging.network.seams.interfaces import DirectoryEntry
+from averaging.network.seams.offload import ThreadOffload
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.peer_rounds import PeerRounds
+from averaging.rounds.spine_follower import SpineFollower
+from averaging.rounds.traffic.discovery import Rhythm, list_peers
+from averaging.rounds.unit_service import STAYS_WITHIN_S, RoundService
+from averaging.state.unit_log import UnitLog
+from averaging.storage.file_storage import FileStorage
+from peer.holdings.held_stage import HORIZON_S, OwnStage
+from peer.holdings.move_costs import MoveCosts
+from peer.membership.joining import open_start_record
+from peer.pipeline.lane_rounds import StageRounds
+from peer.pipeline.lane_service import LaneRole, LaneService
+from peer.pipeline.stage.lane_compute import LaneShape
+from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
+from peer.pipeline.stage.synced_process import ProcessSynced
+from peer.pipeline.stage_moves import MoveRole, StageMoves
+from peer.pipeline.synced_service import SyncedService
+from peer.pipeline.transport.lane_network import OwnLoop
+from peer.pipeline.transport.lane_work import LaneShare, LaneTools
+from peer.session.await_state import HELD_BECAUSE, FirstState
+from peer.session.build import stage_plan
+from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
+from peer.session.session import Joined, Life
+from peer.training.trainer import OWNER_HOLDS
+from protocol.errors import LocalProtocolError
+from protocol.host.reports import HeldoutResult
+from protocol.ids import PeerId, RunId, UnitName
+from protocol.pipeline.lanes import last_round
+from protocol.pipeline.placement.rebalancing import SETTLED_S
+from protocol.pipeline.stage_machine import LaneConfig
+from protocol.rounds.lineage.chain import genesis_link
+from protocol.rounds.queries import idle_patience_s, is_alive, is_over
+from protocol.rounds.state import OpenRound
+from protocol.run.manifest import RunConfig
+from protocol.run.pipeline_section import PipelineSection
+from protocol.tensors.stage_schema import StageMap, stage_of, stage_unit
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S: Final = 0.5
+MEASURED_WITHIN_S: Final = 30.0
+
+
+class LaneControl:
+    """What the owner allows, as the lanes hear of it (peer/owner/controls.py)."""
+
+    def __init__(self, process: StageProcess, rounds: StageRounds, first: FirstState) -> None:
+        self.process = process
+        self.first = first
+        self.rounds = rounds
+        self._is_paused = False
+
+    def why_not(self) -> str:
+        """Why no seat is taken now; empty where one is."""
+        if self._is_paused:
+            return "its owner paused it"
+        if self.first.is_missing:
+            return HELD_BECAUSE
+        return "" if self.process.is_ready else "the training process is starting"
+
+    async def pause(self) -> None:
+        """Take no seat, and give back the one that is held."""
+        self._is_paused = True
+
+    async def resume(self) -> None:
+        """Take seats again."""
+        self._is_paused = False
+
+    async def set_slowdown(self, factor: float) -> None:
+        """Work at 1 / factor of full speed."""
+        with suppress(StageProcessDied):  # the next one is started with what the plan says, and told at the next change
+            await self.process.ask("slow", {"factor": factor})
+
+    def hold(self, is_held: bool) -> None:
+        """Whether what was trained stays here for now."""
+        self.rounds.hold(OWNER_HOLDS if is_held else "")
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """A pipeline run, as one stage of it is held here."""
+
+    config: RunConfig
+    pipeline: PipelineSection
+    stages: StageMap
+    stage: int
+
+    @property
+    def form(self) -> LaneConfig:
+        """The numbers of a lane."""
+        return self.pipeline.lane_config(self.config.model, self.config.inner)
+
+    def shape(self, run_id: RunId) -> LaneShape:
+        """What goes between the stages."""
+        pipeline, context = self.pipeline, self.config.model.context_tokens
+        sequences = self.config.inner.batch_tokens // context // pipeline.micro_batches
+        codecs = (pipeline.forward_codec, pipeline.backward_codec)
+        return LaneShape(run_id, self.form, self.stages, (sequences, context), *codecs)
+
+
+def stage_run(config: RunConfig, unit: UnitName) -> StageRun:
+    """How this unit's run works.
+
+    Raises:
+        LocalProtocolError: it is no pipeline run.
+    """
+    pipeline, stages = config.pipeline, config.stages
+    if pipeline is None or stages is None:
+        raise LocalProtocolError(f"lanes in a run of {config.run.shards} shards", "a pipeline run")
+    return StageRun(config, pipeline, stages, stage_of(unit, stages))
+
+
+async def train_in_lanes(
+    joined: Joined, cache: ShardCache, chain: UnitChain, open_round: OpenRound, first: FirstState
+) -> None:
+    """Rounds, training process and lanes of the stage that is held here, until the run is over or we are asked to leave."""
+    board, run = joined.life.board, stage_run(joined.membership.manifest.config, chain.tools.unit)
+    follower = await _follower(joined, stage_unit(0)) if run.stage else None
+    rounds, stage_rounds = peer_rounds(joined, follower), StageRounds(chain, run.form)
+    service = unit_service(joined, chain, open_round, stage_rounds, rounds)
+    rounds.add(service)
+    stage_rounds.is_synced = run.pipeline.mode == "synced"
+    board.trainer, board.service, board.follower = stage_rounds, service, follower
+    rounds.serve()
+    plan = stage_plan(joined.life.config, joined.membership, cache, run.stage)
+    async with open_stage_process(plan, joined.life.worker) as process:
+        control = LaneControl(process, stage_rounds, first)
+        lanes = board.lanes = _lanes(joined, run, rounds, service, stage_rounds, control)
+        stage_rounds.is_after_the_end = partial(_is_after_the_end, rounds, service)
+        stage_rounds.num_lanes = lambda: lanes.num_lanes
+        stage_rounds.is_in_lane = lambda: lanes.member.seat is not None
+        lanes.could_tokens_per_s = joined.roster.own_pace = lambda: stage_rounds.could_tokens_per_s
+        lanes.owed_tokens = lambda: stage_rounds.owed_tokens
+        stage_rounds.restarts = lambda: process.restarts
+        stage_rounds.measured = partial(_measured, joined, rounds)
+        lanes.serve()
+        moves = _moves(joined, run, lanes, control)
+        lanes.move_reason = lambda: moves.reason
+        await _run(joined, rounds, service, lanes, control, moves)
+
+
+def _measured(joined: Joined, rounds: PeerRounds, round_: int, nats: float) -> None:
+    """A lane has measured the parameters with which it began this round, as they are sent from stage to stage."""
+    nodes = rounds.spine.tree.nodes.values() if rounds.spine is not None else ()
+    for link in (node.link for node in nodes):
+        if link.index == round_:
+            log.info("measured", index=round_, nats=round(nats, 4))
+            joined.life.board.heldout.append(HeldoutResult(link.commit, link.index, link.total_tokens, nats))
+
+
+async def _follower(joined: Joined, spine: UnitName) -> SpineFollower:
+    """The records of the first stage, which is the run's spine, where it is not held."""
+    start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
+    log_ = UnitLog(FileStorage(joined.life.folder / spine, ThreadOffload()))
+    follower = SpineFollower(spine, start, log_, joined.network, joined.verifier, joined.membership.run_id)
+    await follower.restore()
+    return follower
+
+
+def _lanes(
+    joined: Joined,
+    run: StageRun,
+    rounds: PeerRounds,
+    service: RoundService,
+    stage_rounds: StageRounds,
+    control: LaneControl,
+) -> LaneService:
+    process, is_synced = control.process, run.pipeline.mode == "synced"
+    found = list[LaneService]()
+
+    def work_of(lane: int, stage: int) -> ProcessWork:
+        return ProcessWork(process, lane, stage_rounds.newest, stage_rounds)
+
+    def synced_of(lane: int, stage: int) -> ProcessSynced:
+        return ProcessSynced(process, lane, stage_rounds.newest, stage_rounds)
+
+    async def bring(share: LaneShare) -> None:
+        await found[0].bring(share)
+
+    tools = LaneTools(
+        OwnLoop(joined.network),
+        ThreadOffload(),
+        run.shape(joined.membership.run_id),
+        work_of,
+        stage_rounds.average,
+        bring,
+        stage_rounds.take_gift,
+        synced_of if is_synced else None,
+        stage_rounds.has_measured,
+        stage_rounds.begins,
+    )
+    role = _lane_role(joined, run, service, control)
+    found.append(SyncedService(tools, role) if is_synced else LaneService(tools, role))
+    return found[0]
+
+
+def _lane_role(joined: Joined, run: StageRun, service: RoundService, control: LaneControl) -> LaneRole:
+    start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
+    began = [genesis_link(start, stage_unit(stage)).roster for stage in range(run.stages.num_stages)]
+
+    def holders(stage: int) -> Sequence[PeerId]:
+        """Those that are listed, or began the run, and are alive as far as our rounds know; ourselves with them."""
+        now_s, me = joined.life.clock.monotonic_s(), joined.life.identity.peer_id
+        state, patience_s = service.state, idle_patience_s(service.state)
+        told = {
+            **{p: (s,) for s, of in enumerate(began) for p in of},
+            **{p: held for p, held in joined.roster.listed_experts().items() if held},
+        }
+        listed = [peer for peer, held in told.items() if stage in held and peer != me]
+        return [
+            *(peer for peer in listed if is_alive(state, peer, now_s, patience_s)),
+            *([me] if stage == run.stage else []),
+        ]
+
+    genesis = genesis_link(start, stage_unit(0))
+    return LaneRole(
+        run.stage, joined.life.session, genesis.commit, holders, lambda: service.chain.state.index, control.why_not
+    )
+
+
+def _moves(joined: Joined, run: StageRun, lanes: LaneService, control: LaneControl) -> StageMoves:
+    own, board = joined.experts, joined.life.board
+    if not isinstance(own, OwnStage):
+        raise LocalProtocolError("a run of stages where experts are held", "a stage")
+
+    def horizon_s() -> float:
+        eta_s = board.read().eta_s
+        return HORIZON_S if eta_s is None else min(HORIZON_S, eta_s)
+
+    async def move(stage: int) -> None:
+        board.say("leaving", f"to come back with stage {stage}, of which the run has less")
+        await own.move_to(stage)
+        joined.life.departure.begin_anew()
+
+    me, role = joined.life.identity.peer_id, lanes.role
+
+    def paces() -> Mapping[PeerId, float]:
+        ours = lanes.could_tokens_per_s()
+        return {**joined.roster.listed_paces(), **({me: ours} if ours else {})}
+
+    def costs() -> MoveCosts:
+        started_s, first_s = control.process.started_in_s, control.rounds.first_pass_s
+        warm_up_s = None if started_s is None or first_s is None else started_s + first_s
+        return MoveCosts(board.download_rate.bytes_per_s, warm_up_s)
+
+    of_run = MoveRole(me, run.stage, run.stages, own.fits, role.holders, role.index, horizon_s, paces, costs)
+    return StageMoves(of_run, lanes, move)
+
+
+async def _run(
+    joined: Joined,
+    rounds: PeerRounds,
+    service: RoundService,
+    lanes: LaneService,
+    control: LaneControl,
+    moves: StageMoves,
+) -> None:
+    """Work in lanes and average until the run is over or we are asked to leave; then say goodbye."""
+    life, membership, reporter = joined.life, joined.membership, joined.reporter
+
+    async def listed(entries: Sequence[DirectoryEntry]) -> None:
+        await rounds.list_peers(tuple(p for p in joined.roster.take_records(entries) if p != membership.coordinator))
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(rounds.run)
+        # what others say of their stages is in their records: moves count on a look within that, however much it brings
+        rhythm = Rhythm(settled_every_s=SETTLED_S - joined.looks.patience_s, bytes_per_s=inf)
+        nursery.start_soon(list_peers, joined.looks, listed, rhythm)
+        with life.departure.ends():
+            async with trio.open_nursery() as work:
+                work.start_soon(_begin, life, control)
+                work.start_soon(lanes.run)
+                work.start_soon(_move, moves, control)
+                await _until_over(rounds, service)
+                await _until_measured(service, lanes, control.rounds)
+                control.rounds.say_owed()
+                await finish(joined, service)  # the lanes go on: who is behind still measures the last parameters
+                work.cancel_scope.cancel()
+        with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
+            reporter.is_leaving = True
+            await rounds.leave()
+            await reporter.report_once()
+        nursery.cancel_scope.cancel()
+
+
+async def _begin(life: Life, control: LaneControl) -> None:
+    """Work once there is a state to work on, as its owner allows."""
+    await control.first.wait()
+    life.board.say("training", "training")
+    await life.controls.order(control)
+
+
+async def _move(moves: StageMoves, control: LaneControl) -> None:
+    """Another stage is taken up by who has this one whole."""
+    await control.first.wait()
+    await moves.run()
+
+
+async def _until_measured(service: RoundService, lanes: LaneService, stage_rounds: StageRounds) -> None:
+    """Until our part in measuring the last parameters is done, where we are in a lane."""
+    with trio.move_on_after(MEASURED_WITHIN_S):
+        while lanes.member.seat is not None and stage_rounds.measured_round < service.chain.state.index:
+            await trio.sleep(LOOK_EVERY_S)
+
+
+async def _is_after_the_end(rounds: PeerRounds, service: RoundService, round_: int) -> bool:
+    """Whether the run had all its tokens before this round of lanes."""
+    began_s = trio.current_time()
+    while True:
+        found = last_round.is_after_the_end(
+            own_tokens=service.chain.head.total_tokens,
+            total_tokens=service.config.total_tokens,
+            spine=None if rounds.spine is None else (rounds.spine.link.index, rounds.spine.link.total_tokens),
+            round_=round_,
+            waited_s=trio.current_time() - began_s,
+        )
+        if found is not None:
+            return found
+        await trio.sleep(LOOK_EVERY_S)
+
+
+async def _until_over(rounds: PeerRounds, service: RoundService) -> None:
+    """Until the run's tokens are committed and this stage has its last round, or will not have it any more."""
+    ending = last_round.Ending()
+    while True:
+        spine = rounds.spine
+        found = last_round.look(
+            ending,
+            is_run_over=spine is not None and spine.link.total_tokens >= service.config.total_tokens,
+            has_last_round=is_over(service.state),
+            now_s=trio.current_time(),
+        )
+        if found.missing:
+            log.warning("last_round_missed", reason=found.missing)
+        if found.is_done:
+            return
+        ending = found.state
+        await trio.sleep(LOOK_EVERY_S)

@@ -1,0 +1,1 @@
+"""A peer as member or keeper of a lane."""

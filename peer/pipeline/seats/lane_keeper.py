@@ -1,0 +1,295 @@
+"""The keeper of lanes: hears their members, decides by protocol/pipeline/lanes/lane_machine.py, and tells them.
+
+A keeper is any peer that all members of a lane are told of; it need not be a member. Where it goes, its lanes end without weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from peer.pipeline.transport.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, CallLine
+from peer.pipeline.transport.lane_network import LaneNetwork
+from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
+from protocol.ids import PeerId, short
+from protocol.pipeline.lanes import ended_lanes
+from protocol.pipeline.lanes import lane_machine as lane
+from protocol.pipeline.messages import lane_messages as said
+from protocol.pipeline.messages.lane_wire import Said, decode_lane_message, encode_parcel
+from protocol.pipeline.stage_machine import LaneConfig, Point
+
+log = structlog.get_logger()
+
+TICK_S: Final = 0.1
+GOODBYE_WITHIN_S: Final = 5.0
+GIVEN_WITHIN_S: Final = 3.0
+"""A round waits so long for the parts of a lane that ended: the commit of a stage that has its part, beside one that has not, would
+count the lane at some stages alone.
+"""
+
+Spares = Callable[[], tuple[tuple[PeerId, frozenset[int]], ...]]
+"""Who could take a place, and at which stages, the best first."""
+
+SpareHeard = Callable[[PeerId, said.LaneSpare], str]
+"""(who serves no lane, what it says) to why nobody here has a use for it; empty where somebody does."""
+
+
+def _nobody(_peer: PeerId, _spare: said.LaneSpare) -> str:
+    return "no lanes are kept here"
+
+
+class LaneKeepers:
+    """All lanes that this peer keeps; `serve` before the network is started, `keep` for each lane."""
+
+    def __init__(
+        self, network: LaneNetwork, config: LaneConfig, spares: Spares, spare_heard: SpareHeard = _nobody
+    ) -> None:
+        self._network = network
+        self._config = config
+        self._spares = spares
+        self._spare_heard = spare_heard
+        self._kept: dict[int, _KeptLane] = {}
+        self._ended = ended_lanes.EndedLanes()
+        self._giving_s: dict[int, float] = {}
+
+    @property
+    def lanes(self) -> dict[int, lane.LaneState]:
+        """What is known of all lanes that are kept here, by their numbers."""
+        return {number: kept.state for number, kept in self._kept.items() if kept.state.phase != "over"}
+
+    @property
+    def ended(self) -> Mapping[int, ended_lanes.EndedLane]:
+        """How the newest lanes that were kept here ended, by their numbers."""
+        return self._ended.ended
+
+    @property
+    def num_due(self) -> int:
+        """Lanes whose part in the round is still to come, as members are told: those that are kept, and those that have just ended
+        with a part, which the neighbour of the lost member may have to give to somebody first.
+        """
+        return len(self.lanes) + len(self._giving())
+
+    def _giving(self) -> dict[int, float]:
+        now_s = trio.current_time()
+        return {number: at_s for number, at_s in self._giving_s.items() if now_s - at_s < GIVEN_WITHIN_S}
+
+    def serve(self) -> None:
+        """Answer members; before the network is started."""
+        self._network.serve_calls(KEEPER_CHANNEL, self._called)
+
+    def state_of(self, number: int) -> lane.LaneState | None:
+        """What is known of a lane; None where it is not kept here, or is no more."""
+        kept = self._kept.get(number)
+        return None if kept is None else kept.state
+
+    async def keep(self, number: int, members: tuple[PeerId, ...], at: Point) -> lane.LaneState:
+        """Begin a lane and keep it to its end; returns what it came to.
+
+        Args:
+            number: no other lane's of the run, before or beside it: what is late of another one must not be taken for this one's.
+
+        Raises:
+            LocalProtocolError: not one member a stage, or a lane of this number that is kept already.
+        """
+        if number in self._kept:
+            raise LocalProtocolError(f"lane {number} once more", "a lane that is not kept yet")
+        state = lane.begin(self._config, members, at, trio.current_time())
+        told = LaneTold(lambda: self.num_due, partial(self._note_end, number))
+        kept = self._kept[number] = _KeptLane(number, self._network, state, self._spares, told)
+        try:
+            return await kept.run()
+        finally:
+            del self._kept[number]
+
+    def _note_end(self, number: int, ended: ended_lanes.EndedLane) -> None:
+        self._ended = ended_lanes.has_ended(self._ended, number, ended)
+        if ended.end.tokens:
+            self._giving_s = {**self._giving(), number: trio.current_time()}
+
+    def _claim(self, asker: PeerId, claim: said.LaneClaim) -> str:
+        done = ended_lanes.claimed(self._ended, asker, claim)
+        self._ended = done.state
+        return done.reason
+
+    async def _called(self, sender: PeerId, request: bytes) -> bytes:
+        try:
+            message = decode_lane_message(request)
+            if isinstance(message, said.LaneSpare):
+                reason = self._spare_heard(sender, message)
+                return encode_parcel(said.LaneAnswer(reason, 0 if reason else self.num_due))
+            if isinstance(message, said.LaneClaim):
+                return encode_parcel(said.LaneAnswer(self._claim(sender, message)[:200]))
+            kept = self._kept.get(message.lane)
+            if kept is None:
+                raise RemoteProtocolError(f"a word about lane {message.lane}", "a lane that is kept here")
+            kept.hear(sender, message)
+        except RemoteProtocolError as error:
+            log.warning("lane_refused", sender=short(sender), reason=error.one_line())
+            return encode_parcel(said.LaneAnswer(error.one_line()[:200]))
+        return encode_parcel(said.LaneAnswer(""))
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTold:
+    """What one lane is told of the others, how many there are, and tells of itself: how it ends, before its members hear it."""
+
+    num_lanes: Callable[[], int]
+    ends: Callable[[ended_lanes.EndedLane], None]
+
+
+class _KeptLane:
+    def __init__(
+        self, number: int, network: LaneNetwork, state: lane.LaneState, spares: Spares, told: LaneTold
+    ) -> None:
+        self.state = state
+        self._number = number
+        self._network = network
+        self._spares = spares
+        self._told = told
+        self._lines: dict[PeerId, CallLine] = {}
+        self._nursery: trio.Nursery | None = None
+        self._end: lane.Dissolve | None = None
+        self._over = trio.Event()
+
+    async def run(self) -> lane.LaneState:
+        """From its beginning to its end."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            begin = said.LaneBegin(self._number, self.state.epoch, self.state.at, self.state.members)
+            self._tell(self.state.members, begin)
+            ticked_s = trio.current_time()
+            while not self._over.is_set():
+                self._feed(lane.SparesListed(self._spares()))
+                self._feed(lane.Ticked(max(0.0, trio.current_time() - ticked_s - 2 * TICK_S)))
+                ticked_s = trio.current_time()
+                with trio.move_on_after(TICK_S):
+                    await self._over.wait()
+            with trio.move_on_after(GOODBYE_WITHIN_S):
+                while self._lines:
+                    await trio.sleep(TICK_S)
+            for member in sorted(self._lines):
+                self._say_unbrought(member, f"was not heard for {GOODBYE_WITHIN_S:g} s, and comes back in time or not")
+            nursery.cancel_scope.cancel()
+        return self.state
+
+    # --- what members say ---
+
+    def hear(self, sender: PeerId, message: Said) -> None:
+        """A member's word.
+
+        Raises:
+            RemoteProtocolError: it is no member, or says what members do not say.
+        """
+        if sender not in self.state.living:
+            raise RemoteProtocolError(f"{short(sender)} about lane {self._number}", "a member of it")
+        event = _event(sender, message)
+        if isinstance(event, lane.MemberLost):
+            self._hang_up({sender})
+        self._feed(event)
+
+    def _feed(self, event: lane.Event) -> None:
+        done = lane.step(self.state, event, trio.current_time())
+        self.state = done.state
+        if done.remark:
+            log.debug("lane_remark", lane=self._number, remark=done.remark)
+        for order in done.orders:
+            log.info("lane_order", lane=self._number, order=type(order).__name__, reason=order.reason)
+            self._perform(order)
+
+    # --- what members are told ---
+
+    def _perform(self, order: lane.Order) -> None:
+        number, epoch, living = self._number, self.state.epoch, self.state.living
+        match order:
+            case lane.AgreeStep():
+                self._tell(living, said.LaneStep(number, order.epoch, order.at, order.whole_square))
+            case lane.KeepFrom():
+                self._tell(living, said.LanePing(number, epoch, self._told.num_lanes()))  # a busy lane hears no other
+                self._tell(living, said.LaneKeep(number, epoch, order.at))
+            case lane.GoBack():
+                back = said.LaneBack(number, order.epoch, order.at, order.counted, order.members)
+                self._hang_up(set(self._lines) - set(order.members))
+                self._tell(order.members, back, is_instead=True)
+            case lane.Resume():
+                self._tell(living, said.LaneResume(number, order.epoch))
+            case lane.Dissolve():
+                end = said.LaneEnd(number, epoch, order.at, order.tokens, order.holders, order.reason[:200])
+                self._end = order
+                self._told.ends(ended_lanes.EndedLane(self.state.members, order))
+                self._hang_up(set(self._lines) - set(order.survivors))
+                self._tell(order.survivors, end, is_instead=True)
+                self._over.set()
+
+    def _tell(self, members: tuple[PeerId, ...], message: said.FromKeeper, *, is_instead: bool = False) -> None:
+        for member in members:
+            line = self._lines.get(member) or self._call(member)
+            if line is not None:
+                (line.put_instead if is_instead else line.put)(message)
+
+    def _call(self, member: PeerId) -> CallLine | None:
+        """A line to a member, with signs of life both ways while there is nothing else to say."""
+        if self._nursery is None:
+            return None
+        line = self._lines[member] = CallLine(
+            self._network, member, MEMBER_CHANNEL, lambda message, refused: self._answered(member, message, refused),
+            lambda: said.LanePing(self._number, self.state.epoch, self._told.num_lanes()),
+        )  # fmt: skip
+        self._nursery.start_soon(self._run_line, member, line)
+        return line
+
+    def _answered(self, member: PeerId, message: Said, refused: str) -> None:
+        if isinstance(message, said.LaneEnd):
+            self._hang_up({member})
+        elif refused:
+            log.info("lane_refused", lane=self._number, member=short(member), reason=refused)
+            self._hang_up({member})
+            self._feed(lane.MemberLost(member))
+        else:
+            self._feed(lane.MemberHeard(member))
+
+    async def _run_line(self, member: PeerId, line: CallLine) -> None:
+        try:
+            await line.run()
+        except PotluckError as error:
+            log.info("lane_member_lost", lane=self._number, member=short(member), reason=error.one_line())
+            if self._lines.get(member) is line:
+                del self._lines[member]
+                self._say_unbrought(member, "was gone before it was told that the lane ended")
+            self._feed(lane.MemberLost(member))
+
+    def _say_unbrought(self, member: PeerId, because: str) -> None:
+        """What a member was to bring of a lane that ended is with nobody who knows it: other stages count more of that lane."""
+        end = self._end
+        for stage, holder in enumerate(() if end is None else end.holders):
+            if end is not None and holder == member:
+                reason = f"{short(member)}, who was to bring it, {because}"
+                log.warning("lane_share_lost", lane=self._number, stage=stage, tokens=end.tokens, reason=reason)
+
+    def _hang_up(self, members: set[PeerId]) -> None:
+        for member in sorted(members):
+            line = self._lines.pop(member, None)
+            if line is not None:
+                line.scope.cancel()
+
+
+def _event(sender: PeerId, message: Said) -> lane.Event:
+    match message:
+        case said.LaneSquare():
+            return lane.SquareTold(sender, message.epoch, message.at, message.square)
+        case said.LaneCopied():
+            return lane.SnapshotTold(sender, message.epoch, message.at)
+        case said.LaneLoaded():
+            return lane.LoadedTold(sender, message.epoch)
+        case said.LaneLoadFailed():
+            return lane.LoadFailed(sender, message.epoch)
+        case said.LaneLeave():
+            return lane.MemberLost(sender)
+        case said.LaneHere():
+            return lane.MemberHeard(sender)
+        case _:
+            raise RemoteProtocolError(f"{type(message).__name__} from a member", "a member's word")

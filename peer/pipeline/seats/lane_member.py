@@ -1,0 +1,340 @@
+"""A peer's part in lanes: it takes a seat where a keeper gives it one, serves it, and is a spare again when it is over.
+
+`serve` sets the handlers, before the network is started; `run` holds the seat's tasks. One seat at a time: a peer holds one stage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import structlog
+import torch
+import trio
+
+from averaging.network.seams.interfaces import Stream
+from peer.pipeline.seats.lane_seat import LaneSeat
+from peer.pipeline.seats.synced_seat import SyncedSeat
+from peer.pipeline.transport.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, MEMBER_CHANNEL, call_again, whole_answer
+from peer.pipeline.transport.lane_outbox import (
+    PARCEL_CHANNEL,
+    WrongContent,
+    answer,
+    receive_bytes,
+    receive_in_time,
+    skip_bytes,
+)
+from peer.pipeline.transport.lane_work import PASS_COST_S, LaneShare, LaneTools
+from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, TransportError
+from protocol.ids import PeerId, short
+from protocol.pipeline import stage_machine as lane_stage
+from protocol.pipeline.messages import lane_messages as said
+from protocol.pipeline.messages import synced_messages as synced
+from protocol.pipeline.messages.lane_wire import (
+    Parcel,
+    Said,
+    decode_lane_message,
+    decode_parcel,
+    encode_lane_message,
+    encode_parcel,
+)
+from protocol.tensors.stage_schema import StageMap, stage_schema
+
+log = structlog.get_logger()
+
+TakesReply = Callable[[PeerId, synced.SyncedReply, bytes], None]
+"""(replica, what it says, what came of its work)."""
+
+AwaitsReply = Callable[[PeerId, synced.SyncedReply], bool]
+"""(replica, what it says) to whether what follows is wanted, before a byte of it is taken; raises RemoteProtocolError where it is no
+reply to us.
+"""
+
+SEAT_WITHIN_S: Final = 4.0
+"""What a member sends may be here before the keeper's word that it begins or goes back; longer than a keeper bears silence."""
+
+
+class LaneMember:
+    """Takes seats in lanes, and among the replicas of synced steps.
+
+    Args:
+        keeper_of: who keeps a lane, None for no lane of this run: nobody else's word is taken.
+        takes_reply: what is done with the replies of replicas, where synced steps are owned here, and `awaits_reply` whether one is
+            wanted.
+        why_no_lane: why no lane begins here now, in words; empty where one does.
+    """
+
+    def __init__(
+        self,
+        tools: LaneTools,
+        keeper_of: Callable[[int], PeerId | None],
+        takes_reply: TakesReply | None = None,
+        awaits_reply: AwaitsReply | None = None,
+        why_no_lane: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.refused = Counter[PeerId]()
+        """What was refused, by who sent it."""
+
+        self.num_lanes = 0
+        """That are kept, as the keeper says; 0 where it is not known."""
+
+        self._tools = tools
+        self._keeper_of = keeper_of
+        self._takes_reply = takes_reply
+        self._awaits_reply = awaits_reply
+        self._why_no_lane = why_no_lane
+        self._seat: LaneSeat | SyncedSeat | None = None
+        self._nursery: trio.Nursery | None = None
+        self._changed = trio.Event()
+
+    @property
+    def seat(self) -> LaneSeat | SyncedSeat | None:
+        """The present one; None for a spare."""
+        return self._seat
+
+    def serve(self) -> None:
+        """Answer keepers and members; before the network is started."""
+        self._tools.network.serve_calls(MEMBER_CHANNEL, self._called)
+        self._tools.network.serve_streams(PARCEL_CHANNEL, self._streamed)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def leave(self, reason: str) -> None:
+        """Give the seat back, where there is one."""
+        if self._seat is not None:
+            self._seat.leave(reason)
+
+    # --- the keeper's word ---
+
+    async def _called(self, sender: PeerId, request: bytes) -> bytes:
+        try:
+            self._hear(sender, decode_lane_message(request))
+        except RemoteProtocolError as error:
+            self._count(sender, error)
+            return encode_parcel(said.LaneAnswer(error.one_line()[:200]))
+        return encode_parcel(said.LaneAnswer(""))
+
+    def _hear(self, sender: PeerId, message: Said) -> None:
+        if isinstance(message, said.LaneSpare | said.LaneClaim):
+            raise RemoteProtocolError(f"{type(message).__name__} to a member", "one to its keeper")
+        if self._keeper_of(message.lane) != sender:
+            raise RemoteProtocolError(f"{short(sender)} about lane {message.lane}", "its keeper")
+        if not isinstance(message, said.FromKeeper | synced.SyncedFromOwner):
+            raise RemoteProtocolError(f"{type(message).__name__} from a keeper", "a keeper's word")
+        seat = self._seat if self._seat is not None and self._seat.lane == message.lane else None
+        if isinstance(message, said.LanePing):
+            self.num_lanes = message.num_lanes
+        if isinstance(message, said.LaneBegin | said.LaneBack):
+            self._placed(seat, sender, message)
+        elif isinstance(message, synced.SyncedBegin) and seat is None:
+            self._take_replica(sender, message)
+        elif isinstance(seat, SyncedSeat) or (seat is not None and isinstance(message, said.FromKeeper)):
+            seat.hear(message)
+        elif not isinstance(message, said.LaneEnd):
+            raise RemoteProtocolError(f"a word about lane {message.lane}", "a lane that this peer has a seat in")
+        self._change()
+
+    def _take_replica(self, keeper: PeerId, message: synced.SyncedBegin) -> None:
+        """A seat among the replicas of a stage."""
+        if self._nursery is None or self._seat is not None:
+            found = "a peer that does not work yet" if self._seat is None else f"one with a seat in {self._seat.lane}"
+            raise RemoteProtocolError(f"a seat in group {message.lane} for {found}", "a free peer")
+        if message.stage >= self._tools.config.num_stages or message.at.step >= self._tools.config.inner_steps:
+            raise RemoteProtocolError(f"{message}", f"one of {self._tools.config.num_stages} stages, a step of a round")
+        self._tools.begins(message.at.round)
+        try:
+            self._seat = SyncedSeat(self._tools, keeper, message)
+        except LocalProtocolError as error:
+            raise RemoteProtocolError(error.found, error.expected) from error
+        self._nursery.start_soon(self._sit, self._seat)
+        log.info("synced_joined", lane=message.lane, stage=message.stage, at=str(message.at))
+
+    def _placed(
+        self, seat: LaneSeat | SyncedSeat | None, keeper: PeerId, message: said.LaneBegin | said.LaneBack
+    ) -> None:
+        """A seat is given, kept, or taken away."""
+        if isinstance(seat, SyncedSeat) or self._tools.is_synced:
+            raise RemoteProtocolError("a lane in a run of synced steps", "a replica's beginning")
+        me = self._tools.network.peer_id
+        if me not in message.members or len(message.members) != self._tools.config.num_stages:
+            if seat is not None and message.epoch > seat.state.epoch:
+                seat.finish("the seat was given to another")
+                return
+            without = "" if me in message.members else " without this peer"
+            raise RemoteProtocolError(
+                f"a lane of {len(message.members)} members{without}", f"{self._tools.config.num_stages} with it"
+            )
+        if seat is not None:
+            if seat.state.epoch != message.epoch and seat.members.index(me) != message.members.index(me):
+                raise RemoteProtocolError("another stage in the same lane", f"stage {seat.stage}")
+            seat.hear(message)
+        elif self._seat is not None:
+            raise RemoteProtocolError(f"a seat in lane {message.lane}", f"a free peer: it has one in {self._seat.lane}")
+        else:
+            self._take_seat(keeper, message)
+
+    def _take_seat(self, keeper: PeerId, message: said.LaneBegin | said.LaneBack) -> None:
+        if self._nursery is None:
+            raise RemoteProtocolError("a seat in a lane", "a peer that has begun to work")
+        config, stage = self._tools.config, message.members.index(self._tools.network.peer_id)
+        if isinstance(message, said.LaneBegin):
+            if reason := self._why_no_lane():
+                raise RemoteProtocolError(reason, "a lane of those who stand where they said")
+            self._tools.begins(message.at.round)
+            begun = lane_stage.begin(config, stage, message.at, epoch=message.epoch)
+        else:
+            begun = lane_stage.join(config, stage, lane_stage.WentBack(message.epoch, message.at, message.counted))
+        self._seat = LaneSeat(self._tools, message.lane, keeper, message.members, begun)
+        self._nursery.start_soon(self._sit, self._seat)
+        log.info("lane_joined", lane=message.lane, stage=stage, epoch=message.epoch)
+
+    async def _sit(self, seat: LaneSeat | SyncedSeat) -> None:
+        try:
+            shares = await seat.run()
+        finally:
+            self._seat = None
+        self._change()
+        log.info("lane_over", lane=seat.lane, stage=seat.stage, reason=seat.reason, shares=len(shares))
+        async with trio.open_nursery() as bringing:  # each waits for its own round
+            for share in shares:
+                bringing.start_soon(self._bring, share, seat.stage)
+
+    async def _bring(self, share: LaneShare, own_stage: int) -> None:
+        try:
+            await (self._tools.average(share) if share.stage == own_stage else self._tools.bring(share))
+        except PotluckError as error:
+            log.warning("lane_share_lost", lane=share.lane, stage=share.stage, reason=error.one_line())
+
+    # --- what members bring ---
+
+    async def _streamed(self, sender: PeerId, stream: Stream) -> None:
+        try:
+            frame = await receive_in_time(stream)
+            while frame is not None:
+                frame = await self._took(sender, stream, frame)
+        except TransportError:
+            return
+        except RemoteProtocolError as error:
+            self._count(sender, error)
+            refusal = said.Refusal.CONTENT if isinstance(error, WrongContent) else said.Refusal.OTHER
+            with suppress(TransportError):
+                await answer(stream, error.one_line(), refusal)
+
+    async def _took(self, sender: PeerId, stream: Stream, frame: bytes) -> bytes | None:
+        """One parcel, and the frame that the next one begins with. The stream ends without an answer where no seat is here for it, or
+        none any more: its sender tries again until its keeper tells it what has changed.
+        """
+        parcel = decode_parcel(frame)
+        if isinstance(parcel, said.LaneGift):
+            await self._take_gift(sender, parcel, stream)
+            return await receive_in_time(stream)
+        if isinstance(parcel, synced.SyncedReply):
+            await self._take_reply(sender, parcel, stream)
+            return await stream.receive_frame()
+        seat = await self._seat_of(parcel)
+        frames = list[bytes | None]()
+        if seat is not None:
+            with seat.until_it_goes_back():
+                if await _served(seat, sender, parcel, stream):
+                    await answer(stream)
+                frames.append(await stream.receive_frame())
+        return frames[0] if frames else None
+
+    async def _take_reply(self, sender: PeerId, reply: synced.SyncedReply, stream: Stream) -> None:
+        """What came of work that this peer asked for as an owner."""
+        if self._takes_reply is None or self._awaits_reply is None:
+            raise RemoteProtocolError("a reply to no owner of synced steps", "an owner")
+        if self._awaits_reply(sender, reply):
+            data = await receive_bytes(stream, reply.num_bytes)
+            self._takes_reply(sender, reply, data)
+        else:
+            await skip_bytes(stream, reply.num_bytes)
+        await answer(stream)
+
+    async def _take_gift(self, sender: PeerId, gift: said.LaneGift, stream: Stream) -> None:
+        """A stage's part of a lane that is no more.
+
+        Raises:
+            RemoteProtocolError: why it is not brought into the round; it counts nowhere.
+        """
+        tools = self._tools
+        if not 0 <= gift.stage < tools.config.num_stages:
+            raise RemoteProtocolError(f"a gift of stage {gift.stage}", f"less than {tools.config.num_stages}")
+        most_tokens, num_values = gift.at.step * tools.config.step_tokens, stage_size(tools.stages, gift.stage)
+        if gift.tokens > most_tokens or gift.at.step > tools.config.inner_steps or gift.num_bytes != 4 * num_values:
+            raise RemoteProtocolError(
+                f"a gift of {gift.tokens} tokens and {gift.num_bytes} bytes",
+                f"at most {most_tokens} and {4 * num_values}",
+            )
+        data = await receive_bytes(stream, gift.num_bytes)
+        theta_N = await tools.offload.run(partial(_values, data), cost_s=PASS_COST_S)
+        share = LaneShare(gift.lane, gift.stage, gift.at.round, gift.tokens, theta_N)
+        reason = await tools.take_gift(sender, share, partial(self._confirm, sender, gift))
+        if reason:
+            raise RemoteProtocolError(reason, "a part of this round")
+        await answer(stream)
+
+    async def _confirm(self, giver: PeerId, gift: said.LaneGift) -> str:
+        """Whether the lane ended so that this is the giver's to give: its keeper decided that, and tells one only."""
+        keeper = self._keeper_of(gift.lane)
+        if keeper is None:
+            return f"a part of lane {gift.lane}, and nobody is known here who kept it"
+        claim = said.LaneClaim(gift.lane, gift.at, gift.stage, gift.tokens, giver)
+        try:
+            request, within_s = encode_lane_message(claim), 2 * CALL_WITHIN_S
+            reply = await call_again(self._tools.network, keeper, KEEPER_CHANNEL, request, timeout_s=within_s)
+            return whole_answer(reply).reason
+        except PotluckError as error:
+            return f"the keeper of lane {gift.lane} cannot be asked: {error.one_line()}"
+
+    async def _seat_of(self, parcel: Parcel) -> LaneSeat | SyncedSeat | None:
+        if isinstance(parcel, said.LaneAnswer | said.LaneGift):
+            raise RemoteProtocolError("an answer to nothing", "a parcel")
+        epoch = 0 if isinstance(parcel, synced.SyncedParcel) else parcel.epoch
+        with trio.move_on_after(SEAT_WITHIN_S):
+            while True:
+                seat = self._seat
+                if seat is not None and seat.lane == parcel.lane and seat.epoch >= epoch:
+                    return seat if seat.epoch == epoch else None
+                await self._changed.wait()
+        return None
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _count(self, sender: PeerId, error: RemoteProtocolError) -> None:
+        self.refused[sender] += 1
+        log.warning("lane_refused", sender=short(sender), reason=error.one_line())
+
+
+async def _served(seat: LaneSeat | SyncedSeat, sender: PeerId, parcel: Parcel, stream: Stream) -> bool:
+    """Whether what came is to be answered."""
+    if isinstance(seat, SyncedSeat):
+        return await seat.serve(sender, parcel, stream)
+    if isinstance(parcel, synced.SyncedParcel):
+        raise RemoteProtocolError(f"{type(parcel).__name__} to a member of a lane", "a lane's parcel")
+    return await seat.serve(sender, parcel, stream)
+
+
+def stage_size(stages: StageMap, stage: int) -> int:
+    """Values of a stage."""
+    return stage_schema(stages, stage).num_elements
+
+
+def _values(data: bytes) -> torch.Tensor:
+    """(N,) float32, little-endian, as they came."""
+    theta_N = torch.frombuffer(bytearray(data), dtype=torch.float32)
+    if not bool(torch.isfinite(theta_N).all()):
+        raise RemoteProtocolError("parameters that are not finite", "numbers")
+    return theta_N

@@ -1,0 +1,436 @@
+"""One peer's seat in a lane: the machine of its stage decides (protocol/pipeline/stage_machine.py), this does what it orders.
+
+Activations and gradients go to the stages beside it, snapshots to the neighbour that keeps a second copy, and what the lane has to
+know to its keeper. A seat lasts until its keeper ends the lane, is gone, or gives the seat to another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams.interfaces import Stream
+from peer.pipeline.stage.stage_snapshot import decode_snapshot, most_snapshot_bytes
+from peer.pipeline.transport.lane_calls import KEEPER_CHANNEL, CallLine, until_silent
+from peer.pipeline.transport.lane_outbox import Outbox, Postable, fetch_copy, receive_bytes, send_parcel
+from peer.pipeline.transport.lane_work import PASS_COST_S, LaneShare, LaneTools
+from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError
+from protocol.ids import PeerId, short
+from protocol.pipeline import stage_machine as lane_stage
+from protocol.pipeline.lanes.lane_machine import neighbour
+from protocol.pipeline.messages import lane_messages as said
+from protocol.pipeline.messages.lane_wire import Said
+from protocol.pipeline.schedule import Pass
+from protocol.pipeline.stage_machine import Point
+from protocol.tensors.stage_schema import stage_schema
+
+log = structlog.get_logger()
+
+KEEPER_SILENT_S: Final = 8.0
+"""A keeper that is not heard for so long has given this seat away, or is gone."""
+
+_STEPS_REMEMBERED: Final = 2
+_FETCH_TRIES: Final = 3
+
+
+class LaneSeat:
+    """One stage of one lane at this peer; `run` lasts as long as the seat does.
+
+    Args:
+        members: of the lane, by stage.
+        begun: how the stage begins (`lane_stage.begin` or `lane_stage.join`).
+    """
+
+    def __init__(
+        self, tools: LaneTools, lane: int, keeper: PeerId, members: tuple[PeerId, ...], begun: lane_stage.Step
+    ) -> None:
+        self.lane = lane
+        self.keeper = keeper
+        self.members = members
+        self.state = begun.state
+        self.reason = ""
+        """Why it is over."""
+
+        self._tools = tools
+        self._work = tools.work_of(lane, begun.state.stage)
+        self._line = CallLine(tools.network, keeper, KEEPER_CHANNEL, self._answered)
+        self._orders = deque((begun.state.epoch, order) for order in begun.orders)
+        self._has_more = trio.Event()
+        self._early = trio.Event()
+        self._working = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+        self._heard_s = trio.current_time()
+        self._outboxes: dict[tuple[PeerId, bool], Outbox] = {}
+        self._serving: dict[int, trio.CancelScope] = {}
+        self._taken = set[tuple[Point, Pass]]()
+        self._own: dict[Point, bytes] = {}
+        """Our stage's snapshots."""
+
+        self._copies: dict[Point, bytes] = {}
+        """Those of the stage whose neighbour this one is."""
+
+        self._copied_to: dict[Point, PeerId] = {}
+        self._ended: said.LaneEnd | None = None
+
+    @property
+    def stage(self) -> int:
+        """Which one it is."""
+        return self.state.stage
+
+    @property
+    def epoch(self) -> int:
+        """Of its time line."""
+        return self.state.epoch
+
+    @property
+    def held_bytes(self) -> int:
+        """Of snapshots, our stage's and the other that we keep."""
+        return sum(len(data) for kept in (self._own, self._copies) for data in kept.values())
+
+    @property
+    def _beside(self) -> PeerId:
+        """Who keeps the second copy of our snapshots."""
+        return self.members[neighbour(self.stage, len(self.members))]
+
+    @property
+    def _before(self) -> int:
+        """The stage whose second copy we keep."""
+        return (self.stage - 1) % len(self.members)
+
+    async def run(self) -> tuple[LaneShare, ...]:
+        """Until the seat is over; returns what is to be brought into the round in the lane's name: nothing, mostly."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._tell_keeper)
+            nursery.start_soon(self._watch_keeper)
+            self._open_ways()
+            nursery.start_soon(self._fetch_early)
+            await self._begin()
+            while self.state.phase != "over":
+                await self._next_order()
+            nursery.cancel_scope.cancel()
+        self._nursery = None
+        self._close_streams()
+        return self._shares()
+
+    # --- what the keeper says ---
+
+    def hear(self, message: Said) -> None:
+        """The keeper's word; what is of a former time line the machine passes over."""
+        self._heard_s = trio.current_time()
+        match message:
+            case said.LaneStep():
+                self._feed(lane_stage.StepAgreed(message.epoch, message.at, message.whole_square))
+            case said.LaneKeep():
+                self._keep_from(message)
+            case said.LaneResume():
+                self._feed(lane_stage.Resumed(message.epoch))
+            case said.LaneBack():
+                self._go_back(message)
+            case said.LaneEnd():
+                self._ended = message
+                self.finish(f"the lane is no more: {message.reason}")
+            case said.LaneBegin() | said.LanePing():
+                pass
+
+    def leave(self, reason: str) -> None:
+        """Say goodbye to the keeper; the seat is over when it has heard it."""
+        log.info("lane_left", lane=self.lane, stage=self.stage, reason=reason)
+        self._line.put(said.LaneLeave(self.lane, self.state.epoch, reason[:200]))
+
+    def finish(self, reason: str) -> None:
+        """The seat is over."""
+        self.reason = self.reason or reason
+        self._feed(lane_stage.LaneDissolved())
+        self._working.cancel()
+        self._has_more.set()
+
+    def _keep_from(self, message: said.LaneKeep) -> None:
+        if message.epoch == self.state.epoch:
+            for kept in (self._own, self._copies, self._copied_to):
+                for at in [at for at in kept if at < message.at]:
+                    del kept[at]
+        self._feed(lane_stage.SnapshotWhole(message.epoch, message.at))
+
+    def _go_back(self, message: said.LaneBack) -> None:
+        if message.epoch <= self.state.epoch:
+            return
+        self.members = message.members
+        self._close_streams()
+        self._taken.clear()
+        for kept in (self._own, self._copies, self._copied_to):
+            for at in [at for at in kept if at > message.at]:
+                del kept[at]
+        self._working.cancel()
+        self._open_ways()
+        self._feed(lane_stage.WentBack(message.epoch, message.at, message.counted))
+
+    def _open_ways(self) -> None:
+        """To the stages beside this one, while snapshots are still loaded: the first micro-batch is to wait for no connection."""
+        for stage in (self.stage - 1, self.stage + 1):
+            if self._nursery is not None and 0 <= stage < len(self.members):
+                self._outbox(self.members[stage], is_copy=False)
+
+    def _close_streams(self) -> None:
+        for outbox in self._outboxes.values():
+            outbox.scope.cancel()
+        self._outboxes.clear()
+        for scope in self._serving.values():
+            scope.cancel()
+
+    # --- what the keeper is told ---
+
+    def _answered(self, message: Said, refused: str) -> None:
+        if not isinstance(message, said.LaneHere):  # it lives, and is to call us all the same
+            self._heard_s = trio.current_time()
+        if isinstance(message, said.LaneLeave):
+            self.finish(message.reason)
+        elif refused:
+            self.finish(f"the lane's keeper refuses what this stage says: {refused}")
+
+    async def _tell_keeper(self) -> None:
+        try:
+            await self._line.run()
+        except PotluckError as error:
+            self.finish(f"the lane's keeper is gone: {error.one_line()}")
+
+    async def _watch_keeper(self) -> None:
+        await until_silent(
+            self._line, lambda: said.LaneHere(self.lane, self.epoch), lambda: self._heard_s, KEEPER_SILENT_S
+        )
+        self.finish(f"the lane's keeper was not heard for {KEEPER_SILENT_S:g} s")
+
+    # --- what the machine orders ---
+
+    def _feed(self, event: lane_stage.Event) -> str:
+        done = lane_stage.step(self.state, event)
+        self.state = done.state
+        self._orders.extend((done.state.epoch, order) for order in done.orders)
+        if done.orders:
+            self._has_more.set()
+        if done.remark:
+            log.debug("lane_remark", lane=self.lane, stage=self.stage, remark=done.remark)
+        return done.remark
+
+    async def _next_order(self) -> None:
+        while not self._orders:
+            self._has_more = trio.Event()
+            if self.state.phase == "over":
+                return
+            await self._has_more.wait()
+        epoch, order = self._orders.popleft()
+        if epoch != self.state.epoch or self.state.phase == "over":
+            return
+        with trio.CancelScope() as self._working:
+            try:
+                await self._perform(epoch, order)
+            except PotluckError as error:
+                if isinstance(order, lane_stage.LoadSnapshot):
+                    self._line.put(said.LaneLoadFailed(self.lane, epoch, error.one_line()[:200]))
+                else:
+                    self.leave(error.one_line())
+
+    async def _perform(self, epoch: int, order: lane_stage.Order) -> None:
+        match order:
+            case lane_stage.RunPass():
+                await self._run_pass(epoch, order)
+            case lane_stage.TellSquare():
+                square = await self._work.square()
+                self._line.put(said.LaneSquare(self.lane, epoch, order.at, square))
+            case lane_stage.TakeStep():
+                counts = await self._work.take_step(order.at, order.whole_square)
+                self._feed(lane_stage.StepTaken(epoch, order.at, counts))
+            case lane_stage.TakeSnapshot():
+                self._own[order.at] = await self._work.snapshot()
+                await self._copy_beside(epoch, order.at)
+                self._feed(lane_stage.SnapshotHeld(epoch, order.at))
+                self._line.put(said.LaneCopied(self.lane, epoch, order.at))
+            case lane_stage.LoadSnapshot():
+                await self._load(epoch, order.at)
+            case lane_stage.Contribute():
+                theta_N = await self._work.theta()
+                share = LaneShare(self.lane, self.stage, order.round, order.tokens, theta_N)
+                anchor_N = await self._tools.average(share)
+                await self._work.adopt(anchor_N)
+                self._feed(lane_stage.Adopted(epoch, order.round))
+
+    async def _begin(self) -> None:
+        """Make the stage; where that cannot be, the seat is given back."""
+        try:
+            await self._work.open()
+        except PotluckError as error:
+            self.leave(error.one_line())
+
+    async def _run_pass(self, epoch: int, order: lane_stage.RunPass) -> None:
+        at, work = order.at, order.work
+        message = await self._work.run_pass(epoch, at, work)
+        if message is not None:
+            to = self.members[self.stage - 1 if work.is_backward else self.stage + 1]
+            passed = said.LanePassed(self.lane, epoch, at, work.number, work.is_backward, len(message))
+            self._outbox(to, is_copy=False).put(passed, message)
+        self._feed(lane_stage.PassDone(epoch, at, work))
+
+    async def _copy_beside(self, epoch: int, at: Point) -> None:
+        """The neighbour holds our snapshot of this point once this returns."""
+        if self._beside != self.members[self.stage] and self._copied_to.get(at) != self._beside:
+            beside, data = self._beside, self._own[at]
+            copy = said.LaneCopy(self.lane, epoch, at, self.stage, len(data))
+            if await self._outbox(beside, is_copy=True).put(copy, data).wait() is None:
+                raise PeerUnreachable(f"{short(beside)} has no copy of stage {self.stage}", "a neighbour that takes it")
+            self._copied_to[at] = beside
+
+    async def _load(self, epoch: int, at: Point) -> None:
+        """A spare takes its stage's snapshot from the neighbour; all others have it, and give it to a neighbour that is new."""
+        await self._early.wait()
+        if at not in self._own:
+            await self._fetch(epoch, at)
+        await self._work.restore(self._own[at])
+        await self._copy_beside(epoch, at)
+        self._feed(lane_stage.SnapshotLoaded(epoch))
+        self._line.put(said.LaneLoaded(self.lane, epoch))
+
+    async def _fetch(self, epoch: int, at: Point) -> None:
+        beside, wanted = self._beside, said.LaneFetch(self.lane, epoch, at, self.stage)
+        most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self.stage))
+        self._own[at] = await fetch_copy(self._tools.network, beside, wanted, most_bytes, tries=_FETCH_TRIES)
+        self._copied_to[at] = beside
+
+    async def _fetch_early(self) -> None:
+        """A spare's snapshot comes while its stage is made: the lane waits for both."""
+        epoch, order = self._orders[0] if self._orders else (self.state.epoch, None)
+        try:
+            if isinstance(order, lane_stage.LoadSnapshot):
+                await self._fetch(epoch, order.at)
+        except PotluckError as error:  # asked for once more when it is to be loaded
+            log.debug("snapshot_not_fetched_early", lane=self.lane, stage=self.stage, reason=error.one_line())
+        finally:
+            self._early.set()
+
+    def _outbox(self, peer: PeerId, *, is_copy: bool) -> Outbox:
+        """One for what stages pass on, one for snapshots: these are long, and the others must not wait behind them."""
+        outbox = self._outboxes.get((peer, is_copy))
+        if outbox is None:
+            outbox = self._outboxes[peer, is_copy] = Outbox(
+                self._tools.network, peer, self._refused, is_early=not is_copy
+            )
+            if self._nursery is not None:
+                self._nursery.start_soon(self._bring, outbox)
+        return outbox
+
+    async def _bring(self, outbox: Outbox) -> None:
+        try:
+            await outbox.run()
+        except PotluckError as error:
+            self.leave(error.one_line())
+
+    def _refused(self, parcel: Postable, reason: str) -> None:
+        if not isinstance(parcel, said.LanePassed | said.LaneCopy):
+            return
+        if parcel.epoch == self.state.epoch and self.state.phase != "over":
+            self.leave(f"what this stage sends is refused: {reason}")
+
+    # --- what other members bring and ask for ---
+
+    @contextmanager
+    def until_it_goes_back(self) -> Iterator[None]:
+        """Waits in here end when the lane goes back or is over."""
+        with trio.CancelScope() as scope:
+            self._serving[id(scope)] = scope
+            try:
+                yield
+            finally:
+                del self._serving[id(scope)]
+
+    async def serve(self, sender: PeerId, parcel: said.LaneParcel, stream: Stream) -> bool:
+        """Take what a member brings in this time line, or give what it asks for; whether it is to be answered.
+
+        Raises:
+            RemoteProtocolError: why it is refused; nothing was computed, nothing counts.
+        """
+        match parcel:
+            case said.LanePassed():
+                await self._take_passed(sender, parcel, stream)
+            case said.LaneCopy():
+                await self._take_copy(sender, parcel, stream)
+            case said.LaneFetch():
+                await self._give_copy(sender, parcel, stream)
+                return False
+            case _:
+                raise RemoteProtocolError("an answer to nothing", "a parcel")
+        return True
+
+    async def _take_passed(self, sender: PeerId, parcel: said.LanePassed, stream: Stream) -> None:
+        place = self.stage + 1 if parcel.is_backward else self.stage - 1
+        self._require_member(sender, place, f"{'gradients' if parcel.is_backward else 'activations'}")
+        key, event = (parcel.at, parcel.work), lane_stage.Arrived(parcel.epoch, parcel.at, parcel.work)
+        is_again = key in self._taken
+        remark = "" if is_again else lane_stage.step(self.state, event).remark
+        form = self._tools.form
+        expected_bytes = form.boundary(self.lane, self.stage, parcel.epoch, parcel.at, parcel.work).message_bytes
+        if remark or parcel.num_bytes != expected_bytes:
+            raise RemoteProtocolError(
+                remark or f"{parcel.num_bytes} bytes for a pass", f"{expected_bytes} of this step"
+            )
+        message = await receive_bytes(stream, parcel.num_bytes)
+        if is_again:
+            return
+        await self._work.arrived(message, parcel.epoch, parcel.at, parcel.work)
+        if parcel.epoch != self.state.epoch or key in self._taken:
+            return
+        remark = self._feed(event)
+        if remark:
+            raise RemoteProtocolError(remark, "work of this step")
+        self._remember(key)
+
+    def _remember(self, key: tuple[Point, Pass]) -> None:
+        """What was taken is known for as long as it may come again."""
+        self._taken.add(key)
+        inner_steps, now = self._tools.config.inner_steps, self.state.at
+        now_step = now.round * inner_steps + now.step
+        self._taken = {
+            (at, work) for at, work in self._taken if now_step - (at.round * inner_steps + at.step) <= _STEPS_REMEMBERED
+        }
+
+    async def _take_copy(self, sender: PeerId, parcel: said.LaneCopy, stream: Stream) -> None:
+        self._require_member(sender, self._before, "a snapshot")
+        most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self._before))
+        if parcel.stage != self._before or parcel.num_bytes > most_bytes:
+            raise RemoteProtocolError(f"{parcel}", f"stage {self._before}, at most {most_bytes} bytes")
+        data = await receive_bytes(stream, parcel.num_bytes)
+        schema = stage_schema(self._tools.stages, self._before)
+        await self._tools.offload.run(partial(decode_snapshot, data, schema), cost_s=PASS_COST_S)
+        if parcel.epoch == self.state.epoch:
+            self._copies[parcel.at] = data
+
+    async def _give_copy(self, sender: PeerId, parcel: said.LaneFetch, stream: Stream) -> None:
+        self._require_member(sender, self._before, "a wish for a snapshot")
+        data = self._copies.get(parcel.at)
+        if data is None or parcel.stage != self._before:
+            raise RemoteProtocolError(f"stage {parcel.stage} at {parcel.at}", "a snapshot that is here")
+        await send_parcel(stream, said.LaneCopy(self.lane, parcel.epoch, parcel.at, parcel.stage, len(data)), data)
+
+    def _require_member(self, sender: PeerId, stage: int, what: str) -> None:
+        is_there = 0 <= stage < len(self.members)
+        if not is_there or self.members[stage] != sender:
+            whose = f"stage {stage}'s member" if is_there else "nobody"
+            raise RemoteProtocolError(f"{what} from {short(sender)}", f"{whose} of lane {self.lane}")
+
+    # --- the end ---
+
+    def _shares(self) -> tuple[LaneShare, ...]:
+        end = self._ended
+        if end is None:
+            return ()
+        me, shares = self._tools.network.peer_id, []
+        for stage in (stage for stage, holder in enumerate(end.holders) if holder == me):
+            data = (self._own if stage == self.stage else self._copies).get(end.at)
+            if data is not None:
+                theta_N = decode_snapshot(data, stage_schema(self._tools.stages, stage)).theta_N
+                shares.append(LaneShare(self.lane, stage, end.at.round, end.tokens, theta_N, self.members[stage]))
+        return tuple(shares)

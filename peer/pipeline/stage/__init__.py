@@ -1,0 +1,1 @@
+"""Compute of one stage: its process, its passes, its sums."""

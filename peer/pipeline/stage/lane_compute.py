@@ -1,0 +1,188 @@
+"""What one stage of a lane computes: passes from message to message, steps, snapshots. Blocking, one call at a time.
+
+What arrives is checked here against what this stage expects of this very micro-batch: shape, type, size, identity, finite values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from averaging.codecs.boundary import Boundary, BoundaryCodec, Direction, decode_boundary, encode_boundary
+from peer.pipeline.stage.stage_snapshot import decode_snapshot, encode_snapshot
+from peer.pipeline.stage.stage_trainer import StageTrainer
+from protocol.errors import LocalProtocolError
+from protocol.ids import RunId
+from protocol.pipeline.messages.lane_messages import lane_batch
+from protocol.pipeline.micro_batch import MicroBatch
+from protocol.pipeline.schedule import Pass
+from protocol.pipeline.stage_machine import LaneConfig, Point
+from protocol.tensors.stage_schema import StageMap, stage_schema
+
+
+@dataclass(frozen=True)
+class LaneShape:
+    """What goes between the stages of a run's lanes.
+
+    Attributes:
+        shape: (sequences, tokens) of a micro-batch.
+        forward_codec, backward_codec: of activations and of their gradients between stages.
+        dtype: of parameters and of their summed gradients, at every peer.
+    """
+
+    run_id: RunId
+    config: LaneConfig
+    stages: StageMap
+    shape: tuple[int, int]
+    forward_codec: BoundaryCodec = "int8"
+    backward_codec: BoundaryCodec = "int8"
+    dtype: torch.dtype = torch.float32
+
+    def batch(self, lane: int, epoch: int, at: Point, number: int) -> MicroBatch:
+        """The identity of a micro-batch."""
+        return lane_batch(self.run_id, lane, epoch, at, number, self.config.inner_steps)
+
+    def boundary(self, lane: int, stage: int, epoch: int, at: Point, work: Pass) -> Boundary:
+        """What a stage is to be sent for this pass, to the byte of its head."""
+        codec = self.backward_codec if work.is_backward else self.forward_codec
+        direction: Direction = "backward" if work.is_backward else "forward"
+        batch = self.batch(lane, epoch, at, work.number)
+        return Boundary(codec, direction, stage, batch, (*self.shape, self.stages.decoder.dim))
+
+
+@dataclass(frozen=True)
+class ComputeTools:
+    """What a stage is computed with.
+
+    Attributes:
+        trainer_of: a stage, with the run's newest parameters where a lane begins.
+        tokens_of: (lane, point, number of the micro-batch) to (B, T + 1) int64: the same whenever it is asked for; held-out text for
+            those that are measured alone.
+        learning_rate_of: an inner step's.
+    """
+
+    form: LaneShape
+    trainer_of: Callable[[int], StageTrainer]
+    tokens_of: Callable[[int, Point, int], torch.Tensor]
+    learning_rate_of: Callable[[Point], float]
+
+
+class LaneWork:
+    """One stage in one lane, blocking; `open` makes its trainer, which the rest needs but for `arrived`."""
+
+    def __init__(self, tools: ComputeTools, lane: int, stage: int) -> None:
+        self.loss_nats: float | None = None
+        """Mean over the tokens of the last inner step, at the last stage alone."""
+
+        self.heldout_nats: float | None = None
+        """The same of the held-out text, by the parameters that the last round measured began with."""
+
+        self._tools = tools
+        self._lane = lane
+        self._stage = stage
+        self._schema = stage_schema(tools.form.stages, stage)
+        self._opened: StageTrainer | None = None
+        self._held: dict[tuple[int, Point, Pass], torch.Tensor] = {}
+        self._losses: list[float] = []
+        self._measured: list[float] = []
+
+    def open(self) -> None:
+        """Make the stage."""
+        self._opened = self._tools.trainer_of(self._stage)
+
+    @property
+    def in_flight(self) -> frozenset[int]:
+        """Micro-batches of which anything is held here: what arrived for a pass, or what a forward pass keeps for its backward one."""
+        kept = self._trainer.passes.kept
+        return frozenset(work.number for _, _, work in self._held) | {batch.number for batch in kept}
+
+    @property
+    def _trainer(self) -> StageTrainer:
+        if self._opened is None:
+            raise LocalProtocolError(f"stage {self._stage} before it was made", "open it first")
+        return self._opened
+
+    def arrived(self, message: bytes, epoch: int, at: Point, work: Pass) -> None:
+        """Keep (B, T, D) of what was sent here for this pass. Raises as `StageWork.arrived`."""
+        boundary = self._tools.form.boundary(self._lane, self._stage, epoch, at, work)
+        self._held[epoch, at, work] = decode_boundary(message, boundary)
+
+    def run_pass(self, epoch: int, at: Point, work: Pass) -> bytes | None:
+        """Compute it; returns the message to the stage that goes on with it, where there is one.
+
+        Raises:
+            PotluckError: what arrived, or what came of it, cannot be worked with.
+        """
+        form, passes = self._tools.form, self._trainer.passes
+        batch, arrived_BTD = form.batch(self._lane, epoch, at, work.number), self._held.pop((epoch, at, work), None)
+        given_BTD = None if arrived_BTD is None else self._trainer.placed(arrived_BTD)
+        if work.is_backward:
+            towards, left = self._stage - 1, passes.backward(batch, given_BTD)
+        else:
+            towards, left = self._stage + 1, self._forward(batch, at, given_BTD)
+        if left is None:
+            return None
+        return encode_boundary(left, form.boundary(self._lane, towards, epoch, at, work))
+
+    def _forward(self, batch: MicroBatch, at: Point, given_BTD: torch.Tensor | None) -> torch.Tensor | None:
+        """What goes on; nothing behind the last stage."""
+        tools, passes, stages = self._tools, self._trainer.passes, self._tools.form.stages
+        is_first, is_last = stages.is_first(self._stage), stages.is_last(self._stage)
+        tokens_BT = self._trainer.placed(tools.tokens_of(self._lane, at, batch.number)) if is_first or is_last else None
+        arrived = tokens_BT[:, :-1] if is_first and tokens_BT is not None else given_BTD
+        if arrived is None:
+            raise LocalProtocolError("a forward pass without activations", "those of the stage before")
+        targets_BT = tokens_BT[:, 1:] if is_last and tokens_BT is not None else None
+        share, first = 1.0 / tools.form.config.num_micro_batches, tools.form.config.num_micro_batches
+        if batch.number >= first:
+            left = passes.measured(batch, arrived, targets_BT=targets_BT)
+            if is_last:
+                self._measure(float(left), batch.number - first)
+            return None if is_last else left
+        left = passes.forward(batch, arrived, targets_BT=targets_BT, share=share)
+        if not is_last:
+            return left
+        self._losses.append(float(left))
+        return None
+
+    def _measure(self, nats: float, number: int) -> None:
+        if number == 0:
+            self._measured.clear()
+        self._measured.append(nats)
+        if len(self._measured) == self._tools.form.config.heldout_passes:
+            self.heldout_nats = sum(self._measured) / len(self._measured)
+
+    def square(self) -> float:
+        """Of this stage's gradient."""
+        return self._trainer.gradient_square()
+
+    def take_step(self, at: Point, whole_square: float, *, scale: float = 1.0) -> bool:
+        """The inner step with the gradient times `scale`; whether its tokens count."""
+        if self._losses:
+            self.loss_nats = sum(self._losses) / len(self._losses)
+        self._losses.clear()
+        return self._trainer.take_step(whole_square, self._tools.learning_rate_of(at), scale=scale)
+
+    def snapshot(self) -> bytes:
+        """All that the next step depends on."""
+        return encode_snapshot(self._trainer.snapshot())
+
+    def restore(self, snapshot: bytes) -> None:
+        """Go on from it; what was going on is forgotten.
+
+        Raises:
+            PotluckError: it is none of this stage.
+        """
+        self._trainer.restore(decode_snapshot(snapshot, self._schema))
+        self._held.clear()
+        self._losses.clear()
+
+    def theta(self) -> torch.Tensor:
+        """(N,), a copy."""
+        return self._trainer.theta()
+
+    def adopt(self, anchor_N: torch.Tensor) -> None:
+        """Begin the next round from these parameters."""
+        self._trainer.load(anchor_N)

@@ -1,0 +1,152 @@
+"""What crosses between the daemon and a training process that holds one stage of a pipeline run.
+
+Orders and replies are length-prefixed JSON as in worker_channel.py; where one says `num_bytes`, so many bytes follow it: a message
+between stages, or a snapshot. The stage's parameters cross in the shared vectors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from averaging.data.shards import TokenBytes
+from protocol.errors import LocalProtocolError
+from protocol.pipeline.schedule import Pass
+from protocol.pipeline.stage_machine import LaneConfig, Point
+from protocol.run.pipeline_section import PipelineSection
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig
+from protocol.tensors.stage_schema import StageMap
+
+STAGE_KIND: Final = "stage"
+"""What the first message to a training process says where it is to hold a stage."""
+
+StageOp = Literal[
+    "open", "arrived", "run_pass", "square", "take_step", "snapshot", "restore", "theta", "adopt", "slow", "heldout",
+    "serve", "grant", "drop", "forget", "own_sum", "total", "take_mean_step",
+]  # fmt: skip
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StagePlan(_Message):
+    """Everything that a training process of a stage is started with.
+
+    Attributes:
+        total_tokens: of the run, for the learning-rate schedule.
+        train_shards, heldout_shards: read at the first and the last stage alone.
+        slowdown: it works at 1 / slowdown of full speed.
+    """
+
+    kind: Literal["stage"] = "stage"
+    run_id: str
+    model: DecoderConfig
+    pipeline: PipelineSection
+    inner: InnerSection
+    stage: int
+    seed: int
+    total_tokens: int
+    train_shards: tuple[Path, ...] = ()
+    heldout_shards: tuple[Path, ...] = ()
+    token_bytes: TokenBytes = 2
+    train_bytes_per_token: float = 1.0
+    heldout_bytes_per_token: float = 1.0
+    device: str = "auto"
+    num_threads: int = 0
+    max_gpu_memory_bytes: int = 0
+    slowdown: float = 1.0
+
+    @property
+    def stages(self) -> StageMap:
+        """Of the model."""
+        return self.pipeline.stage_map(self.model)
+
+    @property
+    def lanes(self) -> LaneConfig:
+        """The numbers of a lane."""
+        return self.pipeline.lane_config(self.model, self.inner)
+
+
+class StageOrder(_Message):
+    """One call of `StageWork` or `SyncedWork` (peer/pipeline/transport/lane_work.py); the answer is a StageReply of the same number.
+
+    Attributes:
+        lane, epoch, round, step, micro_batch, is_backward: of which pass, or which inner step.
+        whole_square: as a hexadecimal number: JSON has none that is not finite.
+        schedule_tokens: the run's committed tokens, with "open" and "adopt".
+        counted: micro-batches whose mean a synced step takes.
+        part_bytes: of what follows, piece by piece, where it is several.
+        num_bytes: that follow.
+    """
+
+    kind: Literal["order"] = "order"
+    number: int
+    op: StageOp
+    lane: int = 0
+    epoch: int = 0
+    round: int = 0
+    step: int = 0
+    micro_batch: int = 0
+    is_backward: bool = False
+    whole_square: str = ""
+    schedule_tokens: int = 0
+    factor: float = 1.0
+    counted: int = 0
+    part_bytes: tuple[int, ...] = ()
+    num_bytes: int = 0
+
+    @property
+    def at(self) -> Point:
+        """The inner step that it is about."""
+        return Point(self.round, self.step)
+
+    @property
+    def work(self) -> Pass:
+        """The pass that it is about."""
+        return Pass(self.micro_batch, self.is_backward)
+
+
+class StageReply(_Message):
+    """What came of an order.
+
+    Attributes:
+        refused: what was found, where something that others sent was refused; `failed` where the stage cannot go on.
+        expected: instead.
+        square: of the gradient, as a hexadecimal number.
+        counts: whether the step's tokens count.
+        busy_s: that the order took, with what the owner's controls make it wait.
+        is_spoilt: what came of a micro-batch is not finite.
+        loss_nats: mean of the last inner step, in nats per byte, at the last stage; of a synced step's work in nats a token,
+            of its held-out text in nats a byte.
+        heldout_nats: of the held-out text, with the pass that was the last of it, at the last stage.
+    """
+
+    kind: Literal["stage_reply"] = "stage_reply"
+    number: int
+    refused: str = ""
+    failed: str = ""
+    expected: str = ""
+    square: str = ""
+    counts: bool = True
+    busy_s: float = 0.0
+    is_spoilt: bool = False
+    loss_nats: float | None = None
+    heldout_nats: float | None = None
+    num_bytes: Annotated[int, Field(ge=0)] = 0
+
+
+def parse_reply(data: bytes) -> StageReply:
+    """What the training process said.
+
+    Raises:
+        LocalProtocolError: it cannot be read.
+    """
+    try:
+        return StageReply.model_validate_json(data)
+    except ValidationError as error:
+        found = f"an answer of the training process that cannot be read ({error.error_count()} fields)"
+        raise LocalProtocolError(found, "a StageReply", "it is started again") from error

@@ -1,0 +1,227 @@
+"""Micro-batches through one stage, forward and backward, and what of them is kept between the two.
+
+A stage keeps a micro-batch by its whole identity from its forward to its backward pass: the graph, or, with recomputation, what came
+in alone, from which all else is computed again to the bit. Work that is done again elsewhere needs nothing that is kept:
+`replayed` goes forward and backward from the bytes that the owner holds, and leaves the gradients apart until they are to count.
+
+Shapes: as peer/models/decoder.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from peer.models.decoder import parameters_in_order
+from peer.models.stage_model import StageDecoder
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.pipeline.micro_batch import MicroBatch
+from protocol.tensors.stage_schema import stage_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One micro-batch between its passes.
+
+    Attributes:
+        arrived: tokens or activations; with a gradient to come where it has one.
+        left: what went on, with its graph, a scalar at the last stage; None where it is to be computed again.
+        targets_BT: the next tokens, at the last stage alone.
+        share: of the step's loss that this micro-batch's mean is.
+    """
+
+    arrived: torch.Tensor
+    left: torch.Tensor | None
+    targets_BT: torch.Tensor | None
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A backward pass whose gradients do not count yet.
+
+    Attributes:
+        grad_BTD: of what came in, for the stage before; None at the first one.
+        gradients: of the stage's parameters in its own order, each of its parameter's shape.
+        loss: mean in nats a token, without its share, at the last stage alone.
+    """
+
+    grad_BTD: torch.Tensor | None
+    gradients: tuple[torch.Tensor, ...]
+    loss: float | None = None
+
+
+class StagePasses:
+    """The passes of one stage.
+
+    Args:
+        most_kept: micro-batches between their passes, at most.
+        recomputes: whether forward passes are done again at the backward pass instead of being kept.
+        autocast: type that matrix products are computed in, None for the parameters' own.
+    """
+
+    def __init__(
+        self,
+        model: StageDecoder,
+        *,
+        most_kept: int,
+        recomputes: bool = False,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self._model = model
+        self._parameters = parameters_in_order(model, stage_schema(model.stages, model.stage))
+        self._most_kept = most_kept
+        self._recomputes = recomputes
+        self._autocast = autocast
+        self._kept: dict[MicroBatch, Kept] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters, and of their gradients."""
+        return self._parameters[0].dtype
+
+    @property
+    def kept(self) -> frozenset[MicroBatch]:
+        """Those that have gone forward and not yet backward."""
+        return frozenset(self._kept)
+
+    def forward(
+        self, batch: MicroBatch, arrived: torch.Tensor, *, targets_BT: torch.Tensor | None = None, share: float = 1.0
+    ) -> torch.Tensor:
+        """(B, T) or (B, T, D) to (B, T, D), or at the last stage, with its targets, to the mean loss in nats a token. Detached.
+
+        Raises:
+            RemoteProtocolError: what arrived cannot be what the stage before has sent, or came twice; nothing was computed.
+            LocalProtocolError: more micro-batches than may be kept, or a last stage without targets.
+        """
+        self._require_work(batch, arrived, targets_BT)
+        if batch in self._kept:
+            raise RemoteProtocolError(f"micro-batch {batch.number} of step {batch.step} once more", "each once")
+        if len(self._kept) >= self._most_kept:
+            raise LocalProtocolError(f"{len(self._kept) + 1} micro-batches in flight", f"at most {self._most_kept}")
+        if self._recomputes:
+            with torch.no_grad():
+                left = self._run(batch, arrived, targets_BT)
+            self._kept[batch] = Kept(arrived, None, targets_BT, share)
+        else:
+            arrived = self._with_gradient(arrived)
+            left = self._run(batch, arrived, targets_BT)
+            self._kept[batch] = Kept(arrived, left, targets_BT, share)
+        return left.detach()
+
+    def measured(
+        self, batch: MicroBatch, arrived: torch.Tensor, *, targets_BT: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `forward`, and nothing of it is kept. Raises as `forward` does of what arrived."""
+        self._require_work(batch, arrived, targets_BT)
+        with torch.no_grad():
+            return self._run(batch, arrived, targets_BT)
+
+    def backward(self, batch: MicroBatch, grad_BTD: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Add the micro-batch's gradients to the parameters'; returns that of what came in, (B, T, D), None at the first stage.
+
+        Args:
+            grad_BTD: of what went on; none at the last stage.
+
+        Raises:
+            RemoteProtocolError: a micro-batch that is not here, or a gradient that cannot be its; nothing was computed.
+        """
+        kept = self._kept.get(batch)
+        if kept is None:
+            raise RemoteProtocolError(
+                f"a gradient of micro-batch {batch.number}: {self._why_unknown(batch)}", "one kept here"
+            )
+        self._require_gradient(grad_BTD, kept.arrived)
+        del self._kept[batch]
+        arrived, left = kept.arrived, kept.left
+        if left is None:
+            arrived = self._with_gradient(arrived)
+            left = self._run(batch, arrived, kept.targets_BT)
+        if self._model.is_last:
+            torch.autograd.backward(left * kept.share)
+        else:
+            torch.autograd.backward(left, grad_BTD)
+        return arrived.grad
+
+    def replayed(
+        self,
+        batch: MicroBatch,
+        arrived: torch.Tensor,
+        grad_BTD: torch.Tensor | None = None,
+        *,
+        targets_BT: torch.Tensor | None = None,
+        share: float = 1.0,
+    ) -> Apart:
+        """Both passes at once from what the owner holds, whatever was kept here before; no parameter's gradient moves.
+
+        Raises:
+            RemoteProtocolError: as `forward` and `backward`; nothing was computed.
+        """
+        self._require_work(batch, arrived, targets_BT)
+        self._require_gradient(grad_BTD, arrived)
+        arrived = self._with_gradient(arrived)
+        left = self._run(batch, arrived, targets_BT)
+        out = left * share if self._model.is_last else left
+        wanted = self._parameters if self._model.is_first else [arrived, *self._parameters]
+        found = torch.autograd.grad(out, wanted, grad_BTD)
+        loss = float(left.detach()) if self._model.is_last else None
+        return Apart(None, found, loss) if self._model.is_first else Apart(found[0], found[1:], loss)
+
+    def fold(self, gradients: Iterable[torch.Tensor]) -> None:
+        """Add gradients that were apart to the parameters'."""
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+
+    def fold_flat(self, sum_N: torch.Tensor) -> None:
+        """As `fold`, of (N,) with all parameters' gradients one after another."""
+        parts = torch.split(sum_N, [parameter.numel() for parameter in self._parameters])
+        self.fold(part.view_as(parameter) for part, parameter in zip(parts, self._parameters, strict=True))
+
+    def summed(self) -> torch.Tensor:
+        """(N,) what was added up so far, a copy, in the parameters' own dtype; zeros where there was nothing."""
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        return torch.cat([grad.flatten() for grad in grads])
+
+    def forget(self) -> None:
+        """Every micro-batch, and every gradient that was summed up: the step is taken back, or over."""
+        self._kept.clear()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _run(self, batch: MicroBatch, arrived: torch.Tensor, targets_BT: torch.Tensor | None) -> torch.Tensor:
+        with torch.autocast(arrived.device.type, dtype=self._autocast, enabled=self._autocast is not None):
+            left: torch.Tensor = self._model(arrived, batch.seed(self._model.stage))
+        if targets_BT is None:
+            return left
+        logits_BTV = left if left.dtype == torch.float64 else left.float()
+        return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+
+    def _with_gradient(self, arrived: torch.Tensor) -> torch.Tensor:
+        return arrived if self._model.is_first else arrived.detach().requires_grad_()
+
+    def _require_work(self, batch: MicroBatch, arrived: torch.Tensor, targets_BT: torch.Tensor | None) -> None:
+        self._model.require_input(arrived)
+        if self._model.is_last != (targets_BT is not None):
+            raise LocalProtocolError(
+                f"micro-batch {batch.number} {'without' if targets_BT is None else 'with'} its next tokens",
+                "them at the last stage alone",
+            )
+
+    def _require_gradient(self, grad_BTD: torch.Tensor | None, arrived: torch.Tensor) -> None:
+        if self._model.is_last:
+            if grad_BTD is not None:
+                raise RemoteProtocolError("a gradient for the last stage", "none: it has the loss")
+            return
+        shape = (*arrived.shape[:2], self._model.stages.decoder.dim)
+        if grad_BTD is None or tuple(grad_BTD.shape) != shape or not grad_BTD.dtype.is_floating_point:
+            found = "none" if grad_BTD is None else f"one of shape {tuple(grad_BTD.shape)} in {grad_BTD.dtype}"
+            raise RemoteProtocolError(f"for a gradient {found}", f"{shape} in a float type")
+        if not bool(torch.isfinite(grad_BTD).all()):
+            raise RemoteProtocolError("a gradient that is not finite", "finite values")
+
+    def _why_unknown(self, batch: MicroBatch) -> str:
+        likest = [kept for kept in self._kept if kept.number == batch.number]
+        return batch.same_work(likest[0]) if likest else "it has not gone forward here, or has gone backward already"

@@ -1,0 +1,295 @@
+"""The training process of a pipeline peer, as its daemon sees it: kept alive, and asked one thing after another.
+
+When it dies, from whatever cause, everything that was asked of it fails, so its seat in a lane is given back, and another process is
+started. What it had is gone; the lane goes back to a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Protocol
+
+import structlog
+import torch
+import trio
+
+from peer.pipeline.stage.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
+from peer.training.training_process import SLOW_RESTART_S, Incoming, TrainingProcess, no_process, restart_pause_s
+from peer.training.worker_channel import Area, frame, with_bytes
+from peer.training.worker_process import EarlyWorker
+from protocol.errors import LocalProtocolError, RemoteProtocolError, TemporaryError
+from protocol.pipeline.schedule import Pass
+from protocol.pipeline.stage_machine import Point
+from protocol.tensors.stage_schema import stage_schema
+
+log = structlog.get_logger()
+
+ANSWER_WITHIN_S: Final = 300.0
+"""One that neither answers nor dies is killed: a pass of the largest stage, or the imports of its start, on a slow machine."""
+
+NO_FIELDS: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+class StageProcessDied(TemporaryError):
+    """The process ended while it was asked something; it is being brought back."""
+
+
+@dataclass(eq=False)
+class _Asked:
+    reply: StageReply | None = None
+    left: bytes = b""
+    answered: trio.Event = field(default_factory=trio.Event)
+
+
+class StageProcess:
+    """A training process that holds one stage; made by `open_stage_process`."""
+
+    def __init__(self, plan: StagePlan, early: EarlyWorker | None = None) -> None:
+        self.restarts = 0
+        self.started_in_s: float | None = None
+        """How long the first process took to be there; None before."""
+
+        self._made_s = trio.current_time()
+        self._plan = plan
+        self._process = TrainingProcess(stage_schema(plan.stages, plan.stage).num_elements, early)
+        self._sending = trio.Lock()
+        self._asked: dict[int, _Asked] = {}
+        self._number = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, None while there is none."""
+        return self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.stream is not None
+
+    async def ask(
+        self,
+        op: StageOp,
+        fields: Mapping[str, object] = NO_FIELDS,
+        *,
+        blob: bytes = b"",
+        vector_N: torch.Tensor | None = None,
+    ) -> tuple[StageReply, bytes]:
+        """What came of an order, and the bytes that came with it.
+
+        Args:
+            fields: of the order, as `StageOrder` has them.
+            vector_N: (N,) for the process to read with this order.
+
+        Raises:
+            StageProcessDied: it is not there, or ended before it answered.
+            RemoteProtocolError: what others sent is refused.
+            LocalProtocolError: the stage cannot do it.
+        """
+        self._number += 1
+        number, asked = self._number, _Asked()
+        order = StageOrder.model_validate({"number": number, "op": op, "num_bytes": len(blob), **fields})
+        try:
+            with trio.fail_after(ANSWER_WITHIN_S):
+                async with self._sending:
+                    stream = self._process.stream
+                    if stream is None:
+                        raise _died(op)
+                    self._asked[number] = asked
+                    if vector_N is not None:
+                        self._process.vectors.write(Area.IN, vector_N)
+                    # an order that was begun is sent to its end, or what follows it would be read as the rest of it
+                    with trio.CancelScope(shield=True):
+                        for piece in with_bytes(frame(order), blob):
+                            await stream.send_all(piece)
+                await asked.answered.wait()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise _died(op) from error
+        except trio.TooSlowError as error:
+            self.kill()
+            raise _died(op) from error
+        finally:
+            self._asked.pop(number, None)
+        if asked.reply is None:
+            raise _died(op)
+        _check(asked.reply)
+        return asked.reply, asked.left
+
+    def theta(self) -> torch.Tensor:
+        """(N,), a copy of what the process wrote last."""
+        return self._process.vectors.read(Area.OUT)
+
+    def kill(self) -> None:
+        """End the process; another one is started."""
+        self._process.kill()
+
+    # --- supervision ---
+
+    async def supervise(self) -> None:
+        """Start the process and bring it back whenever it ends, until cancelled.
+
+        Raises:
+            MachineError: the system gives no first process.
+        """
+        quick_deaths = 0
+        while True:
+            began_s = trio.current_time()
+            await self._live()
+            quick_deaths = quick_deaths + 1 if trio.current_time() - began_s < SLOW_RESTART_S else 0
+            self.restarts += 1
+            log.warning("stage_process_died", restarts=self.restarts)
+            await trio.sleep(restart_pause_s(quick_deaths))
+
+    async def _live(self) -> None:
+        try:
+            await self._process.live(self._plan, self._listen)
+        except OSError as error:
+            if not self.restarts:
+                raise no_process(error) from error
+            log.warning("stage_process_not_started", reason=str(error))
+        except LocalProtocolError as error:
+            log.warning("stage_process_unreadable", reason=error.one_line())
+
+    async def _listen(self, incoming: Incoming) -> None:
+        if self.started_in_s is None:
+            self.started_in_s = trio.current_time() - self._made_s
+        try:
+            while (data := await incoming.message()) is not None:
+                reply = parse_reply(data)
+                left = await incoming.exactly(reply.num_bytes) if reply.num_bytes else b""
+                if left is None:
+                    return
+                asked = self._asked.get(reply.number)
+                if asked is not None:
+                    asked.reply, asked.left = reply, left
+                    asked.answered.set()
+        finally:
+            for asked in self._asked.values():
+                asked.answered.set()
+
+    def close(self) -> None:
+        """Give the shared memory back."""
+        self._process.close()
+
+
+def _died(op: str) -> StageProcessDied:
+    return StageProcessDied(f"the training process ended at {op}", "an answer", "it is being brought back")
+
+
+def _check(reply: StageReply) -> None:
+    if reply.refused:
+        raise RemoteProtocolError(reply.refused, reply.expected)
+    if reply.failed:
+        raise LocalProtocolError(reply.failed, reply.expected)
+
+
+@asynccontextmanager
+async def open_stage_process(plan: StagePlan, early: EarlyWorker | None = None) -> AsyncIterator[StageProcess]:
+    """A running training process of one stage; it ends with the context."""
+    process = StageProcess(plan, early)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.supervise)
+            yield process
+            nursery.cancel_scope.cancel()
+    finally:
+        process.close()
+
+
+Newest = Callable[[], tuple[torch.Tensor, int]]
+"""A stage's newest outer parameters (N,), and the run's committed tokens with them."""
+
+
+class Told(Protocol):
+    """Who hears what the process says of its work."""
+
+    def stepped(self, reply: StageReply) -> None:
+        """An inner step was taken."""
+        ...
+
+    def passed(self, at: Point, work: Pass, reply: StageReply) -> None:
+        """A pass was computed."""
+        ...
+
+    def worked(self, work: Pass | None, busy_s: float) -> None:
+        """The process was busy for so long with a pass, or with what comes at a step's end."""
+        ...
+
+
+class ProcessWork:
+    """One seat's compute in the training process (peer/pipeline/transport/lane_work.py)."""
+
+    def __init__(self, process: StageProcess, lane: int, newest: Newest, told: Told) -> None:
+        self._process = process
+        self._lane = lane
+        self._newest = newest
+        self._told = told
+        self._life = -1
+
+    async def open(self) -> None:
+        """As `StageWork`, each of these."""
+        self._life = self._process.restarts
+        anchor_N, schedule_tokens = self._newest()
+        await self._process.ask("open", {"lane": self._lane, "schedule_tokens": schedule_tokens}, vector_N=anchor_N)
+
+    async def arrived(self, message: bytes, epoch: int, at: Point, work: Pass) -> None:
+        """As `StageWork`."""
+        await self._ask("arrived", _pass_fields(epoch, at, work), blob=message)
+
+    async def run_pass(self, epoch: int, at: Point, work: Pass) -> bytes | None:
+        """As `StageWork`."""
+        reply, left = await self._ask("run_pass", _pass_fields(epoch, at, work))
+        self._told.passed(at, work, reply)
+        self._told.worked(work, reply.busy_s)
+        return left or None
+
+    async def square(self) -> float:
+        """As `StageWork`."""
+        reply, _ = await self._ask("square")
+        return float.fromhex(reply.square)
+
+    async def take_step(self, at: Point, whole_square: float) -> bool:
+        """As `StageWork`."""
+        fields = {"round": at.round, "step": at.step, "whole_square": whole_square.hex()}
+        reply, _ = await self._ask("take_step", fields)
+        self._told.stepped(reply)
+        self._told.worked(None, reply.busy_s)
+        return reply.counts
+
+    async def snapshot(self) -> bytes:
+        """As `StageWork`."""
+        _, data = await self._ask("snapshot")
+        return data
+
+    async def restore(self, snapshot: bytes) -> None:
+        """As `StageWork`."""
+        await self._ask("restore", blob=snapshot)
+
+    async def theta(self) -> torch.Tensor:
+        """As `StageWork`."""
+        await self._ask("theta")
+        return self._process.theta()
+
+    async def adopt(self, anchor_N: torch.Tensor) -> None:
+        """As `StageWork`."""
+        _, schedule_tokens = self._newest()
+        await self._process.ask("adopt", {"schedule_tokens": schedule_tokens}, vector_N=anchor_N)
+
+    async def _ask(
+        self, op: StageOp, fields: Mapping[str, object] = NO_FIELDS, *, blob: bytes = b""
+    ) -> tuple[StageReply, bytes]:
+        if self._life != self._process.restarts:
+            raise _died(op)
+        return await self._process.ask(op, fields, blob=blob)
+
+
+def _pass_fields(epoch: int, at: Point, work: Pass) -> dict[str, object]:
+    return {
+        "epoch": epoch,
+        "round": at.round,
+        "step": at.step,
+        "micro_batch": work.number,
+        "is_backward": work.is_backward,
+    }

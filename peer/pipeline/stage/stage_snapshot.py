@@ -1,0 +1,77 @@
+"""A stage's snapshot as bytes, for a neighbour to keep and a spare to go on from: safetensors, theta first, then the moments."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from peer.pipeline.stage.stage_trainer import StageSnapshot
+from protocol.errors import RemoteProtocolError
+from protocol.tensors.tensor_schema import TensorSchema
+
+_THETA: Final = "theta"
+_MOMENT: Final = "moment."
+_HEAD_BYTES: Final = 65_536
+_TENSOR_HEAD_BYTES: Final = 512
+_WIDEST_BYTES: Final = 8
+_VECTORS: Final = 3
+"""Parameters and, at most, two moments."""
+
+
+def most_snapshot_bytes(schema: TensorSchema) -> int:
+    """No snapshot of this stage is longer, whatever it is trained with."""
+    heads = _HEAD_BYTES + _VECTORS * len(schema.tensors) * _TENSOR_HEAD_BYTES
+    return heads + _VECTORS * schema.num_elements * _WIDEST_BYTES
+
+
+def most_sum_bytes(schema: TensorSchema, dtype: torch.dtype) -> int:
+    """No sum of this stage's gradients in this type is longer."""
+    return _HEAD_BYTES + schema.num_elements * dtype.itemsize
+
+
+def encode_snapshot(snapshot: StageSnapshot) -> bytes:
+    """Every value as it is, in its own type."""
+    named = {f"{_MOMENT}{number}": moment.contiguous() for number, moment in enumerate(snapshot.moments)}
+    return bytes(save({_THETA: snapshot.theta_N, **named}))
+
+
+def decode_sum(data: bytes, schema: TensorSchema, dtype: torch.dtype) -> torch.Tensor:
+    """(N,) of summed gradients, as `encode_snapshot` writes them without moments.
+
+    Args:
+        dtype: of the parameters that they are of: gradients have the same.
+
+    Raises:
+        RemoteProtocolError: as of `decode_snapshot`, another type, or moments beside it.
+    """
+    found = decode_snapshot(data, schema)
+    if found.moments:
+        raise RemoteProtocolError(f"a sum with {len(found.moments)} moments", "gradients alone")
+    if found.theta_N.dtype != dtype:
+        raise RemoteProtocolError(f"a sum of gradients in {found.theta_N.dtype}", f"{dtype}, as the parameters are")
+    return found.theta_N
+
+
+def decode_snapshot(data: bytes, schema: TensorSchema) -> StageSnapshot:
+    """What `encode_snapshot` wrote, on the CPU. Whether the moments fit the optimizer is for `StageTrainer.restore` to say.
+
+    Raises:
+        RemoteProtocolError: no such bytes, another stage's, or values that are not finite.
+    """
+    try:
+        named = load(data)
+    except SafetensorError as error:
+        raise RemoteProtocolError(f"bytes that are no snapshot ({error})", "safetensors") from error
+    moments = [f"{_MOMENT}{number}" for number in range(len(named) - 1)]
+    if set(named) != {_THETA, *moments}:
+        raise RemoteProtocolError(f"a snapshot with {len(named)} tensors of other names", "theta, moment.0 and so on")
+    theta_N = named[_THETA]
+    if theta_N.shape != (schema.num_elements,):
+        raise RemoteProtocolError(f"a snapshot of shape {tuple(theta_N.shape)}", f"{schema.num_elements} values")
+    for name, values in named.items():
+        if not values.dtype.is_floating_point or not bool(torch.isfinite(values).all()):
+            raise RemoteProtocolError(f"{name} of a snapshot in {values.dtype}, or not finite", "finite floats")
+    return StageSnapshot(theta_N, tuple(named[name] for name in moments))

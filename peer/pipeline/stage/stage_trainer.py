@@ -1,0 +1,120 @@
+"""A stage's parameters through inner steps, snapshots and rounds; its passes are in stage_passes.py.
+
+All stages of a lane take an inner step together: the gradient is clipped by its norm over the whole model, so each stage tells the
+square of its part, and steps with what they come to together. A snapshot is all that a step depends on, parameters and moments: from
+it another peer goes on as if it had been there from the start.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from peer.models.decoder import load_flat, parameters_in_order
+from peer.models.optimizer import make_optimizer
+from peer.models.stage_model import StageDecoder
+from peer.pipeline.stage.stage_passes import StagePasses
+from protocol.errors import LocalProtocolError
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.stage_schema import stage_schema
+
+_NORM_FLOOR: Final = 1e-6
+"""Added to the norm that a gradient is clipped by, as torch's own clipping does."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSnapshot:
+    """All that the next inner step of a stage depends on, copied.
+
+    Attributes:
+        theta_N: its parameters, in the order of its schema, as they are computed with.
+        moments: its optimizer's, in their fixed order; none before its first step.
+    """
+
+    theta_N: torch.Tensor
+    moments: tuple[torch.Tensor, ...]
+
+
+class StageTrainer:
+    """One stage at one peer.
+
+    Args:
+        most_kept: micro-batches that may be between their passes at once.
+        recomputes: whether forward passes are done again at the backward pass instead of being kept.
+    """
+
+    def __init__(self, model: StageDecoder, inner: InnerSection, *, most_kept: int, recomputes: bool = False) -> None:
+        self.schema = stage_schema(model.stages, model.stage)
+        self.passes = StagePasses(model, most_kept=most_kept, recomputes=recomputes)
+        self._model, self._inner = model, inner
+        self._parameters = parameters_in_order(model, self.schema)
+        self._optimizer = make_optimizer(inner, self.schema, self._parameters)
+
+    def load(self, theta_N: torch.Tensor) -> None:
+        """Theta <- (N,); the moments stay (DiLoCo keeps them local), and what was going on in a step is forgotten."""
+        self.passes.forget()
+        load_flat(self._model, self.schema, theta_N)
+
+    def placed(self, arrived: torch.Tensor) -> torch.Tensor:
+        """Where the parameters are, and in their own dtype where it is no tokens."""
+        like = self._parameters[0]
+        return arrived.to(like if arrived.dtype.is_floating_point else like.device)
+
+    def theta(self) -> torch.Tensor:
+        """(N,), a copy, in the parameters' own dtype."""
+        return torch.cat([parameter.detach().flatten() for parameter in self._parameters])
+
+    def snapshot(self) -> StageSnapshot:
+        """A copy of all that the next step depends on; taken between steps."""
+        return StageSnapshot(self.theta(), tuple(moment.clone() for moment in self._optimizer.moments()))
+
+    def restore(self, snapshot: StageSnapshot) -> None:
+        """Go on from a snapshot, taken here or elsewhere.
+
+        Raises:
+            LocalProtocolError: a snapshot of another stage.
+        """
+        if snapshot.theta_N.numel() != self.schema.num_elements:
+            raise LocalProtocolError(
+                f"a snapshot of {snapshot.theta_N.numel()} values", f"{self.schema.num_elements} of {self.schema.unit}"
+            )
+        self._optimizer.load_moments(snapshot.moments)
+        self.load(snapshot.theta_N)
+
+    def gradient_square(self) -> float:
+        """Sum of the squares of this stage's gradient, in float64: its part of the whole model's squared norm."""
+        norms = [
+            torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
+            for parameter in self._parameters
+            if parameter.grad is not None
+        ]
+        return sum(float(norm) ** 2 for norm in norms)
+
+    @torch.no_grad()
+    def take_step(self, whole_square: float, learning_rate: float, *, scale: float = 1.0) -> bool:
+        """One inner step with the gradient times `scale`, clipped by the whole model's norm; gradients are forgotten.
+
+        Args:
+            whole_square: the sum of what `gradient_square` gave at all stages, of gradients before they were scaled.
+
+        Returns:
+            False where that is not finite: then nothing has moved, and the step's tokens do not count at any stage.
+
+        Raises:
+            LocalProtocolError: less than nothing.
+        """
+        if whole_square < 0.0:
+            raise LocalProtocolError(f"a squared norm of {whole_square}", "at least 0")
+        is_finite = math.isfinite(whole_square)
+        if is_finite:
+            norm = math.sqrt(whole_square) * scale
+            factor = scale * min(1.0, self._inner.clip_norm / (norm + _NORM_FLOOR))
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+            self._optimizer.step(learning_rate)
+        self.passes.forget()
+        return is_finite

@@ -1,0 +1,239 @@
+"""A training process that holds one stage of a pipeline run: obeys one order after another, and does nothing by itself.
+
+Started as every training process (peer/worker.py); its first message says that it is of a stage. It reads the run's text where its
+stage is the first, which has the tokens, or the last, which has the next ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import time
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Final
+
+import numpy as np
+import torch
+
+from averaging.data.assignment import heldout_starts, window_starts
+from averaging.data.shards import TokenReader
+from peer.machine.device import choose_device, limit_memory
+from peer.models.stage_model import StageDecoder
+from peer.pipeline.stage.lane_compute import ComputeTools, LaneShape, LaneWork
+from peer.pipeline.stage.stage_channel import STAGE_KIND, StageOrder, StagePlan, StageReply
+from peer.pipeline.stage.stage_trainer import StageTrainer
+from peer.pipeline.stage.synced_compute import SyncedCompute
+from peer.training.local_training import learning_rate_at
+from peer.training.worker_channel import Area, SharedVectors, frame, read_exactly, read_message, with_bytes
+from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
+from protocol.ids import RunId
+from protocol.pipeline.schedule import most_in_flight
+from protocol.pipeline.stage_machine import Point
+from protocol.tensors.stage_schema import stage_schema
+
+_SLOWED: Final = ("run_pass", "serve", "take_step", "take_mean_step")
+
+
+def is_stage_plan(first: bytes) -> bool:
+    """Whether the first message to a training process is of a stage."""
+    values = json.loads(first)
+    return isinstance(values, dict) and values.get("kind") == STAGE_KIND
+
+
+def warm_up() -> None:
+    """Do now what torch does at the first backward pass from a given gradient: it imports 480 modules, 0.5 s of a processor, and a
+    spare that takes a seat has a lane waiting for that pass.
+    """
+    value = torch.zeros(1, requires_grad=True)
+    torch.autograd.backward(value * 1.0, torch.ones(1))
+
+
+class StageWorker:
+    """One stage, and the lane that it works in."""
+
+    def __init__(self, channel: socket.socket, plan: StagePlan, memory_fd: int) -> None:
+        if plan.num_threads:
+            torch.set_num_threads(plan.num_threads)
+        self._channel = channel
+        self._plan = plan
+        self._stages, self._lanes = plan.stages, plan.lanes
+        self._device = choose_device(plan.device)
+        if plan.max_gpu_memory_bytes:
+            limit_memory(self._device, plan.max_gpu_memory_bytes)
+        num_elements = stage_schema(self._stages, plan.stage).num_elements
+        self._vectors = SharedVectors(memory_fd, num_elements)
+        self._train = TokenReader(plan.train_shards, plan.token_bytes)
+        self._heldout = TokenReader(plan.heldout_shards, plan.token_bytes)
+        sequences = plan.inner.batch_tokens // plan.model.context_tokens
+        self._shape = (sequences // plan.pipeline.micro_batches, plan.model.context_tokens)
+        self._sequences = sequences
+        self._schedule_tokens = 0
+        self._slowdown = plan.slowdown
+        self._work: LaneWork | None = None
+
+    def run(self) -> None:
+        """Until the channel ends."""
+        while (data := read_message(self._channel)) is not None:
+            order = StageOrder.model_validate_json(data)
+            blob = read_exactly(self._channel, order.num_bytes) if order.num_bytes else b""
+            if blob is None:
+                return
+            begin_s = time.perf_counter()
+            reply, left = self._answer(order, blob)
+            self._vectors.put_down()
+            if order.op in _SLOWED:
+                time.sleep((self._slowdown - 1.0) * (time.perf_counter() - begin_s))
+            busy_s = time.perf_counter() - begin_s
+            for piece in with_bytes(frame(reply.model_copy(update={"busy_s": busy_s})), left):
+                self._channel.sendall(piece)
+
+    def _answer(self, order: StageOrder, blob: bytes) -> tuple[StageReply, bytes]:
+        try:
+            return self._do(order, blob)
+        except RemoteProtocolError as error:
+            return StageReply(number=order.number, refused=error.found, expected=error.expected), b""
+        except PotluckError as error:
+            return StageReply(number=order.number, failed=error.found, expected=error.expected), b""
+
+    def _do(self, order: StageOrder, blob: bytes) -> tuple[StageReply, bytes]:
+        done = StageReply(number=order.number)
+        if order.op == "slow":
+            self._slowdown = max(1.0, order.factor)
+            return done, b""
+        if order.op == "open":
+            self._open(order)
+            return done, b""
+        work = self._work
+        if work is None:
+            raise LocalProtocolError(f"{order.op} without a lane", "open it first")
+        match order.op:
+            case "arrived":
+                work.arrived(blob, order.epoch, order.at, order.work)
+            case "run_pass":
+                work.heldout_nats = None
+                left = work.run_pass(order.epoch, order.at, order.work) or b""
+                nats = _per_byte(work.heldout_nats, self._plan.heldout_bytes_per_token)
+                return done.model_copy(update={"num_bytes": len(left), "heldout_nats": nats}), left
+            case "square":
+                return done.model_copy(update={"square": work.square().hex()}), b""
+            case "take_step":
+                counts = work.take_step(order.at, float.fromhex(order.whole_square))
+                return done.model_copy(update={"counts": counts, "loss_nats": self._loss_of(work)}), b""
+            case "snapshot":
+                data = work.snapshot()
+                return done.model_copy(update={"num_bytes": len(data)}), data
+            case "restore":
+                work.restore(blob)
+            case "serve" | "grant" | "drop" | "forget" | "own_sum" | "total" | "take_mean_step":
+                return self._synced(order, blob)
+            case "theta":
+                self._vectors.write(Area.OUT, work.theta())
+            case "adopt":
+                self._schedule_tokens = order.schedule_tokens
+                work.adopt(self._vectors.read(Area.IN))
+            case _:
+                raise LocalProtocolError(f"order {order.op}", "one that is known")
+        return done, b""
+
+    def _synced(self, order: StageOrder, blob: bytes) -> tuple[StageReply, bytes]:
+        """What only a replica of synced steps is asked."""
+        done, work = StageReply(number=order.number), self._work
+        if not isinstance(work, SyncedCompute):
+            raise LocalProtocolError(f"{order.op} in a lane", "an order of lanes")
+        match order.op:
+            case "serve":
+                served = work.serve(order.at, order.work, *_pieces(blob, order.part_bytes))
+                is_heldout = order.micro_batch >= self._lanes.num_micro_batches
+                told = {
+                    "num_bytes": len(served.left),
+                    "is_spoilt": served.is_spoilt,
+                    "loss_nats": served.loss_nats / (self._plan.heldout_bytes_per_token if is_heldout else 1.0),
+                }
+                return done.model_copy(update=told), served.left
+            case "grant":
+                work.grant(order.micro_batch)
+            case "drop":
+                work.drop(order.micro_batch)
+            case "forget":
+                work.forget()
+            case "own_sum":
+                data = work.own_sum()
+                return done.model_copy(update={"num_bytes": len(data)}), data
+            case "total":
+                square = work.total(_pieces(blob, order.part_bytes))
+                return done.model_copy(update={"square": square.hex()}), b""
+            case _:
+                counts = work.take_mean_step(order.at, float.fromhex(order.whole_square), order.counted)
+                return done.model_copy(update={"counts": counts, "loss_nats": self._loss_of(work)}), b""
+        return done, b""
+
+    def _loss_of(self, work: LaneWork) -> float | None:
+        return _per_byte(work.loss_nats, self._plan.train_bytes_per_token)
+
+    def _open(self, order: StageOrder) -> None:
+        plan = self._plan
+        self._schedule_tokens = order.schedule_tokens
+        form = LaneShape(
+            RunId(bytes.fromhex(plan.run_id)),
+            self._lanes,
+            self._stages,
+            self._shape,
+            plan.pipeline.forward_codec,
+            plan.pipeline.backward_codec,
+        )
+        anchor_N = self._vectors.read(Area.IN)
+        tools = ComputeTools(form, partial(self._trainer, anchor_N), self._tokens_of, self._learning_rate)
+        kind = SyncedCompute if plan.pipeline.mode == "synced" else LaneWork
+        self._work = kind(tools, order.lane, plan.stage)
+        self._work.open()
+
+    def _trainer(self, anchor_N: torch.Tensor, stage: int) -> StageTrainer:
+        pipeline = self._plan.pipeline
+        kept = most_in_flight(pipeline.schedule, stage, self._stages.num_stages, pipeline.micro_batches)
+        model = StageDecoder(self._stages, stage).to(self._device)
+        trainer = StageTrainer(model, self._plan.inner, most_kept=kept, recomputes=pipeline.recomputes)
+        trainer.load(anchor_N)
+        return trainer
+
+    def _learning_rate(self, at: Point) -> float:
+        plan = self._plan
+        tokens = self._schedule_tokens + at.step * plan.inner.batch_tokens
+        return learning_rate_at(plan.inner, plan.total_tokens, tokens)
+
+    def _tokens_of(self, lane: int, at: Point, number: int) -> torch.Tensor:
+        """(B, T + 1) int64 of one micro-batch: what anybody computes again from the run's seed, the lane and the step."""
+        plan, window = self._plan, self._plan.model.context_tokens + 1
+        step = at.round * self._lanes.inner_steps + at.step
+        rows, reader = self._shape[0], self._train
+        if number >= self._lanes.num_micro_batches:
+            number, reader = number - self._lanes.num_micro_batches, self._heldout
+            starts = heldout_starts(rows * self._lanes.heldout_passes, reader.num_tokens, window)
+        else:
+            starts = window_starts(plan.seed, f"lane {lane}", step, self._sequences, reader.num_tokens, window)
+        part = starts[number * rows : (number + 1) * rows]
+        return torch.from_numpy(np.stack([reader.read(start, window) for start in part]).astype(np.int64))
+
+
+def _pieces(blob: bytes, part_bytes: tuple[int, ...]) -> list[bytes]:
+    """What followed an order, piece by piece."""
+    ends = list(accumulate(part_bytes, initial=0))
+    return [blob[begin:end] for begin, end in pairwise(ends)]
+
+
+def _per_byte(nats: float | None, bytes_per_token: float) -> float | None:
+    """JSON has no number that is not finite."""
+    return None if nats is None or not math.isfinite(nats) else nats / bytes_per_token
+
+
+def run_stage(channel: socket.socket, first: bytes, memory_fd: int) -> None:
+    """Work as the first message says, until the channel ends; its first pass takes as long as any other.
+
+    Raises:
+        PotluckError: it cannot begin.
+        MemoryError, RuntimeError: the machine's memory, or the card's, is not enough.
+    """
+    worker = StageWorker(channel, StagePlan.model_validate_json(first), memory_fd)
+    warm_up()
+    worker.run()

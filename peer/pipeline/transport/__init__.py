@@ -1,0 +1,1 @@
+"""Activations and gradients between the members of a lane."""

@@ -1,0 +1,316 @@
+"""What is large on its way from member to member of a lane: activations, gradients, snapshots.
+
+One stream carries what goes to a peer, in order; each parcel is answered. What was not answered when a stream breaks goes over the
+next one, so a parcel may come twice, and its receiver takes it once.
+
+    sender   -> receiver   LanePassed, LaneCopy or another, then so many bytes in frames; the next one at once
+    receiver -> sender     LaneAnswer for each, in order; after a refusal the stream ends
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+import trio
+
+from averaging.network.seams.interfaces import Stream
+from peer.pipeline.transport.lane_calls import read_answer, whole_answer
+from peer.pipeline.transport.lane_network import LaneNetwork
+from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
+from protocol.ids import PeerId
+from protocol.pipeline.messages.lane_messages import LaneAnswer, LaneCopy, LaneFetch, LaneGift, LanePassed, Refusal
+from protocol.pipeline.messages.lane_wire import decode_parcel, encode_parcel
+from protocol.pipeline.messages.synced_messages import SyncedParcel
+from protocol.received import MAX_TEXT
+
+PARCEL_CHANNEL: Final = "lane-parcels"
+OPEN_WITHIN_S: Final = 2.0
+MOVES_WITHIN_S: Final = 10.0
+"""A stream on which nothing moves for so long is given up."""
+
+ANSWERED_WITHIN_S: Final = 600.0
+"""What arrived whole is judged by a training process that may be in the middle of a long pass. Who is dead is found by its silence
+towards the lane's keeper, and who gets on no more by the lane's own deadline, long before this.
+"""
+
+RETRY_AFTER_S: Final = 0.1
+_FRAME_BYTES: Final = 1 << 20
+
+
+Postable = LanePassed | LaneCopy | SyncedParcel
+"""What is sent on, and answered."""
+
+
+@dataclass(eq=False)
+class Posted:
+    """What was given to an outbox, and what came of it."""
+
+    parcel: Postable
+    data: bytes
+    answer: LaneAnswer | None = None
+    """None until it was answered, and where the outbox ended before."""
+
+    _ended: trio.Event = field(default_factory=trio.Event)
+
+    async def wait(self) -> LaneAnswer | None:
+        """The answer; None where none comes any more, as the outbox has ended."""
+        await self._ended.wait()
+        return self.answer
+
+    def end(self, answer: LaneAnswer | None) -> None:
+        """Tell who waits."""
+        self.answer = answer
+        self._ended.set()
+
+
+Refused = Callable[[Postable, str], None]
+"""(what was refused, why)."""
+
+
+class Outbox:
+    """What goes to one peer; `run` brings what `put` takes.
+
+    Args:
+        is_early: whether its first stream is opened before there is anything to send.
+    """
+
+    def __init__(self, network: LaneNetwork, peer: PeerId, refused: Refused, *, is_early: bool = False) -> None:
+        self.scope = trio.CancelScope()
+        self._network = network
+        self._peer = peer
+        self._refused = refused
+        self._is_early = is_early
+        self._posted = deque[Posted]()
+        self._num_sent = 0
+        self._is_sending = False
+        self._has_more = trio.Event()
+        self._answered_s = -inf
+        self._watch = trio.CancelScope()
+
+    def put(self, parcel: Postable, data: bytes) -> Posted:
+        """Send it after all that waits."""
+        if not self._posted:
+            self._answered_s = trio.current_time()
+        posted = Posted(parcel, data)
+        self._posted.append(posted)
+        self._extend()
+        self._has_more.set()
+        return posted
+
+    async def run(self) -> None:
+        """Until cancelled.
+
+        Raises:
+            CallTimeout: nothing was answered for MOVES_WITHIN_S although something waits.
+        """
+        try:
+            with self.scope:
+                await self._run()
+        finally:
+            for posted in self._posted:
+                posted.end(None)
+
+    async def _run(self) -> None:
+        while True:
+            self._num_sent = 0
+            if not self._is_early:
+                await self._wait_unsent()
+            self._is_early = False
+            reason = await self._over_a_stream()
+            if self._posted and trio.current_time() - self._answered_s >= MOVES_WITHIN_S:
+                raise CallTimeout(f"{self._peer} takes nothing: {reason}", f"an answer in {MOVES_WITHIN_S:g} s")
+            await trio.sleep(RETRY_AFTER_S)
+
+    async def _wait_unsent(self) -> None:
+        while len(self._posted) <= self._num_sent:
+            self._has_more = trio.Event()
+            await self._has_more.wait()
+
+    def _extend(self) -> None:
+        """While anything is to be sent something has to move, and what was sent has to be answered some time."""
+        is_sent = not self._is_sending and self._num_sent == len(self._posted)
+        within_s = ANSWERED_WITHIN_S if is_sent else MOVES_WITHIN_S
+        self._watch.deadline = trio.current_time() + within_s if self._posted else inf
+
+    async def _over_a_stream(self) -> str:
+        """Send until the stream ends; returns why it did."""
+        try:
+            stream = await self._network.open_stream(self._peer, PARCEL_CHANNEL, timeout_s=OPEN_WITHIN_S)
+        except PotluckError as error:
+            return error.one_line()
+        reason, opened_s = f"nothing moved for {MOVES_WITHIN_S:g} s", trio.current_time()
+        self._is_sending = False
+        try:
+            with trio.CancelScope() as self._watch:
+                self._extend()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send, stream)
+                    reason = await self._hear(stream)
+                    nursery.cancel_scope.cancel()
+        finally:
+            with trio.move_on_after(OPEN_WITHIN_S, shield=True):
+                await stream.aclose()
+        if not self._is_sending and trio.current_time() - opened_s > MOVES_WITHIN_S:
+            # it was there all the time; who has no seat for us ends a stream sooner
+            self._answered_s = trio.current_time()
+        return reason
+
+    async def _send(self, stream: Stream) -> None:
+        """A broken stream is for `_hear` to find: what was answered before it broke is still read."""
+        try:
+            while True:
+                await self._wait_unsent()
+                posted = self._posted[self._num_sent]
+                self._num_sent += 1
+                self._is_sending = True
+                self._extend()
+                await send_parcel(stream, posted.parcel, posted.data, self._extend)
+                self._is_sending = False
+                self._extend()
+        except TransportError:
+            return
+
+    async def _hear(self, stream: Stream) -> str:
+        """Take answers until there are no more; returns why."""
+        try:
+            while (frame := await stream.receive_frame()) is not None:
+                found = whole_answer(frame)
+                if not self._num_sent:
+                    return "it answered what was not sent"
+                posted = self._posted.popleft()
+                self._num_sent -= 1
+                self._answered_s = trio.current_time()
+                self._extend()
+                posted.end(found)
+                if found.reason:
+                    self._refused(posted.parcel, found.reason)
+        except PotluckError as error:
+            return error.one_line()
+        return "it ended the stream"
+
+
+class WrongContent(RemoteProtocolError):
+    """What came is none of what was to come."""
+
+
+async def answer(stream: Stream, reason: str = "", refusal: Refusal = Refusal.OTHER) -> None:
+    """Say that what came is taken, or why not."""
+    told = "".join(c if c.isprintable() else " " for c in reason[:MAX_TEXT])
+    await stream.send_frame(encode_parcel(LaneAnswer(told, refusal=refusal)))
+
+
+async def receive_bytes(stream: Stream, num_bytes: int) -> bytes:
+    """What a parcel said would follow.
+
+    Raises:
+        RemoteProtocolError: it ends before, or more comes.
+        CallTimeout: nothing came for MOVES_WITHIN_S.
+    """
+    data = bytearray()
+    while len(data) < num_bytes:
+        frame = await receive_in_time(stream)
+        if not frame or len(data) + len(frame) > num_bytes:
+            raise RemoteProtocolError(f"{len(data) + len(frame or b'')} bytes of a parcel", f"{num_bytes}")
+        data += frame
+    return bytes(data)
+
+
+async def skip_bytes(stream: Stream, num_bytes: int) -> None:
+    """Read past what a parcel said would follow, and keep none of it. Raises as `receive_bytes`."""
+    left = num_bytes
+    while left > 0:
+        frame = await receive_in_time(stream)
+        if not frame or len(frame) > left:
+            raise RemoteProtocolError(f"{len(frame or b'')} bytes of a parcel", f"up to {left} more")
+        left -= len(frame)
+
+
+async def receive_in_time(stream: Stream) -> bytes | None:
+    """The next frame. Raises CallTimeout when none came for MOVES_WITHIN_S."""
+    with trio.move_on_after(MOVES_WITHIN_S):
+        return await stream.receive_frame()
+    raise CallTimeout(f"{stream.remote} sent nothing for {MOVES_WITHIN_S:g} s", "the next frame")
+
+
+async def fetch_copy(
+    network: LaneNetwork, peer: PeerId, wanted: LaneFetch, most_bytes: int, *, tries: int = 1
+) -> bytes:
+    """A stage's snapshot from who holds it.
+
+    Args:
+        tries: how often it is asked for while streams break.
+
+    Raises:
+        TransportError: it cannot be reached, or does not answer.
+        RemoteProtocolError: it has none, or sends something else.
+    """
+    for _ in range(tries - 1):
+        try:
+            return await _fetched(network, peer, wanted, most_bytes)
+        except TransportError:
+            await trio.sleep(RETRY_AFTER_S)
+    return await _fetched(network, peer, wanted, most_bytes)
+
+
+async def _fetched(network: LaneNetwork, peer: PeerId, wanted: LaneFetch, most_bytes: int) -> bytes:
+    stream = await network.open_stream(peer, PARCEL_CHANNEL, timeout_s=OPEN_WITHIN_S)
+    try:
+        await stream.send_frame(encode_parcel(wanted))
+        frame = await receive_in_time(stream)
+        if frame is None:
+            raise PeerUnreachable(f"{peer} ended the stream", "a snapshot")
+        found = decode_parcel(frame)
+        if isinstance(found, LaneAnswer):
+            raise RemoteProtocolError(f"no snapshot of stage {wanted.stage} there: {found.reason}", "one")
+        if (
+            not isinstance(found, LaneCopy)
+            or (found.at, found.stage) != (wanted.at, wanted.stage)
+            or found.num_bytes > most_bytes
+        ):
+            raise RemoteProtocolError(f"{found}", f"the snapshot of stage {wanted.stage}, at most {most_bytes} bytes")
+        return await receive_bytes(stream, found.num_bytes)
+    finally:
+        with trio.move_on_after(OPEN_WITHIN_S, shield=True):
+            await stream.aclose()
+
+
+async def give(network: LaneNetwork, peer: PeerId, gift: LaneGift, data: bytes) -> str:
+    """Why a peer refuses a gift; empty where it takes it.
+
+    Raises:
+        TransportError: it cannot be reached, or does not answer.
+        RemoteProtocolError: it answers something else.
+    """
+    stream = await network.open_stream(peer, PARCEL_CHANNEL, timeout_s=OPEN_WITHIN_S)
+    try:
+        await send_parcel(stream, gift, data)
+        frame = await receive_in_time(stream)
+        if frame is None:
+            raise PeerUnreachable(f"{peer} ended the stream", "an answer")
+        return read_answer(frame)
+    finally:
+        with trio.move_on_after(OPEN_WITHIN_S, shield=True):
+            await stream.aclose()
+
+
+def _nothing() -> None:
+    pass
+
+
+async def send_parcel(
+    stream: Stream, parcel: Postable | LaneGift, data: bytes, moved: Callable[[], None] = _nothing
+) -> None:
+    """A parcel and what follows it.
+
+    Args:
+        moved: called after each frame.
+    """
+    await stream.send_frame(encode_parcel(parcel))
+    view = memoryview(data)
+    for begin in range(0, len(view), _FRAME_BYTES):
+        await stream.send_frame(view[begin : begin + _FRAME_BYTES])
+        moved()

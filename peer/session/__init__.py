@@ -1,0 +1,1 @@
+"""One life of the daemon, from its start to the goodbye."""

@@ -1,0 +1,312 @@
+"""The parts of a peer's rounds and training, put together from the run's manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import torch
+
+from averaging.codecs import Codec, codec_by_name
+from averaging.data.packing.expert_shards import expert_shards
+from averaging.data.shards import DatasetManifest, ShardCache
+from averaging.data.sources.texts import Split
+from averaging.network.seams.interfaces import Storage
+from averaging.network.seams.offload import ThreadOffload
+from averaging.rounds.external_reducer import UnitShape
+from averaging.rounds.head_vector import HeadVector
+from averaging.rounds.lineage.retention import update_bytes
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.lineage.unit_feedback import ErrorFeedback
+from averaging.rounds.lineage.updates import UnitTools
+from averaging.state.generations import Generations
+from averaging.state.start_state import start_root, start_state
+from averaging.state.state import STATE_BYTES_PER_VALUE
+from averaging.state.unit_log import LOG_NAME, UnitLog
+from averaging.storage.file_storage import FileStorage, clear_unfinished
+from peer.membership.incarnation import remember_unit
+from peer.membership.joining import Membership, check_start
+from peer.pipeline.stage.stage_channel import StagePlan
+from peer.session.damaged_logs import has_begun_anew
+from peer.session.restart_report import Restored, restored, units_sentence
+from peer.settings.config import PeerConfig, whole_bytes
+from peer.training.local_training import TextPlan, TrainingPlan
+from protocol.errors import LocalProtocolError
+from protocol.identity.identity import Verifier
+from protocol.ids import PeerId, UnitName
+from protocol.rounds.messages.messages import Member, OuterStep
+from protocol.rounds.messages.wire import genesis_id
+from protocol.rounds.schedule.stagger import UNSTAGGERED, Stagger
+from protocol.rounds.schedule.target import RoundTarget
+from protocol.rounds.state import RoundConfig
+from protocol.run.manifest import RunConfig
+from protocol.tensors.expert_schema import expert_of
+from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
+
+log = structlog.get_logger()
+
+MIN_LONE_PATIENCE_S: Final = 60.0
+"""Awake without a quorum for the longest interval, and at least so long, the peers at hand commit alone (rule 18)."""
+
+
+async def open_chains(
+    folder: Path,
+    membership: Membership,
+    start: bytes,
+    verifier: Verifier,
+    me: PeerId,
+    restarted: Callable[[str], None],
+    given: Sequence[Path] = (),
+    experts: Sequence[int] = (),
+) -> tuple[UnitChain, ...]:
+    """The lineages and states of all units that are held here as they are in `folder`, the spine's first. `given` are the shards of
+    the weights that the run starts with, if any; `experts` those that this peer holds. `restarted` is told in one sentence what a peer
+    that was here before found on its disk.
+
+    Raises:
+        VersionError: the run began with another model or state than this machine computes. StorageError: a damaged folder.
+    """
+    manifest, offload = membership.manifest, ThreadOffload()
+    storages = dict[UnitName, FileStorage]()
+    held = {schema.unit: schema for schema in manifest.units_held(experts).schemas}
+    for unit in held:
+        await offload.run(partial(remember_unit, folder, unit))
+        await offload.run(partial(clear_unfinished, folder / unit))
+        storages[unit] = FileStorage(folder / unit, offload)
+    logs = {unit: UnitLog(storage) for unit, storage in storages.items()}
+    # a move of all units is no beginning for a log: what it follows is gone with the damaged one
+    begun = {unit: kept for unit, kept in logs.items() if not has_begun_anew(folder / unit)}
+    spine = next(iter(manifest.unit_schemas()))
+    if spine not in held:  # followed here by its records alone
+        begun[spine] = UnitLog(FileStorage(folder / spine, offload))
+    await HeadVector(FileStorage(folder, offload)).finish(begun)
+    chains: list[UnitChain] = []
+    found: dict[UnitName, Restored | None] = {}
+    for unit, schema in held.items():
+        was_here = (folder / unit / LOG_NAME).exists()
+        tools = _unit_tools(membership, schema, storages[unit], verifier, me, logs[unit])
+        chain = await _open_chain(tools, schema, membership, start, given)
+        # an expert may have been taken up just now; of every other unit there was something wherever there was of one
+        if was_here or not _is_expert(unit, manifest.config):
+            found[unit] = _found(chain) if was_here else None
+        chains.append(chain)
+    if any(found.values()):
+        sentence = units_sentence(found)
+        log.info("restarted", reason=sentence)
+        restarted(sentence)
+    return tuple(chains)
+
+
+async def _open_chain(
+    tools: UnitTools, schema: TensorSchema, membership: Membership, start: bytes, given: Sequence[Path]
+) -> UnitChain:
+    """The lineage and the state of one unit. Raises as `open_chains`."""
+    model, seed = membership.manifest.model_schema, membership.manifest.config.run.seed
+    check_start(start, schema, await tools.offload.run(partial(start_root, schema, tools.grid, seed, given, model)))
+    make = partial(start_state, schema, seed, genesis_id(start), given, model)
+    # shards that are given may go from the disk; what comes from the seed need not be held
+    chain = UnitChain(tools, start, await tools.offload.run(make), None if given else make)
+    await chain.restore()
+    if tools.generations.last_look.problems:
+        await chain.keep()  # what was damaged is gone: the next start must not depend on what is left alone
+    return chain
+
+
+def _unit_tools(
+    membership: Membership, schema: TensorSchema, storage: Storage, verifier: Verifier, me: PeerId, unit_log: UnitLog
+) -> UnitTools:
+    config, offload = membership.manifest.config, ThreadOffload()
+    numbers, grid = config.round, ChunkGrid(schema.num_elements, config.chunk_elements)
+    feedback = ErrorFeedback(me, numbers.feedback, grid, storage, offload) if numbers.feedback else None
+    return UnitTools(
+        membership.run_id,
+        schema.unit,
+        verifier,
+        codec_by_name(numbers.codec),
+        grid,
+        offload,
+        unit_log,
+        Generations(storage, grid, offload),
+        feedback,
+        result_codec(config),
+    )
+
+
+def _is_expert(unit: UnitName, config: RunConfig) -> bool:
+    return config.mixture is not None and expert_of(unit, config.mixture) is not None
+
+
+def _found(chain: UnitChain) -> Restored:
+    look = chain.tools.generations.last_look
+    return restored(chain.tree, chain.head.commit, num_damaged=len(look.problems), generation_index=look.index)
+
+
+def whole_anchor(chains: Sequence[UnitChain]) -> torch.Tensor:
+    """The anchors of all units one after another, (N,) float32: of one unit its own, not copied."""
+    anchors = [chain.state.anchor_N for chain in chains]
+    return anchors[0] if len(anchors) == 1 else torch.cat(anchors)
+
+
+def result_codec(config: RunConfig) -> Codec | None:
+    """How the run's results are written; None: as contributions are."""
+    name = config.result_codec
+    return codec_by_name(name) if name != config.round.codec else None
+
+
+def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
+    """What a lender knows of every unit of the run."""
+    config, numbers = membership.manifest.config, membership.manifest.config.round
+    codec, results = codec_by_name(numbers.codec), result_codec(config)
+    schemas = membership.manifest.unit_schemas()
+    return {
+        unit: UnitShape(
+            codec, ChunkGrid(schema.num_elements, config.chunk_elements), numbers.longest_interval_s, results
+        )
+        for unit, schema in schemas.items()
+    }
+
+
+def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage: int) -> StagePlan:
+    """What the training process of one stage does."""
+    config, dataset = membership.manifest.config, membership.dataset
+    if config.pipeline is None or config.stages is None:
+        raise LocalProtocolError("a stage of a run without any", "a pipeline run")
+    reads_text = config.stages.is_first(stage) or config.stages.is_last(stage)
+    return StagePlan(
+        run_id=membership.run_id.hex(),
+        model=config.model,
+        pipeline=config.pipeline,
+        inner=config.inner,
+        stage=stage,
+        seed=config.run.seed,
+        total_tokens=config.run.total_tokens,
+        train_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("train") if reads_text),
+        heldout_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("heldout") if reads_text),
+        token_bytes=dataset.token_bytes,
+        train_bytes_per_token=dataset.bytes_per_token("train"),
+        heldout_bytes_per_token=dataset.bytes_per_token("heldout"),
+        device=own.device,
+        num_threads=own.num_threads,
+        max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
+        slowdown=own.slowdown,
+    )
+
+
+def training_plan(
+    own: PeerConfig,
+    me: PeerId,
+    membership: Membership,
+    text: TextPlan,
+    chains: Sequence[UnitChain],
+    experts: tuple[int, ...] = (),
+    *,
+    is_paused: bool,
+) -> TrainingPlan:
+    """What the training process does, from where this peer's data was left, on this text."""
+    config = membership.manifest.config
+    return TrainingPlan(
+        **{name: getattr(text, name) for name in TextPlan.model_fields},
+        model=config.model,
+        inner=config.inner,
+        seed=config.run.seed,
+        peer=me,
+        total_tokens=config.run.total_tokens,
+        device=own.device,
+        num_threads=own.num_threads,
+        max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
+        max_memory_bytes=whole_bytes(own.max_memory_gb),
+        slowdown=own.slowdown,
+        is_paused=is_paused,
+        first_step=max(chain.data_position(me) for chain in chains),
+        num_fragments=config.num_fragments,
+        mixture=config.mixture,
+        experts=experts,
+    )
+
+
+def text_plan(dataset: DatasetManifest, cache: ShardCache, experts: Sequence[int] = ()) -> TextPlan:
+    """What the holder of these experts reads of a data set."""
+
+    def of_experts(split: Split) -> tuple[tuple[Path, ...], ...]:
+        """The text of each expert that is held here; nothing where the data set was packed for none."""
+        if dataset.router is None:
+            return ()
+        return tuple(
+            tuple(cache.path(entry.sha256) for entry in expert_shards(dataset, expert, split)) for expert in experts
+        )
+
+    # prose is measured by the first expert that is held here: on what it was sent, for the text of others is not here
+    first = experts[0] if experts and dataset.router is not None else None
+    return TextPlan(
+        train_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("train")),
+        heldout_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("heldout")),
+        prose_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("prose", first)),
+        token_bytes=dataset.token_bytes,
+        train_bytes_per_token=dataset.bytes_per_token("train"),
+        heldout_bytes_per_token=dataset.bytes_per_token("heldout"),
+        prose_bytes_per_token=dataset.bytes_per_token("prose", first),
+        expert_shards=of_experts("train"),
+        expert_heldout_shards=of_experts("heldout"),
+        expert_heldout_bytes_per_token=tuple(dataset.bytes_per_token("heldout", expert) for expert in experts)
+        if dataset.router is not None
+        else (),
+        sample_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("sample")),
+        sample_tokens=dataset.router.sample_tokens if dataset.router is not None else 0,
+    )
+
+
+def replay_at_most(results: Codec, grid: ChunkGrid) -> int:
+    """Missed commits up to which replaying moves fewer bytes than a whole state and the one commit that attests it (rule 24)."""
+    return 1 + STATE_BYTES_PER_VALUE * grid.num_elements // update_bytes(results, grid)
+
+
+def unit_pace(config: RunConfig, unit: UnitName, units: Sequence[UnitName]) -> tuple[RoundTarget, Stagger]:
+    """At how many ready tokens a unit's rounds are due, and how they lie between those of others.
+
+    Every token is of one expert, so an expert's rounds take its share of the trunk's target and come as often as those; they need not
+    be kept apart from each other, for an expert is a part of what a round of the whole model would move.
+    """
+    mixture = config.mixture
+    if config.stages is not None:
+        return config.round_target, UNSTAGGERED
+    if mixture is None:
+        return config.round_target, Stagger(units.index(unit), len(units))
+    if expert_of(unit, mixture) is None:
+        return config.round_target, UNSTAGGERED
+    # the start record names the trunk's target: the first round is due at a share of it, as all later ones are
+    return RoundTarget(config.round.target_tokens // mixture.num_experts), Stagger(0, mixture.num_experts)
+
+
+def round_config(
+    membership: Membership, me: Member, verifier: Verifier, unit: UnitName, *, is_inbound_reachable: bool
+) -> RoundConfig:
+    """The rounds of one unit of the run for one member."""
+    config, schemas = membership.manifest.config, membership.manifest.unit_schemas()
+    results, schema = result_codec(config), schemas[unit]
+    target, stagger = unit_pace(config, unit, tuple(schemas))
+    grid = ChunkGrid(schema.num_elements, config.chunk_elements)
+    return RoundConfig(
+        run_id=membership.run_id,
+        unit=unit,
+        me=me,
+        verifier=verifier,
+        num_chunks=grid.num_chunks,
+        codec=config.round.codec,
+        outer=OuterStep(config.outer.kind, config.outer.learning_rate, config.outer.momentum),
+        target=target,
+        min_members=1,  # who is left goes on
+        max_members=config.run.max_members,
+        longest_interval_s=config.round.longest_interval_s,
+        replay_at_most=replay_at_most(results or codec_by_name(config.round.codec), grid),
+        lone_patience_s=max(MIN_LONE_PATIENCE_S, config.round.longest_interval_s),
+        total_tokens=config.run.total_tokens,
+        is_inbound_reachable=is_inbound_reachable,
+        result_codec=results.name if results is not None else "",
+        spine=next(iter(schemas)) if len(schemas) > 1 else None,
+        is_in_step=config.stages is not None,
+        stagger=stagger,
+        momentum_from_tokens=config.momentum_from_tokens,
+    )

@@ -1,0 +1,94 @@
+"""What one process life of the peer daemon has in hand, and what it has once the run let it in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from averaging.network.seams.clocks import SystemClock
+from averaging.network.seams.interfaces import Network
+from averaging.rounds.traffic.discovery import Looks
+from peer.holdings.held_parts import OwnParts
+from peer.membership.coordinator_client import CoordinatorClient
+from peer.membership.credential_cache import Roster
+from peer.membership.joining import Membership
+from peer.owner.controls import Controls
+from peer.session.departure import Departure
+from peer.settings.config import PeerConfig
+from peer.status.reporting import Reporter
+from peer.status.status_board import Board
+from peer.training.worker_process import EarlyWorker
+from protocol.identity.envelope import first_sequence, seal
+from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity_file import HeldIdentity
+from protocol.identity.invite import Invite
+from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.rounds.messages.messages import Member
+
+MESSAGE_LIFE_S: Final = 120.0
+
+
+class SequenceNumbers:
+    """Sequence numbers of this process life: the session was counted on disk, so none ever repeats."""
+
+    def __init__(self, session: int) -> None:
+        self._next = first_sequence(session)
+
+    def take(self) -> int:
+        """The next number."""
+        self._next += 1
+        return self._next
+
+    async def take_soon(self) -> int:
+        """The next number, for callers that would wait for a disk."""
+        return self.take()
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one process life of the daemon has in hand."""
+
+    config: PeerConfig
+    invite: Invite
+    held: HeldIdentity
+    folder: Path
+    incarnation: int
+    session: int
+    sequence: SequenceNumbers
+    clock: SystemClock
+    board: Board
+    worker: EarlyWorker | None
+    controls: Controls
+    departure: Departure = field(default_factory=Departure)
+
+    @property
+    def identity(self) -> Identity:
+        """Who we are."""
+        return self.held.identity
+
+    @property
+    def member(self) -> Member:
+        """As whom we take part."""
+        return Member(self.identity.peer_id, self.incarnation, self.session)
+
+    async def sealed(self, payload: bytes) -> bytes:
+        """A payload signed for the round channel."""
+        expires_ms = int((self.clock.unix_s() + MESSAGE_LIFE_S) * 1000)
+        return seal(self.identity, ROUND_DOMAIN, self.invite.run_id, self.sequence.take(), expires_ms, payload)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What there is, too, once the run has let us in and the network is up."""
+
+    life: Life
+    membership: Membership
+    client: CoordinatorClient
+    network: Network
+    roster: Roster
+    reporter: Reporter
+    is_outbound_only: bool
+    experts: OwnParts
+    looks: Looks
+    verifier: Ed25519Verifier = field(default_factory=Ed25519Verifier)

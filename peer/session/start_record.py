@@ -1,0 +1,114 @@
+"""The host's signed start record: saved, from the coordinator, or from a member that has it; and shown to members from then on.
+
+The host may die right after the start. Who was admitted before it and has not heard of it then learns of it from the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams.interfaces import DirectoryEntry, Offload
+from averaging.rounds.traffic.discovery import Looks, list_peers
+from peer.membership.coordinator_client import CoordinatorClient
+from peer.membership.credential_cache import Roster
+from peer.membership.joining import Membership, open_start_record
+from peer.membership.saved_membership import remember_start
+from peer.status.reporting import Reporter
+from peer.status.status_board import Board
+from protocol.errors import PotluckError
+from protocol.ids import PeerId, short
+
+log = structlog.get_logger()
+
+START_CHANNEL: Final = "start"
+ASK_WITHIN_S: Final = 5.0
+NUM_ASKED: Final = 3
+"""Members asked each time that the directory is looked at, in turn: before the start none of them knows anything."""
+
+NEWS_RETRY_S: Final = 1.0
+
+
+class StartSearch:
+    """Finds the start of the run that `membership` is of; `folder` is where the membership is kept."""
+
+    def __init__(
+        self,
+        folder: Path,
+        membership: Membership,
+        looks: Looks,
+        roster: Roster,
+        offload: Offload,
+        board: Board,
+    ) -> None:
+        self._folder = folder
+        self._membership = membership
+        self._looks = looks
+        self._network = looks.network
+        self._roster = roster
+        self._offload = offload
+        self._board = board
+        self._sealed = b""
+        self._found = trio.Event()
+        self._turn = 0
+
+    async def find(self, client: CoordinatorClient, reporter: Reporter) -> bytes:
+        """The start record in the host's envelope: checked and on disk, or as it was saved. Waits until the run starts."""
+        self._sealed = self._membership.saved.start_record
+        if not self._sealed:
+            reporter.is_ready_to_start = True
+            self._board.say("waiting", "for the run to start")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._ask_coordinator, client, reporter)
+                nursery.start_soon(list_peers, self._looks, self._ask_members)
+                await self._found.wait()
+                nursery.cancel_scope.cancel()
+        self._network.serve_calls(START_CHANNEL, self._answer)
+        return self._sealed
+
+    async def _take(self, sealed: bytes) -> None:
+        """Believe it and keep it. Raises RemoteProtocolError where the host did not sign it, StorageError where it cannot be kept."""
+        open_start_record(sealed, self._membership.manifest)
+        await self._offload.run(partial(remember_start, self._folder, sealed))
+        self._sealed = sealed
+        self._found.set()
+
+    async def _ask_coordinator(self, client: CoordinatorClient, reporter: Reporter) -> None:
+        """Say that we are ready, and watch the run until it starts."""
+        while not self._found.is_set():
+            try:
+                await reporter.report_once()
+                async with client.watch() as watch:
+                    while not self._found.is_set():
+                        news = await watch.next()
+                        if news.start_record:
+                            await self._take(news.start_record)
+                        else:
+                            self._board.say("waiting", f"for the run to start: {news.reason}")
+            except PotluckError as error:
+                self._board.say("waiting", f"for the coordinator, or a peer that knows of the start: {error.found}")
+                await trio.sleep(NEWS_RETRY_S)
+
+    async def _ask_members(self, entries: Sequence[DirectoryEntry]) -> None:
+        """Ask some of those who are listed now, others each time."""
+        members = [peer for peer in self._roster.take_records(entries) if peer != self._membership.coordinator]
+        for place in range(min(NUM_ASKED, len(members))):
+            await self._ask(members[(self._turn + place) % len(members)])
+        self._turn += NUM_ASKED
+
+    async def _ask(self, peer: PeerId) -> None:
+        try:
+            await self._take(await self._network.call(peer, START_CHANNEL, b"", timeout_s=ASK_WITHIN_S))
+        except PotluckError as error:
+            log.debug("no_start_record_from", peer=short(peer), reason=error.one_line())
+        else:
+            log.info("start_record_from_peer", peer=short(peer))
+
+    async def _answer(self, peer: PeerId, _request: bytes) -> bytes:
+        await self._roster.check_member(peer)
+        return self._sealed

@@ -1,0 +1,1 @@
+"""What the peer reports of itself: status file, page, metrics, terminal, trace."""

@@ -1,0 +1,39 @@
+"""What a peer's state folder says of the runs that were joined from it, the peer running or not. Light: no state is opened."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from averaging.host.run_folder import run_row
+from peer.membership.saved_membership import FILE_NAME, load_membership, run_folders
+from protocol.errors import StorageError
+from protocol.identity.identity import Ed25519Verifier
+from protocol.run.manifest import open_manifest
+from protocol.screens.daemon_views import Row
+
+_KEPT_STATE: Final = re.compile(r"(\d{12})-[0-9a-f]{64}")
+"""A file of averaging/state/generations.py begins with its round."""
+
+
+def joined_runs(state_dir: Path) -> list[Row]:
+    """A row for each run: "name", "run_id", "index" of the newest state on disk, "target_total_tokens", "disk_bytes" without the data
+    that runs share, and "folder". What is damaged is None, and "note" says why. Blocks.
+    """
+    names = ("name", "run_id", "index", "target_total_tokens")
+    return [run_row(folder, names, (_membership, _newest_state)) for folder in run_folders(state_dir)]
+
+
+def _membership(folder: Path) -> dict[str, object]:
+    saved = load_membership(folder)
+    if saved is None:
+        raise StorageError(f"{folder / FILE_NAME} is not there", "what the host said at admission", "join once more")
+    manifest = open_manifest(saved.manifest, verifier=Ed25519Verifier())
+    run = manifest.config.run
+    return {"name": run.name, "run_id": manifest.run_id.hex(), "target_total_tokens": run.total_tokens}
+
+
+def _newest_state(folder: Path) -> dict[str, object]:
+    found = (_KEPT_STATE.fullmatch(path.name) for path in folder.glob("*/generations/*"))
+    return {"index": max((int(match[1]) for match in found if match is not None), default=0)}

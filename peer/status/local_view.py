@@ -1,0 +1,111 @@
+"""What `potluck status`, `peers` and `rounds` show of the peer that keeps its state on this machine, running or not."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from averaging.host.http_get import get_json
+from averaging.host.status_address import read_status_address
+from peer.status.status import PeerStatus, last_status
+from peer.status.status_text import status_lines
+from protocol.errors import ConfigError, MachineError, StorageError, UnreachableError
+from protocol.screens.daemon_views import Look, Row, rows_of
+
+_REMEDY: Final = "start it with: potluck join"
+
+LOG_NAME: Final = "peer.log"
+"""In the log folder of the state folder."""
+
+
+def folder_of(state_dir: Path | None) -> Path:
+    """Where a peer keeps its state: as given, or as configured.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+    """
+    from peer.settings.config import load_peer_config
+
+    return load_peer_config({"state_dir": state_dir}).state_dir
+
+
+def is_here(folder: Path) -> bool:
+    """Whether a peer ever ran from the folder."""
+    return (folder / "runs").is_dir() or (folder / "identity").exists()
+
+
+def look(folder: Path) -> Look:
+    """One look at the peer of `folder`. Blocks, at most some seconds."""
+    try:
+        status, peers, rounds = _ask(folder)
+        return Look("peer", str(folder), True, "", status, _lines(status), peers, rounds)
+    except UnreachableError as error:
+        left = last_status(folder)
+        if left is None:
+            return Look("peer", str(folder), is_running=False, note=error.one_line(), status={})
+        note = f"{error.found}; this is what it said when it left; {_REMEDY}"
+        status = left.model_dump(mode="json")
+        return Look("peer", str(folder), False, note, status, _lines(status))
+
+
+def _ask(folder: Path) -> tuple[Row, list[Row], list[Row]]:
+    try:
+        url = read_status_address(folder)
+        status = get_json(f"{url}/status.json")
+        if status.get("peer") != _own_id(folder):  # its port went to another daemon
+            raise UnreachableError(f"another daemon answers at {url}", "a running peer", _REMEDY)
+        peers, rounds = get_json(f"{url}/peers.json"), get_json(f"{url}/rounds.json")
+    except (UnreachableError, ConfigError, MachineError) as error:
+        raise UnreachableError(f"no peer runs from {folder} ({error.found})", "a running peer", _REMEDY) from error
+    return status, rows_of(peers.get("peers")), rows_of(rounds.get("rounds"))
+
+
+def _own_id(folder: Path) -> str:
+    """Who keeps its state here.
+
+    Raises:
+        MachineError, ConfigError: the identity cannot be read.
+    """
+    from protocol.identity.identity_file import read_identity
+
+    return read_identity(folder / "identity").peer_id
+
+
+def _lines(status: Row) -> tuple[str, ...]:
+    try:
+        return tuple(status_lines(PeerStatus.model_validate(status)))
+    except ValueError:
+        return ("its status is of another release of potluck; `potluck status --json` shows it as it is",)
+
+
+def runs(folder: Path) -> list[Row]:
+    """The runs that were joined from a state folder, as far as they can be read. Blocks."""
+    from peer.status.joined_runs import joined_runs
+
+    return joined_runs(folder)
+
+
+def settings(folder: Path) -> dict[str, object]:
+    """The settings that a peer of the folder would run with, from all sources, as plain values.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+    """
+    from peer.settings.config import load_peer_config
+
+    return load_peer_config({"state_dir": folder}).model_dump(mode="json")
+
+
+def secrets(folder: Path) -> list[bytes]:
+    """What must never leave the machine: identity, credentials, their keys. Files that cannot be read are passed over."""
+    from peer.membership.saved_membership import FILE_NAME, load_membership
+    from protocol.identity.identity_file import secrets_of
+
+    found = list(secrets_of(folder / "identity"))
+    for path in folder.glob(f"runs/*/{FILE_NAME}"):
+        with suppress(StorageError):
+            saved = load_membership(path.parent)
+            if saved is not None:
+                found += [saved.credential, saved.tls_key_pem]
+    return found

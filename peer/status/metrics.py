@@ -1,0 +1,264 @@
+"""The peer's metrics: one table, base units, closed label sets. What /metrics serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from peer.status.status import BulkTraffic, PeerStatus
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+"""(label values, value) for each sample of a metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMetric:
+    """One row of the table: how a metric is called, what it means, and how it is read off a status."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    read: Callable[[PeerStatus], Samples]
+    labels: tuple[str, ...] = ()
+
+
+STATES: Final = ("joining", "catching up", "training", "spare", "paused", "waiting", "leaving", "finished")
+
+WAYS_TO_CATCH_UP: Final = ("snapshot", "replay")
+
+
+def _one(value: float | None) -> Samples:
+    return () if value is None else (((), float(value)),)
+
+
+def _by_lane(control: int, total: int, host: int) -> Samples:
+    return ((("control",), float(control)), (("bulk",), float(total - control)), (("host",), float(host)))
+
+
+KIND_LABELS: Final = ("way", "channel", "unit", "codec")
+
+
+def _kind(count: BulkTraffic) -> tuple[str, ...]:
+    return (count.way, count.channel, count.unit, count.codec)
+
+
+PEER_METRICS: Final = (
+    PeerMetric("potluck_peer_round_index", "gauge", "Number of the unit's head.", lambda s: _one(s.index)),
+    PeerMetric("potluck_peer_run_tokens", "gauge", "Tokens committed by the run.", lambda s: _one(s.total_tokens)),
+    PeerMetric(
+        "potluck_peer_tokens_trained", "counter", "Tokens trained by this process.", lambda s: _one(s.tokens_trained)
+    ),
+    PeerMetric(
+        "potluck_peer_tokens_ready", "gauge", "Tokens trained, not yet credited.", lambda s: _one(s.tokens_ready)
+    ),
+    PeerMetric("potluck_peer_tokens_per_second", "gauge", "Training speed.", lambda s: _one(s.tokens_per_s)),
+    PeerMetric(
+        "potluck_peer_could_tokens_per_second",
+        "gauge",
+        "Of a pipeline run, what its stage could do here were it never to wait for others.",
+        lambda s: _one(s.could_tokens_per_s if s.lane_reason else None),
+    ),
+    PeerMetric(
+        "potluck_peer_owed_tokens",
+        "gauge",
+        "Of a pipeline run, tokens of rounds that are over and did not count them: the stage's next one is to.",
+        lambda s: _one(s.owed_tokens if s.lane_reason else None),
+    ),
+    PeerMetric("potluck_peer_loss_nats", "gauge", "Training loss, nats per byte.", lambda s: _one(s.loss)),
+    PeerMetric(
+        "potluck_peer_sent_bytes",
+        "counter",
+        "Payload sent, to peers on two lanes, and to the host.",
+        lambda s: _by_lane(s.control_bytes_up, s.bytes_up, s.host_bytes_up),
+        ("lane",),
+    ),
+    PeerMetric(
+        "potluck_peer_received_bytes",
+        "counter",
+        "Payload received, from peers on two lanes, and from the host.",
+        lambda s: _by_lane(s.control_bytes_down, s.bytes_down, s.host_bytes_down),
+        ("lane",),
+    ),
+    PeerMetric(
+        "potluck_peer_control_sent_bytes",
+        "counter",
+        "Payload sent on the control lane.",
+        lambda s: tuple(((count.channel,), float(count.bytes_up)) for count in s.control),
+        ("channel",),
+    ),
+    PeerMetric(
+        "potluck_peer_control_received_bytes",
+        "counter",
+        "Payload received on the control lane.",
+        lambda s: tuple(((count.channel,), float(count.bytes_down)) for count in s.control),
+        ("channel",),
+    ),
+    PeerMetric(
+        "potluck_peer_bulk_sent_bytes",
+        "counter",
+        "Payload sent on the bulk lane.",
+        lambda s: tuple((_kind(count), float(count.bytes_up)) for count in s.bulk),
+        KIND_LABELS,
+    ),
+    PeerMetric(
+        "potluck_peer_bulk_received_bytes",
+        "counter",
+        "Payload received on the bulk lane.",
+        lambda s: tuple((_kind(count), float(count.bytes_down)) for count in s.bulk),
+        KIND_LABELS,
+    ),
+    PeerMetric(
+        "potluck_peer_round_sent_bytes",
+        "gauge",
+        "Payload sent between the last two commits.",
+        lambda s: _one(s.last_round.bytes_up if s.last_round is not None else None),
+    ),
+    PeerMetric(
+        "potluck_peer_round_received_bytes",
+        "gauge",
+        "Payload received between them.",
+        lambda s: _one(s.last_round.bytes_down if s.last_round is not None else None),
+    ),
+    PeerMetric(
+        "potluck_peer_round_lost_ratio",
+        "gauge",
+        "Share of the last round's mean, by its squares, that the codec of results had no room for.",
+        lambda s: _one(s.last_round.lost if s.last_round is not None else None),
+    ),
+    PeerMetric(
+        "potluck_peer_rounds_counted",
+        "counter",
+        "Committed rounds that count this process.",
+        lambda s: _one(s.rounds_counted),
+    ),
+    PeerMetric(
+        "potluck_peer_worker_restarts", "counter", "Training process brought back.", lambda s: _one(s.worker_restarts)
+    ),
+    PeerMetric(
+        "potluck_peer_memory_bytes", "gauge", "Resident memory of all its processes.", lambda s: _one(s.memory_bytes)
+    ),
+    PeerMetric("potluck_peer_disk_bytes", "gauge", "The run's folder on disk.", lambda s: _one(s.disk_bytes)),
+    PeerMetric(
+        "potluck_peer_disk_bound_bytes",
+        "gauge",
+        "What states and updates may take.",
+        lambda s: _one(s.disk_bound_bytes),
+    ),
+    PeerMetric(
+        "potluck_peer_disk_free_bytes",
+        "gauge",
+        "Left on the disk of the state folder.",
+        lambda s: _one(s.disk_free_bytes),
+    ),
+    PeerMetric("potluck_peer_disk_all_bytes", "gauge", "What that disk holds.", lambda s: _one(s.disk_all_bytes)),
+    PeerMetric(
+        "potluck_peer_download_bytes", "gauge", "Of the state on its way here.", lambda s: _one(s.download_bytes_here)
+    ),
+    PeerMetric(
+        "potluck_peer_download_all_bytes",
+        "gauge",
+        "The whole state that is on its way here.",
+        lambda s: _one(s.download_bytes_all),
+    ),
+    PeerMetric(
+        "potluck_peer_download_donors", "gauge", "Peers that give that state.", lambda s: _one(s.download_donors)
+    ),
+    PeerMetric(
+        "potluck_peer_suspected_members",
+        "gauge",
+        "Members of the exchange taken for dead or cut off.",
+        lambda s: _one(len(s.suspected)),
+    ),
+    PeerMetric(
+        "potluck_peer_state_sound", "gauge", "1 while the state is the attested one.", lambda s: _one(s.is_sound)
+    ),
+    PeerMetric(
+        "potluck_peer_writes_refused",
+        "counter",
+        "What the disk refused to this process.",
+        lambda s: _one(s.writes_refused),
+    ),
+    PeerMetric(
+        "potluck_peer_generations_damaged",
+        "counter",
+        "States on the disk that were found to be no good.",
+        lambda s: _one(s.generations_damaged),
+    ),
+    PeerMetric(
+        "potluck_peer_credential_left_seconds",
+        "gauge",
+        "Until the credential ends, below 0 once it has.",
+        lambda s: _one(s.credential_left_s),
+    ),
+    PeerMetric(
+        "potluck_peer_host_heard_ago_seconds",
+        "gauge",
+        "Since the host was heard last.",
+        lambda s: _one(s.host_heard_ago_s),
+    ),
+    PeerMetric(
+        "potluck_peer_host_away",
+        "gauge",
+        "1 while voters are judged as of the host's last word.",
+        lambda s: _one(s.is_host_away),
+    ),
+    PeerMetric("potluck_peer_bans", "gauge", "Bans of the host's that are known.", lambda s: _one(s.bans)),
+    PeerMetric("potluck_peer_ways_in", "gauge", "Addresses dialled to get back in.", lambda s: _one(s.ways_in)),
+    PeerMetric("potluck_peer_session", "gauge", "Number of this process life.", lambda s: _one(s.session)),
+    PeerMetric(
+        "potluck_peer_caught_up",
+        "gauge",
+        "1 for how missed rounds came last.",
+        lambda s: tuple(((way,), float(way == s.caught_up)) for way in WAYS_TO_CATCH_UP),
+        ("way",),
+    ),
+    PeerMetric(
+        "potluck_peer_gpu_memory_bytes", "gauge", "In use on the first card.", lambda s: _one(s.gpu_memory_bytes)
+    ),
+    PeerMetric("potluck_peer_gpu_busy_ratio", "gauge", "Share of time computing.", lambda s: _one(s.gpu_busy)),
+    PeerMetric("potluck_peer_gpu_celsius", "gauge", "Temperature of the card.", lambda s: _one(s.gpu_celsius)),
+    PeerMetric("potluck_peer_cpu_celsius", "gauge", "Temperature of the processor.", lambda s: _one(s.cpu_celsius)),
+    PeerMetric(
+        "potluck_peer_allowed_ratio",
+        "gauge",
+        "Share of full speed that the owner's controls allow.",
+        lambda s: _one(s.allowed_share),
+    ),
+    PeerMetric("potluck_peer_start_time_seconds", "gauge", "Unix time of the start.", lambda s: _one(s.started_unix_s)),
+    PeerMetric(
+        "potluck_peer_state",
+        "gauge",
+        "1 for the present state.",
+        lambda s: tuple(((state,), float(state == s.state)) for state in STATES),
+        ("state",),
+    ),
+)
+
+
+class PeerCollector(Collector):
+    """Reads every row of the table off the present status, at each scrape."""
+
+    def __init__(self, read_status: Callable[[], PeerStatus]) -> None:
+        self._read_status = read_status
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics as of now."""
+        status = self._read_status()
+        for row in PEER_METRICS:
+            family = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+            metric = family(row.name, row.help, labels=row.labels)
+            for labels, value in row.read(status):
+                metric.add_metric(labels, value)
+            yield metric
+
+
+def metrics_text(read_status: Callable[[], PeerStatus]) -> bytes:
+    """The Prometheus text of the present status."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(PeerCollector(read_status))
+    return generate_latest(registry)

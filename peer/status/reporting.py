@@ -1,0 +1,474 @@
+"""Telling the coordinator how we are, and measuring held-out loss when it is our turn. Both may fail without any harm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import structlog
+import torch
+import trio
+
+from averaging.network.seams.interfaces import Trainer
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.traffic.spans import EVALUATE, spanned
+from averaging.rounds.unit_service import RoundService
+from peer.membership.coordinator_client import CoordinatorClient
+from peer.membership.revocations import Revocations
+from peer.status.duties_core import evaluator_of, is_bringer, place_to_evaluate
+from peer.status.status import PeerStatus
+from peer.status.status_board import Board
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
+from protocol.host.calls import NO_COMMIT, NO_ROOT
+from protocol.host.reassignment import is_measured
+from protocol.host.report_delta import likeness, shortened
+from protocol.host.reports import (
+    MAX_SAMPLES,
+    HeldoutResult,
+    PeerReport,
+    ReportReply,
+    SampleLosses,
+    UnitBytes,
+    UnitStanding,
+    cut_certificates,
+)
+from protocol.ids import CommitId, PeerId, UnitName
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages.wire import encode_certificate
+from protocol.tensors.decoder_schema import WHOLE_MODEL
+from protocol.tensors.expert_schema import MAX_EXPERTS
+
+log = structlog.get_logger()
+
+REPORT_EVERY_S: Final = 2.0
+"""Where anything has changed, and while the run gathers or is over: then people wait for what comes next."""
+
+IDLE_REPORT_S: Final = 10.0
+"""Where nothing has changed but numbers that move: the host takes a peer for silent after three of these."""
+
+GIVE_WAY_S: Final = 1.0
+"""After a commit those have to themselves who bring it: the host is to know it when it hears of it from the others, which come one
+after the other in as long again.
+"""
+
+CATCH_UP_EVERY_S: Final = 0.25
+"""Between two reports while the coordinator goes through commits that we have: one that was away for long has much to fetch."""
+
+_NOT_STARTED: Final = "gathering"
+"""The phase that a coordinator names while it has no start record."""
+
+_UNDER_WAY: Final = "training"
+
+MAX_HELDOUT_KEPT: Final = 32
+"""Of results that wait for the host; a report has room for them."""
+
+MAX_SAMPLES_KEPT: Final = MAX_EXPERTS
+"""A round's, whoever holds how many. Those that a report has no room for wait for the next one."""
+
+EVALUATE_WITHIN_S: Final = 120.0
+
+
+def left_behind(service: RoundService, told: Container[CommitId]) -> Mapping[CommitId, bytes]:
+    """Certificates of commits that we know and that are not on our lineage, parents first, without those in `told`. The coordinator
+    records both sides of a fork, and one may be healed before it heard of it.
+    """
+    tree = service.state.tree
+    if not tree.has_fork:
+        return {}
+    followed = {link.commit for link in service.chain.links}
+    nodes = sorted(tree.nodes.values(), key=lambda node: (node.link.index, node.link.commit))
+    return {
+        node.link.commit: encode_certificate(node.certificate)
+        for node in nodes
+        if node.certificate is not None and node.link.commit not in followed and node.link.commit not in told
+    }
+
+
+def make_report(
+    board: Board,
+    *,
+    is_ready_to_start: bool,
+    want_from_index: int,
+    asides: Sequence[bytes] = (),
+    start_record: bytes = b"",
+    known_revocations: bytes = b"",
+) -> PeerReport:
+    """What the coordinator is told, with the certificates that it asked for and then, where there is room, those in `asides`."""
+    status, service = board.read(), board.of_spine
+    certificates: tuple[bytes, ...] = ()
+    spine, beside = _spine_of(board, status), board.others
+    if board.follower is not None and board.service is not None:
+        beside = (board.service, *beside)
+    if service is not None:
+        certificates = cut_certificates((*service.chain.certificates[max(0, want_from_index - 1) :], *asides))
+    return PeerReport(
+        state=status.state,
+        reason=status.reason[:200],
+        unit=spine.unit,
+        head=spine.head,
+        index=spine.index,
+        total_tokens=spine.total_tokens,
+        tokens_per_s=status.tokens_per_s,
+        tokens_ready=max(0, status.tokens_ready),
+        loss_nats=status.loss,
+        bytes_up=status.bytes_up,
+        bytes_down=status.bytes_down,
+        state_commit=CommitId(bytes.fromhex(status.state_commit)) if board.follower is None else NO_COMMIT,
+        state_root=service.chain.root if service is not None else NO_ROOT,
+        is_ready_to_start=is_ready_to_start,
+        heldout=tuple(board.heldout),
+        certificates=certificates,
+        addresses=board.network.addresses()[:8] if board.network is not None else (),
+        start_record=start_record,
+        known_revocations=known_revocations,
+        version=board.version,
+        is_outbound_only=board.is_outbound_only,
+        beside=tuple(_standing(other.chain) for other in beside),
+        experts=board.experts.wanted if board.experts is not None else (),
+        expert_room=board.experts.room if board.experts is not None else 0,
+        incarnation=board.incarnation,
+        reassigned_unix_s=board.text.heard_unix_s if board.text is not None else 0,
+        sample_losses=tuple(board.samples[:MAX_SAMPLES]),
+        unit_bytes=tuple(UnitBytes(UnitName(unit), *moved) for unit, moved in status.unit_bytes.items()),
+        lane=status.lane,
+        could_tokens_per_s=status.could_tokens_per_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _SpineStand:
+    unit: UnitName
+    head: CommitId
+    index: int
+    total_tokens: int
+
+
+def _spine_of(board: Board, status: PeerStatus) -> _SpineStand:
+    """Where the run stands, as it is held or followed here."""
+    follower, service = board.follower, board.service
+    if follower is not None:
+        link = follower.view.link
+        return _SpineStand(follower.unit, follower.view.head, link.index, link.total_tokens)
+    unit = service.unit if service is not None else WHOLE_MODEL
+    return _SpineStand(unit, CommitId(bytes.fromhex(status.head)), status.index, status.total_tokens)
+
+
+def _standing(chain: UnitChain) -> UnitStanding:
+    return UnitStanding(chain.tools.unit, chain.rooted, chain.root, chain.head.index)
+
+
+def _numbers(report: PeerReport) -> tuple[bool, bool]:
+    """Of the numbers that move, whether there are any: the first ones are told at once."""
+    return report.loss_nats is not None, report.tokens_per_s > 0
+
+
+class Reporter:
+    """Reports what has changed at once, and every few seconds that we are here; remembers what the coordinator said last.
+
+    What it knows already is not said again (protocol/host/report_delta.py), nor what others bring (peer/status/duties_core.py), and
+    our credential goes with what is said to one that may not know us: it refuses a report without when it has forgotten us, and is
+    told the whole then.
+    """
+
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        board: Board,
+        was_heard: Callable[[], None],
+        own_credential: Callable[[], bytes] = bytes,
+        revocations: Revocations | None = None,
+    ) -> None:
+        self._was_heard = was_heard
+        self._own_credential = own_credential
+        self._revocations = revocations
+        self._client = client
+        self._board = board
+        self._want_from_index = 1
+        self._told: set[CommitId] = set()
+        self._is_fetching = False
+        self._is_up_to_date = False
+        self._refused = ""
+        self._told_at_s = -math.inf
+        self._told_numbers = (False, False)
+        self.start_record = b""
+        self.is_ready_to_start = False
+        self.is_leaving = False
+        self.last_reply: ReportReply | None = None
+
+    @property
+    def told_index(self) -> int:
+        """The round at which the host stood when it was heard last, 0 before that."""
+        return self.last_reply.index if self.last_reply is not None else 0
+
+    async def report_once(self, *, spares_commits: bool = False) -> bool:
+        """Send one report; False when it did not arrive or was refused: the coordinator will hear everything later. With
+        `spares_commits` without the certificates of those that others bring.
+
+        Raises:
+            SupersededError: the coordinator hears a newer process of this identity; this one has to end.
+        """
+        asides = self._asides()
+        report = self._made(tuple(asides.values()), spares_commits=spares_commits)
+        self._told_at_s = -math.inf
+        try:
+            reply = await self._say(report)
+        except SupersededError:
+            raise
+        except (RefusedError, RemoteProtocolError) as error:
+            # Never admitted, or a clock that went wrong: the owner can do something about it, so it is said, once.
+            if error.found != self._refused:
+                log.warning("report_refused", reason=error.one_line())
+            self._refused = error.found
+            self._was_heard()
+            return False
+        except PotluckError as error:
+            log.debug("report_not_delivered", reason=error.one_line())
+            return False
+        self._was_heard()
+        self._refused = ""
+        self._told_at_s, self._told_numbers = trio.current_time(), _numbers(report)
+        sent = set(report.certificates)
+        self._told.update(commit for commit, raw in asides.items() if raw in sent)
+        self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
+        self._board.samples[:] = [s for s in self._board.samples if s not in report.sample_losses]
+        self._note(reply)
+        await self._take_revocations(reply)
+        if self._board.text is not None:
+            self._board.text.take(reply.reassignment)
+        return True
+
+    def _asides(self) -> Mapping[CommitId, bytes]:
+        """Of sides that were left. Not before it has our lineage: what branches off from commits that it lacks says nothing to it."""
+        service = self._board.of_spine
+        return left_behind(service, self._told) if service is not None and not self._is_asked() else {}
+
+    async def _say(self, report: PeerReport) -> ReportReply:
+        """In short where the coordinator knows a report like it, and without our credential where it knew us when it answered last;
+        whole and with it where it does not, any more or yet.
+        """
+        last = self.last_reply
+        if last is not None and last.like:
+            try:
+                return await self._client.report(shortened(report) if last.like == likeness(report) else report)
+            except SupersededError:
+                raise
+            except (RefusedError, RemoteProtocolError) as error:
+                log.debug("report_said_whole", reason=error.one_line())
+                self.last_reply = replace(last, like=b"")
+        return await self._client.report(report, self._own_credential())
+
+    def _made(self, asides: tuple[bytes, ...] = (), *, spares_commits: bool = False) -> PeerReport:
+        """What the coordinator has asked for, as far as it is here, with where we stand."""
+        is_start_asked = self.last_reply is not None and self.last_reply.phase == _NOT_STARTED
+        report = make_report(
+            self._board,
+            is_ready_to_start=self.is_ready_to_start,
+            want_from_index=self._num_commits() + 1 if spares_commits else self._want_from_index,
+            asides=asides,
+            start_record=self.start_record if is_start_asked else b"",
+            known_revocations=self._revocations.known if self._revocations is not None else b"",
+        )
+        if self._revocations is not None and self.last_reply is not None and self.last_reply.asks_revocations:
+            asked = self._revocations.missing_at(self.last_reply.known_revocations)
+            report = replace(report, revocations=asked)
+        if self.last_reply is not None and self.last_reply.asks_reassignment and self._board.text is not None:
+            report = replace(report, reassignment=self._board.text.heard)
+        return replace(report, state="left") if self.is_leaving else report
+
+    def _note(self, reply: ReportReply) -> None:
+        """What it asks for next."""
+        if reply.want_from_index < self._want_from_index:
+            self._told.clear()  # it has forgotten what it had, perhaps those, too; what it knows already costs it nothing
+        is_new = reply.want_from_index != self._want_from_index
+        self._want_from_index = reply.want_from_index
+        # also what others were to bring, and have not
+        self._is_fetching = self._is_asked() and (is_new or self._is_up_to_date)
+        self._is_up_to_date = not self._is_asked()
+        self.last_reply = reply
+        self._board.hears_host(reply.head, reply.index)
+
+    async def _take_revocations(self, reply: ReportReply) -> None:
+        try:
+            if self._revocations is not None:
+                await self._revocations.take(reply.revocations)
+        except PotluckError as error:
+            log.warning("revocations_refused", reason=error.one_line())
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._board.for_host = trio.Event()
+            spares_commits = await self._give_way()
+            was_heard = self._is_nothing_new() or await self.report_once(spares_commits=spares_commits)
+            await self._rest(is_asked=was_heard and self._is_fetching)
+
+    async def _give_way(self) -> bool:
+        """Whether others bring what the coordinator may lack of our commits: it had all of them when it answered last, and the newest
+        is not ours to bring. They have a moment for it.
+        """
+        service, board = self._board.of_spine, self._board
+        if service is None or not self._is_up_to_date or is_bringer(service.chain.head, board.peer):
+            return False
+        wait_s = GIVE_WAY_S * (1.0 + place_to_evaluate(service.chain.head, board.peer)[0] / 256)
+        await trio.sleep(max(0.0, board.committed_at_s + wait_s - board.clock.monotonic_s()))
+        return not is_bringer(service.chain.head, board.peer)  # one more may have come
+
+    async def _rest(self, *, is_asked: bool) -> None:
+        """Until the next report: for longer where the coordinator waits for nothing, neither for commits that it has asked for nor for
+        a round that it is to have from us.
+        """
+        await trio.sleep(CATCH_UP_EVERY_S)
+        if not is_asked:
+            with trio.move_on_after(REPORT_EVERY_S - CATCH_UP_EVERY_S):
+                await self._board.for_host.wait()
+
+    def _is_nothing_new(self) -> bool:
+        """Whether the coordinator knows all that we have to say, and heard it lately."""
+        reply, report = self.last_reply, self._made(tuple(self._asides().values()))
+        if reply is None or reply.phase != _UNDER_WAY or self._is_fetching:
+            return False
+        if reply.asks_revocations or reply.asks_reassignment:
+            return False
+        is_same = reply.like == likeness(report) and self._told_numbers == _numbers(report)
+        brings = report.heldout or report.sample_losses or report.certificates or report.start_record
+        return is_same and not brings and trio.current_time() - self._told_at_s < IDLE_REPORT_S - REPORT_EVERY_S / 2
+
+    def _is_asked(self) -> bool:
+        """Whether the coordinator asks for commits of ours that it has not been sent yet."""
+        return self._want_from_index <= self._num_commits()
+
+    def _num_commits(self) -> int:
+        service = self._board.of_spine
+        return len(service.chain.certificates) if service is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertText:
+    """Which text is read at a round, and by what documents are sent elsewhere.
+
+    Attributes:
+        follow: told of the trunk's newest round before anything is measured at it -> from which round the text is that is read.
+        measure_sample: (whole model (N,) float32, expert) -> nats a token of each window on which experts are compared.
+        every_rounds: at every so manieth round of the trunk the sample is measured.
+    """
+
+    follow: Callable[[int], Awaitable[int]]
+    measure_sample: Callable[[torch.Tensor, int], Awaitable[tuple[float, ...]]]
+    every_rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLosses:
+    """How the experts that are held here are measured, each by one of its holders.
+
+    Attributes:
+        held: here, in the order of their numbers.
+        listed: who holds which, as far as the directory says. Two who see others in it may both measure; the host takes the first.
+        measure: (whole model (N,) float32, expert) -> nats per byte.
+        text: of a run that sends documents to experts anew.
+    """
+
+    held: tuple[int, ...]
+    listed: Callable[[], Mapping[PeerId, tuple[int, ...]]]
+    measure: Callable[[torch.Tensor, int], Awaitable[float]]
+    text: ExpertText | None = None
+
+    def ours(self, link: ChainLink, me: PeerId) -> tuple[int, ...]:
+        """Those of a commit that are ours to measure: of its roster the holder that comes first by hash does it."""
+        listed = self.listed()
+        return tuple(
+            expert
+            for expert in self.held
+            if me
+            == min(
+                {me, *(peer for peer in link.roster if expert in listed.get(peer, ()))},
+                key=partial(place_to_evaluate, link),
+            )
+        )
+
+
+async def evaluate_commits(
+    service: RoundService,
+    trainer: Trainer,
+    me: PeerId,
+    board: Board,
+    is_over: Callable[[], bool],
+    whole: Callable[[], torch.Tensor],
+    experts: ExpertLosses | None = None,
+) -> None:
+    """Measure the held-out loss of each commit that is ours to measure, until the run is over and its last one is measured. `whole()`
+    are the outer parameters of all units, (N,) float32, as of now. In a run of experts each is measured by one of its holders.
+    """
+    done: CommitId | None = None
+    while not (is_over() and done == service.chain.head.commit):
+        link, state = service.chain.head, service.chain.state
+        if link.commit != done and state.head == link.commit:
+            text = experts.text if experts is not None else None
+            text_round = await text.follow(link.index) if text is not None else 0
+            is_ours, ours = evaluator_of(link) == me, experts.ours(link, me) if experts is not None else ()
+            if board.allowed.may_compute and experts is not None and ours:
+                of_experts = partial(_of_experts, trainer, experts, ours, has_prose=is_ours, text_round=text_round)
+                await _evaluate(of_experts, link, whole(), board)
+                if text is not None and is_measured(link.index, text.every_rounds):
+                    await _measure_sample(text, ours, link, whole(), board)
+            elif board.allowed.may_compute and experts is None and is_ours:
+                await _evaluate(partial(_of_model, trainer), link, whole(), board)
+            done = link.commit
+        else:
+            with trio.move_on_after(5.0):
+                await service.wait_changed()
+
+
+Measure = Callable[[torch.Tensor, ChainLink], Awaitable[HeldoutResult]]
+
+
+async def _of_model(trainer: Trainer, anchor_N: torch.Tensor, link: ChainLink) -> HeldoutResult:
+    nats = await trainer.evaluate(anchor_N)
+    prose_nats = await trainer.evaluate_prose(anchor_N)
+    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats)
+
+
+async def _of_experts(
+    trainer: Trainer,
+    experts: ExpertLosses,
+    ours: Sequence[int],
+    anchor_N: torch.Tensor,
+    link: ChainLink,
+    *,
+    has_prose: bool,
+    text_round: int,
+) -> HeldoutResult:
+    found = tuple([(expert, await experts.measure(anchor_N, expert)) for expert in ours])
+    prose_nats = await trainer.evaluate_prose(anchor_N) if has_prose else None
+    nats = math.fsum(nats for _, nats in found) / len(found)
+    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats, found, text_round)
+
+
+async def _measure_sample(
+    text: ExpertText, ours: Sequence[int], link: ChainLink, anchor_N: torch.Tensor, board: Board
+) -> None:
+    """Whose documents are whose is decided by these losses, on the host."""
+    with trio.move_on_after(EVALUATE_WITHIN_S) as scope:
+        for expert in ours:
+            try:
+                nats = await text.measure_sample(anchor_N, expert)
+            except PotluckError as error:
+                log.info("sample_not_measured", expert=expert, index=link.index, reason=error.one_line())
+                continue
+            board.samples.append(SampleLosses(link.commit, expert, nats))
+            del board.samples[:-MAX_SAMPLES_KEPT]
+    if scope.cancelled_caught:
+        log.info("sample_not_measured", index=link.index, reason=f"it took longer than {EVALUATE_WITHIN_S:.0f} s")
+
+
+async def _evaluate(measure: Measure, link: ChainLink, anchor_N: torch.Tensor, board: Board) -> None:
+    try:
+        told = spanned(board.spans.record, EVALUATE, "", f"round {link.index}", link.index)
+        with trio.move_on_after(EVALUATE_WITHIN_S), told:
+            board.heldout.append(await measure(anchor_N, link))
+            del board.heldout[:-MAX_HELDOUT_KEPT]
+    except PotluckError as error:
+        log.info("not_evaluated", index=link.index, reason=error.one_line())

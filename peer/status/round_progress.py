@@ -1,0 +1,46 @@
+"""How far the next round and the run are, as this peer sees it: told to its owner, nothing is decided by it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from protocol.estimates.eta import PACE_ROUNDS, PacePoint, time_left_s
+from protocol.rounds.queries import due_at_tokens, due_within_s, ready_tokens
+from protocol.rounds.state import RoundState
+
+
+class Pace:
+    """How fast rounds come. Those that were missed count with the one after them, which came when it was made."""
+
+    def __init__(self) -> None:
+        self._points: deque[PacePoint] = deque(maxlen=PACE_ROUNDS)
+
+    def committed(self, total_tokens: int, unix_s: float) -> None:
+        """The newest round came, with which the run has so many tokens. By the calendar: a machine that sleeps stops other clocks."""
+        self._points.append(PacePoint(total_tokens, unix_s))
+
+    def begin_anew(self) -> None:
+        """Another lineage is followed, on which the same tokens may have been counted twice, or not at all."""
+        self._points.clear()
+
+    def left_s(self, total_tokens: int, target_tokens: int) -> float | None:
+        """Seconds until the run is complete; None before two rounds were seen."""
+        return time_left_s(tuple(self._points), total_tokens, target_tokens)
+
+
+def round_progress(state: RoundState, now_s: float) -> dict[str, object]:
+    """Of the status: what is there of the next round, and for how long it is waited for. Nothing once the run is over."""
+    if state.run_tokens >= state.config.total_tokens:
+        return {}
+    return {
+        "round_tokens_ready": ready_tokens(state, now_s),
+        "round_target_tokens": due_at_tokens(state),
+        "round_waited_s": max(0.0, now_s - state.committed_at_s),
+        "round_longest_s": due_within_s(state),
+    }
+
+
+def all_have(state: RoundState, index: int) -> bool:
+    """Whether every peer that is still here has the commit of this index, as far as we heard."""
+    views = [v for v in state.peers.values() if v.head is not None and not v.lost and not v.left]
+    return all(v.head is not None and v.head.index >= index for v in views)

@@ -1,0 +1,80 @@
+"""What went over the wire for each round: payload between one commit and the next, as this process saw them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from averaging.network.seams.interfaces import BulkCount, ControlCount, TrafficCount
+from protocol.ids import CommitId, UnitName
+
+KEPT_ROUNDS: Final = 256
+_NOTHING: Final = TrafficCount(0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBytes:
+    """Payload since the commit before; since the start of the process at the first one. Both lanes together, of it the control lane's,
+    in `control` by channel, and the bulk lane's by way, channel, unit and codec: of a run with several units the other units' bytes of
+    that time, too.
+    """
+
+    up: int
+    down: int
+    control_up: int = 0
+    control_down: int = 0
+    bulk: tuple[BulkCount, ...] = ()
+    control: tuple[ControlCount, ...] = ()
+
+
+class RoundTraffic:
+    """Call `committed` at each commit. Several that come together, as when rounds were missed, leave all bytes to the first."""
+
+    def __init__(self) -> None:
+        self._before = _NOTHING
+        self._before_beside: dict[UnitName, TrafficCount] = {}
+        self._rounds: dict[CommitId, RoundBytes] = {}
+
+    def committed(self, commit: CommitId, traffic: TrafficCount) -> RoundBytes:
+        """The bytes of this round."""
+        taken = _between(self._before, traffic)
+        self._before = traffic
+        self._rounds[commit] = taken
+        if len(self._rounds) > KEPT_ROUNDS:
+            del self._rounds[next(iter(self._rounds))]
+        return taken
+
+    def committed_beside(self, unit: UnitName, traffic: TrafficCount) -> RoundBytes:
+        """At a commit of a unit that is not the spine: its own bulk since its commit before. Control messages are of all units."""
+        own = tuple(count for count in traffic.bulk if count.kind.unit == unit)
+        up, down = sum(count.bytes_up for count in own), sum(count.bytes_down for count in own)
+        before, now = self._before_beside.get(unit, _NOTHING), TrafficCount(0, 0, up, down, own)
+        self._before_beside[unit] = now
+        return _between(before, now)
+
+    def of(self, commit: CommitId) -> RoundBytes | None:
+        """The bytes of a round, None for one that was not seen by this process, or long ago."""
+        return self._rounds.get(commit)
+
+
+def _between(before: TrafficCount, now: TrafficCount) -> RoundBytes:
+    kinds = {count.kind: count for count in before.bulk}
+    bulk = (_moved(kinds.get(count.kind, BulkCount(count.kind, 0, 0)), count) for count in now.bulk)
+    channels = {count.channel: count for count in before.control}
+    control = (_said(channels.get(count.channel, ControlCount(count.channel, 0, 0)), count) for count in now.control)
+    return RoundBytes(
+        now.bytes_up - before.bytes_up,
+        now.bytes_down - before.bytes_down,
+        now.control_bytes_up - before.control_bytes_up,
+        now.control_bytes_down - before.control_bytes_down,
+        tuple(count for count in bulk if count.bytes_up or count.bytes_down),
+        tuple(count for count in control if count.bytes_up or count.bytes_down),
+    )
+
+
+def _moved(before: BulkCount, now: BulkCount) -> BulkCount:
+    return BulkCount(now.kind, now.bytes_up - before.bytes_up, now.bytes_down - before.bytes_down)
+
+
+def _said(before: ControlCount, now: ControlCount) -> ControlCount:
+    return ControlCount(now.channel, now.bytes_up - before.bytes_up, now.bytes_down - before.bytes_down)

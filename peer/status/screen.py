@@ -1,0 +1,126 @@
+"""The volunteer's screen while joined: one live panel on a terminal, a line now and then when piped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from peer.demo.screen import bits, in_bytes
+from peer.status.status import PeerStatus
+from peer.status.status_text import next_round, of_the_run, state_told
+from protocol.tables import several
+
+LIVE_INTERVAL_S = 0.5
+PLAIN_INTERVAL_S = 1.0
+PLAIN_SILENCE_S = 600.0
+"""After so long without a change a line says how far the round is, or how long it has waited: a silent log looks like a dead peer."""
+
+_BAR_WIDTH = 50
+
+
+async def run_screen(read_status: Callable[[], PeerStatus], *, mode: str, console: Console | None = None) -> None:
+    """Show the status until cancelled. `mode` is PeerConfig.screen: "auto", "live" or "plain"."""
+    console = console or Console()
+    if mode == "live" or (mode == "auto" and console.is_terminal):
+        await _run_live(read_status, console)
+    else:
+        await _run_plain(read_status, console)
+
+
+async def _run_live(read_status: Callable[[], PeerStatus], console: Console) -> None:
+    with Live(console=console, auto_refresh=False) as live:
+        try:
+            while True:
+                live.update(peer_picture(read_status()), refresh=True)
+                await trio.sleep(LIVE_INTERVAL_S)
+        finally:
+            live.update(peer_picture(read_status()), refresh=True)
+
+
+async def _run_plain(read_status: Callable[[], PeerStatus], console: Console) -> None:
+    last, told_s = "", trio.current_time()
+    while True:
+        status, now_s = read_status(), trio.current_time()
+        key = f"{status.state} {status.index} {status.reason if status.state != 'training' else ''}"
+        is_quiet = now_s - told_s >= PLAIN_SILENCE_S
+        if key != last or is_quiet:
+            is_on_its_way = is_quiet and status.state == "training"
+            line = f"{peer_line(status)}; {next_round(status)}" if is_on_its_way else peer_line(status)
+            console.print(line, highlight=False, soft_wrap=True)
+            last, told_s = key, now_s
+        await trio.sleep(PLAIN_INTERVAL_S)
+
+
+def peer_line(status: PeerStatus) -> str:
+    """One line: where this peer stands."""
+    told = [
+        state_told(status),
+        f"round {status.index}",
+        f"{status.tokens_per_s:,.0f} tokens/s",
+        f"loss {bits(status.loss)}",
+    ]
+    told += [of_the_run(status)] if status.eta_s is not None else []
+    return f"{status.name}: {', '.join(told)}; {status.reason}"
+
+
+def peer_picture(status: PeerStatus) -> RenderableType:
+    """The panel."""
+    rows = Table.grid(padding=(0, 2))
+    rows.add_row("state", Text(f"{state_told(status)}: {status.reason}", style="bold"))
+    rows.add_row("training", f"{status.tokens_per_s:,.0f} tokens/s, loss {bits(status.loss)}")
+    rows.add_row(
+        "yours", f"{status.tokens_trained:,} tokens trained, counted in {several(status.rounds_counted, 'round')}"
+    )
+    direct = f", {status.direct_share:.0%} of the bulk direct" if status.direct_share is not None else ""
+    rows.add_row("traffic", f"{in_bytes(status.bytes_up)} up, {in_bytes(status.bytes_down)} down{direct}")
+    rows.add_row("disk", f"{in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}")
+    if status.last_round is not None:
+        share = status.last_round.weights.get(status.peer, 0.0)
+        moved = f"{in_bytes(status.last_round.bytes_up)} up, {in_bytes(status.last_round.bytes_down)} down"
+        lost = f", {status.last_round.lost:.1%} of the mean had no room" if status.last_round.lost else ""
+        rows.add_row("last round", f"{len(status.last_round.members)} members, your share {share:.0%}, {moved}{lost}")
+    if status.allowed_reason and status.allowed_reason != status.reason:
+        rows.add_row("controls", status.allowed_reason)
+    if status.apart:
+        rows.add_row("apart", status.apart)
+    if status.trouble:
+        rows.add_row("trouble", Text(status.trouble))
+    if not status.is_sound:
+        rows.add_row("health", "the state differs from the one that the run attests; it is being made again")
+    if status.credential_left_s is not None and status.host_heard_ago_s is not None:
+        away = " (away)" if status.is_host_away else ""
+        left = f"credential good for {status.credential_left_s / 86400:.1f} days"
+        rows.add_row("host", f"heard {status.host_heard_ago_s:.0f} s ago{away}, {left}, {status.bans} bans")
+    if status.restarted:
+        rows.add_row("start", status.restarted)
+    rows.add_row("root", status.state_root[:16] or "-")
+    title = f"{status.name} in {status.run or 'a run'} (Ctrl-C leaves)"
+    return Panel(Group(_bars(status), Text(""), rows), title=title)
+
+
+def _bars(status: PeerStatus) -> Table:
+    """How far a download is, while there is one; else how far the run and its next round are."""
+    bars = Table.grid()  # cells end their lines, which a bar alone does not
+    if status.download_bytes_all:
+        here, everything = in_bytes(status.download_bytes_here), in_bytes(status.download_bytes_all)
+        share = status.download_bytes_here / status.download_bytes_all
+        _add_bar(bars, share, f"the run's state: {here} of {everything} from {several(status.download_donors, 'peer')}")
+        return bars
+    told = f"round {status.index}, {status.total_tokens:,} of {status.target_total_tokens:,} tokens"
+    told += f", {of_the_run(status)}" if status.target_total_tokens else ""
+    _add_bar(bars, status.total_tokens / max(1, status.target_total_tokens), told)
+    if status.round_target_tokens:
+        _add_bar(bars, status.round_share, next_round(status))
+    return bars
+
+
+def _add_bar(bars: Table, share: float, told: str) -> None:
+    bars.add_row(ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH))
+    bars.add_row(Text(told))

@@ -1,0 +1,35 @@
+"""`potluck status --trace FILE`: what the peer of a state folder did in its newest round, as a file for ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from averaging.host.http_get import get_json
+from averaging.host.status_address import read_status_address
+from peer.status.trace_core import chrome_trace, newest_round, training_told
+from protocol.errors import StorageError, TemporaryError
+from protocol.screens.daemon_views import rows_of
+
+
+def write_trace(folder: Path, target: Path) -> str:
+    """Write the trace of the peer that runs from `folder`; returns one sentence about what it shows. Blocks, at most some seconds.
+
+    Raises:
+        UnreachableError: no peer runs from there.
+        TemporaryError: it has no finished round to show yet.
+        StorageError: the file cannot be written.
+    """
+    url = read_status_address(folder)
+    spans = newest_round(rows_of(get_json(f"{url}/trace.json").get("spans")))
+    if not spans:
+        raise TemporaryError("no finished round of this peer to show", "one round, from its snapshot to its adoption")
+    status = get_json(f"{url}/status.json")
+    text = json.dumps(chrome_trace(spans, str(status.get("name", ""))))
+    try:
+        target.write_text(text + "\n", encoding="utf8")
+    except OSError as error:
+        raise StorageError(f"{target} cannot be written ({error.strerror})", "a file in a writable folder") from error
+    told = training_told(spans)
+    trained = f", {told}" if told else ""
+    return f"{target} has {len(spans)} spans of the newest round{trained}; look at it with ui.perfetto.dev"

@@ -1,0 +1,433 @@
+"""The real Trainer: supervises the training process. Its death, whatever the cause, costs the tokens since the last commit only.
+
+A worker that dies is brought back from the anchor (theta <- A, tokens ready <- 0), after running out of memory with the
+micro-batch halved, and where not even one sequence fits into what its owner allows of the card, to hold the state on the CPU and
+train nothing; one that does not answer is killed first. Commands that were under way when it died are moot or fail: `shift`
+and `load` both end at the anchor, `snapshot` and `evaluate` say so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Final
+
+import structlog
+import torch
+import trio
+
+from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
+from averaging.rounds.traffic.spans import COMPUTE, Record, Span, nowhere
+from peer.training.local_training import TextPlan, TrainingPlan
+from peer.training.training_process import Incoming, TrainingProcess, no_process, restart_pause_s
+from peer.training.worker_channel import Area, Command, Op, OutOfMemory, Progress, Reply, frame, parse_event
+from peer.training.worker_errors import DoesNotFit, WorkerDied, all_finite, misfit_reason
+from peer.training.worker_process import EarlyWorker
+from protocol.errors import LocalProtocolError
+
+log = structlog.get_logger()
+
+OWNER_HOLDS: Final = "its owner holds back what is trained"
+SPEED_WINDOW_S: Final = 10.0
+START_WITHIN_S: Final = 300.0
+"""Imports, the model, and the search for the micro-batch, on a slow machine."""
+
+PATIENCE_STEPS: Final = 20.0
+LEAST_PATIENCE_S: Final = 20.0
+MOST_PATIENCE_S: Final = 300.0
+SECOND_LOOK_S: Final = 2.0
+"""How long a command may go unanswered, in steps and in seconds: an evaluation may take as long as many steps."""
+
+
+class WorkerTrainer:
+    """The Trainer seam over a worker process; made by `open_worker_trainer`."""
+
+    def __init__(self, plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None) -> None:
+        self._plan = plan
+        self._spans = plan.units.spans
+        self._process = TrainingProcess(plan.units.whole.num_elements, early)
+        self._vectors = self._process.vectors
+        self._anchors = [anchor_N[begin:stop] for begin, stop in self._spans]
+        """Where a worker begins that starts from now on, unit by unit."""
+        self._command_lock = trio.Lock()
+        self._starting = trio.CancelScope()
+        self._ready = trio.Event()
+        self._reply: Reply | None = None
+        self._replied = trio.Event()
+        self._number = 0
+        self._schedule_tokens = plan.schedule_tokens
+        self._slowdown = plan.slowdown
+        self._is_paused = plan.is_paused
+        self._is_held = False
+        self._held_because = OWNER_HOLDS
+        self._misfit = ""
+        """Why the model does not fit into the card's share, once that was found; it is not tried again in this life of the daemon."""
+        self._life_of_theta = [0] * len(self._spans)
+        """`restarts` when the caller last knew a unit's theta: a shift is relative to that and to no later life."""
+        self._kill_reason = ""
+        self._last = self._begun(plan.first_step, plan.micro_batch)
+        self._trained_before = 0
+        self._speed: deque[tuple[float, int]] = deque()
+        self._restarts = 0
+        self.record: Record = nowhere
+        self._state = "starting"
+        self._reason = "the training process is starting"
+        self._losses: deque[float] = deque(maxlen=10)
+
+    # --- the seam ---
+
+    async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int, unit: int = 0) -> None:
+        """Theta <- anchor; a worker that dies meanwhile comes back from it as well."""
+        await self.load_units({unit: anchor_N}, schedule_tokens=schedule_tokens)
+
+    async def load_units(self, anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
+        """The same for several units, before anything that comes later for any of them."""
+        for unit, anchor_N in anchors.items():
+            await self.set_anchor(anchor_N, unit=unit)
+        self._schedule_tokens = schedule_tokens
+        async with self._command_lock:
+            await self._until_ready()
+            for unit, anchor_N in anchors.items():
+                await self._give(Command(op="load", unit=unit, schedule_tokens=schedule_tokens), anchor_N)
+
+    async def snapshot(self, *, unit: int = 0, still_s: float = 0.0) -> Snapshot:
+        """Theta at the next step boundary; then no step until the next shift or load, at most for `still_s`.
+
+        Raises:
+            WorkerDied: the worker died; what it had is gone.
+        """
+        async with self._command_lock:
+            await self._until_ready()
+            reply = await self._exchange(Command(op="snapshot", unit=unit, still_s=still_s))
+            if reply is None:
+                raise WorkerDied("the training process died at the snapshot", "a snapshot", "it is being brought back")
+            theta_N = self._vectors.part(Area.OUT, self._spans[unit]).clone()
+            self._vectors.empty(Area.OUT)
+            return Snapshot(theta_N, reply.tokens, reply.num_steps, reply.step)
+
+    async def shift(
+        self,
+        shift_N: torch.Tensor,
+        *,
+        credited_tokens: int,
+        schedule_tokens: int,
+        kept: Sequence[KeptPart] = (),
+        unit: int = 0,
+    ) -> None:
+        """Theta <- kept theta + shift; a worker that died since the snapshot loads the anchor instead.
+
+        Its theta is no longer the one that `shift_N` was made for, and the credited tokens are not in it.
+        """
+        self._schedule_tokens = schedule_tokens
+        async with self._command_lock:
+            await self._until_ready()
+            if self._restarts == self._life_of_theta[unit]:
+                parts = tuple((part.begin, part.stop, part.share) for part in kept)
+                command = Command(
+                    op="shift", unit=unit, schedule_tokens=schedule_tokens, credited_tokens=credited_tokens, kept=parts
+                )
+                await self._give(command, shift_N)
+            else:
+                await self._give(Command(op="load", unit=unit, schedule_tokens=schedule_tokens), self._anchors[unit])
+
+    async def set_anchor(self, anchor_N: torch.Tensor, *, unit: int = 0) -> None:
+        """Where a worker that dies from now on is brought back. The vector is kept as it is, not copied."""
+        self._anchors[unit] = anchor_N
+        if not self._ready.is_set():  # one that is starting reads it at the end of its start
+            self._vectors.part(Area.IN, self._spans[unit]).copy_(anchor_N)
+
+    async def evaluate(self, anchor_N: torch.Tensor, expert: int | None = None) -> float:
+        """Held-out loss of the whole model's parameters in nats per byte; with `expert` of that one, which is held here, on its text.
+
+        Raises:
+            WorkerDied: ask again when it is back.
+            LossNotFinite: these parameters have none.
+            DoesNotFit: nothing is computed here.
+        """
+        return await self._loss_of(Command(op="evaluate", expert=expert), anchor_N)
+
+    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
+        """Loss over the run's prose in nats per byte; None where it has none. Raises as `evaluate`."""
+        return await self._loss_of(Command(op="evaluate_prose"), anchor_N) if self._plan.prose_shards else None
+
+    async def evaluate_sample(self, anchor_N: torch.Tensor, expert: int) -> tuple[float, ...]:
+        """Loss of each window of the sample with one expert that is held here, nats a token. Raises as `evaluate`."""
+        reply = await self._measured(Command(op="evaluate_sample", expert=expert), anchor_N)
+        return all_finite(reply.losses_nats)
+
+    async def _loss_of(self, command: Command, anchor_N: torch.Tensor) -> float:
+        reply = await self._measured(command, anchor_N)
+        return all_finite((reply.loss_nats,))[0]
+
+    async def _measured(self, command: Command, anchor_N: torch.Tensor) -> Reply:
+        if self._misfit:
+            raise DoesNotFit(self._misfit)
+        async with self._command_lock:
+            await self._until_ready()
+            self._vectors.write(Area.IN, anchor_N)
+            reply = await self._exchange(command)
+            if reply is not None:
+                self._vectors.empty(Area.IN)
+        if reply is None:
+            raise WorkerDied("the training process died while evaluating", "a loss", "it is being brought back")
+        return reply
+
+    def progress(self, *, unit: int = 0) -> TrainerProgress:
+        """Counters as of now; tokens ready are those of the unit."""
+        loss = sum(self._losses) / len(self._losses) if self._losses else None
+        return TrainerProgress(
+            tokens_ready=self._last.others_ready[unit - 1] if unit else self._last.tokens_ready,
+            tokens_trained=self._trained_before + self._last.tokens_trained,
+            loss_nats=loss,
+            tokens_per_s=self._tokens_per_s(),
+            restarts=self._restarts,
+            state="held" if self._is_held else self._state,
+            reason=self._held_because if self._is_held else self._reason,
+        )
+
+    # --- beyond the seam ---
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences at a time, as measured, or as halved after running out of memory."""
+        return self._last.micro_batch
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the worker, None while there is none."""
+        return self._process.pid
+
+    async def set_slowdown(self, factor: float) -> None:
+        """Train at 1 / factor of full speed from now on."""
+        self._slowdown = factor
+        await self._order("slow", factor=factor)
+
+    async def pause(self) -> None:
+        """Train no further step until `resume`; commands are still obeyed, also after a death."""
+        await self._set_paused(True)
+
+    async def resume(self) -> None:
+        """Train on."""
+        await self._set_paused(False)
+
+    async def read_text(self, text: TextPlan) -> None:
+        """Train and measure on this text from the next step on, also after a death."""
+        self._plan = self._plan.reading(text)
+        async with self._command_lock:
+            await self._until_ready()
+            await self._exchange(Command(op="text", text=text))
+
+    def hold(self, is_held: bool, because: str = OWNER_HOLDS) -> None:
+        """Tell the rounds that nothing can be contributed for now; what was trained is kept."""
+        self._is_held, self._held_because = is_held, because
+
+    async def _set_paused(self, is_paused: bool) -> None:
+        self._is_paused = is_paused
+        await self._order("pause" if is_paused else "resume")
+        if self._ready.is_set():
+            self._say_what_it_does()
+
+    async def inject_out_of_memory(self) -> None:
+        """The next step runs out of memory: for tests of what follows."""
+        await self._order("fail")
+
+    # --- commands ---
+
+    async def _order(self, op: Op, *, factor: float = 1.0) -> Reply | None:
+        async with self._command_lock:
+            await self._until_ready()
+            return await self._exchange(Command(op=op, factor=factor))
+
+    async def _give(self, command: Command, values_N: torch.Tensor) -> Reply | None:
+        """A command with a unit's values; their memory is free again once the worker has used it."""
+        self._vectors.part(Area.IN, self._spans[command.unit]).copy_(values_N)
+        reply = await self._exchange(command)
+        if reply is not None:
+            self._vectors.empty(Area.IN)
+        return reply
+
+    async def _until_ready(self) -> None:
+        while not self._ready.is_set():
+            await self._ready.wait()
+
+    async def _exchange(self, command: Command) -> Reply | None:
+        """Send one command to the worker that is ready now and wait for its reply; None when it dies before it.
+
+        A worker that neither answers nor dies is frozen: it is killed, and so brought back.
+        """
+        stream, life = self._process.stream, self._restarts
+        if stream is None:
+            return None
+        self._number += 1
+        number = self._number
+        patience_s = self._patience_s()
+        try:
+            with trio.fail_after(patience_s):
+                await stream.send_all(frame(command.numbered(number)))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return None
+        except trio.TooSlowError:
+            self._give_up("the training process takes no commands")
+            return None
+        # The second wait is for a daemon that was itself suspended: the reply may be there, unread.
+        for wait_s in (patience_s, SECOND_LOOK_S):
+            with trio.move_on_after(wait_s):
+                reply = await self._reply_to(number, life)
+                if reply is not None and command.op in ("load", "shift", "snapshot"):
+                    self._life_of_theta[command.unit] = life
+                return reply
+        self._give_up(f"the training process did not answer for {patience_s:.0f} s")
+        return None
+
+    async def _reply_to(self, number: int, life: int) -> Reply | None:
+        while self._reply is None or self._reply.number != number:
+            if self._restarts != life or not self._ready.is_set():
+                return None
+            await self._replied.wait()
+        return self._reply
+
+    def _patience_s(self) -> float:
+        """How long a command may wait for its step boundary: many times the slowest step seen lately."""
+        if not self._last.micro_batch:
+            return MOST_PATIENCE_S  # started paused: the search for the micro-batch is still to come
+        times_s = [time_s for time_s, _ in self._speed]
+        slowest_s = max((later - earlier for earlier, later in pairwise(times_s)), default=math.inf)
+        return min(MOST_PATIENCE_S, max(LEAST_PATIENCE_S, PATIENCE_STEPS * slowest_s))
+
+    def _give_up(self, reason: str) -> None:
+        self._kill_reason = reason
+        self._process.kill()
+
+    def _wake(self) -> None:
+        event, self._replied = self._replied, trio.Event()
+        event.set()
+
+    # --- supervision ---
+
+    async def supervise(self) -> None:
+        """Start the worker and bring it back whenever it ends, until cancelled."""
+        quick_deaths = 0
+        while True:
+            first_step = self._last.step
+            cause = await self._live(self._next_plan())
+            quick_deaths = quick_deaths + 1 if self._last.step == first_step else 0
+            self._note_death(cause)
+            await trio.sleep(restart_pause_s(quick_deaths))
+
+    def _next_plan(self) -> TrainingPlan:
+        """The plan of the worker to start: it goes on in the data and in the schedule."""
+        plan = self._plan.model_copy(update={"trains": False, "device": "cpu"}) if self._misfit else self._plan
+        return plan.model_copy(
+            update={
+                "first_step": self._last.step,
+                "micro_batch": self._last.micro_batch,
+                "schedule_tokens": self._schedule_tokens,
+                "slowdown": self._slowdown,
+                "is_paused": self._is_paused,
+            }
+        )
+
+    def _note_death(self, cause: OutOfMemory | None) -> None:
+        self._ready = trio.Event()
+        self._trained_before += self._last.tokens_trained
+        micro_batch = self._last.micro_batch
+        if cause is not None:  # one that was not found yet is still to be found
+            micro_batch = min(cause.micro_batch, max(1, cause.micro_batch // 2))
+        self._last = self._begun(self._last.step, micro_batch)
+        self._restarts += 1
+        self._state = "restarting"
+        if cause is not None and cause.is_final:
+            self._reason = self._misfit = misfit_reason(self._plan.max_gpu_memory_bytes)
+        elif cause is not None:
+            self._reason = f"out of memory: the micro-batch is {f'now {micro_batch}' if micro_batch else 'to be found'}"
+        else:
+            self._reason = f"{self._kill_reason or 'the training process died'}; bringing it back"
+        self._kill_reason = ""
+        log.warning("worker_died", reason=self._reason, restarts=self._restarts)
+        self._wake()
+
+    async def _live(self, plan: TrainingPlan) -> OutOfMemory | None:
+        """One life of a worker; returns why it ended where it said so."""
+        for span, anchor_N in zip(self._spans, self._anchors, strict=True):
+            self._vectors.part(Area.IN, span).copy_(anchor_N)
+        try:
+            return await self._process.live(plan, self._listen)
+        except OSError as error:
+            if not self._restarts:
+                raise no_process(error) from error
+            self._kill_reason = f"the training process cannot be started: {error}"
+        except LocalProtocolError as error:
+            self._kill_reason = error.one_line()
+        return None
+
+    async def _listen(self, incoming: Incoming) -> OutOfMemory | None:
+        with trio.CancelScope(deadline=trio.current_time() + START_WITHIN_S) as self._starting:
+            while (data := await incoming.message()) is not None:
+                event = parse_event(data)
+                if isinstance(event, OutOfMemory):
+                    return event
+                self._take(event)
+            return None
+        self._kill_reason = f"the training process was not ready after {START_WITHIN_S:.0f} s"
+        return None
+
+    def _begun(self, step: int, micro_batch: int) -> Progress:
+        """What is known of a worker before its first word."""
+        others = (0,) * (len(self._spans) - 1)
+        return Progress(
+            step=step, tokens_ready=0, others_ready=others, tokens_trained=0, loss_nats=None, micro_batch=micro_batch
+        )
+
+    def _take(self, event: Reply | Progress) -> None:
+        if isinstance(event, Reply):
+            self._reply = event
+        else:
+            self._last, now_s = event, trio.current_time()
+            if event.busy_s:
+                self.record(Span(COMPUTE, "", now_s - event.busy_s, now_s))
+            self._speed.append((now_s, self._trained_before + event.tokens_trained))
+            if event.loss_nats is not None:
+                self._losses.append(event.loss_nats)
+            if not self._ready.is_set():
+                self._say_what_it_does()
+                self._starting.deadline = math.inf
+                self._vectors.empty(Area.IN)
+                self._ready.set()
+        self._wake()
+
+    def _say_what_it_does(self) -> None:
+        if self._misfit:
+            self._state, self._reason = "held", self._misfit
+        else:
+            self._state, self._reason = ("paused", "paused by its owner") if self._is_paused else ("training", "")
+
+    def _tokens_per_s(self) -> float:
+        now_s = trio.current_time()
+        while len(self._speed) > 2 and now_s - self._speed[0][0] > SPEED_WINDOW_S:
+            self._speed.popleft()
+        if len(self._speed) < 2:
+            return 0.0
+        (begin_s, begin), (_, end) = self._speed[0], self._speed[-1]
+        return max(0, end - begin) / max(1e-3, now_s - begin_s)
+
+    def close(self) -> None:
+        """Give the shared memory back."""
+        self._process.close()
+
+
+@asynccontextmanager
+async def open_worker_trainer(
+    plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None
+) -> AsyncIterator[WorkerTrainer]:
+    """A running trainer that begins at `anchor_N`, (N,) with all units one after another; its worker ends with the context."""
+    trainer = WorkerTrainer(plan, anchor_N, early)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.supervise)
+            yield trainer
+            nursery.cancel_scope.cancel()
+    finally:
+        trainer.close()

@@ -1,0 +1,228 @@
+"""The channel between the daemon and its training process: length-prefixed JSON over a socket pair, vectors in shared memory.
+
+No pickle, no multiprocessing. The shared mapping has two areas of N float32: what the daemon gives (`IN`), which is also where a
+worker that starts finds the anchor, and what the worker gives (`OUT`). An area takes memory only between being written and having
+been used: whoever has used it gives its pages back, where the system can do that.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import socket
+import struct
+from contextlib import suppress
+from enum import IntEnum
+from typing import Annotated, Final, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from peer.training.local_training import TextPlan
+from protocol.errors import LocalProtocolError
+
+_LENGTH: Final = struct.Struct("<I")
+MAX_MESSAGE_BYTES: Final = 1 << 20
+_PART_BYTES: Final = 1 << 20
+_TOGETHER_BYTES: Final = 1 << 18
+
+
+Op = Literal[
+    "load",
+    "snapshot",
+    "shift",
+    "evaluate",
+    "evaluate_prose",
+    "evaluate_sample",
+    "text",
+    "slow",
+    "fail",
+    "pause",
+    "resume",
+    "stop",
+]
+
+
+class Area(IntEnum):
+    """The areas of the shared mapping."""
+
+    IN = 0
+    OUT = 1
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Command(_Message):
+    """An order to the worker; it answers with a Reply of the same number at the next step boundary.
+
+    number: of the order among those of a worker's life; given when it is sent.
+    op: load (theta <- IN), snapshot (OUT <- theta), shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose,
+    evaluate_sample (each window's loss of IN with `expert`), text (read `text` from the next step on), pause, resume,
+    slow (train at 1 / factor), fail (raise out-of-memory, for tests), stop. The first three are about one unit, in its own part of
+    the areas; `expert` is the one that is evaluated, None for all that are held here together.
+    `kept` are parts [begin, stop) of the unit's theta of which only that share stays at a shift. After a
+    snapshot no step is taken until the next shift or load, at most for `still_s`.
+    """
+
+    kind: Literal["command"] = "command"
+    number: int = 0
+    op: Op
+    unit: int = 0
+    schedule_tokens: int = 0
+    credited_tokens: int = 0
+    factor: float = 1.0
+    kept: tuple[tuple[int, int, float], ...] = ()
+    still_s: float = 0.0
+    expert: int | None = None
+    text: TextPlan | None = None
+
+    def numbered(self, number: int) -> Command:
+        """As it crosses to the worker."""
+        return self.model_copy(update={"number": number})
+
+
+class Reply(_Message):
+    """The command is done. `loss_nats` is None unless it was asked for, and when it is not finite: JSON has no such number."""
+
+    kind: Literal["reply"] = "reply"
+    number: int
+    tokens: int = 0
+    num_steps: int = 0
+    step: int = 0
+    loss_nats: float | None = None
+    losses_nats: tuple[float | None, ...] = ()
+
+
+class Progress(_Message):
+    """After each step, and once when the worker is ready; a loss that is not finite crosses as None. `tokens_ready` are those of the
+    spine, `others_ready` those of the other units; `busy_s` is how long the step took, 0 where there was none.
+    """
+
+    kind: Literal["progress"] = "progress"
+    step: int
+    tokens_ready: int
+    others_ready: tuple[int, ...] = ()
+    tokens_trained: int
+    loss_nats: float | None
+    micro_batch: int
+    busy_s: float = 0.0
+
+
+class OutOfMemory(_Message):
+    """The worker ran out of memory at this micro-batch, 0 for before there was one, and ends.
+
+    is_final: the model does not fit into the memory of the card that its owner allows, whatever the micro-batch.
+    """
+
+    kind: Literal["out_of_memory"] = "out_of_memory"
+    micro_batch: int
+    is_final: bool = False
+
+
+Event = Annotated[Reply | Progress | OutOfMemory, Field(discriminator="kind")]
+_EVENTS: Final[TypeAdapter[Reply | Progress | OutOfMemory]] = TypeAdapter(Event)
+
+
+def frame(message: BaseModel) -> bytes:
+    """A message with its length before it."""
+    data = message.model_dump_json().encode()
+    return _LENGTH.pack(len(data)) + data
+
+
+def with_bytes(framed: bytes, follows: bytes) -> tuple[bytes, ...]:
+    """A message and the bytes behind it, to be written one after another: together where they are few, since each write wakes whoever
+    reads, and apart where they are many, since they would be copied.
+    """
+    if len(follows) <= _TOGETHER_BYTES:
+        return (framed + follows,)
+    return (framed, follows)
+
+
+def read_message(channel: socket.socket) -> bytes | None:
+    """Blocking: the next message, None at the end of the channel.
+
+    Raises:
+        LocalProtocolError: a length that neither side writes.
+    """
+    head = read_exactly(channel, _LENGTH.size)
+    if head is None:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    if length > MAX_MESSAGE_BYTES:
+        raise LocalProtocolError(f"a worker message of {length} bytes", f"at most {MAX_MESSAGE_BYTES}")
+    return read_exactly(channel, length)
+
+
+def read_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
+    """Blocking: so many bytes, None where the channel ends before."""
+    data = bytearray()
+    while len(data) < num_bytes:
+        try:
+            part = channel.recv(min(_PART_BYTES, num_bytes - len(data)))
+        except ConnectionResetError:  # the other side ended with a message of ours unread: the end all the same
+            return None
+        if not part:
+            return None
+        data += part
+    return bytes(data)
+
+
+def parse_event(data: bytes) -> Reply | Progress | OutOfMemory:
+    """An event of the worker.
+
+    Raises:
+        LocalProtocolError: not an event.
+    """
+    try:
+        return _EVENTS.validate_python(json.loads(data))
+    except (ValidationError, ValueError) as error:
+        raise LocalProtocolError(f"a worker event that cannot be read ({error})", "an event") from error
+
+
+class SharedVectors:
+    """Two float32 vectors of N in one mapping, each (N,) and writable; both processes see them."""
+
+    def __init__(self, descriptor: int, num_elements: int) -> None:
+        self._area_bytes = _area_bytes(num_elements)
+        self._mapping = mmap.mmap(descriptor, mapping_bytes(num_elements))
+        whole = torch.frombuffer(memoryview(self._mapping), dtype=torch.float32)
+        self._areas = whole.view(len(Area), self._area_bytes // 4)[:, :num_elements]
+
+    def view(self, area: Area) -> torch.Tensor:
+        """The area itself: what is written there is seen on both sides."""
+        return self._areas[area]
+
+    def read(self, area: Area) -> torch.Tensor:
+        """A copy of an area."""
+        return self._areas[area].clone()
+
+    def write(self, area: Area, values_N: torch.Tensor) -> None:
+        """Fill an area."""
+        self._areas[area].copy_(values_N)
+
+    def part(self, area: Area, span: tuple[int, int]) -> torch.Tensor:
+        """The values [begin, stop) of an area, as `view`."""
+        return self._areas[area, span[0] : span[1]]
+
+    def empty(self, area: Area) -> None:
+        """Nobody needs what is in the area: its memory is free until it is written again. What it holds then is not defined."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            with suppress(OSError):  # a file system that cannot do it
+                self._mapping.madvise(mmap.MADV_REMOVE, area * self._area_bytes, self._area_bytes)
+
+    def put_down(self) -> None:
+        """What is in the areas stays there for the other process, and no longer counts as held by this one."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def mapping_bytes(num_elements: int) -> int:
+    """Length of the mapping."""
+    return len(Area) * _area_bytes(num_elements)
+
+
+def _area_bytes(num_elements: int) -> int:
+    """Whole pages, so that each can be given back by itself."""
+    return -(-4 * num_elements // mmap.PAGESIZE) * mmap.PAGESIZE

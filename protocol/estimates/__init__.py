@@ -1,0 +1,1 @@
+"""Memory, traffic and time that a run will take, from its numbers."""

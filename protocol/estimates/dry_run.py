@@ -1,0 +1,87 @@
+"""What a dry run prints: every setting with where it comes from, and what is to be expected. Pure: rows in, lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.estimates.estimates import run_size
+from protocol.run.manifest import RunConfig
+from protocol.run.traffic import needed_mbit_per_s, round_bytes
+from protocol.tables import in_bytes, printable, whole
+
+END: Final = "nothing was started, written or used up"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting. `origin`: a flag, a variable, a file, or "default"."""
+
+    name: str
+    origin: str
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is to be expected of one thing, with units."""
+
+    name: str
+    expected: str
+
+
+def setting_lines(settings: Sequence[Setting]) -> list[str]:
+    """One line a setting: name, value, and in brackets where it comes from. Nothing is cut off: paths are to be read whole."""
+    width = max((len(setting.name) for setting in settings), default=0)
+    return [f"  {s.name:<{width}}  {_value(s.value)}  ({printable(s.origin)})" for s in settings]
+
+
+def estimate_lines(estimates: Sequence[Estimate]) -> list[str]:
+    """One line an estimate; one without a name goes on with the line before."""
+    width = max((len(estimate.name) for estimate in estimates), default=0)
+    return [f"  {e.name:<{width}}  {printable(e.expected)}" for e in estimates]
+
+
+def run_settings(config: RunConfig, file: str) -> Iterable[Setting]:
+    """All of a run.toml, section by section, with what the file does not set."""
+    for section_name in type(config).model_fields:
+        section = getattr(config, section_name)
+        if section is None:
+            continue  # one that belongs to other runs
+        for name in type(section).model_fields:
+            origin = file if name in section.model_fields_set else "default"
+            yield Setting(f"{section_name}.{name}", origin, getattr(section, name))
+
+
+def traffic_estimates(run: RunConfig, *, reduces: bool) -> tuple[Estimate, ...]:
+    """What rounds cost one peer: in a round with as many peers as the run takes, in a day and in the whole run."""
+    size, members, interval_s = run_size(run), run.run.max_members, run.round.longest_interval_s
+    up_and_down = round_bytes(size.update_bytes, size.result_bytes, members, reduces=reduces)
+    codecs = (
+        run.round.codec if run.result_codec == run.round.codec else f"{run.round.codec}, results {run.result_codec}"
+    )
+    needed = needed_mbit_per_s(max(up_and_down), interval_s)
+    return (
+        Estimate("a round", f"{_both_ways(up_and_down, 1)}, with {members} peers ({codecs})"),
+        Estimate(
+            "", f"at least {needed:g} Mbit/s each way, or it is not over after the {interval_s:g} s that it may take"
+        ),
+        Estimate("a day", f"{_both_ways(up_and_down, size.slow_rounds_per_day)}, at a round every {interval_s:g} s;"),
+        Estimate("", f"more where all peers together train over {whole(size.fast_tokens_per_s)} tokens/s"),
+        Estimate("whole run", f"{_both_ways(up_and_down, size.fast_rounds)}, in {whole(size.fast_rounds)} rounds;"),
+        Estimate("", "more where rounds are due before their target tokens are reached"),
+    )
+
+
+def _both_ways(up_and_down: tuple[int, int], num_rounds: int) -> str:
+    up_bytes, down_bytes = up_and_down
+    return f"up {in_bytes(up_bytes * num_rounds)}, down {in_bytes(down_bytes * num_rounds)}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "none"
+    return printable(value) if value != "" else '""'

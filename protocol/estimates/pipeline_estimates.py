@@ -1,0 +1,82 @@
+"""What a run of stages takes of a peer beside its rounds, for dry runs: which stage has what, and what crosses in a lane. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from protocol.estimates.dry_run import Estimate
+from protocol.tables import in_bytes, several, whole
+from protocol.tensors.stage_schema import StageMap, stage_schema
+
+if TYPE_CHECKING:
+    from protocol.run.manifest import RunConfig
+
+_MOST_MOMENTS: Final = 2
+"""Of AdamW; Muon has one for each matrix inside the model."""
+
+_INT4_GROUP: Final = 128
+_DENSE_BYTES: Final = {"fp32": 4, "bf16": 2}
+
+
+def boundary_token_bytes(codec: str, dim: int) -> int:
+    """Of one token that crosses from stage to stage, as averaging/codecs/boundary.py writes it, without the message's head."""
+    if codec == "int8":
+        return dim + 2
+    if codec == "int4":
+        return -(-dim // 2) + 2 * -(-dim // _INT4_GROUP)
+    return dim * _DENSE_BYTES[codec]
+
+
+def lane_round_bytes(run: RunConfig, stage: int) -> tuple[int, int]:
+    """(up, down) of a lane's member in one round, beside the average: activations and gradients of every token, and copies of its
+    training state to a neighbour, at the round's beginning and after so many steps.
+    """
+    pipeline, stages = run.pipeline, run.stages
+    if pipeline is None or stages is None:
+        return 0, 0
+    tokens = pipeline.inner_steps * run.inner.batch_tokens
+    forward, backward = (
+        tokens * boundary_token_bytes(c, run.model.dim) for c in (pipeline.forward_codec, pipeline.backward_codec)
+    )
+    num_copies = 1 + pipeline.inner_steps // pipeline.snapshot_every_steps
+    own, before = (
+        num_copies * 4 * (1 + _MOST_MOMENTS) * stage_schema(stages, place % stages.num_stages).num_elements
+        for place in (stage, stage - 1)
+    )
+    has_next, has_before = not stages.is_last(stage), not stages.is_first(stage)
+    return forward * has_next + backward * has_before + own, forward * has_before + backward * has_next + before
+
+
+def stage_estimates(run: RunConfig) -> tuple[Estimate, ...]:
+    """What each stage is and takes, and what a lane moves; nothing of other runs."""
+    pipeline, stages = run.pipeline, run.stages
+    if pipeline is None or stages is None:
+        return ()
+    memory = pipeline.memory(run.model, run.inner)
+    lines = [_stage(stages, stage, memory.of(stages, stage)) for stage in range(stages.num_stages)]
+    each = tuple(Estimate("" if stage else "stages", line) for stage, line in enumerate(lines))
+    return (*each, *(_lane(run) if pipeline.mode == "lanes" else _synced(stages)))
+
+
+def _stage(stages: StageMap, stage: int, memory_bytes: int) -> str:
+    ends = [" and the embedding"] * stages.is_first(stage) + [" and the head"] * stages.is_last(stage)
+    schema = stage_schema(stages, stage)
+    has = f"{several(stages.layers[stage], 'layer')}{''.join(ends)}"
+    return f"{schema.unit}: {has}, {whole(schema.num_elements)} parameters, {in_bytes(memory_bytes)} of memory"
+
+
+def _lane(run: RunConfig) -> tuple[Estimate, ...]:
+    stages = range(run.stages.num_stages if run.stages is not None else 0)
+    up, down = map(max, zip(*(lane_round_bytes(run, stage) for stage in stages), strict=True))
+    return (
+        Estimate("in a lane", f"up {in_bytes(up)}, down {in_bytes(down)} a round at most, beside what follows:"),
+        Estimate("", "activations and gradients of all its tokens, and copies of training states"),
+    )
+
+
+def _synced(stages: StageMap) -> tuple[Estimate, ...]:
+    largest = max(stage_schema(stages, stage).num_elements for stage in range(stages.num_stages))
+    return (
+        Estimate("a step", f"up to {in_bytes(4 * largest)} of gradients to each other replica, beside what follows;"),
+        Estimate("", "activations pass the group's owner"),
+    )

@@ -1,0 +1,402 @@
+"""What a peer says of itself to the coordinator, and the answer, as frozen dataclasses, and their bytes.
+
+The wire form is protocol/proto/coordinator.proto. Every `decode_*` checks bounds, so what it returns is safe to show and to store;
+anything else raises RemoteProtocolError. Reports are hints for screens and for the start of the run; commits count only with their
+certificates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from protocol.host.calls import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, NO_COMMIT, NO_ROOT
+from protocol.host.reassignment import MAX_ENTRY_BYTES, MAX_SAMPLE_WINDOWS
+from protocol.identity.revocation import MAX_REVOCATIONS, check_fingerprints
+from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
+from protocol.pb import coordinator_pb2 as pb
+from protocol.received import MAX_TEXT, parse, require, require_hash_or_none
+from protocol.tensors.expert_schema import MAX_EXPERTS
+
+MAX_CERTIFICATES: Final = 64
+"""Certificates per report; one of 64 members is about 12 kB, and a report is cut to 1 MiB."""
+
+MAX_CERTIFICATE_BYTES: Final = 640 << 10
+"""Sum over the certificates of one report: leaves room for the rest below MAX_REQUEST_BYTES."""
+
+LIKENESS_BYTES: Final = 8
+"""Of a report (protocol/host/report_delta.py): enough to tell the few that one peer ever sends."""
+
+_MAX_ADDRESSES: Final = 16
+_MAX_HELDOUT: Final = 64
+MAX_SAMPLES: Final = 8
+"""Losses of a sample, of an expert each; a holder of more experts tells of the rest in the next report."""
+
+_MAX_UNITS: Final = 1024
+_MAX_START_BYTES: Final = 64 << 10
+_MAX_COUNT: Final = 1 << 60
+
+
+def _require_likeness(value: bytes) -> None:
+    require(len(value) in (0, LIKENESS_BYTES), f"a likeness of {len(value)} bytes", f"none or {LIKENESS_BYTES}")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldoutResult:
+    """Held-out loss of the committed parameters of `commit`, `nats` per byte; `prose_nats` over the run's prose, if any. In a run of
+    experts `of_experts` are those that were measured, each with its loss on the documents that go to it since
+    `text_round` (protocol/host/reassignment.py); `nats` is their mean.
+    """
+
+    commit: CommitId
+    index: int
+    total_tokens: int
+    nats: float
+    prose_nats: float | None = None
+    of_experts: tuple[tuple[int, float], ...] = ()
+    text_round: int = 0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.text_round <= _MAX_COUNT, f"text of round {self.text_round}", "0 to 2^60")
+        require(len(self.commit) == HASH_BYTES, f"a commit id of {len(self.commit)} bytes", f"{HASH_BYTES} bytes")
+        experts = tuple(expert for expert, _ in self.of_experts)
+        is_fine = len(experts) <= MAX_EXPERTS and experts == tuple(sorted(set(experts)))
+        is_fine = is_fine and all(0 <= expert < MAX_EXPERTS for expert in experts)
+        require(is_fine, f"held-out losses of experts {experts[:8]}", f"0 to {MAX_EXPERTS - 1}, each once, in order")
+        for nats in (self.nats, self.prose_nats or 0.0, *(nats for _, nats in self.of_experts)):
+            require(math.isfinite(nats) and 0 <= nats < 1e6, f"held-out loss {nats}", "0 to 10^6 nats")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStanding:
+    """The newest commit of a unit whose state root a peer computed, that root, and how many rounds the unit has had there."""
+
+    unit: UnitName
+    state_commit: CommitId
+    state_root: Root
+    index: int = 0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.index <= _MAX_COUNT, f"index {self.index}", "0 to 2^60")
+        require_hash_or_none("state_commit", self.state_commit)
+        require_hash_or_none("state_root", self.state_root)
+        require(len(self.unit) <= MAX_TEXT, f"a unit name of {len(self.unit)} letters", f"at most {MAX_TEXT}")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitBytes:
+    """Payload of bulk streams of one unit since the peer's process started: contributions, results and states."""
+
+    unit: UnitName
+    bytes_up: int
+    bytes_down: int
+
+    def __post_init__(self) -> None:
+        require(len(self.unit) <= MAX_TEXT, f"a unit name of {len(self.unit)} letters", f"at most {MAX_TEXT}")
+        for count in (self.bytes_up, self.bytes_down):
+            require(0 <= count <= _MAX_COUNT, f"{count} bytes of a unit", "0 to 2^60")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLosses:
+    """Of one expert with the trunk of `commit`: mean loss of each window of the data set's sample, nats a token, in its order."""
+
+    commit: CommitId
+    expert: int
+    nats: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        require(len(self.commit) == HASH_BYTES, f"a commit id of {len(self.commit)} bytes", f"{HASH_BYTES} bytes")
+        require(0 <= self.expert < MAX_EXPERTS, f"losses of expert {self.expert}", f"0 to {MAX_EXPERTS - 1}")
+        found = len(self.nats)
+        require(1 <= found <= MAX_SAMPLE_WINDOWS, f"losses of {found} windows", f"1 to {MAX_SAMPLE_WINDOWS}")
+        is_fine = all(math.isfinite(nats) and 0 <= nats < 1e6 for nats in self.nats)
+        require(is_fine, "a loss of a sample that is none", "0 to 10^6 nats")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReport:
+    """What a peer says of itself, every few seconds, signed.
+
+    Attributes:
+        state: one word ("joining", "training", "spare", "paused", "leaving", ..); `reason` says why in one sentence.
+        head, index, total_tokens: newest commit applied; empty and 0 before the start.
+        tokens_ready: trained and not yet credited.
+        loss_nats: mean training loss of the latest steps, None before the first.
+        bytes_up, bytes_down: payload since the process started.
+        state_commit, state_root: newest commit whose state root this peer computed, and that root.
+        is_ready_to_start: data, model and network are there; it waits for the start record.
+        certificates: of commits in order, as received, from the index that the coordinator asked for.
+        addresses: own multiaddresses.
+        start_record: the host's signed envelope, while the coordinator says that the run has not started and it has.
+        known_revocations: fingerprints of the host's revocations that this peer has.
+        revocations: signed entries that the coordinator asked for.
+        version: of its program, empty where it does not say.
+        is_outbound_only: it takes no connections; it works over those that it makes itself.
+        like: of a short report, the likeness of the whole one that says where the peer stands; empty in a whole one.
+        beside: where the units stand that are not the spine.
+        experts: in a run of experts, those that it holds; before the start those that it wants whatever others hold.
+        expert_room: how many it would hold.
+        incarnation: the disk that it votes with; 0 where it does not say.
+        unit_bytes: of a run of several units the bulk part of `bytes_up` and `bytes_down` by unit.
+        reassigned_unix_s: when the re-assignment of documents was signed that it has heard of; 0 for none.
+        sample_losses: by which documents are sent to experts anew.
+        reassignment: the newest of documents that it has heard of, signed, where the coordinator asks for it.
+        lane: of a pipeline run, that it serves in, or the group of replicas; None where it serves in none.
+        could_tokens_per_s: what its stage there could do were it never to wait for others; 0 before it is known.
+    """
+
+    state: str
+    reason: str
+    unit: UnitName
+    head: CommitId = NO_COMMIT
+    index: int = 0
+    total_tokens: int = 0
+    tokens_per_s: float = 0.0
+    tokens_ready: int = 0
+    loss_nats: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    state_commit: CommitId = NO_COMMIT
+    state_root: Root = NO_ROOT
+    is_ready_to_start: bool = False
+    heldout: tuple[HeldoutResult, ...] = ()
+    certificates: tuple[bytes, ...] = ()
+    addresses: tuple[str, ...] = ()
+    start_record: bytes = b""
+    known_revocations: bytes = b""
+    revocations: tuple[bytes, ...] = ()
+    version: str = ""
+    is_outbound_only: bool = False
+    like: bytes = b""
+    beside: tuple[UnitStanding, ...] = ()
+    experts: tuple[int, ...] = ()
+    expert_room: int = 0
+    incarnation: int = 0
+    unit_bytes: tuple[UnitBytes, ...] = ()
+    reassigned_unix_s: int = 0
+    sample_losses: tuple[SampleLosses, ...] = ()
+    lane: int | None = None
+    could_tokens_per_s: float = 0.0
+    reassignment: bytes = b""
+
+    def __post_init__(self) -> None:
+        check_fingerprints(self.known_revocations)
+        _require_likeness(self.like)
+        _require_entry(self.reassignment)
+        for name in ("head", "state_commit", "state_root"):
+            require_hash_or_none(name, getattr(self, name))
+        for text in (self.state, self.reason, self.unit, self.version, *self.addresses):
+            require(len(text) <= MAX_TEXT, f"a text of {len(text)} letters in a report", f"at most {MAX_TEXT}")
+        for name in ("index", "total_tokens", "tokens_ready", "bytes_up", "bytes_down", "reassigned_unix_s"):
+            value = getattr(self, name)
+            require(0 <= value <= _MAX_COUNT, f"{name} {value}", "0 to 2^60")
+        for rate in (self.tokens_per_s, self.could_tokens_per_s):
+            require(math.isfinite(rate) and rate >= 0, f"{rate} tokens/s", "a rate")
+        require(0 <= (self.lane or 0) < 1 << 32, f"lane {self.lane}", "a whole number of 32 bits")
+        # NaN and infinity would poison the loss curve of everybody.
+        require(math.isfinite(self.loss_nats or 0.0), f"training loss {self.loss_nats}", "a finite number")
+        sizes = {"results": (len(self.heldout), _MAX_HELDOUT), "addresses": (len(self.addresses), _MAX_ADDRESSES)}
+        sizes["units"] = max(len(self.beside), len(self.unit_bytes)), _MAX_UNITS
+        sizes["experts"] = max((len(self.experts), *(e + 1 for e in self.experts), self.expert_room)), MAX_EXPERTS
+        sizes["samples"] = len(self.sample_losses), MAX_SAMPLES
+        sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
+        for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
+            require(found <= most, f"{found} {what}", f"at most {most}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReply:
+    """Where the coordinator stands, and the index of the first certificate it wants next.
+
+    Attributes:
+        is_final_checkpoint_written: the run is finished and its last state is safe with the host: peers may leave.
+        revocations: signed entries that the peer lacks, for it to verify.
+        asks_revocations: the coordinator lacks some that the peer has; `known_revocations` are fingerprints of its own.
+        like: the likeness of the report as it was taken: the next one may be short where it has the same. Empty from a coordinator
+            that takes whole ones only.
+        reassignment: the newest of documents, signed, where the peer has told of an older one or of none; for it to verify.
+        asks_reassignment: the peer has told of one that the coordinator lacks.
+    """
+
+    phase: str
+    head: CommitId
+    index: int
+    want_from_index: int
+    is_final_checkpoint_written: bool = False
+    revocations: tuple[bytes, ...] = ()
+    asks_revocations: bool = False
+    known_revocations: bytes = b""
+    like: bytes = b""
+    reassignment: bytes = b""
+    asks_reassignment: bool = False
+
+    def __post_init__(self) -> None:
+        check_fingerprints(self.known_revocations)
+        _require_likeness(self.like)
+        _require_entry(self.reassignment)
+
+
+def _require_entry(entry: bytes) -> None:
+    require(len(entry) <= MAX_ENTRY_BYTES, f"a re-assignment of {len(entry)} bytes", f"at most {MAX_ENTRY_BYTES}")
+
+
+def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
+    """As many of the first certificates as fit into one report."""
+    first = certificates[:MAX_CERTIFICATES]
+    sums = accumulate(len(certificate) for certificate in first)
+    return tuple(part for part, so_far in zip(first, sums, strict=True) if so_far <= MAX_CERTIFICATE_BYTES)
+
+
+def encode_report(report: PeerReport) -> bytes:
+    """The payload of a report envelope."""
+    body = pb.ReportBody(
+        state=report.state,
+        reason=report.reason,
+        unit=report.unit,
+        head=report.head,
+        index=report.index,
+        total_tokens=report.total_tokens,
+        tokens_per_s=report.tokens_per_s,
+        tokens_ready=report.tokens_ready,
+        bytes_up=report.bytes_up,
+        bytes_down=report.bytes_down,
+        state_commit=report.state_commit,
+        state_root=report.state_root,
+        is_ready_to_start=report.is_ready_to_start,
+        certificates=report.certificates,
+        addresses=report.addresses,
+        start_record=report.start_record,
+        known_revocations=report.known_revocations,
+        revocations=report.revocations,
+        version=report.version,
+        is_outbound_only=report.is_outbound_only,
+        like=report.like,
+        experts=report.experts,
+        expert_room=report.expert_room,
+        incarnation=report.incarnation,
+        reassigned_unix_s=report.reassigned_unix_s,
+        lane=report.lane,
+        could_tokens_per_s=report.could_tokens_per_s,
+        reassignment=report.reassignment,
+    )
+    for part in report.beside:
+        body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
+    for moved in report.unit_bytes:
+        body.unit_bytes.add(unit=moved.unit, bytes_up=moved.bytes_up, bytes_down=moved.bytes_down)
+    if report.loss_nats is not None:
+        body.loss_nats = report.loss_nats
+    for result in report.heldout:
+        part_body = body.heldout.add(
+            commit=result.commit,
+            index=result.index,
+            total_tokens=result.total_tokens,
+            nats=result.nats,
+            prose_nats=result.prose_nats,
+            text_round=result.text_round,
+        )
+        for expert, nats in result.of_experts:
+            part_body.of_experts.add(expert=expert, nats=nats)
+    for sample in report.sample_losses:
+        body.sample_losses.add(commit=sample.commit, expert=sample.expert, nats=sample.nats)
+    return body.SerializeToString(deterministic=True)
+
+
+def _decode_heldout(body: pb.HeldoutBody) -> HeldoutResult:
+    prose_nats = body.prose_nats if body.HasField("prose_nats") else None
+    of_experts = tuple((part.expert, part.nats) for part in body.of_experts[: MAX_EXPERTS + 1])
+    commit, place = CommitId(body.commit), body.text_round
+    return HeldoutResult(commit, body.index, body.total_tokens, body.nats, prose_nats, of_experts, place)
+
+
+def _decode_sample(body: pb.SampleLossesBody) -> SampleLosses:
+    return SampleLosses(CommitId(body.commit), body.expert, tuple(body.nats[: MAX_SAMPLE_WINDOWS + 1]))
+
+
+def decode_report(data: bytes) -> PeerReport:
+    """A report from the payload of its envelope.
+
+    Raises:
+        RemoteProtocolError: no report, or a value out of its bounds.
+    """
+    body = parse(pb.ReportBody, data, MAX_REQUEST_BYTES)
+    return PeerReport(
+        state=body.state,
+        reason=body.reason,
+        unit=UnitName(body.unit),
+        head=CommitId(body.head),
+        index=body.index,
+        total_tokens=body.total_tokens,
+        tokens_per_s=body.tokens_per_s,
+        tokens_ready=body.tokens_ready,
+        loss_nats=body.loss_nats if body.HasField("loss_nats") else None,
+        bytes_up=body.bytes_up,
+        bytes_down=body.bytes_down,
+        state_commit=CommitId(body.state_commit),
+        state_root=Root(body.state_root),
+        is_ready_to_start=body.is_ready_to_start,
+        heldout=tuple(_decode_heldout(h) for h in body.heldout),
+        certificates=tuple(body.certificates),
+        addresses=tuple(body.addresses),
+        start_record=body.start_record,
+        known_revocations=body.known_revocations,
+        revocations=tuple(body.revocations[:MAX_REVOCATIONS]),
+        version=body.version,
+        is_outbound_only=body.is_outbound_only,
+        like=body.like,
+        beside=tuple(_decode_standing(part) for part in body.beside),
+        experts=tuple(body.experts[: MAX_EXPERTS + 1]),
+        expert_room=body.expert_room,
+        incarnation=body.incarnation,
+        unit_bytes=tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
+        reassigned_unix_s=body.reassigned_unix_s,
+        sample_losses=tuple(_decode_sample(sample) for sample in body.sample_losses[: MAX_SAMPLES + 1]),
+        lane=body.lane if body.HasField("lane") else None,
+        could_tokens_per_s=body.could_tokens_per_s,
+        reassignment=body.reassignment,
+    )
+
+
+def _decode_standing(body: pb.UnitBody) -> UnitStanding:
+    return UnitStanding(UnitName(body.unit), CommitId(body.state_commit), Root(body.state_root), body.index)
+
+
+def encode_report_reply(reply: ReportReply) -> bytes:
+    """The bytes of the answer to a report."""
+    body = pb.ReportReply(
+        phase=reply.phase,
+        head=reply.head,
+        index=reply.index,
+        want_from_index=reply.want_from_index,
+        is_final_checkpoint_written=reply.is_final_checkpoint_written,
+        revocations=reply.revocations,
+        asks_revocations=reply.asks_revocations,
+        known_revocations=reply.known_revocations,
+        like=reply.like,
+        reassignment=reply.reassignment,
+        asks_reassignment=reply.asks_reassignment,
+    )
+    return body.SerializeToString(deterministic=True)
+
+
+def decode_report_reply(data: bytes) -> ReportReply:
+    """The answer to a report. Raises RemoteProtocolError when it is none."""
+    body = parse(pb.ReportReply, data, MAX_REPLY_BYTES)
+    require_hash_or_none("head", body.head)
+    require(len(body.revocations) <= MAX_REVOCATIONS, f"{len(body.revocations)} revocations", "not so many")
+    return ReportReply(
+        phase=body.phase,
+        head=CommitId(body.head),
+        index=body.index,
+        want_from_index=body.want_from_index,
+        is_final_checkpoint_written=body.is_final_checkpoint_written,
+        revocations=tuple(body.revocations),
+        asks_revocations=body.asks_revocations,
+        known_revocations=body.known_revocations,
+        like=body.like,
+        reassignment=body.reassignment,
+        asks_reassignment=body.asks_reassignment,
+    )

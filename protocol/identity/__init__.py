@@ -1,0 +1,1 @@
+"""Keys, names, invites, credentials, signed envelopes and revocations."""

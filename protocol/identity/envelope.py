@@ -1,0 +1,174 @@
+"""The signed envelope: a fixed binary layout around an opaque payload, judged as received.
+
+    domain 16 | version u16 | run id 32 | sender public key 32 | sequence u64 | expiry u64 (unix ms)
+    | length u32 | payload | signature 64
+
+Integers are big-endian. The signature covers every byte before it. Protobuf bytes are not canonical, so nothing is ever
+serialised again to check a signature (protobuf.dev, "serialization-not-canonical").
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.errors import LocalProtocolError, RemoteProtocolError, SupersededError, VersionError
+from protocol.identity.identity import SIGNATURE_BYTES, Signer, Verifier
+from protocol.ids import PROTOCOL_VERSION, PeerId
+
+_HEADER: Final = struct.Struct(">16sH32s32sQQI")
+DOMAIN_BYTES: Final = 16
+MAX_PAYLOAD_BYTES: Final = 1 << 20
+NEVER_MS: Final = (1 << 64) - 1
+"""Expiry of what is judged as of its round and not by the clock."""
+SESSION_BITS: Final = 32
+MAX_SESSION: Final = (1 << (64 - SESSION_BITS)) - 1
+MAX_GUARDED_SENDERS: Final = 4096
+REPLAY_WINDOW: Final = 1024
+_WINDOW_MASK: Final = (1 << REPLAY_WINDOW) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """An envelope whose signature was checked. `raw` is what was received, whole."""
+
+    sender: PeerId
+    public_key: bytes
+    sequence: int
+    expires_unix_ms: int
+    payload: bytes
+    raw: bytes
+
+
+def _domain_bytes(domain: str) -> bytes:
+    tag = domain.encode()
+    if not 0 < len(tag) <= DOMAIN_BYTES:
+        raise LocalProtocolError(f"domain tag {domain!r}", f"1 to {DOMAIN_BYTES} bytes")
+    return tag.ljust(DOMAIN_BYTES, b"\0")
+
+
+def seal(signer: Signer, domain: str, run_id: bytes, sequence: int, expires_unix_ms: int, payload: bytes) -> bytes:
+    """Sign `payload` for one purpose (`domain`) in one run.
+
+    Raises:
+        LocalProtocolError: payload too long, or a run id that is not 32 bytes.
+    """
+    if len(payload) > MAX_PAYLOAD_BYTES or len(run_id) != 32:
+        raise LocalProtocolError(
+            f"payload of {len(payload)} bytes, run id of {len(run_id)}", "at most 1 MiB, and 32 bytes"
+        )
+    header = _HEADER.pack(
+        _domain_bytes(domain), PROTOCOL_VERSION, run_id, signer.public_key, sequence, expires_unix_ms, len(payload)
+    )
+    body = header + payload
+    return body + signer.sign(body)
+
+
+def open_envelope(
+    data: bytes, *, verifier: Verifier, domain: str, run_id: bytes | None, now_unix_ms: int | None
+) -> Envelope:
+    """Check an envelope and take it apart, cheap checks first.
+
+    Args:
+        run_id: the run it must belong to; None only before one is known (opening a manifest).
+        now_unix_ms: judge the expiry at this time; None where records are judged as of their round.
+
+    Raises:
+        VersionError: made by another protocol version.
+        RemoteProtocolError: malformed, another domain or run, expired, or a bad signature.
+    """
+    if not _HEADER.size + SIGNATURE_BYTES <= len(data) <= _HEADER.size + SIGNATURE_BYTES + MAX_PAYLOAD_BYTES:
+        raise RemoteProtocolError(f"an envelope of {len(data)} bytes", "one of at most 1 MiB")
+    tag, version, run, public_key, sequence, expires_unix_ms, length = _HEADER.unpack_from(data)
+    if tag != _domain_bytes(domain):
+        raise RemoteProtocolError(f"an envelope for {tag.rstrip(bytes(1))!r}", f"{domain!r}")
+    if version != PROTOCOL_VERSION:
+        raise VersionError(
+            f"a message of protocol version {version}",
+            f"version {PROTOCOL_VERSION}",
+            "install the run's version of potluck",
+        )
+    if run_id is not None and run != run_id:
+        raise RemoteProtocolError(f"an envelope of run {run[:4].hex()}", f"run {run_id[:4].hex()}")
+    if len(data) != _HEADER.size + length + SIGNATURE_BYTES:
+        raise RemoteProtocolError(f"an envelope of {len(data)} bytes", f"{_HEADER.size + length + SIGNATURE_BYTES}")
+    if now_unix_ms is not None and now_unix_ms > expires_unix_ms:
+        raise RemoteProtocolError(
+            f"a message that expired {(now_unix_ms - expires_unix_ms) / 1000:.0f} s ago",
+            "a fresh one",
+            "check both clocks",
+        )
+    sender = verifier.peer_id_of(public_key)
+    body, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
+    if not verifier.verify(public_key, body, signature):
+        raise RemoteProtocolError(f"a bad signature in the name of {sender}", "the sender's own")
+    return Envelope(sender, public_key, sequence, expires_unix_ms, data[_HEADER.size : -SIGNATURE_BYTES], data)
+
+
+def next_session(last: int, now_unix_s: float) -> int:
+    """The number of the next process life: above `last`, the one counted on this disk (0 for none), and not below the time. So of two
+    machines with copies of one identity the one that was started later has the higher number, whatever each of them counted.
+
+    Raises:
+        LocalProtocolError: no number is left above `last`: there are MAX_SESSION of them, enough for one a second until 2106.
+    """
+    session = max(last + 1, min(int(now_unix_s), MAX_SESSION))
+    if not 0 < session <= MAX_SESSION:
+        raise LocalProtocolError(f"session {session}", f"1 to {MAX_SESSION}")
+    return session
+
+
+def first_sequence(session: int) -> int:
+    """The first sequence number of a process life. `session` is counted on disk before it is used, which reserves 2^32 numbers at
+    the price of one write per process life: none is ever used twice, crashes included.
+    """
+    return session << SESSION_BITS
+
+
+def session_of(sequence: int) -> int:
+    """The process life that a sequence number belongs to."""
+    return sequence >> SESSION_BITS
+
+
+def superseded(ours: int, newer: int) -> SupersededError:
+    """What ends the older of two processes with one identity, in whichever way it hears of the newer one."""
+    return SupersededError(
+        f"another process with this identity joined with a newer session ({newer}, ours is {ours})",
+        "one process per identity",
+        "leave it to the other one; a second machine needs an identity of its own: join there with a new --state-dir",
+    )
+
+
+class ReplayGuard:
+    """Remembers which sequence numbers came from each sender, in a sliding window below the highest (RFC 4303, section 3.4.3).
+
+    Messages of one sender travel side by side and arrive out of order, so a number below the highest is no replay by itself.
+    Bounded: MAX_GUARDED_SENDERS senders, the latest kept, and REPLAY_WINDOW numbers each; older numbers count as replays.
+    """
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
+
+    def newest_session(self, sender: PeerId) -> int:
+        """The process life that the latest of a sender's messages came from, 0 for a sender never heard."""
+        highest, _ = self._seen.get(sender, (0, 0))
+        return session_of(highest)
+
+    def admit(self, envelope: Envelope) -> bool:
+        """True for a number that did not come from this sender before; it is remembered. False for a replay."""
+        highest, window = self._seen.get(envelope.sender, (-1, 0))
+        ahead = envelope.sequence - highest
+        if ahead > 0:
+            window = (window << ahead | 1) & _WINDOW_MASK if ahead < REPLAY_WINDOW else 1
+            highest = envelope.sequence
+        elif -ahead >= REPLAY_WINDOW or window >> -ahead & 1:
+            return False
+        else:
+            window |= 1 << -ahead
+        self._seen[envelope.sender] = (highest, window)
+        self._seen.move_to_end(envelope.sender)
+        while len(self._seen) > MAX_GUARDED_SENDERS:
+            self._seen.popitem(last=False)
+        return True

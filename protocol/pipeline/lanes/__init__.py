@@ -1,0 +1,1 @@
+"""How a lane forms, steps, loses a member and ends."""

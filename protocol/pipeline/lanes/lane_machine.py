@@ -1,0 +1,476 @@
+"""A lane as a whole: its members step together, go back together, and end together. `step(state, event, now) -> Step`.
+
+Whoever keeps a lane hears its members: the squares of their gradients, their snapshots, their signs of life. A step is agreed when all
+stages have told theirs. When a member is lost a spare takes its place, all stages go back to the newest snapshot that all of them
+hold, and what was trained since is counted as lost. Without a spare within two seconds the lane dissolves: it enters the round with
+the tokens of that snapshot, which its survivors and the lost member's neighbour hold, and the survivors become spares.
+
+A lane is one data peer to the run, so it goes on, or enters the round, as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from types import MappingProxyType
+from typing import Final, Literal
+
+from protocol.errors import LocalProtocolError
+from protocol.frozen import replace
+from protocol.ids import PeerId, short
+from protocol.pipeline.stage_machine import LaneConfig, Point
+
+STALLED_STEPS: Final = 10.0
+"""Of a lane's slowest step: so long it is waited for the next one."""
+
+LOADED_WITHIN_S: Final = 600.0
+"""A spare fetches a whole stage with its moments; a stage is made, and copied, when a lane begins."""
+
+FIRST_STEP_WITHIN_S: Final = 600.0
+"""How long a step takes with these members is not known before the first one, in which kernels are compiled; who is gone meanwhile is
+found by its silence.
+"""
+
+Phase = Literal["running", "wanting", "loading", "over"]
+
+
+@dataclass(frozen=True, slots=True)
+class SquareTold:
+    """A stage is done with its passes; the square of its gradient."""
+
+    peer: PeerId
+    epoch: int
+    at: Point
+    square: float
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTold:
+    """A stage's snapshot of a point lies with itself and a neighbour."""
+
+    peer: PeerId
+    epoch: int
+    at: Point
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTold:
+    """A stage has loaded the snapshot that the lane goes back to."""
+
+    peer: PeerId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """A stage's snapshot is nowhere any more, or cannot be had."""
+
+    peer: PeerId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberHeard:
+    """A sign of life."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    """A connection was refused or reset, or the member says goodbye."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class SparesListed:
+    """Who can be reached, has room for the stages named, and serves no lane; the best first."""
+
+    spares: tuple[tuple[PeerId, frozenset[int]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time passed; for `lag_s` of it the keeper itself was not running, and heard nobody."""
+
+    lag_s: float = 0.0
+
+
+Event = SquareTold | SnapshotTold | LoadedTold | LoadFailed | MemberHeard | MemberLost | SparesListed | Ticked
+
+
+@dataclass(frozen=True, slots=True)
+class AgreeStep:
+    """Tell all members `StepAgreed`."""
+
+    epoch: int
+    at: Point
+    whole_square: float
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFrom:
+    """Tell all members that every stage holds the snapshot of this point: older ones may go."""
+
+    at: Point
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GoBack:
+    """Tell these members, in the order of their stages, `WentBack`; one that was none before takes its stage's snapshot from whoever
+    holds it.
+    """
+
+    epoch: int
+    at: Point
+    counted: int
+    members: tuple[PeerId, ...]
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Tell all members `Resumed`."""
+
+    epoch: int
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Dissolve:
+    """The lane ends: each stage's snapshot of this point enters the round with so many tokens, none with 0; these are spares now.
+
+    Attributes:
+        holders: who has each stage's, and brings it; none with 0 tokens.
+    """
+
+    at: Point
+    tokens: int
+    survivors: tuple[PeerId, ...]
+    holders: tuple[PeerId, ...]
+    reason: str
+
+
+Order = AgreeStep | KeepFrom | GoBack | Resume | Dissolve
+
+
+@dataclass(frozen=True)
+class LaneState:
+    """What the keeper of a lane knows.
+
+    Attributes:
+        members: by stage.
+        heard_s: when each was heard last, monotonic.
+        at: the point that the running inner step began at.
+        counted: inner steps of the round that count, at each point that is still to be asked for.
+        squares: told for the running step, by stage.
+        saved: the newest point that every stage holds a snapshot of; None before the first.
+        copied: stages that hold a newer one, by its point.
+        lost: stages without a member.
+        wanting_since_s: since when a stage has none.
+        loaded: stages that have loaded the snapshot.
+        fresh: stages whose members came since the snapshot and may not have it, nor their neighbour's.
+        spares: who could take a place, and which.
+        lost_tokens: trained and taken back, since the lane began.
+        moved_s: when a step, a snapshot or a way back was last done by all.
+        slowest_s: the longest time that a step has taken, the first one of a round with what is measured before it.
+        is_proven: whether these members have taken a step together.
+    """
+
+    config: LaneConfig
+    members: tuple[PeerId, ...]
+    heard_s: Mapping[PeerId, float]
+    at: Point
+    epoch: int = 0
+    phase: Phase = "running"
+    counted: Mapping[Point, int] = field(default_factory=lambda: MappingProxyType({}))
+    squares: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    saved: Point | None = None
+    copied: Mapping[Point, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))
+    lost: frozenset[int] = frozenset()
+    wanting_since_s: float = 0.0
+    loaded: frozenset[int] = frozenset()
+    fresh: frozenset[int] = frozenset()
+    spares: tuple[tuple[PeerId, frozenset[int]], ...] = ()
+    lost_tokens: int = 0
+    moved_s: float = 0.0
+    slowest_s: float = 0.0
+    is_proven: bool = False
+
+    @property
+    def living(self) -> tuple[PeerId, ...]:
+        """Members that are not lost."""
+        return tuple(member for stage, member in enumerate(self.members) if stage not in self.lost)
+
+
+def neighbour(stage: int, num_stages: int) -> int:
+    """The stage whose member holds a second copy of this one's snapshots; itself where there is but one."""
+    return (stage + 1) % num_stages
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The state after an event, what is ordered, and why an event was passed over."""
+
+    state: LaneState
+    orders: tuple[Order, ...] = ()
+    remark: str = ""
+
+
+def begin(config: LaneConfig, members: tuple[PeerId, ...], at: Point, now_s: float) -> LaneState:
+    """A lane of these peers, a stage each; all hold the run's state of this point.
+
+    Raises:
+        LocalProtocolError: not one peer a stage.
+    """
+    if len(members) != config.num_stages or len(set(members)) != len(members):
+        raise LocalProtocolError(f"a lane of {len(members)} members", f"{config.num_stages}, each once")
+    heard = MappingProxyType(dict.fromkeys(members, now_s))
+    return LaneState(config, members, heard, at, counted=MappingProxyType({at: 0}), moved_s=now_s)
+
+
+def step(state: LaneState, event: Event, now_s: float) -> Step:
+    """Take one event."""
+    if state.phase == "over":
+        return Step(state, remark="the lane is no more")
+    done = _step(state, event, now_s)
+    after = done.state
+    if (after.at, after.phase, after.saved) == (state.at, state.phase, state.saved):
+        return done
+    took_s = now_s - state.moved_s if after.at > state.at else 0.0
+    moved = replace(after, moved_s=now_s, slowest_s=max(state.slowest_s, took_s))
+    return Step(moved, done.orders, done.remark)
+
+
+def _step(state: LaneState, event: Event, now_s: float) -> Step:
+    match event:
+        case SparesListed():
+            return _replaced(replace(state, spares=event.spares), now_s)
+        case Ticked():
+            return _ticked(_unheard(state, event.lag_s), now_s)
+        case _:
+            stage = _stage_of(state, event.peer)
+            if stage is None:
+                return Step(state, remark=f"{short(event.peer)} is no member of this lane")
+            return _from_member(state, event, stage, now_s)
+
+
+def _from_member(
+    state: LaneState,
+    event: SquareTold | SnapshotTold | LoadedTold | LoadFailed | MemberHeard | MemberLost,
+    stage: int,
+    now_s: float,
+) -> Step:
+    if isinstance(event, MemberLost):
+        return _lost(state, frozenset({stage}), now_s, f"{short(event.peer)}, which had stage {stage}, is gone")
+    state = replace(state, heard_s=MappingProxyType({**state.heard_s, event.peer: now_s}))
+    if isinstance(event, MemberHeard):
+        return Step(state)
+    if event.epoch != state.epoch:
+        return Step(state, remark=f"{type(event).__name__} of time line {event.epoch}, here it is {state.epoch}")
+    match event:
+        case SquareTold():
+            return _square_told(state, event, stage)
+        case SnapshotTold():
+            return _snapshot_told(state, event, stage)
+        case LoadedTold():
+            return _loaded(state, stage)
+        case LoadFailed():
+            return _dissolved(
+                state, 0, f"the snapshot of stage {stage} is lost, and with it the lane's work of this round"
+            )
+
+
+def _stage_of(state: LaneState, peer: PeerId) -> int | None:
+    stages = [stage for stage, member in enumerate(state.members) if member == peer and stage not in state.lost]
+    return stages[0] if stages else None
+
+
+def _square_told(state: LaneState, event: SquareTold, stage: int) -> Step:
+    if event.at != state.at or stage in state.squares:
+        return Step(state, remark=f"a gradient of {event.at} from stage {stage}, here it is {state.at}")
+    squares = {**state.squares, stage: event.square}
+    if len(squares) < state.config.num_stages:
+        return Step(replace(state, squares=MappingProxyType(squares)))
+    # in the order of the stages, so that the sum does not hang on who was first
+    whole = sum(squares[place] for place in range(state.config.num_stages))
+    agreed = AgreeStep(state.epoch, state.at, whole, "all stages are done with the step")
+    is_last = state.at.step + 1 >= state.config.inner_steps
+    counted = state.counted[state.at] + isfinite(whole)
+    after = Point(state.at.round, state.at.step + 1)
+    following = {after: counted, **({Point(state.at.round + 1, 0): 0} if is_last else {})}
+    moved = replace(
+        state,
+        at=Point(state.at.round + 1, 0) if is_last else after,
+        squares=MappingProxyType({}),
+        counted=MappingProxyType({**state.counted, **following}),
+        is_proven=True,
+    )
+    return Step(moved, (agreed,))
+
+
+def _snapshot_told(state: LaneState, event: SnapshotTold, stage: int) -> Step:
+    if event.at not in state.counted or (state.saved is not None and event.at <= state.saved):
+        return Step(state, remark=f"a snapshot of {event.at} from stage {stage}, which nobody asks for")
+    stages = state.copied.get(event.at, frozenset()) | {stage}
+    if len(stages) < state.config.num_stages:
+        return Step(replace(state, copied=MappingProxyType({**state.copied, event.at: stages})))
+    moved = replace(
+        state,
+        saved=event.at,
+        copied=MappingProxyType({at: held for at, held in state.copied.items() if at > event.at}),
+        counted=MappingProxyType({at: count for at, count in state.counted.items() if at >= event.at}),
+    )
+    return Step(moved, (KeepFrom(event.at, "every stage holds this snapshot"),))
+
+
+def _unheard(state: LaneState, lag_s: float) -> LaneState:
+    """Silence while the keeper was not running is its own."""
+    if lag_s <= 0.0:
+        return state
+    return replace(state, heard_s=MappingProxyType({peer: at_s + lag_s for peer, at_s in state.heard_s.items()}))
+
+
+def _ticked(state: LaneState, now_s: float) -> Step:
+    silent = frozenset(
+        stage
+        for stage, member in enumerate(state.members)
+        if stage not in state.lost and now_s - state.heard_s[member] > state.config.suspect_after_s
+    )
+    if silent:
+        return _lost(state, silent, now_s, f"nothing was heard of stages {sorted(silent)}")
+    stuck = _stuck(state, now_s)
+    if not stuck:
+        return _replaced(state, now_s)
+    reason = f"stages {sorted(stuck)} answer and do not get on"
+    if len(stuck) < state.config.num_stages:
+        return _lost(state, stuck, now_s, reason)
+    return _dissolved(state, state.counted[state.saved] if state.saved is not None else 0, reason)
+
+
+def _stuck(state: LaneState, now_s: float) -> frozenset[int]:
+    """Stages that others have waited for too long. Between rounds a lane waits for the commit, which is not its own to make."""
+    waits_for_commit = state.phase == "running" and state.at.step == 0 and state.saved not in (None, state.at)
+    if waits_for_commit or state.phase == "wanting" or now_s - state.moved_s <= _patience_s(state):
+        return frozenset()
+    begins = state.phase == "running" and state.saved is None
+    done = state.copied.get(state.at, frozenset()) if begins else frozenset(state.squares)
+    return frozenset(range(state.config.num_stages)) - (state.loaded if state.phase == "loading" else done)
+
+
+def _patience_s(state: LaneState) -> float:
+    learned_s = max(state.config.stalled_after_s, STALLED_STEPS * state.slowest_s)
+    if state.phase == "loading" or state.saved is None:
+        return max(learned_s, LOADED_WITHIN_S)
+    return learned_s if state.is_proven else max(learned_s, FIRST_STEP_WITHIN_S)
+
+
+def _lost(state: LaneState, stages: frozenset[int], now_s: float, reason: str) -> Step:
+    since_s = state.wanting_since_s if state.phase == "wanting" else now_s
+    wanting = replace(state, phase="wanting", lost=state.lost | stages, wanting_since_s=since_s)
+    if state.saved is None:
+        return _dissolved(wanting, 0, f"{reason} before the first snapshot")
+    return _replaced(wanting, now_s, reason)
+
+
+def _replaced(state: LaneState, now_s: float, reason: str = "") -> Step:
+    """Every lost stage gets a spare, or the lane waits, or it ends."""
+    if state.phase != "wanting" or state.saved is None:
+        return Step(state)
+    members, left = list(state.members), [spare for spare in state.spares if spare[0] not in state.members]
+    for stage in sorted(state.lost):
+        found = next((spare for spare in left if stage in spare[1]), None)
+        if found is not None:
+            left.remove(found)
+            members[stage] = found[0]
+    if all(members[stage] != state.members[stage] for stage in state.lost):
+        return _going_back(state, tuple(members), tuple(left), now_s, reason)
+    if now_s - state.wanting_since_s < state.config.spare_within_s:
+        return Step(state, remark=f"no spare yet for stages {sorted(state.lost)}")
+    counted = state.counted[state.saved]
+    return _dissolved(
+        state, counted, f"no spare for stages {sorted(state.lost)} within {state.config.spare_within_s:g} s"
+    )
+
+
+def _going_back(
+    state: LaneState,
+    members: tuple[PeerId, ...],
+    spares: tuple[tuple[PeerId, frozenset[int]], ...],
+    now_s: float,
+    reason: str,
+) -> Step:
+    saved = state.saved if state.saved is not None else state.at
+    moved = replace(
+        state,
+        members=members,
+        spares=spares,
+        heard_s=MappingProxyType(dict.fromkeys(members, now_s)),
+        epoch=state.epoch + 1,
+        phase="loading",
+        at=Point(saved.round + 1, 0) if saved.step >= state.config.inner_steps else saved,
+        squares=MappingProxyType({}),
+        copied=MappingProxyType({}),
+        counted=MappingProxyType(_kept_counts(state, saved)),
+        lost=frozenset(),
+        loaded=frozenset(),
+        fresh=state.fresh | state.lost,
+        is_proven=False,
+        lost_tokens=state.lost_tokens + _since(state, saved),
+    )
+    order = GoBack(moved.epoch, saved, state.counted[saved], members, reason or "a spare is there")
+    return Step(moved, (order,))
+
+
+def _kept_counts(state: LaneState, saved: Point) -> dict[Point, int]:
+    """Of the snapshot, and of the next round's start where only that is still to come."""
+    counts = {saved: state.counted[saved]}
+    if saved.step >= state.config.inner_steps:
+        counts[Point(saved.round + 1, 0)] = 0
+    return counts
+
+
+def _since(state: LaneState, saved: Point) -> int:
+    """Tokens that counted after the snapshot."""
+    ends: dict[int, int] = {}
+    for at, count in state.counted.items():
+        ends[at.round] = max(ends.get(at.round, 0), count)
+    steps = sum(ends.values()) - state.counted[saved]
+    return steps * state.config.step_tokens
+
+
+def _loaded(state: LaneState, stage: int) -> Step:
+    if state.phase != "loading":
+        return Step(state, remark=f"stage {stage} has loaded a snapshot, and the lane is {state.phase}")
+    loaded = state.loaded | {stage}
+    if len(loaded) < state.config.num_stages:
+        return Step(replace(state, loaded=loaded))
+    running = replace(state, phase="running", loaded=loaded, fresh=frozenset())
+    return Step(running, (Resume(state.epoch, "all stages are back"),))
+
+
+def _holder(state: LaneState, stage: int) -> PeerId | None:
+    """Who has a stage's newest whole snapshot: its member, or the neighbour's. A new member has it once it has loaded it; a new
+    neighbour has been given it by then, too.
+    """
+    beside, has_loaded = neighbour(stage, state.config.num_stages), stage in state.loaded
+    for place in (stage, beside):
+        if place not in state.lost and (place not in state.fresh or has_loaded):
+            return state.members[place]
+    return None
+
+
+def _dissolved(state: LaneState, counted: int, reason: str) -> Step:
+    at = state.saved if state.saved is not None else state.at
+    holders = tuple(_holder(state, stage) for stage in range(state.config.num_stages))
+    if counted and None in holders:
+        counted, reason = 0, f"{reason}, and nobody has the snapshot of stage {holders.index(None)}"
+    tokens = counted * state.config.step_tokens
+    lost = state.lost_tokens + max(0, _since(state, at)) + (state.counted[at] - counted) * state.config.step_tokens
+    bringing = tuple(peer for peer in holders if peer is not None) if tokens else ()
+    order = Dissolve(at, tokens, state.living, bringing, reason)
+    return Step(replace(state, phase="over", lost_tokens=lost), (order,))

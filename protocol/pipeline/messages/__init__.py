@@ -1,0 +1,1 @@
+"""Messages of lanes and their bytes."""

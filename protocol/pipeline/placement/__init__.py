@@ -1,0 +1,1 @@
+"""Which peer holds which stage, and where a model is cut."""

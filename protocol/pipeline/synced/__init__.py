@@ -1,0 +1,1 @@
+"""Synced steps: all replicas of a stage step together."""

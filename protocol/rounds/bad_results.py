@@ -1,0 +1,47 @@
+"""Results that cannot be used: other bytes than their reducer named, or bytes that mean nothing (rules 10, 14 and 16).
+
+Whether bytes mean anything is the same for everybody. So a record that names some which do not is acked by nobody who keeps to the
+rules, and a quorum of acks for it cannot be: where one of its voters says that it acked such a record, nothing was decided by that.
+"""
+
+from __future__ import annotations
+
+from protocol.errors import RemoteProtocolError
+from protocol.frozen import replace
+from protocol.ids import Root, short
+from protocol.rounds import attempt
+from protocol.rounds.events import ResultRefused
+from protocol.rounds.messages.wire import decode_record
+from protocol.rounds.state import RoundState, Step
+
+
+def names_useless(record: bytes, useless: frozenset[Root]) -> bool:
+    """Whether a record, as it was settled, names a result of which it is known that it means nothing."""
+    if not useless:
+        return False
+    try:
+        return any(part.result_hash in useless for part in decode_record(record).slices)
+    except RemoteProtocolError:
+        return False
+
+
+def result_refused(state: RoundState, event: ResultRefused, now_s: float) -> Step:
+    """A reducer, and be it we, gave what cannot be used: it gets no slice in our next attempts on this base. Where we lead its slice
+    goes to another, or the attempt ends whose record names it, unless somebody else has acked that: then the bytes are to be had.
+    """
+    found = f"the result of {short(event.reducer)} cannot be used: {event.why}"
+    opened = state.open
+    if event.base != state.link.commit or opened.committing is not None:
+        return Step(state, remark=f"{found}; its round is decided")
+    useless = opened.useless | ({event.result_hash} if event.result_hash is not None else set())
+    unfit = tuple(sorted({*opened.unfit, event.reducer}))
+    opened = replace(opened, useless=useless, unfit=unfit)
+    state, led, proposal = replace(state, open=opened), opened.leading, opened.proposal
+    if led is None or proposal is None or event.ballot != proposal.ballot or event.ballot != led.ballot:
+        return Step(state, remark=f"{found}; it gets no slice of us")
+    lost = [part for part in proposal.slices if part.reducer == event.reducer]
+    if led.stage == "collecting" and lost:
+        return attempt.give_away(state, led, proposal, lost, now_s, found)
+    if not lost or led.acks.keys() - {event.reducer}:
+        return Step(state, remark=f"{found}; the attempt goes on")
+    return attempt.failed(state, now_s, found, wait_s=0.0)

@@ -1,0 +1,1 @@
+"""Chains of commits, quorum and the choice between forks."""

@@ -1,0 +1,187 @@
+"""The chain of commits as anybody can check it: start record, certificates, and the roster that each commit hands on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from protocol.errors import RemoteProtocolError
+from protocol.identity.envelope import open_envelope
+from protocol.identity.identity import Verifier
+from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
+from protocol.rounds.lineage.quorum import electorate, is_quorum
+from protocol.rounds.messages.messages import MAX_MEMBERS, Ack, Ballot, Certificate, CommitRecord, Leave
+from protocol.rounds.messages.start import StartRecord
+from protocol.rounds.messages.wire import commit_id, decode_body, decode_message, decode_record, genesis_id
+
+ROUND_DOMAIN = "potluck round"
+"""Domain tag of every signed round message; contribution and result headers use it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """A verified commit of one unit, or its genesis.
+
+    Attributes:
+        roster: who votes on the round that follows.
+        total_tokens: W, tokens credited on this lineage so far.
+        target_tokens: ready tokens at which the round that follows is due.
+        record: None for the genesis.
+        disks: the incarnations that they vote with, by peer; none for the genesis of a run that an older host started.
+    """
+
+    unit: UnitName
+    commit: CommitId
+    index: int
+    roster: tuple[PeerId, ...]
+    total_tokens: int
+    target_tokens: int
+    record: CommitRecord | None = None
+    disks: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
+
+    @property
+    def parent(self) -> CommitId | None:
+        """The commit that this one continues; None for the genesis."""
+        return self.record.parent if self.record is not None else None
+
+    def may_vote(self, peer: PeerId, incarnation: int) -> bool:
+        """Whether the peer's votes on the round that follows count: not those of a disk that is newer than its place in the roster
+        (rules 3 and 19). Founders whose disks the start record does not name are taken at their word.
+        """
+        return self.disks.get(peer, incarnation) == incarnation
+
+    @property
+    def is_lone(self) -> bool:
+        """Committed without a quorum of the base roster."""
+        return self.record is not None and self.record.lone
+
+
+def genesis_link(start_record: bytes, unit: UnitName) -> ChainLink:
+    """The link before the first commit, from the payload of the host-signed start record.
+
+    Raises:
+        RemoteProtocolError: not a start record, or one without this unit.
+    """
+    start = decode_body(StartRecord, start_record)
+    part = next((part for part in start.units if part.unit == unit), None)
+    if part is None:
+        raise RemoteProtocolError(f"a start record without unit {unit}", "every unit of the manifest")
+    roster, genesis = part.roster or start.roster, genesis_id(start_record)
+    named = zip(start.roster, start.incarnations, strict=True) if start.incarnations else ()
+    disks = MappingProxyType({peer: incarnation for peer, incarnation in named if peer in roster})
+    return ChainLink(unit, genesis, 0, roster, 0, start.target_tokens, disks=disks)
+
+
+def link_after(parent: ChainLink, record_bytes: bytes) -> ChainLink:
+    """The link that a record makes on `parent`, once it is certified.
+
+    Raises:
+        RemoteProtocolError: the record does not continue `parent`, or its sums are wrong.
+    """
+    record = decode_record(record_bytes)
+    if record.parent != parent.commit or record.unit != parent.unit:
+        raise RemoteProtocolError("a record on another base", f"the base {parent.commit[:4].hex()} of {parent.unit}")
+    if record.index != parent.index + 1:
+        raise RemoteProtocolError(f"record index {record.index}", f"{parent.index + 1}")
+    credited = sum(c.credited_tokens for c in record.contributors)
+    if record.total_tokens != parent.total_tokens + credited:
+        raise RemoteProtocolError(f"total of {record.total_tokens} tokens", f"{parent.total_tokens + credited}")
+    if any(c.credited_tokens > min(c.tokens, record.weight_cap_tokens) for c in record.contributors):
+        raise RemoteProtocolError("a contributor credited with more than it offered", "at most its tokens and the cap")
+    return link_of(record_bytes)
+
+
+def link_of(record_bytes: bytes) -> ChainLink:
+    """The link that a record makes, for who has checked before that it continues its parent.
+
+    Raises:
+        RemoteProtocolError: not a record.
+    """
+    record = decode_record(record_bytes)
+    return ChainLink(
+        record.unit,
+        commit_id(record.parent, record_bytes),
+        record.index,
+        record.roster,
+        record.total_tokens,
+        record.next_target_tokens,
+        record,
+        MappingProxyType(dict(zip(record.roster, record.incarnations, strict=True))),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SignedAck:
+    """An ack whose signature was checked."""
+
+    voter: PeerId
+    ballot: Ballot
+    commit: CommitId
+    base: CommitId
+
+
+def open_ack(raw: bytes, *, verifier: Verifier, run_id: RunId) -> SignedAck:
+    """Read a signed ack; its expiry is not judged: records are judged as of their round (rule 25).
+
+    Raises:
+        RemoteProtocolError: bad signature, another run, or no ack inside.
+    """
+    envelope = open_envelope(raw, verifier=verifier, domain=ROUND_DOMAIN, run_id=run_id, now_unix_ms=None)
+    message = decode_message(envelope.payload)
+    if not isinstance(message, Ack):
+        raise RemoteProtocolError(f"a {type(message).__name__} among the acks", "acks")
+    return SignedAck(envelope.sender, message.ballot, message.commit, message.base)
+
+
+def open_leave(raw: bytes, *, verifier: Verifier, run_id: RunId) -> tuple[PeerId, Leave]:
+    """Read a signed goodbye: who left, and its vote.
+
+    Raises:
+        RemoteProtocolError: bad signature, another run, or no goodbye of the signer inside.
+    """
+    envelope = open_envelope(raw, verifier=verifier, domain=ROUND_DOMAIN, run_id=run_id, now_unix_ms=None)
+    message = decode_message(envelope.payload)
+    if not isinstance(message, Leave) or message.member.peer != envelope.sender:
+        raise RemoteProtocolError(f"a {type(message).__name__} among the goodbyes", "goodbyes of their signers")
+    return envelope.sender, message
+
+
+def attested_roots(links: Iterable[ChainLink]) -> dict[CommitId, Root]:
+    """State roots by commit, as later ones of these commits attest them."""
+    attested = [link.record.attested for link in links if link.record is not None]
+    return {entry.commit: entry.state_root for entry in attested if entry is not None}
+
+
+def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier: Verifier, run_id: RunId) -> ChainLink:
+    """The link that a certificate proves on `parent` (rule 15).
+
+    A lone commit is proven by the acks of its whole roster (rule 18), any other by a quorum of the parent's roster.
+
+    Raises:
+        RemoteProtocolError: the record does not continue `parent`, or the acks are no quorum of its roster in one ballot.
+    """
+    link = link_after(parent, certificate.record)
+    if len(certificate.acks) > MAX_MEMBERS or len(certificate.leaves) > MAX_MEMBERS:
+        raise RemoteProtocolError(f"a certificate of {len(certificate.acks)} acks", f"at most {MAX_MEMBERS}")
+    ballots: set[Ballot] = set()
+    voters: set[PeerId] = set()
+    for raw in certificate.acks:
+        ack = open_ack(raw, verifier=verifier, run_id=run_id)
+        if ack.commit != link.commit or ack.base != parent.commit:
+            raise RemoteProtocolError("an ack of another commit in a certificate", "acks of its own record")
+        ballots.add(ack.ballot)
+        voters.add(ack.voter)
+    if len(ballots) != 1:
+        raise RemoteProtocolError(f"acks of {len(ballots)} ballots", "acks of one ballot")
+    (ballot,) = ballots
+    leaves = dict(open_leave(raw, verifier=verifier, run_id=run_id) for raw in certificate.leaves)
+    if any(leave.base != parent.commit or leave.unit != parent.unit for leave in leaves.values()):
+        raise RemoteProtocolError("a goodbye on another base in a certificate", "goodbyes on its own base")
+    if link.is_lone:
+        if set(link.roster) - voters:
+            raise RemoteProtocolError(f"{len(voters)} acks of a lone commit", f"all {len(link.roster)} of its roster")
+        return link
+    if not is_quorum(run_id, electorate(parent.roster, ballot, leaves), voters):
+        raise RemoteProtocolError(f"{len(voters)} acks", f"a quorum of the {len(parent.roster)} of the base roster")
+    return link

@@ -1,0 +1,261 @@
+"""The tree of verified commits, and which of its branches to follow (rule 22). Pure.
+
+Lineages are compared only when their certificates were verified here. At every fork the child is kept whose best descendant has
+the most work, in classes that double, so that near-equal sides are told apart by constants and nobody is sent back and forth. Work is
+what members are credited with, of each in each round at most the cap that both sides of the fork agreed on before it.
+
+Where a run has several units, one of them, the spine, decides for all (rule 23): a branch of another unit that was trained with the
+spine's followed lineage comes before one that was trained with another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from protocol.errors import LocalProtocolError
+from protocol.ids import CommitId
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages.messages import NO_SPINE, Certificate
+from protocol.rounds.messages.requests import MAX_KNOWN
+
+MAX_DEPTH: Final = 4096
+"""Commits behind the head that are kept in the tree; a fork that lies deeper is not followed."""
+
+NUM_DENSE: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A verified commit and what proves it; the root of the tree needs no proof here."""
+
+    link: ChainLink
+    certificate: Certificate | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTree:
+    """Verified commits of one unit by id. `root` is the oldest one kept, `tip` the one that was added last."""
+
+    root: CommitId
+    tip: CommitId
+    nodes: Mapping[CommitId, TreeNode]
+    has_fork: bool = False
+
+    def add(self, link: ChainLink, certificate: Certificate) -> CommitTree:
+        """The tree with one more commit, whose parent must be in it."""
+        return self if link.commit in self.nodes else self.add_all([(link, certificate)])
+
+    def add_all(self, found: Iterable[tuple[ChainLink, Certificate]]) -> CommitTree:
+        """As `add`, one after another, for the cost of a single one."""
+        nodes, tip, has_fork = dict(self.nodes), self.tip, self.has_fork
+        for link, certificate in found:
+            if link.commit in nodes:
+                continue
+            if link.parent is None or link.parent not in nodes:
+                raise LocalProtocolError("a commit whose parent is not in the tree", "its parent first")
+            # what was added last has no children yet, and mostly the chain grows there
+            has_fork = has_fork or (link.parent != tip and any(n.link.parent == link.parent for n in nodes.values()))
+            nodes[link.commit] = TreeNode(link, certificate)
+            tip = link.commit
+        return replace(self, tip=tip, nodes=MappingProxyType(nodes), has_fork=has_fork)
+
+    def path(self, ancestor: CommitId, commit: CommitId) -> tuple[TreeNode, ...] | None:
+        """The nodes after `ancestor` up to `commit`, oldest first; None when `ancestor` is not behind it."""
+        nodes: list[TreeNode] = []
+        here: CommitId | None = commit
+        while here is not None and here != ancestor:
+            node = self.nodes.get(here)
+            if node is None:
+                return None
+            nodes.append(node)
+            here = node.link.parent
+        return tuple(reversed(nodes)) if here == ancestor else None
+
+    def common(self, one: CommitId, other: CommitId) -> CommitId | None:
+        """The newest commit behind both, None when the fork lies deeper than the tree."""
+        behind: set[CommitId] = set()
+        here: CommitId | None = one
+        while here is not None and here in self.nodes:
+            behind.add(here)
+            here = self.nodes[here].link.parent
+        here = other
+        while here is not None and here in self.nodes:
+            if here in behind:
+                return here
+            here = self.nodes[here].link.parent
+        return None
+
+    def pruned(self, head: CommitId) -> CommitTree:
+        """Without what lies more than MAX_DEPTH commits behind the head, on any branch; done rarely, in large bites."""
+        index = self.nodes[head].link.index
+        if index - self.nodes[self.root].link.index <= 2 * MAX_DEPTH:
+            return self
+        kept = self.path(self.root, head)
+        if kept is None:
+            return self
+        root = kept[-MAX_DEPTH].link.commit
+        nodes = {root: self.nodes[root]}
+        for commit, node in self.nodes.items():  # in the order of adding: parents come before their children
+            if node.link.parent in nodes:
+                nodes[commit] = node
+        parents = [node.link.parent for commit, node in nodes.items() if commit != root]
+        tip = self.tip if self.tip in nodes else max(nodes, key=lambda commit: nodes[commit].link.index)
+        return CommitTree(root, tip, MappingProxyType(nodes), has_fork=len(set(parents)) < len(parents))
+
+
+def tree_of(root: ChainLink) -> CommitTree:
+    """A tree of one commit."""
+    return CommitTree(root.commit, root.commit, MappingProxyType({root.commit: TreeNode(root, None)}))
+
+
+class Standing(Enum):
+    """How a cited spine commit stands to the lineage of the spine that is followed here."""
+
+    OTHER = 0
+    UNKNOWN = 1
+    FOLLOWED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SpineView:
+    """The spine as this peer knows and follows it: `head` is the newest commit that it adopted, in `tree`."""
+
+    head: CommitId
+    tree: CommitTree
+
+    @property
+    def link(self) -> ChainLink:
+        """The head."""
+        return self.tree.nodes[self.head].link
+
+    @property
+    def links(self) -> tuple[ChainLink, ...]:
+        """What lies behind the head and the head, oldest first."""
+        behind = self.tree.path(self.tree.root, self.head) or ()
+        return (self.tree.nodes[self.tree.root].link, *(node.link for node in behind))
+
+    def lineage(self) -> frozenset[CommitId]:
+        """The head and what lies behind it."""
+        return frozenset(link.commit for link in self.links)
+
+    def standing(self, cited: CommitId) -> Standing:
+        """How a spine commit stands to the followed lineage. One that comes after the head stands with it: we are merely behind."""
+        if cited in (self.head, NO_SPINE):
+            return Standing.FOLLOWED
+        node = self.tree.nodes.get(cited)
+        if node is None:
+            return Standing.UNKNOWN
+        older, newer = (cited, self.head) if node.link.index <= self.link.index else (self.head, cited)
+        return Standing.OTHER if self.tree.path(older, newer) is None else Standing.FOLLOWED
+
+
+@dataclass(frozen=True, slots=True)
+class _Merit:
+    """What speaks for a branch: of its descendants those count that stand with the followed spine, where there are any, and of these
+    the one with most work, in tokens since the fork.
+
+    A spine commit that is not known here may come to be followed, and is then known. Until then it speaks for a branch no more than
+    another lineage's: two holders who each know only the spine that they have left would else prefer each other's branch.
+    """
+
+    is_with_spine: bool
+    work_tokens: int
+
+
+def best_head(
+    tree: CommitTree,
+    start: CommitId | None = None,
+    spine: SpineView | None = None,
+    without: Collection[CommitId] = (),
+) -> CommitId:
+    """The head to follow: from `start`, or the root, at each fork the preferred child (rule 22; with `spine` rule 23 comes first).
+    `without`: commits that cannot be had now; neither they nor what comes after them count.
+    """
+    if not tree.has_fork and not without:
+        return tree.tip
+    children: dict[CommitId, list[ChainLink]] = {}
+    for commit, node in tree.nodes.items():
+        if node.link.parent is not None and commit != tree.root and commit not in without:
+            children.setdefault(node.link.parent, []).append(node.link)
+    followed = spine.lineage() if spine is not None else frozenset[CommitId]()
+    here = tree.root if start is None else start
+    while here in children:
+        fork, ahead = tree.nodes[here].link, children[here]
+        if len(ahead) > 1:
+            merits = _merits(tree, children, fork, spine, followed)
+            ahead = [max(ahead, key=lambda child: _preference(fork, child, merits[child.commit]))]
+        here = ahead[0].commit
+    return here
+
+
+def best_stood_on(tree: CommitTree, commits: Collection[CommitId]) -> CommitId:
+    """The head to follow where only these commits of the tree and what lies behind them count."""
+    nodes = {tree.root: tree.nodes[tree.root]}
+    for commit in commits:
+        nodes.update((node.link.commit, node) for node in tree.path(tree.root, commit) or ())
+    newest = max(nodes.values(), key=lambda node: node.link.index).link.commit
+    return best_head(CommitTree(tree.root, newest, MappingProxyType(nodes), tree.has_fork))
+
+
+def _merits(
+    tree: CommitTree,
+    children: Mapping[CommitId, list[ChainLink]],
+    fork: ChainLink,
+    spine: SpineView | None,
+    followed: frozenset[CommitId],
+) -> dict[CommitId, _Merit]:
+    """For each commit after the index of `fork` whether a line from it to an end stands with the spine, and the most work on such a
+    line. One commit that was made with another spine spoils the whole line: what came before it was averaged into it.
+    """
+    merits: dict[CommitId, _Merit] = {}
+    later = [node.link for node in tree.nodes.values() if node.link.index > fork.index]
+    for link in sorted(later, key=lambda link: -link.index):
+        cited = link.record.spine if link.record is not None else NO_SPINE
+        own = spine is None or cited in followed or spine.standing(cited) is Standing.FOLLOWED
+        below = [merits[child.commit] for child in children.get(link.commit, ())]
+        is_with_spine = own and (not below or any(merit.is_with_spine for merit in below))
+        counted = (merit.work_tokens for merit in below if merit.is_with_spine or not is_with_spine)
+        merits[link.commit] = _Merit(is_with_spine, work_after(fork, [link]) + max(counted, default=0))
+    return merits
+
+
+def work_after(fork: ChainLink, links: Iterable[ChainLink]) -> int:
+    """Tokens credited in these commits behind a fork, of each contributor in each of them at most the weight cap of the fork's own
+    record (rule 22). Every record names a cap of its own, so that who commits alone could write any number; the fork's was agreed on
+    by both sides. The genesis names none: there a member counts for one round's worth at most.
+    """
+    cap = fork.record.weight_cap_tokens if fork.record is not None else max(1, fork.target_tokens)
+    records = [link.record for link in links if link.record is not None]
+    return sum(min(entry.credited_tokens, cap) for record in records for entry in record.contributors)
+
+
+def work_class(fork: ChainLink, work_tokens: int) -> int:
+    """Bit length of the rounds' worth of work since the fork: it moves when the work doubles (rule 22)."""
+    return (work_tokens // max(1, fork.target_tokens)).bit_length()
+
+
+def _preference(fork: ChainLink, child: ChainLink, merit: _Merit) -> tuple[bool, int, bool, int, int]:
+    return (
+        merit.is_with_spine,
+        work_class(fork, merit.work_tokens),
+        not child.is_lone,
+        len(child.roster),
+        -int.from_bytes(child.commit, "big"),
+    )
+
+
+def known_commits(tree: CommitTree, head: CommitId) -> tuple[CommitId, ...]:
+    """What to name when asking for commits: the head, ten before it, then in doubling steps back to the root."""
+    behind = [head]
+    nodes = tree.path(tree.root, head) or ()
+    lineage = [tree.root, *(node.link.commit for node in nodes)]
+    distance, step = 1, 1
+    while distance < len(lineage) and len(behind) < MAX_KNOWN - 1:
+        behind.append(lineage[-1 - distance])
+        step = step if distance < NUM_DENSE else step * 2
+        distance += step
+    return tuple(dict.fromkeys((*behind, tree.root)))

@@ -1,0 +1,58 @@
+"""Who votes, who opens, and what a quorum is: pure functions of a base commit and its roster (rules 3 and 6)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from hashlib import sha256
+
+from protocol.ids import CommitId, PeerId
+from protocol.rounds.messages.messages import Ballot, Leave
+
+
+def tie_holder(run_id: bytes, roster: Iterable[PeerId]) -> PeerId:
+    """The one peer whose half wins a 2 : 2 split: lowest hash of (run, peer). It depends on the run, not on the unit, so that the
+    stages of a pipeline cut in two all stop on the same side.
+    """
+    return min(roster, key=lambda peer: (sha256(b"tie" + run_id + peer.encode()).digest(), peer))
+
+
+def is_quorum(run_id: bytes, roster: Sequence[PeerId], votes: Collection[PeerId]) -> bool:
+    """More than half of the roster by count, or exactly half with the tie-holder (rule 3).
+
+    Any two such sets meet: two majorities do, a majority and a half do, and two halves share the tie-holder or are the same.
+    """
+    num_votes = sum([peer in votes for peer in roster])
+    if not num_votes:
+        return False
+    if 2 * num_votes > len(roster):
+        return True
+    return 2 * num_votes == len(roster) and tie_holder(run_id, roster) in votes
+
+
+def electorate(roster: Sequence[PeerId], ballot: Ballot, leaves: Mapping[PeerId, Leave]) -> tuple[PeerId, ...]:
+    """The roster without those who left (rule 3). A goodbye counts for `ballot` only where the leaver had promised nothing higher:
+    it may have been in the quorum of promises that closed lower ballots.
+    """
+    if not leaves:
+        return tuple(roster)
+
+    def has_left(peer: PeerId) -> bool:
+        leave = leaves.get(peer)
+        return leave is not None and (leave.promised is None or leave.promised <= ballot)
+
+    return tuple(peer for peer in roster if not has_left(peer))
+
+
+def opener_order(base: CommitId, attempt: int, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    """Peers in the order in which they may open: by hash(base, attempt, peer), so that no peer is first for ever."""
+    prefix = b"opener" + base + attempt.to_bytes(8, "big")
+    return tuple(sorted(peers, key=lambda peer: (sha256(prefix + peer.encode()).digest(), peer)))
+
+
+@functools.lru_cache(maxsize=1024)
+def first_opener(base: CommitId, roster: tuple[PeerId, ...]) -> PeerId:
+    """The owner of attempt 0. It depends on the base roster alone, which all who hold the base agree on: only so may attempt 0 skip
+    the promises. Anybody else starts at attempt 1 and collects them.
+    """
+    return opener_order(base, 0, roster)[0]

@@ -1,0 +1,478 @@
+"""One round after another of one unit at one peer, as a pure machine: `step(state, event, now) -> Step`.
+
+Here every event finds its place, and the member's side of an exchange is told. Votes are in voting.py, time and signs of life in
+liveness.py, the leader's side in leading.py and attempt.py, certificates and lineages in following.py. Together they are
+single-decree Paxos on each base commit: the first opener of the base roster owns attempt 0, whose ballot is the lowest there is and
+needs no promises of others; anybody else asks, collects promises, and finishes what may already be decided. A commit exists when
+more than half of the base roster has, on disk, all bytes that its record names and an ack in one ballot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+from typing import Final
+
+from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionError
+from protocol.frozen import replace
+from protocol.identity.envelope import open_envelope
+from protocol.ids import PeerId, Root, short
+from protocol.rounds import attempt, following, leading, liveness, voting
+from protocol.rounds import bad_results as refusing
+from protocol.rounds.events import (
+    AckLogged,
+    Applied,
+    BytesHeld,
+    CommitsFetched,
+    CommitStalled,
+    ContributionFailed,
+    ContributionReady,
+    Event,
+    ExchangeMeasured,
+    FlipOrdered,
+    LeaveLogged,
+    LeaveOrdered,
+    MessageArrived,
+    PeerLost,
+    PeersAnswered,
+    PeersListed,
+    Progressed,
+    PromiseLogged,
+    ResultRefused,
+    SpineMoved,
+    Switched,
+    SwitchFailed,
+    SwitchPrepared,
+    Ticked,
+)
+from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink, link_after
+from protocol.rounds.lineage.lineage import CommitTree, SpineView, Standing, tree_of
+from protocol.rounds.lineage.quorum import first_opener
+from protocol.rounds.messages.messages import (
+    LAST_ATTEMPT,
+    NO_SPINE,
+    Ack,
+    Ballot,
+    Committed,
+    Heartbeat,
+    Leave,
+    Mend,
+    PreVote,
+    PreVoteRequest,
+    Promise,
+    PromiseRequest,
+    Proposal,
+    Refusal,
+    ResultHeader,
+    ResultReady,
+    Settle,
+)
+from protocol.rounds.messages.wire import decode_body
+from protocol.rounds.orders import AnswerWithCertificate, BeginExchange, PrepareContribution
+from protocol.rounds.proposal import both_codecs
+from protocol.rounds.state import Contribution, OpenRound, RoundConfig, RoundState, Step
+from protocol.tensors.round_defaults import leaves_out
+
+MAX_ATTEMPT_JUMP: Final = 1024
+"""A ballot further above all that we heard of is refused: it would use up the numbers that honest attempts need."""
+
+
+def start(
+    config: RoundConfig,
+    link: ChainLink,
+    now_s: float,
+    *,
+    state_root: Root,
+    open_round: OpenRound | None = None,
+    tree: CommitTree | None = None,
+    spine: SpineView | None = None,
+) -> RoundState:
+    """The machine at a verified head; `open_round` is what the log knows of the round on it (rule 19), `tree` all that is verified,
+    `spine` the run's own lineage where that is another unit (rule 23).
+
+    Raises:
+        LocalProtocolError: a unit that is not the spine, and nothing known of the spine.
+    """
+    if config.is_spine != (spine is None):
+        raise LocalProtocolError(
+            f"unit {config.unit} {'with' if spine else 'without'} a spine", "what its place asks for"
+        )
+    return RoundState(
+        config=config,
+        link=link,
+        tree=tree or tree_of(link),
+        peers=MappingProxyType({}),
+        open=open_round or OpenRound(),
+        committed_at_s=now_s,
+        state_commit=link.commit,
+        state_root=state_root,
+        spine=spine,
+    )
+
+
+def step(state: RoundState, event: Event, now_s: float) -> Step:
+    """Take one event; returns the new state, the orders, and why."""
+    match event:
+        case Ticked():
+            return _ticked(state, event, now_s)
+        case MessageArrived():
+            return _message(state, event, now_s)
+        case PeersAnswered():
+            return Step(liveness.answered(state, event))
+        case PeerLost():
+            return liveness.peer_lost(state, event, now_s)
+        case PeersListed():
+            return liveness.peers_listed(state, event, now_s)
+        case Progressed():
+            return Step(_progressed(state, event))
+        case ExchangeMeasured():
+            return Step(replace(state, exchange_s=event.seconds))
+        case ResultRefused():
+            return refusing.result_refused(state, event, now_s)
+        case ContributionReady() | ContributionFailed():
+            return _contribution_settled(state, event, now_s)
+        case BytesHeld() | AckLogged() | PromiseLogged() | LeaveOrdered() | LeaveLogged():
+            return _voted(state, event, now_s)
+        case _:
+            return _followed(state, event, now_s)
+
+
+def _voted(
+    state: RoundState, event: BytesHeld | AckLogged | PromiseLogged | LeaveOrdered | LeaveLogged, now_s: float
+) -> Step:
+    match event:
+        case BytesHeld():
+            return voting.bytes_held(state, event)
+        case AckLogged():
+            return voting.ack_logged(state, event)
+        case PromiseLogged():
+            return voting.promise_logged(state, event, now_s)
+        case LeaveOrdered():
+            return voting.leave_ordered(state)
+        case LeaveLogged():
+            return voting.leave_logged(state, event)
+
+
+def _followed(
+    state: RoundState,
+    event: Applied
+    | CommitStalled
+    | CommitsFetched
+    | SwitchPrepared
+    | SwitchFailed
+    | Switched
+    | SpineMoved
+    | FlipOrdered,
+    now_s: float,
+) -> Step:
+    match event:
+        case Applied():
+            return following.applied(state, event, now_s)
+        case CommitStalled():
+            return following.stalled(state, event, now_s)
+        case CommitsFetched():
+            return following.commits_fetched(state, event, now_s)
+        case SwitchPrepared():
+            return following.switch_prepared(state, event, now_s)
+        case SwitchFailed():
+            return following.switch_failed(state, event, now_s)
+        case Switched():
+            return following.switched(state, event, now_s)
+        case SpineMoved():
+            return following.spine_moved(state, event, now_s)
+        case FlipOrdered():
+            return following.flip_ordered(state, event)
+
+
+def _ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
+    ticked = liveness.ticked(state, event, now_s)
+    if not ticked.state.missing:
+        return ticked
+    looked = following.look_again(ticked.state, now_s)
+    orders = (*ticked.actions, *looked.actions)
+    return Step(looked.state, orders, ticked.reason or looked.reason, looked.remark or ticked.remark, ticked.waiting)
+
+
+def _progressed(state: RoundState, event: Progressed) -> RoundState:
+    return replace(
+        state,
+        tokens_ready=event.tokens_ready,
+        can_contribute=event.can_contribute,
+        upload_bytes_per_s=event.upload_bytes_per_s,
+        due_tokens=event.due_tokens,
+        spine_ready=event.spine_ready,
+        exchange_s=event.late_upload_s or state.exchange_s,
+    )
+
+
+# --- messages -----------------------------------------------------------------------------------------------------------------
+
+
+def _message(state: RoundState, event: MessageArrived, now_s: float) -> Step:
+    message, sender = event.message, event.sender
+    if isinstance(message, Heartbeat):
+        return _heartbeat(state, sender, message, now_s)
+    state = liveness.heard(state, sender, now_s)
+    match message:
+        case Leave():
+            return liveness.peer_left(state, sender, message, event.raw, now_s)
+        case Committed():
+            return following.committed(state, sender, message, now_s)
+    if message.unit != state.config.unit:
+        return Step(state, remark=f"{short(sender)} speaks of unit {message.unit}; this is {state.config.unit}")
+    if message.base != state.link.commit:
+        return _other_base(state, sender, message)
+    match message:
+        case Proposal():
+            return _proposal(state, sender, message, now_s)
+        case Mend():
+            return _mend(state, sender, message)
+        case ResultReady():
+            return _result(state, sender, message, now_s)
+        case Ack():
+            return attempt.ack(state, sender, message, event.raw)
+        case _:
+            return _ballot_message(state, sender, message, now_s)
+
+
+_BallotMessage = Settle | PreVoteRequest | PreVote | PromiseRequest | Promise | Refusal
+
+
+def _ballot_message(state: RoundState, sender: PeerId, message: _BallotMessage, now_s: float) -> Step:
+    ballot = message.promised if isinstance(message, Refusal) else message.ballot
+    has_no_vote = isinstance(message, Refusal) and ballot == Ballot(LAST_ATTEMPT, sender)
+    if is_absurd(state, ballot) and not has_no_vote:
+        return Step(state, remark=f"{short(sender)} named attempt {ballot.attempt}: {_TOO_HIGH}")
+    match message:
+        case Settle():
+            return voting.settled(state, sender, message, now_s)
+        case PreVoteRequest():
+            return voting.pre_vote_request(state, sender, message, now_s)
+        case PreVote():
+            return leading.pre_vote(state, sender, message, now_s)
+        case PromiseRequest():
+            return voting.promise_request(state, sender, message)
+        case Promise():
+            return _promise(state, sender, message, now_s)
+        case Refusal():
+            return leading.refused(state, sender, message, now_s)
+
+
+_TOO_HIGH: Final = f"nobody can have tried so often, at most {MAX_ATTEMPT_JUMP} above what was heard of is believed"
+
+
+def is_absurd(state: RoundState, ballot: Ballot) -> bool:
+    """Too far above every attempt that we heard of on this base."""
+    promised = state.open.promised.attempt if state.open.promised is not None else 0
+    return ballot.attempt > max(promised, state.open.highest_attempt) + MAX_ATTEMPT_JUMP
+
+
+def _promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -> Step:
+    """A promise is evidence about records, so the record that it names is checked before it counts."""
+    if message.acked is not None:
+        try:
+            link = link_after(state.link, message.acked.record)
+        except RemoteProtocolError as error:
+            return Step(state, remark=f"dropped a promise of {short(sender)}: {error.one_line()}")
+        if link.is_lone:
+            message = dataclasses.replace(message, acked=None)
+    return leading.promise(state, sender, message, now_s)
+
+
+_OnBase = Proposal | Mend | ResultReady | Ack | _BallotMessage
+
+
+def _other_base(state: RoundState, sender: PeerId, message: _OnBase) -> Step:
+    """The sender is behind us (answer with what ended that base) or elsewhere (ask it); hints only (rule 4)."""
+    if message.base not in state.tree.nodes:
+        is_opening = isinstance(message, Proposal | Settle | PromiseRequest | PreVoteRequest)
+        reason = f"{short(sender)} speaks of commit {short(message.base)}, which we do not know"
+        return following.catch_up(state, sender, reason) if is_opening else Step(state, remark=reason)
+    passed = f"{short(sender)} speaks of commit {short(message.base)}; our head is {short(state.link.commit)}"
+    if isinstance(message, Proposal | Settle | PromiseRequest | PreVoteRequest):
+        return Step(state, (AnswerWithCertificate(sender, message.base, passed),))
+    return Step(state, remark=passed)
+
+
+def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: float) -> Step:
+    if message.member.peer != sender or sender == state.config.me.peer:
+        return Step(
+            liveness.heard(state, sender, now_s),
+            remark=f"{short(sender)} sent a heartbeat in the name of {short(message.member.peer)}; expected its own",
+        )
+    known = state.peers.get(sender)
+    if known is not None and known.member is not None and message.member.session < known.member.session:
+        found, newest = message.member.session, known.member.session  # of an earlier life, overtaken on its way
+        remark = f"{short(sender)} sent a heartbeat of session {found}; session {newest} was heard already"
+        return Step(liveness.heard(state, sender, now_s), remark=remark)
+    view = liveness.view_of(state, message, now_s)
+    state, head = liveness.with_view(state, view), view.head
+    if head is None or head.head == state.link.commit:
+        return Step(state)
+    if head.head in state.tree.nodes:
+        return following.consider(state, sender, now_s)
+    return following.passed_by(state, sender, head, now_s)
+
+
+# --- the member's side of an exchange -----------------------------------------------------------------------------------------
+
+
+def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: float) -> Step:
+    opened = state.open
+    refusal = _why_not_join(state, sender, proposal)
+    if refusal:
+        return Step(state, (), refusal)
+    if opened.promised is not None and proposal.ballot < opened.promised:
+        return Step(state, (voting.refusal(sender, proposal, opened.promised),))
+    if opened.proposal is not None and proposal.ballot <= opened.proposal.ballot:
+        newest = f"{_named(opened.proposal.ballot)} is under way; expected a higher one"
+        return Step(state, remark=f"{short(sender)} proposed {_named(proposal.ballot)}, but {newest}")
+    opened = replace(
+        opened,
+        proposal=proposal,
+        proposal_at_s=now_s,
+        exchange=proposal.ballot,
+        results=MappingProxyType({}),
+        held=frozenset(),
+        revision=0,
+        reduce_within_s=0.0,
+        told_upload_s=state.exchange_s,
+        given_s=0.0,
+        highest_attempt=max(opened.highest_attempt, proposal.ballot.attempt),
+    )
+    reason = f"round {proposal.index}, attempt {proposal.ballot.attempt}: {len(proposal.members)} members, by {short(sender)}"
+    state = replace(state, open=opened)
+    if opened.contribution is not None or opened.is_preparing:
+        return Step(state, (BeginExchange(proposal, reason),), reason)
+    # Reducing does not wait for our own snapshot: a slow trainer must cost nobody but itself.
+    state = replace(state, open=replace(opened, is_preparing=True))
+    return Step(state, (PrepareContribution(proposal.base, reason), BeginExchange(proposal, reason)), reason)
+
+
+def _named(ballot: Ballot) -> str:
+    return f"attempt {ballot.attempt} of {short(ballot.peer)}"
+
+
+def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal) -> str:
+    config, ballot = state.config, proposal.ballot
+    if ballot.peer != sender:
+        return f"{short(sender)} proposed under a ballot of {short(ballot.peer)}; expected its own"
+    if ballot.attempt == 0 and sender != first_opener(state.link.commit, state.link.roster):
+        return f"{short(sender)} proposed attempt 0, which belongs to the first of the base roster"
+    if is_absurd(state, ballot):
+        return f"{short(sender)} proposed attempt {ballot.attempt}: {_TOO_HIGH}"
+    if proposal.index != state.link.index + 1:
+        found = f"{short(sender)} proposed round {proposal.index} on commit {state.link.index}"
+        return f"{found}; expected round {state.link.index + 1}"
+    if proposal.member(config.me.peer) != config.me:
+        return "left out of the proposal: it names another session of ours, or none"
+    codecs = both_codecs(proposal.codec, proposal.result_codec)
+    expected_codecs = both_codecs(config.codec, config.result_codec)
+    if codecs != expected_codecs or proposal.num_chunks != config.num_chunks:
+        found = f"{short(sender)} proposed {codecs} over {proposal.num_chunks} chunks"
+        return f"{found}, not the run's: {expected_codecs} over {config.num_chunks}"
+    if (proposal.spine == NO_SPINE) != config.is_spine:
+        which, expected = ("with", "none") if config.is_spine else ("without", "one")
+        return f"{short(sender)} proposed a round of {proposal.unit} {which} a spine; expected {expected}"
+    if state.spine is not None and state.spine.standing(proposal.spine) is Standing.OTHER:
+        return f"{short(sender)} stands on another lineage of the spine than we, at {short(proposal.spine)}"
+    return _why_closed(state)
+
+
+def _why_closed(state: RoundState) -> str:
+    if state.open.committing is not None:
+        return f"a commit on this base is already being applied: {short(state.open.committing)}"
+    return "we are leaving: no round is joined any more" if state.is_leaving else ""
+
+
+def _mend(state: RoundState, sender: PeerId, mend: Mend) -> Step:
+    """Slices have other reducers now; what keeps its reducer goes on (rule 12)."""
+    opened, proposal = state.open, state.open.proposal
+    problem = _why_not_mend(state, sender, mend)
+    if proposal is None or problem:
+        return Step(state, remark=problem)
+    proposal = dataclasses.replace(proposal, slices=mend.slices)
+    kept = {part.first_chunk: part for part in mend.slices}
+    results = {
+        first: header
+        for first, header in opened.results.items()
+        if first in kept and (kept[first].stop_chunk, kept[first].reducer) == (header.stop_chunk, header.reducer)
+    }
+    held = opened.held & results.keys()
+    opened = replace(opened, proposal=proposal, revision=mend.revision, results=MappingProxyType(results), held=held)
+    reason = f"round {proposal.index}: slices were given to other reducers"
+    return Step(replace(state, open=opened), (BeginExchange(proposal, reason),), reason)
+
+
+def _why_not_mend(state: RoundState, sender: PeerId, mend: Mend) -> str:
+    opened, proposal, found = state.open, state.open.proposal, f"{short(sender)} mends {_named(mend.ballot)}"
+    if proposal is None:
+        return f"{found}, but no attempt is under way here"
+    if mend.ballot != proposal.ballot or mend.ballot.peer != sender:
+        return f"{found}; expected {_named(proposal.ballot)}, by its leader"
+    if mend.revision <= opened.revision:
+        return f"{found} in revision {mend.revision}; expected one after {opened.revision}"
+    if mend.slices[-1].stop_chunk != state.config.num_chunks:
+        return f"{found} over {mend.slices[-1].stop_chunk} chunks; expected {state.config.num_chunks}"
+    return ""
+
+
+def _contribution_settled(state: RoundState, event: ContributionReady | ContributionFailed, now_s: float) -> Step:
+    if event.base != state.link.commit:
+        return Step(state, (), "the head moved while the delta was taken; it is taken again for the next round")
+    opened = replace(state.open, is_preparing=False)
+    if isinstance(event, ContributionReady):
+        contribution = Contribution(event.root, event.tokens)
+        opened = replace(opened, contribution=contribution, snapshot_at_s=now_s - event.taken_ago_s)
+        reason = f"contributing {event.tokens} tokens"
+    else:
+        reason = "no delta to offer: the trainer is away; reducing only"
+    orders = (BeginExchange(opened.proposal, reason),) if opened.proposal is not None else ()
+    return Step(replace(state, open=opened), orders, reason)
+
+
+def _result(state: RoundState, sender: PeerId, message: ResultReady, now_s: float) -> Step:
+    """A slice is summed. What we tell ourselves is on our disk: our own result, or one that came on our stream."""
+    opened = state.open
+    if opened.proposal is None or message.ballot != opened.proposal.ballot:
+        expected = (
+            "no attempt is under way here" if opened.proposal is None else f"expected {_named(opened.proposal.ballot)}"
+        )
+        return Step(state, remark=f"dropped a result of {_named(message.ballot)}: {expected}")
+    try:
+        header = open_result(state.config, opened.proposal, message)
+    except (RemoteProtocolError, VersionError) as error:
+        return Step(state, remark=f"dropped a result: {error.one_line()}")
+    if not header.included:
+        return attempt.nothing_to_sum(state, header, now_s)
+    results = MappingProxyType({**opened.results, header.first_chunk: header})
+    held = opened.held | {header.first_chunk} if sender == state.config.me.peer else opened.held
+    return attempt.results_changed(replace(state, open=replace(opened, results=results, held=held)), now_s)
+
+
+def open_result(config: RoundConfig, proposal: Proposal, message: ResultReady) -> ResultHeader:
+    """The signed header of a slice's result, checked against the proposal.
+
+    Raises:
+        RemoteProtocolError: another slice or attempt, another's signature, or contributions of nobody who takes part.
+        VersionError: signed by another version of the protocol.
+    """
+    envelope = open_envelope(
+        message.header, verifier=config.verifier, domain=ROUND_DOMAIN, run_id=config.run_id, now_unix_ms=None
+    )
+    header = decode_body(ResultHeader, envelope.payload)
+    part = next((s for s in proposal.slices if s.first_chunk == header.first_chunk), None)
+    if part is None or (part.reducer, part.stop_chunk) != (header.reducer, header.stop_chunk):
+        raise RemoteProtocolError(f"a result of {short(header.reducer)} for another slice", "its own slice")
+    if header.reducer != envelope.sender or (header.base, header.ballot) != (proposal.base, proposal.ballot):
+        raise RemoteProtocolError(f"a result signed by {short(envelope.sender)}", "its reducer's, of this attempt")
+    peers = [entry.peer for entry in header.included]
+    incarnations = {m.peer: m.incarnation for m in proposal.members}
+    if len(set(peers)) < len(peers) or any(incarnations.get(e.peer) != e.incarnation for e in header.included):
+        raise RemoteProtocolError("a result that counts strangers, or somebody twice", "members, each once")
+    codec = proposal.result_codec or proposal.codec
+    if header.lost_ppm and not leaves_out(codec):
+        raise RemoteProtocolError(
+            f"a result in {codec} that leaves out {header.lost_ppm} millionths", "0: all is written"
+        )
+    return header

@@ -1,0 +1,1 @@
+"""Messages of a round and their bytes."""

@@ -1,0 +1,494 @@
+"""What is said in a round, as frozen dataclasses: one per wire message, units in field names.
+
+A round is named `(unit, base)`, base being the commit id of its parent; the index is only a label (rule 1). The bytes of a
+commit record are made once, by the opener that settles, and carried as received ever after: nobody serialises them again.
+Each class checks its own bounds when made. The wire form is protocol/rounds/messages/wire.py and protocol/proto/round.proto.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.received import dropped, require
+from protocol.rounds.messages.bounds import MAX_TOKENS, require_hash, require_lost, require_tiling, require_tokens
+from protocol.rounds.messages.lane_parts import LanePart, require_once
+
+MAX_MEMBERS: Final = 64
+MAX_SLICES: Final = 32
+"""Control bytes grow with members plus slices, so both are bounded."""
+
+MAX_CHUNKS: Final = 1 << 20
+LAST_ATTEMPT: Final = (1 << 32) - 1
+"""No attempt is numbered so high: a promise of it says that its peer left (rule 3)."""
+
+NO_SPINE: Final = CommitId(b"")
+"""What the spine's own proposals and records cite: their base says it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ballot:
+    """(attempt, peer id), ordered. Attempt 0 belongs to the first opener of the base roster alone and needs no promises."""
+
+    attempt: int
+    peer: PeerId
+
+    def __post_init__(self) -> None:
+        require(0 <= self.attempt < 1 << 32, f"attempt {self.attempt}", "0 to 2^32")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A peer as it takes part: another incarnation is another disk, another session is another process."""
+
+    peer: PeerId
+    incarnation: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSpec:
+    """Chunks [first_chunk, stop_chunk) of the unit's grid, summed by `reducer`."""
+
+    first_chunk: int
+    stop_chunk: int
+    reducer: PeerId
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.first_chunk < self.stop_chunk <= MAX_CHUNKS,
+            f"slice [{self.first_chunk}, {self.stop_chunk})",
+            "a range",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """Every number of the outer step of one commit: m <- mu m + U; A <- A - eta (U + mu m) ("nesterov"), A <- A - eta U ("mean")."""
+
+    kind: str
+    learning_rate: float
+    momentum: float
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The opener's plan for one attempt (rule 7). Deadlines are relative to its receipt.
+
+    Attributes:
+        codec, result_codec: names of the codecs of contributions and of results; the second is empty where it is the same.
+        weight_cap_tokens: a member's weight is min(tokens in its signed header, this).
+        reduce_within_s: a slice closes at the latest this long after the proposal reached its reducer.
+        lone: made without a quorum of the base roster, after patience: every member must ack (rule 18).
+        spine: the spine commit on which the opener stands (rule 23); NO_SPINE where the unit is the spine itself.
+    """
+
+    unit: UnitName
+    base: CommitId
+    index: int
+    ballot: Ballot
+    members: tuple[Member, ...]
+    slices: tuple[SliceSpec, ...]
+    codec: str
+    weight_cap_tokens: int
+    reduce_within_s: float
+    level: int = 0
+    lone: bool = False
+    spine: CommitId = NO_SPINE
+    result_codec: str = ""
+
+    def __post_init__(self) -> None:
+        require_hash("base", self.base)
+        _require_spine(self.spine)
+        require(1 <= len(self.members) <= MAX_MEMBERS, f"{len(self.members)} members", f"1 to {MAX_MEMBERS}")
+        require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
+        require(len({m.peer for m in self.members}) == len(self.members), "a member listed twice", "each once")
+        require(0 < self.weight_cap_tokens <= MAX_TOKENS, f"weight cap {self.weight_cap_tokens}", "1 to 2^53 tokens")
+        require(0 < self.reduce_within_s <= 86400, f"reduce_within_s {self.reduce_within_s}", "0 to 86400 s")
+        require_tiling([(part.first_chunk, part.stop_chunk) for part in self.slices])
+
+    def member(self, peer: PeerId) -> Member | None:
+        """The member entry of `peer`, or None when it takes no part."""
+        return next((m for m in self.members if m.peer == peer), None)
+
+    @cached_property
+    def participants(self) -> tuple[PeerId, ...]:
+        """The members, and reducers that are none: they do not hold the unit (rule 7). Asked for with every look at who is silent."""
+        return tuple(dict.fromkeys((*(m.peer for m in self.members), *(part.reducer for part in self.slices))))
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the whole unit."""
+        return self.slices[-1].stop_chunk
+
+
+def _require_spine(spine: CommitId) -> None:
+    if spine != NO_SPINE:
+        require_hash("spine", spine)
+
+
+@dataclass(frozen=True, slots=True)
+class Omission:
+    """A member left out of a slice, and why (P9)."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Included:
+    """A contribution summed into a slice, with what its header says of it."""
+
+    peer: PeerId
+    incarnation: int
+    root: Root
+    tokens: int
+    attested: CommitId
+    attested_root: Root
+    lanes: tuple[LanePart, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_tokens(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultHeader:
+    """A reducer's result for one slice, signed in an envelope (rule 10).
+
+    Attributes:
+        included: the contributions summed, in the fixed order of peer ids. None: nobody there has anything to offer, no result.
+        result_hash: Merkle root over the hashes of the slice's encoded result chunks; zeros without a result.
+        weight_sum: sum of min(tokens, cap) over `included`.
+        lost_ppm: how much of the mean's energy (its sum of squares) the result's codec had no room for, in millionths, rounded up;
+            0 for a codec that writes every value.
+    """
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    first_chunk: int
+    stop_chunk: int
+    reducer: PeerId
+    included: tuple[Included, ...]
+    omitted: tuple[Omission, ...]
+    weight_sum: int
+    result_hash: Root
+    lost_ppm: int = 0
+
+    def __post_init__(self) -> None:
+        require_hash("base", self.base)
+        require_hash("result_hash", self.result_hash)
+        require(len(self.included) <= MAX_MEMBERS, f"{len(self.included)} contributions", f"at most {MAX_MEMBERS}")
+        require(len(self.omitted) <= MAX_MEMBERS, f"{len(self.omitted)} omissions", f"at most {MAX_MEMBERS}")
+        most = MAX_TOKENS * len(self.included)
+        require(bool(most) <= self.weight_sum <= most, f"weight sum {self.weight_sum}", f"{int(bool(most))} to {most}")
+        require_once(entry.lanes for entry in self.included)
+        require_lost(self.lost_ppm)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRecord:
+    """One slice in a commit record: who summed it, the hash of its bytes, who was left out and why, and what share of the mean its
+    codec had no room for (`lost_ppm`, as its reducer signed it).
+    """
+
+    first_chunk: int
+    stop_chunk: int
+    reducer: PeerId
+    result_hash: Root
+    omitted: tuple[Omission, ...]
+    lost_ppm: int = 0
+
+    def __post_init__(self) -> None:
+        require_lost(self.lost_ppm)
+
+
+@dataclass(frozen=True, slots=True)
+class Contributor:
+    """One member's part in a commit. `credited_tokens` = floor(tokens x covered chunks / all chunks) (rule 20). `lanes`: whose parts
+    it brought, in a run of lanes.
+    """
+
+    peer: PeerId
+    incarnation: int
+    root: Root
+    tokens: int
+    credited_tokens: int
+    lanes: tuple[LanePart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation:
+    """The state root that most contributors computed for an earlier commit (rule 21)."""
+
+    commit: CommitId
+    state_root: Root
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """Everything that one commit did (rule 2): its bytes, hashed with the parent id, are the commit id.
+
+    Attributes:
+        ballot: the ballot that made the record; a successor settles the same bytes under a ballot of its own.
+        total_tokens: W of this commit: W(parent) + credited tokens.
+        next_target_tokens: ready tokens at which the next round is due.
+        roster: who votes on the next round: the proposal's members not suspected at settle time.
+        incarnations: the disks that they vote with, in the roster's order: a peer that lost its disk may have voted already.
+        lone: committed without a quorum, after patience.
+        codec, result_codec, spine: as in the proposal.
+    """
+
+    unit: UnitName
+    parent: CommitId
+    index: int
+    ballot: Ballot
+    slices: tuple[SliceRecord, ...]
+    contributors: tuple[Contributor, ...]
+    codec: str
+    weight_cap_tokens: int
+    total_tokens: int
+    outer: OuterStep
+    next_target_tokens: int
+    roster: tuple[PeerId, ...]
+    incarnations: tuple[int, ...]
+    attested: Attestation | None = None
+    lone: bool = False
+    level: int = 0
+    spine: CommitId = NO_SPINE
+    result_codec: str = ""
+
+    def __post_init__(self) -> None:
+        require_hash("parent", self.parent)
+        _require_spine(self.spine)
+        require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
+        require(
+            1 <= len(self.contributors) <= MAX_MEMBERS, f"{len(self.contributors)} contributors", f"1 to {MAX_MEMBERS}"
+        )
+        contributors = {entry.peer for entry in self.contributors}
+        require(len(contributors) == len(self.contributors), "a peer twice among the contributors", "each once")
+        require(1 <= len(self.roster) <= MAX_MEMBERS, f"roster of {len(self.roster)}", f"1 to {MAX_MEMBERS}")
+        require(len(set(self.roster)) == len(self.roster), "a peer twice in the roster", "each once")
+        require(len(self.incarnations) == len(self.roster), f"{len(self.incarnations)} incarnations", "one a voter")
+        require_tiling([(part.first_chunk, part.stop_chunk) for part in self.slices])
+        self._require_lanes_once()
+
+    def _require_lanes_once(self) -> None:
+        """In no slice is a lane counted twice, whoever brought it."""
+        brought = [entry for entry in self.contributors if entry.lanes]
+        for part in self.slices if len(brought) > 1 else ():
+            omitted = {entry.peer for entry in part.omitted}
+            require_once(entry.lanes for entry in brought if entry.peer not in omitted)
+
+    def contributor(self, peer: PeerId) -> Contributor | None:
+        """The entry of `peer`, or None when nothing of it was counted."""
+        return next((c for c in self.contributors if c.peer == peer), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """All bytes that the record names are on my disk, and so is this ack (rule 14). Signed in an envelope."""
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    commit: CommitId
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A commit: the record as received, and the signed acks of a quorum of the base roster, all of one ballot (rule 15).
+
+    `leaves` are signed goodbyes of roster members who left on this base: they no longer count towards the quorum (rule 3).
+    """
+
+    record: bytes
+    acks: tuple[bytes, ...]
+    leaves: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The opener's one record for its ballot (rule 13). `holders` are peers known to hold all of its bytes."""
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    record: bytes
+    holders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """The opener gives slices to other reducers within its attempt (rule 12); only what moved is sent again.
+
+    Attributes:
+        revision: counts up within a ballot; a lower one is out of date.
+        slices: the whole new tiling.
+    """
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    revision: int
+    slices: tuple[SliceSpec, ...]
+
+    def __post_init__(self) -> None:
+        require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
+        require(0 < self.revision <= MAX_SLICES, f"revision {self.revision}", f"1 to {MAX_SLICES}")
+        require_tiling([(part.first_chunk, part.stop_chunk) for part in self.slices])
+
+
+@dataclass(frozen=True, slots=True)
+class PreVoteRequest:
+    """Asked before a take-over (rule 6): do you, too, find that the opener is gone or overdue? It binds nobody.
+
+    `waited_s` is how long the asker has waited, for voters who cannot tell whether a round is due; `lone`: see Proposal.
+    """
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    waited_s: float
+    lone: bool = False
+
+    def __post_init__(self) -> None:
+        require(0 <= self.waited_s <= 1e9, f"waited_s {self.waited_s}", "0 to 10^9 s")
+
+
+@dataclass(frozen=True, slots=True)
+class PreVote:
+    """The answer: a sentence, empty when the voter agrees. `leads_s`: so much longer the voter gives what it leads, else 0."""
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    objection: str
+    leads_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.leads_s <= 1e9, f"leads_s {self.leads_s}", "0 to 10^9 s")
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseRequest:
+    """Take-over, first phase (rule 16): refuse lower ballots from now on, and say what you know."""
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class AckedRecord:
+    """The highest ballot that a member acked on this base, and the record."""
+
+    ballot: Ballot
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Durable before it is sent: no ballot below `ballot` will be acked by me on this base."""
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    acked: AckedRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A ballot came too late: `promised` is already promised on this base."""
+
+    unit: UnitName
+    base: CommitId
+    promised: Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class ResultReady:
+    """A reducer tells its attempt's leader that a slice is closed; `header` is its signed ResultHeader envelope."""
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    header: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A certificate, as its leader tells it to everybody, and others on being told of its base (rule 15)."""
+
+    unit: UnitName
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class UnitHead:
+    """One unit in a heartbeat: where the sender stands and what it has ready."""
+
+    unit: UnitName
+    head: CommitId
+    index: int
+    total_tokens: int
+    tokens_ready: int
+    can_contribute: bool
+    state_commit: CommitId
+    state_root: Root
+
+    def __post_init__(self) -> None:
+        require_tokens(self.tokens_ready)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """One per peer, not per unit (rule 4): hints, never grounds to adopt or abandon anything.
+
+    Attributes:
+        exchange_ms: how long the sender's last upload to all reducers took, or would have taken: deadlines are learned from it,
+            0 when it made none yet (rule 11).
+        silent: members of the running exchange whom the sender does not hear either (rule 12).
+    """
+
+    member: Member
+    is_inbound_reachable: bool
+    upload_bytes_per_s: int
+    heads: tuple[UnitHead, ...]
+    exchange_ms: int = 0
+    silent: tuple[PeerId, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.silent) > MAX_MEMBERS or len(self.heads) > MAX_MEMBERS:
+            raise dropped(f"{len(self.silent)} silent peers, {len(self.heads)} heads", f"at most {MAX_MEMBERS} of each")
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A graceful goodbye with the leaver's vote on its base (rule 3): what it promised and acked; it acks nothing there any more."""
+
+    member: Member
+    unit: UnitName
+    base: CommitId
+    promised: Ballot | None = None
+    acked: AckedRecord | None = None
+
+
+RoundMessage = (
+    Heartbeat
+    | Leave
+    | Proposal
+    | Mend
+    | ResultReady
+    | Settle
+    | Ack
+    | Committed
+    | PreVoteRequest
+    | PreVote
+    | PromiseRequest
+    | Promise
+    | Refusal
+)
+"""What travels on the control channel "round", one per signed envelope."""

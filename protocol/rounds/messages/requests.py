@@ -1,0 +1,142 @@
+"""The first frame of a stream: what is brought to a reducer, under what header, and what is asked of somebody who holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.ids import CommitId, Root, UnitName
+from protocol.received import require
+from protocol.rounds.messages.bounds import require_hash, require_tokens
+from protocol.rounds.messages.lane_parts import LanePart, require_parts
+from protocol.rounds.messages.messages import Ballot, Member
+
+NOTHING_TO_OFFER: Final = "nothing to offer"
+"""Why a member is left out whose snapshot failed, or that is still making it."""
+
+NO_PART: Final = "a spare, with no part in this round"
+"""Why a member is left out that was to bring nothing, for it serves no lane: nothing of the round is missing with it."""
+
+LATER: Final = b"later"
+"""In place of a header that follows: no header. A reducer of an older release refuses it and goes on waiting for the member; with
+none at all it would take the member for one that offers nothing, and close its slice without it.
+"""
+
+MAX_KNOWN: Final = 64
+"""Ten dense steps and doublings after them reach back 2^54 commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionHeader:
+    """What a member offers for one (unit, base), signed in an envelope; one for all attempts (rule 8).
+
+    Attributes:
+        root: Merkle root over the hashes of all encoded chunks.
+        tokens: tokens trained into the delta.
+        attested, attested_root: the newest commit whose state root this member computed, and that root: P1's evidence.
+        lanes: whose parts it brings, in a run of lanes; none elsewhere.
+    """
+
+    unit: UnitName
+    base: CommitId
+    member: Member
+    tokens: int
+    codec: str
+    root: Root
+    attested: CommitId
+    attested_root: Root
+    lanes: tuple[LanePart, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("base", "root", "attested", "attested_root"):
+            require_hash(name, getattr(self, name))
+        require_tokens(self.tokens)
+        require_parts(self.lanes, self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeHello:
+    """Opens a member's stream to a reducer: which slice of which attempt, and what the member offers for it.
+
+    Attributes:
+        contribution: the signed ContributionHeader, empty for a member that offers nothing and only wants the result; LATER where
+            it is still being encoded.
+        chunk_hashes: leaf hashes (32 bytes each) of the slice's chunks, in order.
+        path: what they need to make the header's root (protocol/merkle.py, `MerkleTree.path`), 32 bytes each.
+        no_part: of a member that offers nothing, whether it was to bring nothing.
+    """
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    first_chunk: int
+    contribution: bytes
+    chunk_hashes: bytes
+    path: bytes = b""
+    no_part: bool = False
+
+    def __post_init__(self) -> None:
+        require(not (self.no_part and self.contribution), "a contribution of a member without a part", "one of the two")
+
+    @property
+    def follows(self) -> bool:
+        """Whether chunks come before their header, which is said in a second hello once it is signed."""
+        return self.contribution == LATER
+
+    def is_of(self, other: ExchangeHello) -> bool:
+        """Whether both are about the same slice of the same attempt."""
+        mine = (self.unit, self.base, self.ballot, self.first_chunk)
+        return mine == (other.unit, other.base, other.ballot, other.first_chunk)
+
+    @property
+    def why_nothing(self) -> str:
+        """Of a member that offers nothing."""
+        return NO_PART if self.no_part else NOTHING_TO_OFFER
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """Asks for the bytes of a slice's result."""
+
+    unit: UnitName
+    base: CommitId
+    first_chunk: int
+    stop_chunk: int
+    result_hash: Root
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCommits:
+    """Asks for the certificates after the newest commit of `known` that is on the donor's lineage, oldest first.
+
+    `known` runs from the asker's head back to the start of the run, densely at first and then in doubling steps, so that a donor on
+    another lineage finds the fork without a dialogue.
+    """
+
+    unit: UnitName
+    known: tuple[CommitId, ...]
+
+    def __post_init__(self) -> None:
+        require(1 <= len(self.known) <= MAX_KNOWN, f"{len(self.known)} known commits", f"1 to {MAX_KNOWN}")
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Asks for chunks of a generation: [first_chunk, stop_chunk), or only for its header when the range is empty."""
+
+    unit: UnitName
+    first_chunk: int
+    stop_chunk: int
+    commit: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchHashes:
+    """Asks for the leaf hashes of all chunks of a generation, and that it be kept while it is being downloaded."""
+
+    unit: UnitName
+    commit: CommitId
+
+
+FetchRequest = FetchResult | FetchCommits | FetchState | FetchHashes
+"""What is asked on the stream channel "fetch", one request per stream."""

@@ -1,0 +1,99 @@
+"""What the views of all other peers come to, kept up to date as they are heard. Pure.
+
+Each tick asks whether the round is due and whether a quorum is in reach. Of a hundred peers a few are heard between two ticks, and to
+look at all of them at every tick took a tenth of a large swarm's whole time. A `Survey` says of which peers, on which commit, it is,
+and is worth nothing beside others, so that whoever changes a state without a thought for it makes the next look slow and not wrong.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from protocol.frozen import replace
+from protocol.ids import CommitId, PeerId
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.state import PeerView, RoundState, Survey
+
+
+def with_views(state: RoundState, told: dict[PeerId, PeerView]) -> RoundState:
+    """The state with what we know of these peers replaced, and with its survey, as far as that still holds."""
+    before, known = state.peers, state.survey
+    peers = MappingProxyType(before | told)
+    if known is None or known.peers is not before or known.commit != state.link.commit:
+        return replace(state, peers=peers)
+    link, tokens, voters = state.link, known.most_tokens, known.voters
+    for peer, view in told.items():
+        earlier = before.get(peer)
+        tokens += _ready_with(view, link.commit) - (0 if earlier is None else _ready_with(earlier, link.commit))
+        if peer in voters and not (view.heard_at_s >= known.heard_at_s and _may_vote(view, link)):
+            voters = frozenset()
+    survey = Survey(peers, link.commit, known.leaves, tokens, voters, known.heard_at_s)
+    return replace(state, peers=peers, survey=survey)
+
+
+def surveyed(state: RoundState, since_s: float) -> RoundState:
+    """With a survey of now, in which those who were heard after `since_s` are alive."""
+    known = state.survey
+    if known is None or known.peers is not state.peers or known.commit != state.link.commit:
+        known = None
+    elif (
+        known.voters
+        and known.leaves is state.open.leaves
+        and known.voters.isdisjoint(state.open.voteless)
+        and known.heard_at_s >= since_s
+    ):
+        return state
+    voters, heard_at_s = voters_heard(state, since_s)
+    is_majority = 2 * len(voters) > len(state.link.roster)
+    most_tokens = known.most_tokens if known is not None else _most_tokens(state)
+    seen = frozenset(voters) if is_majority else frozenset[PeerId]()
+    survey = Survey(state.peers, state.link.commit, state.open.leaves, most_tokens, seen, heard_at_s)
+    return replace(state, survey=survey)
+
+
+def most_tokens_of_others(state: RoundState) -> int:
+    """What others have ready for the round on our head at most, whoever of them is still alive."""
+    known = state.survey
+    if known is not None and known.peers is state.peers and known.commit == state.link.commit:
+        return known.most_tokens
+    return _most_tokens(state)
+
+
+def voters_heard(state: RoundState, since_s: float) -> tuple[set[PeerId], float]:
+    """Others of the base roster who were heard since then and may vote, no more of them than just a majority of it, and when the first
+    of them was heard.
+    """
+    peers, link, gone = state.peers, state.link, state.open.leaves.keys() | state.open.voteless
+    voters, heard_at_s, majority = set[PeerId](), float("inf"), 1 + len(link.roster) // 2
+    for peer in link.roster:
+        view = peers.get(peer)
+        if view is None or view.heard_at_s < since_s or peer in gone or not _may_vote(view, link):
+            continue
+        voters.add(peer)
+        heard_at_s = min(heard_at_s, view.heard_at_s)
+        if len(voters) >= majority:
+            break
+    return voters, heard_at_s
+
+
+def _may_vote(view: PeerView, link: ChainLink) -> bool:
+    """Whether a peer has not gone, and its votes count with the disk that it has. Who tells of itself and not of this unit holds it no
+    longer, or never did: its votes will not come.
+    """
+    member = view.member
+    if view.lost or view.left:
+        return False
+    return member is None or (view.head is not None and link.may_vote(view.peer, member.incarnation))
+
+
+def _most_tokens(state: RoundState) -> int:
+    commit = state.link.commit
+    return sum([_ready_with(view, commit) for view in state.peers.values()])
+
+
+def _ready_with(view: PeerView, commit: CommitId) -> int:
+    """Tokens that count for the round on a commit, if the peer is alive."""
+    head = view.head
+    if head is None or head.head != commit or not head.can_contribute or view.lost or view.left or view.member is None:
+        return 0
+    return head.tokens_ready

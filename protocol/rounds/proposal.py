@@ -1,0 +1,203 @@
+"""What an opener writes down: who reduces what, and the commit record made from the results. Pure arithmetic on integers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from protocol.ids import CommitId, PeerId, Root
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.messages.bounds import MAX_TOKENS
+from protocol.rounds.messages.messages import (
+    MAX_SLICES,
+    Attestation,
+    Ballot,
+    CommitRecord,
+    Contributor,
+    Included,
+    OuterStep,
+    Proposal,
+    ResultHeader,
+    SliceRecord,
+    SliceSpec,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReducerOffer:
+    """A peer that can be reached and may reduce, and its measured upload."""
+
+    peer: PeerId
+    upload_bytes_per_s: int
+
+
+NOISE: Final = Fraction(3, 4)
+"""Uploads of at least this part of the fastest count as much as it: so far two measurements of one line lie apart."""
+
+
+def plan_slices(num_chunks: int, reducers: Sequence[ReducerOffer], num_members: int) -> tuple[SliceSpec, ...]:
+    """Cut the chunks among the reducers by measured upload (rule 7).
+
+    No share is above max(2 / members, 1 / reducers), so that one fast link is never all of the round; what a cap cuts off goes to
+    the others in proportion. Whose upload nobody has measured yet counts as one in the middle of the others: with nothing to sum it
+    would never be measured, and the round would go through one line instead of two. Uploads that may differ by noise alone count as
+    equal: the largest slice ends last, and all wait for it. Slices follow the order of peer ids; a reducer
+    whose share rounds to no chunk gets none.
+    """
+    chosen = sorted(sorted(reducers, key=lambda r: (-r.upload_bytes_per_s, r.peer))[:MAX_SLICES], key=lambda r: r.peer)
+    cap = max(Fraction(2, num_members), Fraction(1, len(chosen)))
+    known = sorted(r.upload_bytes_per_s for r in chosen if r.upload_bytes_per_s > 0) or [1]
+    rates = [r.upload_bytes_per_s or known[len(known) // 2] for r in chosen]
+    shares = _capped_shares([known[-1] if rate >= NOISE * known[-1] else rate for rate in rates], cap)
+    slices: list[SliceSpec] = []
+    begin, total = 0, Fraction(0)
+    for reducer, share in zip(chosen, shares, strict=True):
+        total += share
+        stop = num_chunks if reducer is chosen[-1] else round(total * num_chunks)
+        if stop > begin:
+            slices.append(SliceSpec(begin, stop, reducer.peer))
+            begin = stop
+    if begin < num_chunks:  # the last reducer got nothing by rounding: its neighbour takes the rest
+        last = slices.pop()
+        slices.append(SliceSpec(last.first_chunk, num_chunks, last.reducer))
+    return tuple(slices)
+
+
+def mend_slices(
+    slices: Sequence[SliceSpec], lost: Sequence[SliceSpec], reducers: Sequence[ReducerOffer]
+) -> tuple[SliceSpec, ...]:
+    """The tiling with the `lost` slices cut among `reducers`; all others stay as they are (rule 12). Where that makes more than
+    MAX_SLICES pieces, a lost slice goes to one reducer whole, the one with the best upload.
+    """
+    gone = set(lost)
+    room = MAX_SLICES - len(slices) + len(lost)
+    mended: list[SliceSpec] = []
+    for part in slices:
+        if part not in gone:
+            mended.append(part)
+            continue
+        ordered = sorted(reducers, key=lambda r: (-r.upload_bytes_per_s, r.peer))
+        pieces = plan_slices(part.stop_chunk - part.first_chunk, ordered[: max(1, room // len(lost))], len(ordered))
+        mended += [
+            SliceSpec(part.first_chunk + p.first_chunk, part.first_chunk + p.stop_chunk, p.reducer) for p in pieces
+        ]
+    return tuple(mended)
+
+
+def _capped_shares(uploads: Sequence[int], cap: Fraction) -> list[Fraction]:
+    shares = [Fraction(0)] * len(uploads)
+    free = set(range(len(uploads)))
+    left = Fraction(1)
+    while free:
+        total = sum(uploads[i] for i in free)
+        over = {i for i in free if left * uploads[i] / total > cap}
+        if not over:
+            for i in free:
+                shares[i] = left * uploads[i] / total
+            break
+        for i in over:
+            shares[i] = cap
+        left -= cap * len(over)
+        free -= over
+    return shares
+
+
+def both_codecs(codec: str, result_codec: str) -> str:
+    """The codecs of both directions as one text: no two pairs have the same."""
+    return f"codec {codec}" + (f" and {result_codec} for results" if result_codec else "")
+
+
+def weight_cap(ready_tokens: Sequence[int]) -> int:
+    """Four times the median of the members' ready tokens, at least 1: one number for all reducers (rule 10)."""
+    ordered = sorted(ready_tokens)
+    return min(MAX_TOKENS, max(1, 4 * ordered[len(ordered) // 2]))
+
+
+def make_record(
+    parent: ChainLink,
+    proposal: Proposal,
+    ballot: Ballot,
+    results: Sequence[ResultHeader],
+    roster: Sequence[PeerId],
+    outer: OuterStep,
+    next_target_tokens: int,
+) -> CommitRecord:
+    """The one record of a ballot (rules 2 and 13). `results` hold one header per slice of the proposal, in slice order."""
+    contributors = _contributors(results, proposal.num_chunks, proposal.weight_cap_tokens)
+    return CommitRecord(
+        unit=proposal.unit,
+        parent=parent.commit,
+        index=parent.index + 1,
+        ballot=ballot,
+        slices=tuple(
+            SliceRecord(r.first_chunk, r.stop_chunk, r.reducer, r.result_hash, r.omitted, r.lost_ppm) for r in results
+        ),
+        contributors=contributors,
+        codec=proposal.codec,
+        weight_cap_tokens=proposal.weight_cap_tokens,
+        total_tokens=parent.total_tokens + sum(c.credited_tokens for c in contributors),
+        outer=outer,
+        next_target_tokens=next_target_tokens,
+        roster=tuple(sorted(roster)),
+        incarnations=tuple(m.incarnation for peer in sorted(roster) if (m := proposal.member(peer)) is not None),
+        attested=_attestation(results),
+        lone=proposal.lone,
+        spine=proposal.spine,
+        result_codec=proposal.result_codec,
+    )
+
+
+def covered_chunks(record: CommitRecord, peer: PeerId) -> tuple[tuple[int, int], ...]:
+    """The chunk ranges of a commit that count the contribution of `peer` (rule 20)."""
+    if record.contributor(peer) is None:
+        return ()
+    return tuple(
+        (part.first_chunk, part.stop_chunk) for part in record.slices if all(o.peer != peer for o in part.omitted)
+    )
+
+
+def consumed_tokens(record: CommitRecord, peer: PeerId) -> int:
+    """How many of its ready tokens a peer has spent on a commit: floor(tokens x covered chunks / all chunks) (rule 20). The weight cap
+    bounds what is credited, not what is spent: the work behind the rest is in the average as well.
+    """
+    entry = record.contributor(peer)
+    if entry is None:
+        return 0
+    covered = sum(stop - first for first, stop in covered_chunks(record, peer))
+    return entry.tokens * covered // record.slices[-1].stop_chunk
+
+
+def _contributors(results: Sequence[ResultHeader], num_chunks: int, weight_cap_tokens: int) -> tuple[Contributor, ...]:
+    covered: Counter[PeerId] = Counter()
+    entries: dict[PeerId, Included] = {}
+    for result in results:
+        for entry in result.included:
+            covered[entry.peer] += result.stop_chunk - result.first_chunk
+            entries[entry.peer] = entry
+    return tuple(
+        Contributor(
+            peer,
+            e.incarnation,
+            e.root,
+            e.tokens,
+            min(e.tokens, weight_cap_tokens) * covered[peer] // num_chunks,
+            e.lanes,
+        )
+        for peer, e in sorted(entries.items())
+    )
+
+
+def _attestation(results: Sequence[ResultHeader]) -> Attestation | None:
+    """The (commit, state root) that most contributors computed; ties go to the lower root, the same for everybody who looks."""
+    votes: dict[PeerId, tuple[CommitId, Root]] = {}
+    for result in results:
+        for entry in result.included:
+            votes[entry.peer] = (entry.attested, entry.attested_root)
+    if not votes:
+        return None
+    counts = Counter(votes.values())
+    commit, root = min(counts, key=lambda pair: (-counts[pair], pair))
+    return Attestation(commit, root)

@@ -1,0 +1,1 @@
+"""When a round is due, and the rule of the outer step."""

@@ -1,0 +1,119 @@
+"""The commented run.toml that `potluck init` writes, for each kind of run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from protocol.run.experts_section import Shards
+
+DEFAULT_TOML: Final = """\
+# A Potluck run. `potluck host run.toml` opens it and prints an invite for volunteers.
+
+[run]
+name = "first-light"
+seed = 1
+total_tokens = 20_000_000      # the run ends when this many tokens have been committed
+min_members = 2                # the run starts when so many peers are ready; it goes on with whoever is left
+# start_from = "my-model"      # begin with a Llama checkpoint in this folder, of the numbers under [model]
+# shards = "expert"            # a trunk that everybody holds, and experts under [experts] that each peer holds one of
+# shards = "pipeline"          # a model larger than any peer: stages under [pipeline] that each peer holds one of
+
+[model]                        # a decoder-only model: 0.8M parameters with these numbers
+vocab_size = 257               # bytes and an end mark
+dim = 128
+num_layers = 4
+num_heads = 4
+num_kv_heads = 2
+ffn_dim = 352
+context_tokens = 128
+is_tied = true                 # one matrix for embedding and output
+
+[data]
+source = "python-stdlib"       # or "text", "jsonl", "parquet" with a glob such as "corpus/**/*.txt"; or "hf"
+# domains = "python, english"  # of source = "domains": kinds of text that every install has; "c++" and "stubs", too
+# dataset = "corpus"           # of "hf": a folder that Hugging Face datasets saved to disk, or "hf://OWNER/NAME"
+heldout_every = 20             # one file in so many is kept for evaluation; of jsonl, parquet and hf one row
+# prose = "prose/*.txt"        # a second text to evaluate on, never trained on; python-stdlib has one of its own
+# tokenizer = "bpe"            # trained on the text, model.vocab_size tokens; or the path of a tokenizer.json; else bytes
+
+[inner]                        # on every peer
+optimizer = "muon"             # for the matrices inside the model, AdamW for the rest; or "adamw" for all
+learning_rate = 0.003
+warmup_tokens = 400_000
+decay_fraction = 0.2           # the last fifth of the run decays to zero
+batch_tokens = 2048            # per local step
+
+[outer]                        # plain mean suits short rounds; for long ones try "nesterov", 0.7, 0.9
+kind = "mean"
+learning_rate = 1.0
+momentum = 0.0
+
+[round]
+target_tokens = 122_880        # a round is due at 3 peers x 20 steps x 2048 tokens
+# ramp_share = 0.02            # begin with small rounds: each takes a fiftieth of the tokens before it, up to target_tokens
+# local_steps = "auto"         # or as small as the members' links allow; measured, at most target_tokens
+longest_interval_s = 60.0
+codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the bytes of int8, with 12% and 20% error a value
+                               # "topk": the largest 1.56%, a fiftieth of int8's bytes up; down between a quarter and a twelfth
+# mode = "streaming"           # fragments of about three layers, one after another; the whole at once with "overlap" or "blocking"
+# error_feedback = 0.95        # what the codec left out goes into the next round: no byte more to send, 8 of memory a parameter
+
+[checkpoint]
+every_rounds = 5
+keep = 3                       # the newest ones
+keep_every = 10                # and for ever one in so many
+
+# [experts]                    # with shards = "expert"
+# num_experts = 2              # each beside the feed-forward of every layer, for documents of its own
+# ffn_dim = 352                # of each
+# holdings = 1                 # how many a peer holds at most
+# top_k = 2                    # that a token passes in the merged model; training and its cost stay the same
+# router_features = "embeddings"  # documents are known by their tokens' embeddings; left out, by runs of bytes
+# reassign_every_rounds = 20   # send documents to the experts that know them best, by losses; the host's text must stay as it is
+
+# [pipeline]                   # with shards = "pipeline", is_tied = false and mode = "blocking"
+# stages = 3                   # cut to be even; or layers = "1, 2, 1", so many of the model's to each
+# inner_steps = 20             # of a lane in a round; target_tokens is as many of all lanes that are expected
+"""
+
+_EXPERT: Final = (
+    ('# shards = "expert"            #', 'shards = "expert"              #'),
+    ("# [experts]                    # with", "[experts]                      # with"),
+    ("# num_experts = 2              #", "num_experts = 2                #"),
+    ("# ffn_dim = 352                #", "ffn_dim = 352                  #"),
+)
+_PIPELINE: Final = (
+    ('# shards = "pipeline"          #', 'shards = "pipeline"            #'),
+    (
+        "min_members = 2                # the run starts when so many peers are ready",
+        "min_members = 3                # the run starts when so many peers are ready, at least one for each stage",
+    ),
+    (
+        "is_tied = true                 # one matrix for embedding and output",
+        "is_tied = false                # embedding and output are in different stages",
+    ),
+    (
+        "at 3 peers x 20 steps x 2048 tokens",
+        "at 3 lanes x 20 steps x 2048 tokens; of fewer lanes when all have come",
+    ),
+    (
+        "longest_interval_s = 60.0\n",
+        'longest_interval_s = 60.0\nmode = "blocking"              # a lane waits for its round\n',
+    ),
+    ("# [pipeline]                   # with", "[pipeline]                     # with"),
+    ("# stages = 3                   #", "stages = 3                     #"),
+    ("# inner_steps = 20             #", "inner_steps = 20               #"),
+)
+EDITS: Final[Mapping[Shards, tuple[tuple[str, str], ...]]] = MappingProxyType(
+    {"data": (), "expert": _EXPERT, "pipeline": _PIPELINE}
+)
+
+
+def default_toml(shards: Shards = "data") -> str:
+    """The file for runs in which a peer holds this: all of the model, a trunk and experts, or a stage."""
+    text = DEFAULT_TOML
+    for before, after in EDITS[shards]:
+        text = text.replace(before, after)
+    return text

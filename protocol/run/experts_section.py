@@ -1,0 +1,122 @@
+"""The section [experts] of run.toml, of runs with `shards = "expert"`, and whether its numbers fit the rest of the file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from protocol.run.section import Section
+from protocol.tensors.decoder_schema import DecoderConfig, Size, decoder_schema
+from protocol.tensors.expert_schema import MAX_EXPERTS, MixtureConfig, expert_schema
+
+Shards = Literal["data", "expert", "pipeline"]
+"""What a peer holds: "data", all of the model, as everybody does; "expert", the trunk and some experts; "pipeline", one stage."""
+
+RouterFeatures = Literal["grams", "embeddings"]
+"""By what a router knows documents: "grams", runs of bytes; "embeddings", those that the trunk has of their tokens."""
+
+MAX_EMBEDDING_FEATURES: Final = 256
+"""Of a token in a router's file; of a wider model's embedding as many sums."""
+
+MAX_ROUTER_BYTES: Final = 64 << 20
+"""Of a router's file, in which each feature of an embedding is a byte."""
+
+
+class ExpertsSection(Section):
+    """The experts beside each layer's feed-forward (protocol/tensors/expert_schema.py), and how many of them a peer holds.
+
+    Attributes:
+        num_experts: of the run; one at least of each peer.
+        ffn_dim: inner width of an expert's feed-forward, beside model.ffn_dim of the one that all tokens pass.
+        top_k: experts that a token passes in the merged model; a document's own alone while it is trained.
+        holdings: experts that a peer holds at most; a second one only where nobody else holds it.
+        min_documents: an expert with fewer has too little to learn from: the host opens no run whose documents leave one with less.
+        router: a router file on the host's disk, as seen from run.toml; left out the host makes one of its documents.
+        router_features: by what a router knows documents. With "embeddings" the run's first values are what the host makes it of, and
+            with `reassign_every_rounds` those of its newest checkpoint, as soon as they tell more.
+        reassign_every_rounds: of the trunk, after which each document of a sample is measured with every expert and the documents are
+            sent to experts anew, by where losses are lowest; 0 for never.
+    """
+
+    num_experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)]
+    ffn_dim: Size
+    top_k: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] = 1
+    holdings: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] = 1
+    min_documents: Annotated[int, Field(ge=1, le=1 << 40)] = 8
+    router: Annotated[str, Field(max_length=4096)] = ""
+    router_features: RouterFeatures = "grams"
+    reassign_every_rounds: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+
+    @property
+    def mixture(self) -> MixtureConfig:
+        """The numbers of the model."""
+        return MixtureConfig(num_experts=self.num_experts, ffn_dim=self.ffn_dim, top_k=self.top_k)
+
+    def held_elements(self, model: DecoderConfig) -> int:
+        """Values that a peer holds at most: the trunk and `holdings` experts."""
+        return decoder_schema(model).num_elements + self.holdings * self.expert_elements(model)
+
+    def expert_elements(self, model: DecoderConfig) -> int:
+        """Values of one expert."""
+        return expert_schema(model, self.mixture, 0).num_elements
+
+    @model_serializer(mode="wrap")
+    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return self.used(handler(self), frozenset(["num_experts", "ffn_dim"]))
+
+
+@dataclass(frozen=True, slots=True)
+class BesideParts:
+    """What the rest of the file says that must fit a run whose peers hold parts of the model: experts, or stages."""
+
+    shards: Shards
+    min_members: int
+    start_from: str
+    mode: str
+    ramp_share: float
+    local_steps: str
+    feedback: float
+    target_tokens: int
+
+
+def expert_contradiction(experts: ExpertsSection | None, beside: BesideParts) -> str:
+    """What in these numbers cannot work, with what would; "" where they can."""
+    if beside.shards != "expert":
+        problem = f'the section [experts] belongs to run.shards = "expert", not to "{beside.shards}"'
+        return "" if experts is None else problem
+    if experts is None:
+        return 'run.shards = "expert": expected a section [experts] with num_experts and ffn_dim'
+    return _impossible_numbers(experts, beside) or _not_with_experts(beside)
+
+
+def _impossible_numbers(experts: ExpertsSection, beside: BesideParts) -> str:
+    num_experts, holdings, members = experts.num_experts, experts.holdings, beside.min_members
+    for name, count in (("top_k", experts.top_k), ("holdings", holdings)):
+        if count > num_experts:
+            return f"experts.{name} {count} of {num_experts} experts: expected at most {num_experts}"
+    if num_experts > members * holdings:
+        return (
+            f"experts.num_experts {num_experts}: the {members} peers that the run starts with hold {holdings} each: expected at most "
+            f"{members * holdings}, experts.holdings of {-(-num_experts // members)}, or run.min_members of "
+            f"{-(-num_experts // holdings)}"
+        )
+    if experts.reassign_every_rounds and num_experts == 1:
+        return f"experts.reassign_every_rounds {experts.reassign_every_rounds} of one expert: expected several; leave it out"
+    if num_experts > beside.target_tokens:
+        return (
+            f"round.target_tokens {beside.target_tokens}: expected at least one token for each of {num_experts} experts"
+        )
+    return ""
+
+
+def _not_with_experts(beside: BesideParts) -> str:
+    if beside.mode != "overlap":
+        return f'round.mode = "{beside.mode}" with run.shards = "expert": expected "overlap"'
+    if beside.ramp_share or beside.local_steps:
+        found = f"ramp_share {beside.ramp_share}" if beside.ramp_share else f'local_steps = "{beside.local_steps}"'
+        return f'round.{found} with run.shards = "expert": expected rounds of one size; leave it out'
+    if beside.start_from:
+        return f'run.start_from = "{beside.start_from}" with run.shards = "expert": expected values from the seed'
+    return ""

@@ -1,0 +1,500 @@
+"""The run's manifest: `run.toml` as the host writes it, and the signed canonical bytes that every peer agrees on.
+
+TOML -> validated `RunConfig` -> `RunManifest` (with the data set's id and the host's keys) -> canonical JSON -> signature. The
+run's id is the hash of the canonical bytes, so two runs with one id have every number in common.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from protocol.errors import ConfigError, RemoteProtocolError, VersionError
+from protocol.identity.envelope import NEVER_MS, open_envelope, seal
+from protocol.identity.identity import Signer, Verifier
+from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
+from protocol.plain_file import check_plain_file
+from protocol.rounds.schedule.target import RoundTarget
+from protocol.run.data_section import DataSection
+from protocol.run.default_run import default_toml
+from protocol.run.experts_section import BesideParts, ExpertsSection, Shards, expert_contradiction
+from protocol.run.host_sections import AdmissionSection, CheckpointSection
+from protocol.run.pipeline_section import PipelineSection, pipeline_contradiction
+from protocol.run.round_size_rules import PacingNumbers
+from protocol.run.round_size_rules import contradiction as pacing_contradiction
+from protocol.run.section import Count, Fraction, Section
+from protocol.run.streaming_rules import DEFAULT_DELAY_STEPS, StreamingNumbers, contradiction, what_is_wrong_with_mixing
+from protocol.run.traffic import MOST_INTERVAL_S, LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
+from protocol.run.training_sections import InnerSection, OuterSection
+from protocol.run.validation_text import explained
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_units import ModelUnits, default_fragments, model_units
+from protocol.tensors.round_defaults import RESULT_ROOM, SPARSE_FEEDBACK, default_chunk_elements, sparse_result_codec
+from protocol.tensors.stage_schema import StageMap, stage_schema
+from protocol.tensors.tensor_schema import TensorSchema
+
+MANIFEST_DOMAIN: Final = "potluck run"
+_ID_DOMAIN: Final = b"potluck manifest 1"
+_NO_RUN: Final = bytes(32)
+"""A manifest's envelope is signed before the run has an id."""
+
+Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+MAX_RUN_TOML_BYTES: Final = 1 << 20
+"""What `potluck init` writes takes 2,000; a file this long is of another kind, and would be read to its end first."""
+
+_FIRST_ROUND_KEYS: Final = frozenset(["target_tokens", "longest_interval_s", "codec", "chunk_elements"])
+"""Of the round section; written in every manifest."""
+
+_FIRST_RUN_KEYS: Final = frozenset(["name", "seed", "total_tokens", "min_members", "max_members"])
+"""The same of the run section."""
+
+
+class RunSection(Section):
+    """What the run is, and when it ends.
+
+    `start_from` is a folder on the host's disk, as seen from run.toml: a checkpoint whose weights the run begins with. Peers get them
+    as hashed shards. Empty for values from the seed. With `shards` "expert" a peer holds the trunk and some experts of section
+    [experts], with "pipeline" one stage of section [pipeline], with "data" the whole model.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
+    seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 1
+    total_tokens: Count
+    min_members: Annotated[int, Field(ge=1, le=64)] = 2
+    max_members: Annotated[int, Field(ge=1, le=64)] = 64
+    start_from: Annotated[str, Field(max_length=4096)] = ""
+    shards: Shards = "data"
+
+    @model_serializer(mode="wrap")
+    def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return self.used(handler(self), _FIRST_RUN_KEYS)
+
+
+class RoundSection(Section):
+    """When a round is due and how its bytes look.
+
+    `codec` is that of contributions, `result_codec` that of results: empty for the same, or, with "topk", for what has room for the
+    values of all members (`RunConfig.result_codec`). `error_feedback` is the share of what the codec left out of a contribution that
+    goes into the next one (averaging/arithmetic/error_feedback.py); left out it is `feedback`. `chunk_elements`, left out, is
+    `RunConfig.chunk_elements`.
+
+    `target_tokens` is every round's, or the largest one's: with `ramp_share` a round takes that share of the tokens committed
+    before it, and with `local_steps` "auto" it lasts so long that its exchange takes `target_utilisation` of it
+    (protocol/rounds/schedule/target.py). In the smallest each member has `first_local_steps`; left out, one.
+
+    `link_mbit_per_s` is the slowest link, up and down, with which the host wants people to take part: a run whose rounds it cannot
+    carry is not opened (protocol/run/traffic.py). Left out, no link is asked for.
+
+    `mode` is "overlap", in which the whole model is averaged at once while training goes on; "blocking", in which training waits
+    from the snapshot to the commit, for `longest_interval_s` at most; or "streaming", in which fragments of the model are averaged
+    one after another (protocol/tensors/model_units.py), all rounds alike. The last three keys are of "streaming" alone: `fragments`
+    of the layers, about three each where left out; `alpha` and `delay_steps`: a commit that comes at most so many local steps after
+    the snapshot, 5 where left out, is mixed into the local parameters, of which that share stays. Without `alpha` parameters move
+    by what commits moved, whenever they come, which trains better (averaging/rounds/lineage/adoption.py; `RunConfig.delay_steps`
+    and `.alpha`).
+    """
+
+    target_tokens: Count
+    longest_interval_s: Annotated[float, Field(ge=1.0, le=MOST_INTERVAL_S)] = 60.0
+    codec: Literal["fp32", "fp16", "int8", "int4", "e3m0", "topk"] = "int8"
+    result_codec: Literal["", "fp32", "fp16", "int8", "int4", "e3m0", "top6", "top12", "top25"] = ""
+    chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] | None = None
+    error_feedback: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    ramp_share: Fraction = 0.0
+    local_steps: Literal["", "auto"] = ""
+    first_local_steps: Count | None = None
+    target_utilisation: Annotated[float, Field(ge=0.01, lt=1.0)] = 0.95
+    link_mbit_per_s: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
+    mode: Literal["overlap", "blocking", "streaming"] = "overlap"
+    fragments: Annotated[int, Field(ge=1, le=512)] | None = None
+    delay_steps: Annotated[int, Field(ge=0, le=1000)] | None = None
+    alpha: Fraction | None = None
+
+    @property
+    def feedback(self) -> float:
+        """`error_feedback`; else 0.95 with "topk", without which most of the work would be lost, and 0 with others."""
+        if self.error_feedback is not None:
+            return self.error_feedback
+        return SPARSE_FEEDBACK if self.codec == "topk" else 0.0
+
+    @model_serializer(mode="wrap")
+    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return self.used(handler(self), _FIRST_ROUND_KEYS)
+
+    @model_validator(mode="after")
+    def _check_ramp(self) -> RoundSection:
+        first = self.first_local_steps
+        if first is not None and not self.ramp_share and not self.local_steps:
+            raise ValueError(f'first_local_steps {first} belongs to a ramp_share, or to local_steps = "auto"')
+        if "target_utilisation" in self.model_fields_set and not self.local_steps:
+            raise ValueError(f'target_utilisation {self.target_utilisation} belongs to local_steps = "auto"')
+        return self
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> RoundSection:
+        for name in ("fragments", "delay_steps", "alpha"):
+            if self.mode != "streaming" and (value := getattr(self, name)) is not None:
+                raise ValueError(f'{name} = {value} belongs to mode = "streaming", not to "{self.mode}"')
+        if wrong := what_is_wrong_with_mixing(self.delay_steps, self.alpha):
+            raise ValueError(wrong)
+        if self.mode == "streaming" and (self.ramp_share or self.local_steps):
+            found = f"ramp_share {self.ramp_share}" if self.ramp_share else f'local_steps = "{self.local_steps}"'
+            raise ValueError(
+                f'{found} with mode = "streaming": expected rounds of one size, between which delay_steps fit and the units lie '
+                'evenly; leave it out, or take mode = "overlap"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_codecs(self) -> RoundSection:
+        if self.codec != "topk" and self.result_codec in RESULT_ROOM:
+            raise ValueError(
+                f'result_codec = "{self.result_codec}" belongs to codec = "topk": it would leave out most of what "{self.codec}" sends'
+            )
+        return self
+
+
+class RunConfig(Section):
+    """`run.toml`, validated."""
+
+    run: RunSection
+    model: DecoderConfig
+    data: DataSection = DataSection()
+    inner: InnerSection
+    outer: OuterSection = OuterSection()
+    round: RoundSection
+    admission: AdmissionSection = AdmissionSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    experts: ExpertsSection | None = None
+    pipeline: PipelineSection | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        values: dict[str, object] = handler(self)
+        return {n: value for n, value in values.items() if n not in ("experts", "pipeline") or value is not None}
+
+    @model_validator(mode="after")
+    def _check_together(self) -> RunConfig:
+        if self.inner.batch_tokens % self.model.context_tokens:
+            raise ValueError(
+                f"inner.batch_tokens {self.inner.batch_tokens}: expected a multiple of model.context_tokens "
+                f"{self.model.context_tokens}"
+            )
+        if self.run.min_members > self.run.max_members:
+            raise ValueError(
+                f"run.min_members {self.run.min_members}: expected at most run.max_members {self.run.max_members}"
+            )
+        if problem := self._mean_problem() or pacing_contradiction(self._pacing()) or self._parts_problem():
+            raise ValueError(problem)
+        if self.num_fragments and (problem := contradiction(self._streaming())):
+            raise ValueError(problem)
+        if (link := self._link()) is not None and (problem := too_slow(link)):
+            raise ValueError(problem)
+        pace = self.round.model_copy()  # peers agree on the number, and not on how it is found
+        pace.__dict__["chunk_elements"] = self.chunk_elements  # not among what was set: the file does not say it
+        self.__dict__["round"] = pace
+        return self
+
+    def _mean_problem(self) -> str:
+        outer = self.outer
+        if outer.kind == "mean" and outer.momentum:
+            return f'outer.momentum {outer.momentum} with kind = "mean": expected 0, or kind = "nesterov"'
+        return ""
+
+    def _parts_problem(self) -> str:
+        run, pace = self.run, self.round
+        beside = BesideParts(
+            shards=run.shards,
+            min_members=run.min_members,
+            start_from=run.start_from,
+            mode=pace.mode,
+            ramp_share=pace.ramp_share,
+            local_steps=pace.local_steps,
+            feedback=pace.feedback,
+            target_tokens=pace.target_tokens,
+        )
+        return expert_contradiction(self.experts, beside) or pipeline_contradiction(
+            self.pipeline, self.model, self.inner, beside
+        )
+
+    @property
+    def stages(self) -> StageMap | None:
+        """The stages of the model; None in a run without."""
+        return self.pipeline.stage_map(self.model) if self.pipeline is not None else None
+
+    @property
+    def mixture(self) -> MixtureConfig | None:
+        """The experts' numbers; None in a run without."""
+        return self.experts.mixture if self.experts is not None else None
+
+    @property
+    def num_elements(self) -> int:
+        """Values of the model, with all experts."""
+        trunk, experts = decoder_schema(self.model).num_elements, self.experts
+        return trunk + (experts.num_experts * experts.expert_elements(self.model) if experts is not None else 0)
+
+    @property
+    def held_elements(self) -> int:
+        """Values of the model that a peer holds at most."""
+        if self.pipeline is not None:
+            return self.pipeline.held_elements(self.model)
+        return self.experts.held_elements(self.model) if self.experts else decoder_schema(self.model).num_elements
+
+    @property
+    def momentum_from_tokens(self) -> int:
+        """Of each member in a round: in shorter ones the plain mean is taken; 0 where that never is."""
+        return (self.outer.momentum_from_steps or 0) * self.inner.batch_tokens
+
+    @property
+    def round_target(self) -> RoundTarget:
+        """At how many ready tokens rounds are due."""
+        pace = self.round
+        if not pace.ramp_share and not pace.local_steps:
+            return RoundTarget(pace.target_tokens)
+        first_tokens = self.inner.batch_tokens * (pace.first_local_steps or 1)
+        # beside training an exchange may take as long as there is a round; where training waits for it, what is left of one
+        exchange_share = 1.0 - pace.target_utilisation if pace.mode == "blocking" else pace.target_utilisation
+        return RoundTarget(
+            pace.target_tokens,
+            first_tokens,
+            pace.ramp_share,
+            exchange_share if pace.local_steps else 0.0,
+            pace.mode == "blocking",
+        )
+
+    @property
+    def num_fragments(self) -> int:
+        """Fragments that the layers are averaged in; 0 where the whole model is averaged at once."""
+        if self.round.mode != "streaming":
+            return 0
+        return self.round.fragments or default_fragments(self.model.num_layers)
+
+    @property
+    def delay_steps(self) -> int:
+        """Local steps in which a fragment's commit has to come to be mixed in; 0 where none is."""
+        if self.round.alpha is None:
+            return 0
+        return DEFAULT_DELAY_STEPS if self.round.delay_steps is None else self.round.delay_steps
+
+    @property
+    def alpha(self) -> float | None:
+        """Share of the local parameters that stays where a commit came within the delay; None where nothing is mixed."""
+        return self.round.alpha
+
+    @property
+    def needed_mbit_per_s(self) -> float:
+        """The slowest link, up and down, that carries a round of the run within its longest interval."""
+        return needed_mbit_per_s(self._each_way_bytes, self.round.longest_interval_s)
+
+    @property
+    def _each_way_bytes(self) -> int:
+        num_values, chunk = self.held_elements, self.chunk_elements
+        up, down = (update_bytes(codec, num_values, chunk) for codec in (self.round.codec, self.result_codec))
+        return max(round_bytes(up, down, self.run.max_members, reduces=True))
+
+    def _link(self) -> LinkNumbers | None:
+        pace, size = self.round, self._each_way_bytes
+        if pace.link_mbit_per_s is None:
+            return None
+        kept = pace.target_utilisation if pace.local_steps else 0.0
+        return LinkNumbers(pace.link_mbit_per_s, size, pace.longest_interval_s, kept, pace.mode == "blocking")
+
+    def _pacing(self) -> PacingNumbers:
+        run, outer, step_tokens = self.run, self.outer, self.inner.batch_tokens
+        members = run.min_members if self.pipeline is None else 1
+        return PacingNumbers(
+            self.round_target, run.total_tokens, step_tokens, members, outer.momentum, outer.momentum_from_steps
+        )
+
+    def _streaming(self) -> StreamingNumbers:
+        return StreamingNumbers(
+            self.model.num_layers,
+            self.num_fragments,
+            self.delay_steps,
+            self.round.target_tokens,
+            self.run.total_tokens,
+            self.inner.batch_tokens,
+            self.run.min_members,
+        )
+
+    @property
+    def result_codec(self) -> str:
+        """How results are written: as the round section says; else as contributions are; for sparse ones the codec with room for what
+        so many members send at most, since what a result leaves out is lost (averaging/codecs/sparse.py).
+        """
+        if self.round.result_codec or self.round.codec != "topk":
+            return self.round.result_codec or self.round.codec
+        return sparse_result_codec(self.run.max_members)
+
+    @property
+    def chunk_elements(self) -> int:
+        """Values in a chunk: as the round section says; else by what a peer averages at once, of experts all that it holds."""
+        num_elements = self.held_elements // max(1, self.num_fragments)
+        by_size = default_chunk_elements(num_elements, self.run.max_members, self.round.link_mbit_per_s)
+        return self.round.chunk_elements or by_size
+
+
+class RunManifest(Section):
+    """Everything that two peers of a run must agree on."""
+
+    config: RunConfig
+    dataset_id: Hex32
+    dataset_tokens: Count
+    heldout_tokens: Count
+    zlib_bits_per_byte: Annotated[float, Field(ge=0.0, le=64.0)]
+    pairs_nats_per_byte: Annotated[float, Field(ge=0.0, le=64.0)]
+    host_public_key: Hex32
+    ca_certificate_sha256: Hex32
+    protocol_version: int = PROTOCOL_VERSION
+
+    def canonical_bytes(self) -> bytes:
+        """Compact ASCII JSON with sorted keys; floats by their shortest exact form (RFC 8785 in spirit)."""
+        return json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True
+        ).encode()
+
+    @property
+    def run_id(self) -> RunId:
+        """Fingerprint of the canonical bytes."""
+        return RunId(sha256(_ID_DOMAIN + self.canonical_bytes()).digest())
+
+    def unit_schemas(self) -> dict[UnitName, TensorSchema]:
+        """The units of the run and their tensors."""
+        return {schema.unit: schema for schema in self.units.schemas}
+
+    @property
+    def units(self) -> ModelUnits:
+        """All units of the run, the spine first."""
+        return self.units_held(range(self.num_parts))
+
+    @property
+    def num_parts(self) -> int:
+        """Experts, or stages, of the run: of these a peer holds some. 0 where everybody holds the whole model."""
+        mixture, stages = self.config.mixture, self.config.stages
+        if stages is not None:
+            return stages.num_stages
+        return mixture.num_experts if mixture is not None else 0
+
+    @property
+    def parts(self) -> tuple[UnitName, ...]:
+        """The units that only some peers hold, by their numbers."""
+        names = tuple(self.unit_schemas())
+        return names[len(names) - self.num_parts :]
+
+    @property
+    def model_schema(self) -> TensorSchema:
+        """All tensors of the model, in its own order: what the first values of a unit follow from."""
+        return self.units.whole if self.config.mixture is not None else decoder_schema(self.config.model)
+
+    def units_held(self, parts: Sequence[int]) -> ModelUnits:
+        """The units of a peer that holds these experts, or stages, in the order of its flat vector; in a run without either all there
+        are.
+
+        Raises:
+            LocalProtocolError: a part that the run has not, or one twice.
+        """
+        config, stages = self.config, self.config.stages
+        if stages is not None:
+            return ModelUnits(tuple(stage_schema(stages, stage) for stage in parts))
+        if config.mixture is not None:
+            return held_units(config.model, config.mixture, parts)
+        return model_units(config.model, config.num_fragments)
+
+
+def load_run_config(path: Path) -> RunConfig:
+    """Read `run.toml`.
+
+    Raises:
+        ConfigError: unreadable, no TOML, an unknown key, or a value that cannot work; one line names file, key and remedy.
+    """
+    check_plain_file(path, "a run.toml", "write one with: potluck init")
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_RUN_TOML_BYTES + 1)
+        text = data.decode("utf-8")
+    except OSError as error:
+        found = f"{path} cannot be read: {error.strerror}"
+        raise ConfigError(found, "a run.toml", "write one with: potluck init") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text: {error}", "a run.toml in UTF-8", "save it as UTF-8") from error
+    if len(data) > MAX_RUN_TOML_BYTES:
+        raise ConfigError(f"{path} is longer than {MAX_RUN_TOML_BYTES >> 20} MiB", "a run.toml", "check its kind")
+    return parse_run_config(text, str(path))
+
+
+def parse_run_config(text: str, name: str = "run.toml") -> RunConfig:
+    """The configuration in a TOML text. Raises ConfigError as `load_run_config`."""
+    try:
+        values = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"{name} is no TOML: {error}", "key = value lines under [sections]", "mend that line"
+        ) from error
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(*explained(name, error)) from error
+
+
+def sign_manifest(manifest: RunManifest, signer: Signer) -> bytes:
+    """The manifest in the host's signed envelope."""
+    return seal(signer, MANIFEST_DOMAIN, _NO_RUN, 0, NEVER_MS, manifest.canonical_bytes())
+
+
+def open_manifest(data: bytes, *, verifier: Verifier, expected_run_id: RunId | None = None) -> RunManifest:
+    """The manifest in a signed envelope.
+
+    Raises:
+        VersionError: made by another protocol version, or by a release with other keys.
+        RemoteProtocolError: a bad signature, another signer than the manifest names, or another run than the invite names.
+    """
+    envelope = open_envelope(data, verifier=verifier, domain=MANIFEST_DOMAIN, run_id=_NO_RUN, now_unix_ms=None)
+    version = _version_of(envelope.payload)
+    if version != PROTOCOL_VERSION:
+        raise VersionError(
+            f"a run of protocol version {version}", f"version {PROTOCOL_VERSION}", "install the run's version"
+        )
+    try:
+        manifest = RunManifest.model_validate_json(envelope.payload)
+    except ValidationError as error:
+        # Its signature is good, so it says what its host meant.
+        found, expected, _ = explained("the run's manifest", error)
+        raise VersionError(found, expected, "install the release that made the run") from error
+    if bytes.fromhex(manifest.host_public_key) != envelope.public_key:
+        raise RemoteProtocolError(
+            "a manifest signed by another key than its host's", "the host's signature", "ask for a new invite"
+        )
+    if expected_run_id is not None and manifest.run_id != expected_run_id:
+        raise RemoteProtocolError(
+            f"the manifest of run {manifest.run_id[:4].hex()}",
+            f"run {expected_run_id[:4].hex()} as in the invite",
+            "ask for a new invite",
+        )
+    return manifest
+
+
+def _version_of(payload: bytes) -> object:
+    try:
+        values = json.loads(payload)
+    except ValueError as error:
+        raise RemoteProtocolError("a manifest that is no JSON", "a run's manifest") from error
+    return values.get("protocol_version") if isinstance(values, dict) else None
+
+
+def default_run_toml(shards: Shards = "data") -> str:
+    """The commented file that `potluck init` writes."""
+    return default_toml(shards)

@@ -1,0 +1,179 @@
+"""The section [pipeline] of run.toml, of runs with `shards = "pipeline"`: how the model is cut, and how its lanes work."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from protocol.errors import ConfigError
+from protocol.pipeline.messages.synced_messages import MAX_MICRO_BATCHES
+from protocol.pipeline.placement.cutting import StageMemory, computed_costs, cut, planned_memory
+from protocol.pipeline.schedule import most_in_flight
+from protocol.pipeline.stage_machine import LaneConfig
+from protocol.run.experts_section import BesideParts
+from protocol.run.section import Section
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import DecoderConfig
+from protocol.tensors.stage_schema import MAX_STAGES, StageMap, stage_schema
+
+_EVERY_KEY: Final = frozenset(["inner_steps"])
+_FAR_BYTES: Final = 1 << 60
+SUSPECT_AFTER_S: Final = 4.0
+"""Of silence. A process that is gone refuses connections, which is known at once; who shares its machine with others may be late."""
+
+HELDOUT_WINDOWS: Final = 64
+"""Of held-out text that a lane measures with the parameters that each round begins with; a few more where they fill its passes."""
+
+
+class PipelineSection(Section):
+    """A model in stages, of which a peer holds one, and lanes of them (protocol/pipeline/lanes/lane_machine.py).
+
+    Attributes:
+        stages: how many; they are cut so that each computes about as much as the others. Else `layers` says it. layers: how many
+        layers each stage has, first to last, as "1, 2, 1"; the embedding is with the first, the head with the last. inner_steps: of
+        a lane in each round. mode: "lanes" of one replica a stage, each of which works as one data peer
+        (protocol/pipeline/lanes/lane_machine.py), or "synced":
+            all replicas of all stages work as one, any of them on any micro-batch (protocol/pipeline/synced/synced.py), which wants
+            fast links; it has no schedule and no snapshots beside a round's commit.
+        schedule: in which order a stage takes its micro-batches.
+        micro_batches: of an inner step, which is inner.batch_tokens.
+        snapshot_every_steps: after so many inner steps each stage is copied to a neighbour: what a lane goes back to.
+        forward_codec, backward_codec: of activations and of their gradients between stages.
+        recomputes: whether stages keep what came in alone and compute the rest again on the way back: less memory, more work.
+    """
+
+    stages: Annotated[int, Field(ge=1, le=MAX_STAGES)] | None = None
+    layers: Annotated[str, Field(max_length=512)] = ""
+    inner_steps: Annotated[int, Field(ge=1, le=1 << 20)]
+    mode: Literal["lanes", "synced"] = "lanes"
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    micro_batches: Annotated[int, Field(ge=1, le=1 << 16)] = 4
+    snapshot_every_steps: Annotated[int, Field(ge=1, le=1 << 20)] = 5
+    forward_codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"
+    backward_codec: Literal["fp32", "bf16", "int8"] = "int8"
+    recomputes: bool = False
+
+    @model_serializer(mode="wrap")
+    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return self.used(handler(self), _EVERY_KEY)
+
+    def stage_map(self, model: DecoderConfig) -> StageMap:
+        """Which layers each stage has.
+
+        Raises:
+            ConfigError: stages that do not cover the model, or that it cannot be cut into.
+        """
+        if (self.stages is None) == (not self.layers):
+            found = "both of pipeline.stages and pipeline.layers" if self.layers else "neither stages nor layers"
+            raise ConfigError(found, "one of the two", 'write stages = 3, or layers = "1, 2, 1"')
+        if self.layers:
+            return StageMap(model, parse_layers(self.layers))
+        num_stages = self.stages or 1
+        if num_stages > model.num_layers + 2:
+            raise ConfigError(
+                f"pipeline.stages {num_stages} of a model of {model.num_layers} layers",
+                f"at most {model.num_layers + 2}",
+            )
+        room = [_FAR_BYTES] * num_stages
+        memory = planned_memory(model, micro_batch_tokens=model.context_tokens, in_flight=num_stages)
+        found_map = cut(model, computed_costs(model), memory, room, num_stages=num_stages, replicas=1)
+        return StageMap(model, found_map.layers)
+
+    def memory(self, model: DecoderConfig, inner: InnerSection) -> StageMemory:
+        """What each stage takes of a peer's memory."""
+        stages = self.stage_map(model)
+        return planned_memory(
+            model,
+            micro_batch_tokens=inner.batch_tokens // self.micro_batches,
+            in_flight=most_in_flight(self.schedule, 0, stages.num_stages, self.micro_batches),
+            recomputes=self.recomputes,
+        )
+
+    def lane_config(self, model: DecoderConfig, inner: InnerSection) -> LaneConfig:
+        """The numbers of all lanes."""
+        rows = inner.batch_tokens // model.context_tokens // self.micro_batches
+        return LaneConfig(
+            self.schedule,
+            self.stage_map(model).num_stages,
+            self.micro_batches,
+            self.inner_steps,
+            self.snapshot_every_steps,
+            inner.batch_tokens,
+            suspect_after_s=SUSPECT_AFTER_S,
+            heldout_passes=-(-HELDOUT_WINDOWS // max(1, rows)),
+        )
+
+    def held_elements(self, model: DecoderConfig) -> int:
+        """Values that a peer holds at most: those of the largest stage."""
+        stages = self.stage_map(model)
+        return max(stage_schema(stages, stage).num_elements for stage in range(stages.num_stages))
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Layers of each stage as run.toml has them.
+
+    Raises:
+        ConfigError: no such numbers.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() and len(word) <= 4 for word in words):
+        raise ConfigError(f"pipeline.layers {text[:60]!r}", 'a number for each stage, as "1, 2, 1"')
+    return tuple(map(int, words))
+
+
+def pipeline_contradiction(
+    pipeline: PipelineSection | None, model: DecoderConfig, inner: InnerSection, beside: BesideParts
+) -> str:
+    """What in these numbers cannot work, with what would; "" where they can."""
+    if beside.shards != "pipeline":
+        problem = f'the section [pipeline] belongs to run.shards = "pipeline", not to "{beside.shards}"'
+        return "" if pipeline is None else problem
+    if pipeline is None:
+        return 'run.shards = "pipeline": expected a section [pipeline] with stages and inner_steps'
+    try:
+        stages = pipeline.stage_map(model)
+    except ConfigError as error:
+        return error.one_line()
+    return _impossible_numbers(pipeline, stages, inner, beside) or _not_in_lanes(beside)
+
+
+def _impossible_numbers(pipeline: PipelineSection, stages: StageMap, inner: InnerSection, beside: BesideParts) -> str:
+    sequences = inner.batch_tokens // stages.decoder.context_tokens
+    if sequences % pipeline.micro_batches:
+        return (
+            f"pipeline.micro_batches {pipeline.micro_batches} of inner.batch_tokens {inner.batch_tokens}, which are "
+            f"{sequences} sequences: expected a number that divides them"
+        )
+    most = MAX_MICRO_BATCHES - HELDOUT_WINDOWS
+    if pipeline.mode == "synced" and pipeline.micro_batches > most:
+        return (
+            f'pipeline.micro_batches {pipeline.micro_batches} with mode = "synced": expected at most {most}, '
+            "whose numbers fit into one message beside those of the held-out text"
+        )
+    if stages.num_stages > beside.min_members:
+        return (
+            f"{stages.num_stages} stages in a run that starts with run.min_members {beside.min_members}: expected a peer for each, "
+            f"min_members of at least {stages.num_stages}"
+        )
+    of_a_lane = pipeline.inner_steps * inner.batch_tokens
+    if beside.target_tokens % of_a_lane:
+        return (
+            f"round.target_tokens {beside.target_tokens}: expected a multiple of {of_a_lane}, which a lane trains in a round "
+            "(pipeline.inner_steps times inner.batch_tokens)"
+        )
+    return ""
+
+
+def _not_in_lanes(beside: BesideParts) -> str:
+    shards = 'with run.shards = "pipeline"'
+    if beside.mode != "blocking":
+        return f'round.mode = "{beside.mode}" {shards}: expected "blocking", for a lane waits for its round'
+    if beside.ramp_share or beside.local_steps:
+        found = f"ramp_share {beside.ramp_share}" if beside.ramp_share else f'local_steps = "{beside.local_steps}"'
+        return f"round.{found} {shards}: expected rounds of one size; leave it out"
+    if beside.feedback:
+        return f"round.error_feedback {beside.feedback} {shards}: expected 0, for what a lane leaves out has no place of its own"
+    if beside.start_from:
+        return f'run.start_from = "{beside.start_from}" {shards}: expected values from the seed'
+    return ""

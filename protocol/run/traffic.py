@@ -1,0 +1,149 @@
+"""How many bytes a round moves at a member, and which link can carry them. Pure; every formula says where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, floor
+from types import MappingProxyType
+from typing import Final
+
+MOST_INTERVAL_S: Final = 86_400.0
+"""A manifest's longest interval is a day at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSize:
+    """What a codec takes (averaging/codecs).
+
+    Attributes:
+        bits: of a value that is written, its place included.
+        block: values that share a scale, 0 for none.
+        scale_bytes: of a scale.
+        stride: one value in so many is written.
+        codebook_bytes: of a chunk.
+    """
+
+    bits: int
+    block: int = 0
+    scale_bytes: int = 4
+    stride: int = 1
+    codebook_bytes: int = 0
+
+    def encoded_bytes(self, num_parameters: int) -> int:
+        """Of one chunk of so many."""
+        if num_parameters == 0:
+            return 0
+        scales_bytes = self.scale_bytes * -(-num_parameters // self.block) if self.block else 0
+        return self.codebook_bytes + scales_bytes + -(-(-(-num_parameters // self.stride) * self.bits) // 8)
+
+
+CODEC_SIZES: Final[Mapping[str, CodecSize]] = MappingProxyType(
+    {
+        "fp32": CodecSize(32),
+        "fp16": CodecSize(16),
+        "int8": CodecSize(8, 256),
+        "int4": CodecSize(4, 128),
+        "e3m0": CodecSize(4, 256),
+        "topk": CodecSize(10, 4096, 1, 64, 8),
+        "top6": CodecSize(10, 4096, 1, 16, 32),
+        "top12": CodecSize(9, 4096, 1, 8, 32),
+        "top25": CodecSize(8, 4096, 1, 4, 32),
+    }
+)
+
+
+def update_bytes(codec: str, num_parameters: int, chunk_parameters: int) -> int:
+    """Bytes of one vector as it travels: each chunk is encoded by itself (averaging/codecs, averaging/rounds/lineage/retention.py)."""
+    num_whole, rest = divmod(num_parameters, chunk_parameters)
+    size = CODEC_SIZES[codec]
+    return num_whole * size.encoded_bytes(chunk_parameters) + size.encoded_bytes(rest)
+
+
+def round_bytes(update_bytes: int, result_bytes: int, num_members: int, *, reduces: bool) -> tuple[int, int]:
+    """Bytes that a member sends in a round and that it receives, where all reduce equal slices (averaging/README.md).
+
+    It sends its delta to the other reducers and the mean of its own slice to the other members, and receives as much: (n - 1) / n of
+    a delta and of a mean. One that takes no inbound connections reduces nothing: it sends one delta and receives one mean. Heartbeats
+    and certificates are not counted.
+    """
+    if num_members < 2:
+        return 0, 0
+    if not reduces:
+        return update_bytes, result_bytes
+    each_way = ceil((num_members - 1) * (update_bytes + result_bytes) / num_members)
+    return each_way, each_way
+
+
+@dataclass(frozen=True, slots=True)
+class LinkNumbers:
+    """What a manifest says of the slowest link that is to carry its rounds, and of these.
+
+    Attributes:
+        mbit_per_s: of the link, up and down apart.
+        each_way_bytes: of a round with as many members as the run takes; of all units together where there are several, since each
+            has one round in the time of a round.
+        longest_interval_s: which a round may take at most, and its exchange as well (averaging/README.md, rule 11).
+        target_utilisation: that measured rounds are to keep; 0 where they are not measured.
+        is_blocking: whether training waits for an exchange.
+    """
+
+    mbit_per_s: float
+    each_way_bytes: int
+    longest_interval_s: float
+    target_utilisation: float = 0.0
+    is_blocking: bool = False
+
+    @property
+    def carried_s(self) -> float:
+        """That a round takes of the link, with nothing else on it."""
+        return self.each_way_bytes * 8 / (self.mbit_per_s * 1e6)
+
+    @property
+    def exchange_share(self) -> float:
+        """Of a round, that its exchange may take: all of it, or as measured rounds are to be (protocol/rounds/schedule/target.py)."""
+        if not self.target_utilisation:
+            return 1.0
+        return 1.0 - self.target_utilisation if self.is_blocking else self.target_utilisation
+
+    @property
+    def shortest_s(self) -> float:
+        """Of a round on this link."""
+        return self.carried_s / self.exchange_share
+
+
+def needed_mbit_per_s(each_way_bytes: int, longest_interval_s: float) -> float:
+    """The slowest link that carries a round within the longest interval, rounded up to three digits."""
+    exact = each_way_bytes * 8 / longest_interval_s / 1e6
+    step = 10.0 ** (len(str(int(exact))) - 3) if exact >= 1.0 else 0.001
+    return round(ceil(exact / step) * step, 3)
+
+
+def too_slow(link: LinkNumbers) -> str:
+    """Why this link cannot carry the run's smallest round, with the number that would work; "" where it can. All rounds are as many
+    bytes, whatever their steps: the smallest is one that is due when the longest interval has passed. A measured one lasts so long
+    that its exchange takes no more than its share.
+    """
+    interval_s = link.longest_interval_s
+    if link.shortest_s <= interval_s:
+        return ""
+    needed = needed_mbit_per_s(link.each_way_bytes, interval_s * link.exchange_share)
+    lasts_s, takes = ceil(link.shortest_s), f"which takes this link {ceil(link.carried_s)} s"
+    longer = f"round.longest_interval_s of at least {lasts_s}, " if lasts_s <= MOST_INTERVAL_S else ""
+    if link.target_utilisation:
+        takes += f": with round.target_utilisation {link.target_utilisation:g} it would last {lasts_s} s"
+    return (
+        f"round.link_mbit_per_s {link.mbit_per_s:g}: a round is {link.each_way_bytes / 1e6:.1f} MB up and as much down, {takes} "
+        f"of round.longest_interval_s {interval_s:g}: expected a link of at least {needed:g}, {longer}{_kept(link)}"
+        "or a codec of fewer bits"
+    )
+
+
+def _kept(link: LinkNumbers) -> str:
+    """The most, or where training goes on meanwhile the least, of the time that measured rounds could keep on this link."""
+    share = link.carried_s / link.longest_interval_s
+    if not link.target_utilisation or share >= 0.99:
+        return ""
+    if link.is_blocking:
+        return f"a target_utilisation of at most {floor(100.0 * (1.0 - share)) / 100.0:g}, "
+    return f"a target_utilisation of at least {ceil(100.0 * share) / 100.0:g}, "

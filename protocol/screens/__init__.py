@@ -1,0 +1,1 @@
+"""Text that both daemons print. It stands here because the two may not import each other."""

@@ -1,0 +1,107 @@
+"""An expert run's numbers, its units, and the tensors of each, without any tensor library.
+
+Every layer's feed-forward is a mixture: the decoder's own, which all tokens pass and all peers hold, and beside it experts, of
+which a peer holds one or two. What all hold is the unit "trunk": the decoder as protocol/tensors/decoder_schema.py has it. An
+expert is a unit, too, with its feed-forward in every layer: a document's expert is one choice and not one for each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from protocol.errors import ConfigError, LocalProtocolError
+from protocol.ids import UnitName
+from protocol.tensors.decoder_schema import DecoderConfig, Size, decoder_schema
+from protocol.tensors.model_units import ModelUnits
+from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
+
+TRUNK: Final = UnitName("trunk")
+"""The spine of an expert run."""
+
+MAX_EXPERTS: Final = 256
+_PREFIX: Final = "expert-"
+
+
+class MixtureConfig(BaseModel):
+    """How many experts a run has, and how wide each is.
+
+    Attributes:
+        num_experts: of the run.
+        ffn_dim: inner width of an expert's feed-forward.
+        top_k: experts that a token passes in the merged model; a document's own expert alone while it is trained.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    num_experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)]
+    ffn_dim: Size
+    top_k: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] = 1
+
+    @model_validator(mode="after")
+    def _check_top_k(self) -> MixtureConfig:
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k {self.top_k} of {self.num_experts} experts: expected at most {self.num_experts}")
+        return self
+
+
+def expert_unit(expert: int) -> UnitName:
+    """The unit of an expert."""
+    return UnitName(f"{_PREFIX}{expert}")
+
+
+def expert_of(unit: UnitName, config: MixtureConfig) -> int | None:
+    """Which expert a unit is, None for the trunk.
+
+    Raises:
+        ConfigError: the run has no such unit.
+    """
+    if unit == TRUNK:
+        return None
+    number = unit.removeprefix(_PREFIX)
+    if (
+        number.isascii()
+        and number.isdecimal()
+        and unit == expert_unit(int(number))
+        and int(number) < config.num_experts
+    ):
+        return int(number)
+    raise ConfigError(f"unit {unit!r}", f"{TRUNK} or {_PREFIX}0 to {_PREFIX}{config.num_experts - 1}")
+
+
+def trunk_schema(decoder: DecoderConfig) -> TensorSchema:
+    """What every peer of an expert run holds."""
+    return decoder_schema(decoder, TRUNK)
+
+
+def expert_schema(decoder: DecoderConfig, config: MixtureConfig, expert: int) -> TensorSchema:
+    """One expert's tensors, layer after layer, by the names that they have in peer/models/mixture.py.
+
+    Raises:
+        LocalProtocolError: the run has no such expert.
+    """
+    if not 0 <= expert < config.num_experts:
+        raise LocalProtocolError(f"expert {expert}", f"0 to {config.num_experts - 1}")
+    specs: list[TensorSpec] = []
+    for layer in range(decoder.num_layers):
+        name = f"layers.{layer}.experts.{expert}"
+        specs += [
+            TensorSpec(f"{name}.w_gate.weight", (config.ffn_dim, decoder.dim)),
+            TensorSpec(f"{name}.w_up.weight", (config.ffn_dim, decoder.dim)),
+            TensorSpec(f"{name}.w_down.weight", (decoder.dim, config.ffn_dim)),
+        ]
+    return TensorSchema(expert_unit(expert), tuple(specs))
+
+
+def held_units(decoder: DecoderConfig, config: MixtureConfig, experts: Sequence[int]) -> ModelUnits:
+    """The units of a peer that holds these experts: the trunk, then each of them in the order of their numbers.
+
+    Raises:
+        LocalProtocolError: an expert that the run has not, or one twice.
+    """
+    if len(set(experts)) != len(experts):
+        raise LocalProtocolError(f"experts {list(experts)}", "each once")
+    held = (expert_schema(decoder, config, expert) for expert in sorted(experts))
+    return ModelUnits((trunk_schema(decoder), *held))

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from averaging.data.packing.packing import Packing, pack, token_bytes
+from averaging.data.shards import MANIFEST_NAME, DatasetManifest, TokenReader
+from averaging.data.sources.corpus import Document, text_documents
+from averaging.data.sources.texts import Split, Text, read_files
+from averaging.data.tokenizer import ByteTokenizer
+from protocol.errors import ConfigError, MachineError, StorageError
+
+
+class Wide:
+    """A tokenizer whose vocabulary needs four bytes: two bytes of text are a token."""
+
+    vocab_size = 70_000
+    end = 69_999
+    file = b"how to read them"
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.full(len(text) // 2, 65_536, dtype=np.uint32)
+
+
+def _pack(texts: list[Text], folder: Path, tokenizer: object = None, **changes: object) -> DatasetManifest:
+    numbers = {"shard_bytes": 4096, "source": "text", "licence": "none", **changes}
+    return pack(texts, tokenizer or ByteTokenizer(), folder, Packing(**numbers))
+
+
+def test_text_packed_by_earlier_releases_has_the_same_id(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    for n in range(6):
+        text = bytes(range(256)) * 10 + f"text number {n}, ".encode() * 300
+        (tmp_path / "t" / f"{n}.txt").write_bytes(text)
+    texts = read_files(text_documents("t/*.txt", 3, tmp_path), is_utf8=False)
+    manifest = pack(texts, ByteTokenizer(), tmp_path / "d", Packing(4096, "text", "as the host says"))
+    assert manifest.dataset_id == "77e6c8abd57a2995bc49c939303a12f0a5ca911aa7f09b64082182167cf3aaa6"
+
+
+def test_parts_that_come_mixed_are_packed_apart_and_training_first(tmp_path: Path) -> None:
+    parts: list[Split] = ["heldout", "train", "prose", "train", "heldout"]
+    manifest = _pack([Text(b"%d" % i, part) for i, part in enumerate(parts)], tmp_path)
+    assert [entry.split for entry in manifest.shards] == ["train", "heldout", "prose"]
+    assert manifest.num_documents == 4
+    reader = TokenReader([tmp_path / entry.sha256 for entry in manifest.part("heldout")])
+    assert reader.read(0, 4).tolist() == [ord("0"), 256, ord("4"), 256]
+
+
+def test_pieces_of_a_document_have_one_end_mark_between_them(tmp_path: Path) -> None:
+    texts = [Text(b"a", "train", is_last=False), Text(b"b", "train"), Text(b"c", "heldout")]
+    assert _pack(texts, tmp_path).num_tokens("train") == 3
+
+
+def test_a_large_vocabulary_is_stored_in_four_bytes_and_bytes_are_counted(tmp_path: Path) -> None:
+    manifest = _pack([Text(b"abcd", "train"), Text(b"ab", "heldout")], tmp_path, Wide())
+    reader = TokenReader([tmp_path / entry.sha256 for entry in manifest.part("train")], manifest.token_bytes)
+    assert reader.read(0, 3).tolist() == [65_536, 65_536, 69_999]
+    assert manifest.bytes_per_token("train") == 5 / 3
+    assert manifest.tokenizer is not None
+    assert (tmp_path / manifest.tokenizer.sha256).read_bytes() == Wide.file
+    assert [token_bytes(size) for size in (257, 65_536, 65_537)] == [2, 2, 4]
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), Wide()])
+def test_weights_to_start_with_are_the_last_shards_of_whole_values_whatever_a_token_takes(
+    tmp_path: Path, tokenizer: object
+) -> None:
+    values = np.arange(2500, dtype="<f4")
+    texts = [Text(b"abcd", "train"), Text(b"ab", "heldout")]
+    manifest = _pack(texts, tmp_path, tokenizer, shard_bytes=4098, start=memoryview(values.tobytes()))
+    parts = manifest.part("start")
+    assert list(manifest.shards[-3:]) == list(parts)
+    assert [entry.num_bytes for entry in parts] == [4096, 4096, 1808]
+    assert b"".join((tmp_path / entry.sha256).read_bytes() for entry in parts) == values.tobytes()
+    assert manifest.token_bytes == token_bytes(tokenizer.vocab_size)
+
+
+def test_every_piece_is_shown_as_it_goes_by(tmp_path: Path) -> None:
+    texts, seen = [Text(b"a", "train"), Text(b"b", "heldout")], []
+    pack(texts, ByteTokenizer(), tmp_path, Packing(4096, "text", "none"), seen.append)
+    assert seen == texts
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ([], "no text in it"),
+        ([Text(b"a", "prose")], "no text in it"),
+        ([Text(b"a", "train")], "1 documents to train on and 0 kept"),
+        ([Text(b"a", "heldout")], "0 documents to train on and 1 kept"),
+    ],
+)
+def test_a_part_without_documents_is_one_clear_line(tmp_path: Path, texts: list[Text], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        _pack(texts, tmp_path)
+    assert not (tmp_path / MANIFEST_NAME).exists()
+
+
+def test_what_cannot_be_read_or_written_is_said(tmp_path: Path) -> None:
+    gone = read_files([Document("c", tmp_path / "c", False)], is_utf8=False)
+    with pytest.raises(MachineError, match="c cannot be read"):
+        pack(gone, ByteTokenizer(), tmp_path / "data", Packing(4096, "text", "none"))
+    assert not (tmp_path / "data" / MANIFEST_NAME).exists()
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="cannot be written"):
+        _pack([Text(b"a", "train"), Text(b"a", "heldout")], tmp_path / "file" / "data")

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import trio.testing
+from structlog.testing import capture_logs
+
+from averaging.state.partial_download import Incoming
+from averaging.state.state import STATE_BYTES_PER_VALUE, leaf_of_chunk
+from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
+from protocol.ids import CommitId
+from protocol.tensors.tensor_schema import ChunkGrid
+
+Clock = trio.testing.MockClock
+GRID = ChunkGrid(25, 10)
+COMMIT, OTHER = CommitId(b"c" * 32), CommitId(b"o" * 32)
+CHUNKS = [
+    bytes([number]) * (STATE_BYTES_PER_VALUE * (GRID.bounds(number)[1] - GRID.bounds(number)[0])) for number in range(3)
+]
+HASHES = [leaf_of_chunk(chunk) for chunk in CHUNKS]
+
+
+def _incoming(disk: MemoryDisk) -> Incoming:
+    return Incoming(MemoryStorage(disk), GRID)
+
+
+async def test_what_was_kept_is_there_after_a_restart(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    await _incoming(disk).keep(COMMIT, 1, CHUNKS[1:])
+    assert await _incoming(disk).restore(COMMIT, HASHES) == {1: CHUNKS[1], 2: CHUNKS[2]}
+    await _incoming(disk).keep(COMMIT, 0, CHUNKS[:1])
+    assert await _incoming(disk).restore(COMMIT, HASHES) == dict(enumerate(CHUNKS))
+
+
+async def test_only_chunks_with_the_right_hash_are_taken(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    await _incoming(disk).keep(COMMIT, 0, CHUNKS)
+    (name,) = disk.files
+    data = bytearray(disk.files[name])
+    data[len(CHUNKS[0]) + 3] ^= 1
+    disk.files[name] = bytes(data[:-1])
+    with capture_logs() as entries:
+        assert await _incoming(disk).restore(COMMIT, HASHES) == {0: CHUNKS[0]}
+    assert [entry["reason"] for entry in entries] == [f"{name} is damaged: 1 chunks of it are used"]
+
+
+async def test_another_download_takes_the_place(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    await _incoming(disk).keep(COMMIT, 0, CHUNKS)
+    assert await _incoming(disk).restore(OTHER, HASHES) == {}
+    assert not disk.files
+
+
+async def test_a_full_disk_costs_only_what_could_not_be_kept(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    disk.fail_with_disk_full_after(len(CHUNKS[0]))
+    incoming = _incoming(disk)
+    await incoming.keep(COMMIT, 0, CHUNKS[:1])
+    await incoming.keep(COMMIT, 1, CHUNKS[1:])
+    assert await incoming.restore(COMMIT, HASHES) == {0: CHUNKS[0]}
+
+
+async def test_nothing_is_left_when_it_is_over(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    await _incoming(disk).keep(COMMIT, 0, CHUNKS)
+    await _incoming(disk).clear()
+    assert not disk.files
+
+
+async def test_how_much_is_here_of_which_state_is_known_before_its_hashes_are(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    await _incoming(disk).keep(COMMIT, 1, CHUNKS[1:])
+    await _incoming(disk).keep(COMMIT, 0, CHUNKS[:1])
+    await _incoming(disk).keep(OTHER, 0, CHUNKS[:1])
+    assert await _incoming(disk).held_bytes() == {COMMIT: sum(map(len, CHUNKS)), OTHER: len(CHUNKS[0])}

@@ -1,0 +1,82 @@
+"""The state before the first commit."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from averaging.arithmetic.vectors import picked
+from averaging.state.start_state import NO_HEAD, start_root, start_state
+from averaging.state.state import state_root
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.ids import CommitId, UnitName
+from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_units import model_units
+from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
+
+SCHEMA = TensorSchema(UnitName("fragment-0"), (TensorSpec("embed.weight", (5, 4)), TensorSpec("norm.weight", (4,))))
+MODEL = DecoderConfig(vocab_size=9, dim=4, num_layers=3, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
+GRID = ChunkGrid(SCHEMA.num_elements, 7)
+
+
+def test_start_root_is_that_of_the_state_before_its_head_is_known() -> None:
+    state = start_state(SCHEMA, seed=1)
+    assert (state.head, state.index, state.total_tokens) == (NO_HEAD, 0, 0)
+    assert not state.momentum_N.any()
+    assert start_root(SCHEMA, GRID, seed=1) == state_root(state, GRID)
+    assert start_root(SCHEMA, GRID, seed=2) != start_root(SCHEMA, GRID, seed=1)
+
+
+def test_head_changes_the_root_but_not_the_values() -> None:
+    plain, named = start_state(SCHEMA, 1), start_state(SCHEMA, 1, CommitId(b"g" * 32))
+    assert torch.equal(plain.anchor_N, named.anchor_N)
+    assert state_root(plain, GRID) != state_root(named, GRID)
+
+
+def _given(folder: Path, *parts: bytes) -> list[Path]:
+    paths = [folder / sha256(part).hexdigest() for part in parts]
+    for path, part in zip(paths, parts, strict=True):
+        path.write_bytes(part)
+    return paths
+
+
+def test_given_weights_stand_in_the_place_of_those_from_the_seed(tmp_path: Path) -> None:
+    values = np.arange(24, dtype="<f4") / 3
+    given = _given(tmp_path, values[:10].tobytes(), values[10:].tobytes())
+    state = start_state(SCHEMA, 1, given=given)
+    assert torch.equal(state.anchor_N, torch.arange(24) / 3)
+    assert start_root(SCHEMA, GRID, 1, given) == start_root(SCHEMA, GRID, 2, given) == state_root(state, GRID)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [bytes(4 * 23), bytes(4 * 25), bytes(4 * 24 - 1), np.full(24, np.inf, "<f4").tobytes()],
+    ids=["too few", "too many", "no whole values", "not finite"],
+)
+def test_given_weights_that_are_not_the_units_are_refused(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        start_state(SCHEMA, 1, given=_given(tmp_path, data))
+
+
+def test_given_weights_that_are_lost_or_damaged_are_named(tmp_path: Path) -> None:
+    (path,) = _given(tmp_path, bytes(4 * 24))
+    path.write_bytes(bytes(4 * 23) + b"abcd")
+    with pytest.raises(StorageError, match="is damaged"):
+        start_state(SCHEMA, 1, given=[path])
+    path.unlink()
+    with pytest.raises(StorageError, match="cannot be read"):
+        start_state(SCHEMA, 1, given=[path])
+
+
+def test_units_of_a_model_begin_with_the_values_that_the_whole_begins_with(tmp_path: Path) -> None:
+    units = model_units(MODEL, 2)
+    model = decoder_schema(MODEL)
+    values = np.arange(model.num_elements, dtype="<f4")
+    for given in ([], _given(tmp_path, values.tobytes())):
+        whole_N = start_state(model, 1, given=given).anchor_N
+        parts = [start_state(schema, 1, given=given, model=model).anchor_N for schema in units.schemas]
+        assert torch.equal(torch.cat(parts), picked(whole_N, model, units.whole))

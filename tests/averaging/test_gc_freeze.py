@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from averaging.gc_freeze import uncollected
+
+
+def test_no_garbage_is_looked_for_in_the_block_and_again_after_it() -> None:
+    with uncollected():
+        assert not gc.isenabled()
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def _looked_through() -> set[int]:
+    """The ids of all objects that the next collection of everything would visit."""
+    return set(map(id, gc.get_objects()))
+
+
+def test_what_the_block_made_is_never_looked_through_again() -> None:
+    with uncollected():
+        made = [[] for _ in range(1000)]
+        with uncollected():
+            pass
+        assert _looked_through().issuperset(map(id, made)), "not yet: more is being made"
+    assert _looked_through().isdisjoint([id(made), *map(id, made)])
+    later = [[] for _ in range(1000)]
+    assert _looked_through().issuperset(map(id, later))
+
+
+def test_garbage_is_looked_for_again_after_an_import_that_failed() -> None:
+    with pytest.raises(ImportError), uncollected():
+        raise ImportError("not there")
+    assert gc.isenabled()

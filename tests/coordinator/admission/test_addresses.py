@@ -1,0 +1,118 @@
+"""Ports kept over restarts, addresses for invites."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from coordinator.admission.addresses import multiaddress, public_url, reach_note, settle_addresses
+from coordinator.ledger.ledger import open_ledger
+from coordinator.policy.config import HostConfig
+from protocol.errors import MachineError
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_free_ports_are_taken_once_and_kept(tmp_path: Path) -> None:
+    config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1")
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        first = settle_addresses(config, ledger)
+        assert settle_addresses(config, ledger) == first
+        assert first.grpc_address == f"127.0.0.1:{first.grpc_port}"
+        assert first.p2p_listen == (f"/ip4/127.0.0.1/tcp/{first.p2p_port}",)
+        assert first.p2p_announce == ()
+        other_port = _free_port()
+        moved = settle_addresses(config.model_copy(update={"grpc_port": other_port}), ledger)
+        assert (moved.grpc_port, moved.p2p_port) == (other_port, first.p2p_port)
+        assert settle_addresses(config, ledger) == moved
+
+
+@pytest.mark.parametrize("name", ["grpc_port", "p2p_port"])
+def test_port_in_use_is_named_with_its_flag_and_the_old_ports_stay(tmp_path: Path, name: str) -> None:
+    config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1")
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, socket.socket() as other:
+        first = settle_addresses(config, ledger)
+        # As libp2p listens: another one of the same user could bind the port too, and would.
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        flag = name.replace("_", "-")
+        with pytest.raises(MachineError, match=f"cannot listen on 127.0.0.1:{port} .*in use.*--{flag}"):
+            settle_addresses(config.model_copy(update={name: port}), ledger)
+        assert settle_addresses(config, ledger) == first
+
+
+def test_remembered_port_in_use_says_that_invites_name_it(tmp_path: Path) -> None:
+    config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1")
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, socket.socket() as other:
+        first = settle_addresses(config, ledger)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", first.grpc_port))
+        other.listen()
+        with pytest.raises(MachineError, match="free it: invites name it"):
+            settle_addresses(config, ledger)
+
+
+def test_one_port_for_two_services_is_refused(tmp_path: Path) -> None:
+    port = _free_port()
+    config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1", grpc_port=port, p2p_port=port)
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, pytest.raises(MachineError, match="two ports"):
+        settle_addresses(config, ledger)
+
+
+def test_announced_name_goes_into_invites_and_multiaddresses(tmp_path: Path) -> None:
+    config = HostConfig(state_dir=tmp_path, announce_host="run.example.org")
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        addresses = settle_addresses(config, ledger)
+    assert addresses.grpc_address == f"run.example.org:{addresses.grpc_port}"
+    assert addresses.p2p_announce == (f"/dns4/run.example.org/tcp/{addresses.p2p_port}",)
+
+
+def test_address_of_another_machine_is_one_clear_error(tmp_path: Path) -> None:
+    config = HostConfig(state_dir=tmp_path, listen_host="192.0.2.1")
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, pytest.raises(MachineError, match="cannot listen on"):
+        settle_addresses(config, ledger)
+
+
+def test_multiaddresses_tell_addresses_from_names() -> None:
+    assert multiaddress("::1", 5) == "/ip6/::1/tcp/5"
+    assert multiaddress("10.0.0.1", 5) == "/ip4/10.0.0.1/tcp/5"
+
+
+@pytest.mark.parametrize(
+    ("host", "who"),
+    [
+        ("192.168.1.5", "only its own network reaches"),
+        ("10.0.0.7", "only its own network reaches"),
+        ("100.64.3.2", "only its own network reaches"),
+        ("fe80::1", "only its own network reaches"),
+        ("127.0.0.1", "only this machine reaches"),
+        ("localhost", "only this machine reaches"),
+        ("8.8.8.8", ""),
+        ("train.example.org", ""),
+    ],
+)
+def test_invite_that_volunteers_elsewhere_cannot_use_is_said_with_the_flag(host: str, who: str) -> None:
+    note = reach_note(host)
+    assert who in note
+    assert bool(note) == bool(who)
+    assert ("--announce-host" in note) == bool(who)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "told"),
+    [
+        ("http://0.0.0.0:80", "train.example.org", "http://train.example.org:80/"),
+        ("http://[::]:80", "2001:db8::1", "http://[2001:db8::1]:80/"),
+        ("http://127.0.0.1:80", "train.example.org", "http://127.0.0.1:80/"),
+    ],
+)
+def test_public_page_is_told_by_the_address_that_others_reach(url: str, host: str, told: str) -> None:
+    assert public_url(url, host) == told

@@ -1,0 +1,49 @@
+"""The host's own settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.policy import config as module
+from coordinator.policy.config import load_host_config
+from protocol.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CONFIG_FILE", tmp_path / "host.toml")
+
+
+def test_flags_win_over_variables_and_none_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POTLUCK_HOST_GRPC_PORT", "4000")
+    assert load_host_config({"grpc_port": None}).grpc_port == 4000
+    assert load_host_config({"grpc_port": 5000}).grpc_port == 5000
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"grpc_port": 70000}, "grpc_port is 70000"),
+        ({"invite_uses": 0}, "invite_uses is 0"),
+        ({"typo": 1}, "typo"),
+        ({"announce_host": "http://a"}, "an address or a name alone"),
+    ],
+)
+def test_value_that_cannot_work_names_the_key_and_the_ways_to_set_it(flags: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_host_config(flags)
+    assert "POTLUCK_HOST_" in caught.value.remedy
+
+
+def test_file_nested_without_end_is_named() -> None:
+    module.CONFIG_FILE.write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match=r"host\.toml cannot be read"):
+        load_host_config({})
+
+
+def test_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POTLUCK_HOST_GRPC_PRT", "4000")
+    with pytest.raises(ConfigError, match="POTLUCK_HOST_GRPC_PORT"):
+        load_host_config({})

@@ -1,0 +1,275 @@
+"""Commits as the coordinator follows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.progress import chain_log
+from coordinator.progress.chain_log import MAX_ON_BASE, ChainLog
+from protocol.errors import RemoteProtocolError
+from protocol.ids import Root
+from protocol.rounds.lineage import lineage
+from protocol.rounds.lineage.chain import ChainLink, link_of
+from tests.coordinator.chain_world import PEERS, RUN_ID, VERIFIER, Chain, rows_of
+
+
+def new_log(chain: Chain) -> ChainLog:
+    return ChainLog(chain.genesis, RUN_ID, VERIFIER)
+
+
+def take(log: ChainLog, certificates: list[bytes]) -> int:
+    accepted = log.verify(certificates)
+    log.add(accepted.new)
+    return accepted.want_from_index
+
+
+def test_follows_certificates_in_order_and_asks_for_the_next() -> None:
+    chain = Chain()
+    log = new_log(chain)
+    assert take(log, []) == 1
+    first = chain.commit()
+    second = chain.commit(attested=(first, Root(b"x" * 32)))
+    assert take(log, chain.certificates) == 3
+    assert (log.head.commit, log.head.index, log.head.total_tokens) == (second, 2, 1200)
+    assert log.attested_root(first) == b"x" * 32
+    assert [link.index for link in log.lineage(10)] == [1, 2]
+
+
+def test_known_certificates_are_not_verified_or_added_again() -> None:
+    chain = Chain()
+    chain.commit()
+    log = new_log(chain)
+    take(log, chain.certificates)
+    accepted = log.verify(chain.certificates)
+    assert (accepted.new, accepted.want_from_index) == ((), 2)
+
+
+def grown(chain: Chain, rounds: int, tokens: int = 10) -> Chain:
+    for _ in range(rounds):
+        chain.commit((tokens, tokens, tokens))
+    return chain
+
+
+def converse(log: ChainLog, chain: Chain, want: int) -> list[int]:
+    """A peer on `chain` reports, at most 64 commits at a time, until its head is known; returns what it was asked for."""
+    asked = [want]
+    head, index, _ = chain.head
+    while not log.knows(head):
+        assert len(asked) < 20, asked
+        accepted = log.verify(chain.certificates[max(0, want - 1) :][:64], head, index)
+        log.add(accepted.new)
+        want = accepted.want_from_index
+        asked.append(want)
+    return asked
+
+
+def test_asks_for_what_follows_its_own_head_when_a_peer_is_further_on() -> None:
+    chain = grown(Chain(), 40)
+    log = new_log(chain)
+    assert take(log, chain.certificates[38:]) == 1
+    assert take(log, chain.certificates[:5]) == 6
+    head, index, _ = chain.head
+    assert log.verify([], head, index).want_from_index == 6
+    assert log.verify(chain.certificates[38:], head, index).want_from_index == 6
+
+
+def test_fetches_all_that_was_missed_from_an_old_copy_in_as_few_reports_as_there_are_bytes() -> None:
+    chain = grown(Chain(), 200)
+    log = new_log(chain)
+    log.replay(rows_of(chain.certificates[:5]))
+    assert converse(log, chain, want=201) == [201, 6, 70, 134, 198, 201]
+
+
+def test_a_fork_of_a_lower_index_is_asked_for_too() -> None:
+    trunk = grown(Chain(), 5)
+    ours, theirs = grown(trunk.clone(), 60), grown(trunk.clone(), 3, tokens=7)
+    log = new_log(trunk)
+    take(log, ours.certificates)
+    assert converse(log, theirs, want=9) == [9, 1, 9]
+    assert log.head.commit == ours.head[0]
+
+
+def test_a_deep_fork_is_found_in_doubling_steps() -> None:
+    trunk = grown(Chain(), 10)
+    ours, theirs = grown(trunk.clone(), 300), grown(trunk.clone(), 300, tokens=7)
+    log = new_log(trunk)
+    take(log, ours.certificates)
+    asked = converse(log, theirs, want=311)
+    assert asked[:5] == [311, 279, 247, 184, 58]
+    assert log.knows(theirs.head[0])
+
+
+def test_a_head_that_somebody_else_proved_is_not_asked_for_again() -> None:
+    chain = grown(Chain(), 100)
+    log = new_log(chain)
+    take(log, chain.certificates)
+    head, index, _ = chain.head
+    assert log.verify(chain.certificates[:64], head, index).want_from_index == 101
+
+
+def test_commits_of_another_lineage_in_the_same_report_are_taken_in() -> None:
+    trunk = grown(Chain(), 3)
+    ours, left = grown(trunk.clone(), 5, tokens=300), grown(trunk.clone(), 2, tokens=7)
+    log = new_log(trunk)
+    head, index, _ = ours.head
+    accepted = log.verify([*ours.certificates, *left.certificates[3:]], head, index)
+    log.add(accepted.new)
+    assert (accepted.want_from_index, log.head.commit, log.knows(left.head[0])) == (9, head, True)
+
+
+def test_what_grew_counts_only_once_it_is_taken() -> None:
+    chain = grown(Chain(), 2)
+    log = new_log(chain)
+    growth = log.grown(log.verify(chain.certificates).new)
+    assert (growth.head.index, log.head.index) == (2, 0)
+    assert log.take(growth)
+    assert log.head.index == 2
+
+
+def test_fork_with_more_tokens_wins_whatever_came_first() -> None:
+    trunk = Chain()
+    trunk.commit()
+    small, big = trunk.clone(), trunk.clone()
+    small.commit((10, 10, 10))
+    best = big.commit((200, 200, 200))
+    for order in ((small, big), (big, small)):
+        log = new_log(trunk)
+        for chain in order:
+            take(log, chain.certificates)
+        assert log.head.commit == best
+        assert log.knows(small.head[0])
+
+
+def test_certificate_without_a_quorum_is_refused_and_nothing_is_added() -> None:
+    chain = Chain()
+    chain.commit(voters=1)
+    log = new_log(chain)
+    with pytest.raises(RemoteProtocolError, match="quorum"):
+        log.verify(chain.certificates)
+    assert log.head.index == 0
+
+
+def test_replay_of_the_ledger_gives_the_same_head() -> None:
+    chain = Chain()
+    for _ in range(3):
+        chain.commit()
+    log = new_log(chain)
+    log.replay(rows_of([*chain.certificates, chain.certificates[0]]))
+    assert log.head.commit == chain.head[0]
+
+
+def test_a_ledger_without_a_commit_stands_before_it_until_it_is_brought() -> None:
+    chain = grown(Chain(), 6)
+    log = new_log(chain)
+    unlinked = log.replay(rows_of([*chain.certificates[:2], *chain.certificates[3:]]))
+    assert (log.head.index, unlinked) == (2, [commit for commit, _, _ in chain.commits[3:]])
+    assert take(log, chain.certificates[2:]) == 7
+    assert log.head.commit == chain.head[0]
+
+
+def test_replay_of_both_sides_of_a_fork_follows_the_heavier() -> None:
+    trunk = grown(Chain(), 2)
+    light, heavy = grown(trunk.clone(), 5), grown(trunk.clone(), 2, tokens=300)
+    for certificates in ([*light.certificates, *heavy.certificates], [*heavy.certificates, *light.certificates]):
+        log = new_log(trunk)
+        assert log.replay(rows_of(certificates)) == []
+        assert log.head.commit == heavy.head[0]
+        assert log.knows(light.head[0])
+        light_on = grown(light.clone(), 1)
+        assert take(log, light_on.certificates) == 9
+
+
+def test_a_fork_deeper_than_what_may_be_followed_is_known_and_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (lineage, chain_log):
+        monkeypatch.setattr(module, "MAX_DEPTH", 8)
+    trunk = grown(Chain(), 2)
+    ours, theirs = grown(trunk.clone(), 30), grown(trunk.clone(), 1, tokens=300)
+    log = new_log(trunk)
+    for certificate in ours.certificates:
+        take(log, [certificate])
+    take(log, theirs.certificates)
+    assert log.knows(theirs.head[0])
+    assert log.head.commit == ours.head[0]
+
+
+def test_only_what_a_start_needs_is_decoded_and_the_rest_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_log, "_EAGER", 5)
+    decoded: list[bytes] = []
+
+    def counted(record: bytes) -> ChainLink:
+        decoded.append(record)
+        return link_of(record)
+
+    monkeypatch.setattr(chain_log, "link_of", counted)
+    chain = grown(Chain(), 30)
+    log = new_log(chain)
+    log.replay(rows_of(chain.certificates))
+    assert (log.head.index, len(decoded)) == (30, 6)
+    assert log.knows(chain.commits[3][0])
+    link = log.link(chain.commits[3][0])
+    assert link is not None
+    assert (link.index, len(decoded)) == (4, 7)
+    fork = grown(chain.clone(), 0)
+    fork.commits, fork.certificates = fork.commits[:10], fork.certificates[:10]
+    grown(fork, 3, tokens=300)
+    take(log, fork.certificates[10:])
+    assert log.head.commit == fork.head[0]  # it branches off far before what was decoded
+    again = new_log(chain)
+    again.replay(rows_of([*chain.certificates, *fork.certificates[10:]]))
+    assert again.head.commit == fork.head[0]
+
+
+def test_a_row_that_is_not_what_its_id_says_is_found_when_it_is_read() -> None:
+    chain = grown(Chain(), 2)
+    rows = rows_of(chain.certificates)
+    swapped = [rows[0], replace(rows[1], certificate=rows[0].certificate)]
+    with pytest.raises(RemoteProtocolError, match="under another id"):
+        new_log(chain).replay(swapped)
+
+
+# --- how much one member may write --------------------------------------------------------------------------------------------
+
+
+def _alone(trunk: Chain, number: int, *, member: int = 0, lone: bool = True) -> Chain:
+    """One more commit on the trunk's head by one member alone."""
+    chain = trunk.clone()
+    chain.given_start, chain.members = trunk.start_payload, (PEERS[member],)
+    chain.commit((number + 1,), voters=1, lone=lone)
+    return chain
+
+
+def test_lone_commits_of_one_member_on_one_base_are_taken_up_to_a_bound_also_after_a_restart() -> None:
+    trunk = grown(Chain(), 1)
+    log = new_log(trunk)
+    take(log, trunk.certificates)
+    sides = [_alone(trunk, number) for number in range(MAX_ON_BASE + 2)]
+    for side in sides[:MAX_ON_BASE]:
+        assert take(log, side.certificates) == 3
+    again = new_log(trunk)
+    again.replay(rows_of([*trunk.certificates, *(side.certificates[-1] for side in sides[:MAX_ON_BASE])]))
+    for full in (log, again):
+        accepted = full.verify([side.certificates[-1] for side in sides])
+        assert accepted.new == ()
+        assert [each.members for each in accepted.refused] == [(PEERS[0].peer_id,)] * 2
+        assert f"{MAX_ON_BASE} commits of" in accepted.refused[0].found
+        other = full.verify(_alone(trunk, 0, member=1).certificates)
+        assert (len(other.new), other.refused) == (1, ()), "another member's"
+        assert len(full.verify(_alone(sides[0], 0).certificates).new) == 1, "on another base"
+
+
+def test_one_report_with_too_many_lone_commits_is_taken_up_to_the_bound() -> None:
+    trunk = Chain()
+    log = new_log(trunk)
+    accepted = log.verify([_alone(trunk, number).certificates[-1] for number in range(40)])
+    assert (len(accepted.new), len(accepted.refused)) == (MAX_ON_BASE, 40 - MAX_ON_BASE)
+
+
+def test_who_is_a_quorum_by_itself_after_a_lone_commit_may_fill_no_base_either() -> None:
+    trunk = Chain()
+    log, alone = new_log(trunk), _alone(trunk, 0)
+    take(log, alone.certificates)
+    accepted = log.verify([_alone(alone, number, lone=False).certificates[-1] for number in range(40)])
+    assert (len(accepted.new), len(accepted.refused)) == (MAX_ON_BASE, 40 - MAX_ON_BASE)
+    assert f"{MAX_ON_BASE} commits of a quorum on base" in accepted.refused[0].found

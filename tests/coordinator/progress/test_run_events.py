@@ -1,0 +1,142 @@
+"""What happened in the run, told from one look to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from coordinator.progress.run_core import Phase
+from coordinator.progress.run_events import MAX_EVENTS, EventBook
+from coordinator.progress.run_view import LIVE_S, Missing, PeerEntry, RunPicture, TimedRound
+from coordinator.progress.unit_holders import UnitHolders
+from protocol.identity.names import peer_name
+from protocol.ids import CommitId, UnitName
+from tests.coordinator.progress.test_run_view import A, B, C, peer, picture, timed
+
+NOW_S = 100.0
+
+
+def told(*looks: RunPicture, now_s: float = NOW_S) -> list[tuple[str, str]]:
+    """Kind and text of what the last look brought."""
+    book, before = EventBook(), 0
+    for look in looks:
+        before = len(book.newest(MAX_EVENTS))
+        book.note(look, now_s, 1_000)
+    return [(event.kind, event.text) for event in book.newest(MAX_EVENTS)[before:]]
+
+
+def with_peers(**states: str) -> RunPicture:
+    ids = {"a": A, "b": B, "c": C}
+    peers = {ids[key]: PeerEntry(peer(state=state), NOW_S - 1.0) for key, state in states.items()}
+    return replace(picture(), peers=peers)
+
+
+def at(round_: TimedRound, **changes: object) -> TimedRound:
+    return replace(round_, row=replace(round_.row, **changes))  # type: ignore[arg-type]
+
+
+def test_the_first_look_says_that_the_host_is_up_and_where_it_took_the_run_up() -> None:
+    assert told(picture()) == [("run", "the host restarted at round 2; nothing was lost")]
+    assert told(replace(picture(), restarted="")) == [("run", "the host is up: training")]
+
+
+def test_an_expert_that_loses_its_last_holder_is_trouble_until_it_has_one_again() -> None:
+    held, frozen = (
+        replace(picture(), units=(UnitHolders(UnitName("expert-1"), holders, 3, not holders, kept_index=2),))
+        for holders in ((A,), ())
+    )
+    begin = "expert-1 is frozen: nobody who is there holds it: it waits for a holder, who gets round 2 from here"
+    assert told(held, frozen) == [("trouble", f"{begin}; round 3 is lost unless one who held it comes back")]
+    assert told(frozen, held) == [("run", "expert-1 has a holder again and goes on")]
+    assert told(frozen, frozen) == []
+
+
+def test_nothing_is_told_twice() -> None:
+    look = with_peers(a="training")
+    assert told(look, look) == []
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "kind", "text"),
+    [
+        ({"a": "training"}, {"a": "training", "b": "joining"}, "peer", "{b} came"),
+        ({"b": "joining"}, {"b": "training"}, None, None),
+        ({"b": "training"}, {"b": "left"}, "peer", "{b} left"),
+        ({"b": "left"}, {"b": "joining"}, "peer", "{b} came back"),
+        ({"b": "training"}, {"b": "paused"}, "peer", "{b} was paused by its owner"),
+        ({"b": "paused"}, {"b": "training"}, "peer", "{b} goes on"),
+    ],
+)
+def test_coming_leaving_and_pausing_are_told(
+    was: dict[str, str], now: dict[str, str], kind: str | None, text: str | None
+) -> None:
+    expected = [] if kind is None else [(kind, str(text).format(b=peer_name(B)))]
+    assert told(with_peers(**was), with_peers(**now)) == expected
+
+
+def test_silence_is_trouble_and_its_end_is_told() -> None:
+    book, look = EventBook(), with_peers(a="training")
+    for now_s in (NOW_S, NOW_S + LIVE_S, NOW_S + LIVE_S + 1.0):
+        book.note(look, now_s, 1_000)
+    heard = replace(look, peers={A: PeerEntry(peer(), NOW_S + 40.0)})
+    book.note(heard, NOW_S + 41.0, 1_041)
+    assert [(e.kind, e.text, e.peer) for e in book.newest(2)] == [
+        ("trouble", f"{peer_name(A)} is not heard any more", A),
+        ("peer", f"{peer_name(A)} is heard again", A),
+    ]
+
+
+def test_a_round_is_told_with_who_was_left_out_and_why() -> None:
+    one, other = timed(3, 900, 30), CommitId(b"d" * 32)
+    whole = at(one, commit=other, coverage=1.0, omitted=())
+    alone = at(whole, members=(A,), shares=(1.0,), is_lone=True)
+    lossy = at(whole, lost=0.056)
+    assert told(picture(), picture((at(one, commit=other),))) == [
+        ("round", f"round 3: 2 counted, 90% covered; left out: {peer_name(C)} (too late)")
+    ]
+    assert told(picture(), picture((whole,))) == [("round", "round 3: 2 counted")]
+    assert told(picture(), picture((lossy,))) == [("round", "round 3: 2 counted, 5.6% of the mean had no room")]
+    assert told(picture(), picture((alone,))) == [
+        ("trouble", "round 3: one counted; committed alone, without a quorum")
+    ]
+
+
+def test_rounds_that_a_restarted_host_reads_back_are_no_news() -> None:
+    assert told(picture(), picture((timed(1, 300, 10), timed(2, 600, 20)))) == []
+
+
+MISSING = Missing(A, CommitId(b"m" * 32), 9, 3, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        (lambda p: replace(p, num_forks=2), "trouble", "the run has forked: two lineages are followed until they meet"),
+        (lambda p: replace(p, num_forks=0), "run", "one of the lineages is not followed any more"),
+        (lambda p: replace(p, num_bans=4), "trouble", "2 more banned"),
+        (lambda p: replace(p, missing=(MISSING,)), "trouble", "round 9 is missing here; it is being asked for"),
+        (lambda p: replace(p, state=replace(p.state, phase=Phase.FINISHED)), "run", "finished: all is well"),
+        (
+            lambda p: replace(p, checkpoints=(*p.checkpoints, replace(p.checkpoints[0], commit=MISSING.head, index=4))),
+            "checkpoint",
+            "checkpoint of round 4 written and verified",
+        ),
+    ],
+)
+def test_what_befalls_the_run_is_told(change: Callable[[RunPicture], RunPicture], kind: str, text: str) -> None:
+    assert told(picture(), change(picture())) == [(kind, text)]
+
+
+def test_the_end_of_an_absence_of_rounds_is_told() -> None:
+    assert told(replace(picture(), missing=(MISSING,)), picture()) == [("run", "all rounds that were missing are here")]
+
+
+def test_only_the_newest_events_are_kept_and_their_numbers_go_on() -> None:
+    book = EventBook()
+    for number in range(MAX_EVENTS + 10):
+        book.note(replace(picture(), num_bans=number), NOW_S, number)
+    kept = book.newest(MAX_EVENTS * 2)
+    assert [e.number for e in kept] == list(range(11, MAX_EVENTS + 11))
+    assert book.newest(0) == ()

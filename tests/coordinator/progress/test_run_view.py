@@ -1,0 +1,135 @@
+"""What the coordinator shows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.ledger.ledger import CheckpointRow, LossPoint
+from coordinator.progress.run_core import Phase, RunState
+from coordinator.progress.run_view import (
+    LIVE_S,
+    PeerEntry,
+    RunPicture,
+    TimedRound,
+    eta_s,
+    heard,
+    live_peers,
+    mean_train_loss,
+    root_by_majority,
+    status_json,
+)
+from protocol.host.reports import PeerReport
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.rounds.lineage.round_row import RoundRow
+from tests.coordinator.chain_world import PEERS
+
+UNIT = UnitName("fragment-0")
+A, B, C = (peer.peer_id for peer in PEERS)
+COMMIT = CommitId(b"c" * 32)
+ROOT = Root(b"r" * 32)
+
+
+def peer(speed: float = 100.0, loss: float | None = 2.0, root: Root = ROOT, state: str = "training") -> PeerReport:
+    return PeerReport(state, "", UNIT, tokens_per_s=speed, loss_nats=loss, state_commit=COMMIT, state_root=root)
+
+
+def timed(index: int, tokens: int, unix_s: int) -> TimedRound:
+    row = RoundRow(index, COMMIT, (A, B), (0.25, 0.75), 0.9, ((C, "too late"),), False)
+    return TimedRound(row, tokens, unix_s)
+
+
+def picture(rounds: tuple[TimedRound, ...] = (), points: tuple[LossPoint, ...] = ()) -> RunPicture:
+    return RunPicture(
+        run_name="tiny",
+        run_id_hex="ab" * 32,
+        reason="all is well",
+        state=RunState(phase=Phase.TRAINING, head=COMMIT, index=2, total_tokens=600),
+        target_tokens=1000,
+        peers={A: PeerEntry(peer(), 95.0), B: PeerEntry(peer(loss=None), 40.0)},
+        rounds=rounds,
+        loss_points=points,
+        checkpoints=(CheckpointRow(COMMIT, UNIT, 2, 600, ROOT, "00000002-cc", 9),),
+        checkpoint_folder=Path("/state/checkpoints"),
+        zlib_bits_per_byte=1.9,
+        pairs_nats_per_byte=2.5,
+        restarted="restarted at round 2; nothing was lost",
+        num_bans=2,
+        num_forks=1,
+    )
+
+
+def test_live_peers_are_those_heard_of_lately_that_did_not_leave() -> None:
+    peers = {A: PeerEntry(peer(), 0.0), B: PeerEntry(peer(), 50.0), C: PeerEntry(peer(state="left"), 50.0)}
+    assert live_peers(peers, 51.0) == [B]
+    assert live_peers(peers, LIVE_S) == [A, B]
+
+
+def test_peer_is_here_since_its_first_report_after_a_silence_or_a_goodbye() -> None:
+    entry = heard(None, peer(), 10.0)
+    assert entry == PeerEntry(peer(), 10.0, 10.0)
+    entry = heard(entry, peer(), 10.0 + LIVE_S)
+    assert (entry.seen_s, entry.since_s) == (10.0 + LIVE_S, 10.0)
+    assert heard(entry, peer(), 11.0 + 2 * LIVE_S).since_s == 11.0 + 2 * LIVE_S
+    entry = heard(entry, peer(state="left"), 20.0 + LIVE_S)
+    assert heard(entry, peer(), 21.0 + LIVE_S).since_s == 21.0 + LIVE_S
+
+
+def test_status_says_for_how_long_a_peer_is_here_and_of_one_that_is_gone_nothing() -> None:
+    entries = {
+        A: PeerEntry(peer(), 95.0, 40.0), B: PeerEntry(peer(), 40.0, 10.0), C: PeerEntry(peer(state="left"), 99.0, 1.0),
+    }  # fmt: skip
+    rows = status_json(replace(picture(()), peers=entries), 100.0)["peers"]
+    assert isinstance(rows, list)
+    assert {row["peer"]: row["here_s"] for row in rows} == {A: 60.0, B: None, C: None}
+
+
+def test_training_loss_is_weighted_by_speed() -> None:
+    peers = {A: PeerEntry(peer(300.0, 2.0), 0.0), B: PeerEntry(peer(100.0, 4.0), 0.0)}
+    assert mean_train_loss(peers, 1.0) == pytest.approx(2.5)
+    assert mean_train_loss({A: PeerEntry(peer(loss=None), 0.0)}, 1.0) is None
+    assert mean_train_loss({A: PeerEntry(peer(0.0, 3.0), 0.0)}, 1.0) is None
+
+
+def test_root_of_most_peers_counts() -> None:
+    other = Root(b"x" * 32)
+    peers = {A: PeerEntry(peer(), 0.0), B: PeerEntry(peer(), 0.0), C: PeerEntry(peer(root=other), 0.0)}
+    assert root_by_majority(peers, COMMIT) == ROOT
+    assert root_by_majority({A: peers[A], C: peers[C]}, COMMIT) == min(ROOT, other)
+    assert root_by_majority(peers, CommitId(b"?" * 32)) is None
+
+
+def test_eta_follows_the_pace_of_the_latest_rounds() -> None:
+    rounds = (timed(1, 300, 100), timed(2, 600, 110))
+    assert eta_s(rounds, 600, 1200) == pytest.approx(20.0)
+    assert eta_s(rounds[:1], 300, 1200) is None
+    assert eta_s((timed(1, 300, 100), timed(2, 600, 100)), 600, 1200) is None
+    assert eta_s(rounds, 1200, 1200) == 0.0
+
+
+def test_status_has_everything_and_is_json() -> None:
+    points = (
+        LossPoint("heldout", 1, 300, 3.0, A),
+        LossPoint("heldout", 1, 300, 3.1, B),
+        LossPoint("heldout", 0, 0, 5.5, A),
+        LossPoint("prose", 1, 300, 3.5, A),
+        LossPoint("train", 1, 300, 2.9, PeerId("")),
+    )
+    status = json.loads(json.dumps(status_json(picture((timed(1, 300, 100), timed(2, 600, 110)), points), 100.0)))
+    assert (status["phase"], status["index"], status["total_tokens"]) == ("training", 2, 600)
+    assert (status["bans"], status["forks"]) == (2, 1)
+    assert status["restarted"] == "restarted at round 2; nothing was lost"
+    assert status["heldout"] == [{"index": 0, "tokens": 0, "nats": 5.5}, {"index": 1, "tokens": 300, "nats": 3.0}]
+    assert status["prose"] == [{"index": 1, "tokens": 300, "nats": 3.5}]
+    assert status["train_loss"] == [{"index": 1, "tokens": 300, "nats": 2.9}]
+    last = status["rounds"][-1]
+    assert (last["weights"], last["coverage"]) == ({A: 0.25, B: 0.75}, 0.9)
+    assert last["omitted"] == [{"peer": C, "reason": "too late"}]
+    assert status["checkpoints"][0]["path"] == "/state/checkpoints/00000002-cc"
+    by_peer = {row["peer"]: row for row in status["peers"]}
+    assert (by_peer[A]["state"], by_peer[A]["state_root"]) == ("training", ROOT.hex())
+    assert (by_peer[B]["state"], by_peer[B]["tokens_per_s"]) == ("silent", 0.0)
+    assert status["yardsticks"] == {"zlib_bits_per_byte": 1.9, "pairs_nats_per_byte": 2.5}

@@ -1,0 +1,88 @@
+"""`potluck host --dry-run` as its user meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from coordinator.command_line import add_commands
+from coordinator.policy import config
+from coordinator.run.run_files import open_run
+from protocol.errors import ConfigError
+from protocol.estimates.dry_run import END
+from tests.coordinator.run.test_run_files import HOST, write_run_file
+
+
+@pytest.fixture(autouse=True)
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "host.toml"
+    monkeypatch.setattr(config, "CONFIG_FILE", path)
+    return path
+
+
+def _dry_run(run_file: Path, *flags: str) -> list[str]:
+    app = typer.Typer()
+    add_commands(app)
+    done = CliRunner().invoke(app, ["host", str(run_file), "--dry-run", *flags], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output.splitlines()
+
+
+def _listing(folder: Path) -> list[tuple[Path, int, int]]:
+    return sorted((path, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+
+
+def test_nothing_is_written_whether_the_run_is_new_or_there(tmp_path: Path) -> None:
+    run_file = write_run_file(tmp_path)
+    before = _listing(tmp_path)
+    lines = _dry_run(run_file, "--state-dir", str(tmp_path / "state"))
+    assert lines[-1] == END
+    assert "  tiny, would be opened anew" in lines
+    assert _listing(tmp_path) == before
+    open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    before = _listing(tmp_path)
+    lines = _dry_run(run_file, "--state-dir", str(tmp_path / "state"))
+    assert "  tiny, goes on with what is there" in lines
+    assert any(line.endswith(", packed already") for line in lines)
+    assert _listing(tmp_path) == before
+
+
+def test_each_setting_says_where_it_comes_from(
+    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config_file.write_text("grpc_port = 4\nhttp_port = 4\np2p_port = 4\n", encoding="utf8")
+    monkeypatch.setenv("POTLUCK_HOST_GRPC_PORT", "3")
+    monkeypatch.setenv("POTLUCK_HOST_HTTP_PORT", "3")
+    told = {" ".join(line.split()) for line in _dry_run(write_run_file(tmp_path), "--grpc-port", "2")}
+    assert {
+        "grpc_port 2 (flag --grpc-port)",
+        "http_port 3 (variable POTLUCK_HOST_HTTP_PORT)",
+        f"p2p_port 4 (file {config_file})",
+        "invite_uses 100 (default)",
+        f"model.dim 8 (file {tmp_path / 'run.toml'})",
+        "checkpoint.keep 3 (default)",
+    } <= told
+
+
+def test_what_could_not_be_hosted_is_told_as_without_dry_run(tmp_path: Path) -> None:
+    run_file = write_run_file(tmp_path)
+    state = tmp_path / "state"
+    open_run(run_file, state, HOST, now_unix_s=1_700_000_000.0)
+    text = run_file.read_text()
+    run_file.write_text(text.replace("total_tokens = 1000", "total_tokens = 2000"))
+    with pytest.raises(ConfigError, match=r"run\.total_tokens differs from the run that is in"):
+        _dry_run(run_file, "--state-dir", str(state))
+    run_file.write_text(text.replace("texts/*.txt", "none/*.txt"))
+    with pytest.raises(ConfigError, match=r"matches nothing below"):
+        _dry_run(run_file, "--state-dir", str(tmp_path / "other"))
+    run_file.write_text(text.replace("dim = 8", "dmi = 8"))
+    with pytest.raises(ConfigError, match=r"model\.dmi is not a known key"):
+        _dry_run(run_file, "--state-dir", str(tmp_path / "other"))
+    run_file.write_text(text.replace("[round]", "[round]\nlink_mbit_per_s = 0.000001"))
+    with pytest.raises(
+        ConfigError, match=r"expected a link of at least [0-9.]+, round\.longest_interval_s of at least"
+    ):
+        _dry_run(run_file, "--state-dir", str(tmp_path / "other"))

@@ -1,0 +1,203 @@
+"""The host's web server over a real socket, in both of its views."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from averaging.host.http import bind_http, serve_http
+from coordinator.progress.run_events import EventBook, RunEvent
+from coordinator.progress.run_view import RunPicture, now_json
+from coordinator.status.metrics import Counts, Moment
+from coordinator.status.status_page import MAX_STREAMS, PAGE_FILES, WEB_FOLDER, RunSource, status_app
+from protocol.errors import MachineError, StorageError
+from tests.coordinator.progress.test_run_view import picture
+
+CHECKPOINT = "00000002-cc"
+
+
+def fetch(url: str) -> tuple[int, dict[str, str], bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return reply.status, dict(reply.headers), reply.read()
+    except urllib.error.HTTPError as error:
+        return error.code, dict(error.headers), error.read()
+
+
+Get = Callable[[str], "tuple[int, dict[str, str], bytes]"]
+
+
+def verify(folder: Path) -> str:
+    if not (folder / "manifest.json").exists():
+        raise StorageError("no manifest.json", "a checkpoint")
+    return f"verified: {folder.name}"
+
+
+class Source:
+    """A run that the test can change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.picture: RunPicture = replace(picture(), checkpoint_folder=folder)
+        self.book = EventBook()
+        self.book.note(self.picture, 100.0, 1_000)
+
+    def look(self) -> Moment:
+        return Moment(self.picture, Counts(), 100.0)
+
+    def events(self, most: int) -> tuple[RunEvent, ...]:
+        return tuple(self.book.newest(most))
+
+
+@asynccontextmanager
+async def serving(source: Source, *, is_public: bool = False) -> AsyncIterator[str]:
+    listener = bind_http("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with trio.open_nursery() as nursery:
+        app = status_app(RunSource(source.look, source.events, verify), is_public=is_public)
+        await nursery.start(serve_http, listener, app)
+        with trio.fail_after(30):
+            yield url
+        nursery.cancel_scope.cancel()
+
+
+async def get(url: str) -> tuple[int, dict[str, str], bytes]:
+    return await trio.to_thread.run_sync(partial(fetch, url))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    folder = tmp_path / CHECKPOINT
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes(b"{}")
+    (tmp_path / "secret").write_bytes(b"not for you")
+    return Source(tmp_path)
+
+
+async def test_page_status_events_metrics_and_health_are_served(source: Source) -> None:
+    async with serving(source) as url:
+        found = {
+            path: await get(url + path)
+            for path in (*PAGE_FILES, "/api/status", "/api/events", "/metrics", "/healthz", "/readyz")
+        }
+    assert {path: code for path, (code, _, _) in found.items() if code != 200} == {}
+    for path in PAGE_FILES:
+        assert "default-src 'self'" in found[path][1]["content-security-policy"]
+    status = json.loads(found["/api/status"][2])
+    assert (status["run"], status["view"], status["restarted"]) == ("tiny", "host", source.picture.restarted)
+    assert [event["kind"] for event in json.loads(found["/api/events"][2])] == ["run"]
+    assert b"potluck_run_tokens 600.0" in found["/metrics"][2]
+    assert (found["/healthz"][2], found["/readyz"][2]) == (b"ok\n", b"ok\n")
+
+
+async def test_the_public_view_says_nothing_of_the_hosts_machine(source: Source) -> None:
+    async with serving(source, is_public=True) as url:
+        status = await get(f"{url}/api/status")
+        refused = [await get(url + path) for path in ("/metrics", f"/api/checkpoints/{CHECKPOINT}/verify")]
+    shown = json.loads(status[2])
+    assert shown["view"] == "public"
+    assert str(source.picture.checkpoint_folder).encode() not in status[2]
+    assert not {"restarted", "missing", "bans"} & shown.keys()
+    assert [code for code, _, _ in refused] == [404, 404]
+
+
+async def test_a_stream_tells_the_run_at_once_and_again_when_it_has_changed(source: Source) -> None:
+    async with serving(source) as url:
+        with await trio.to_thread.run_sync(partial(urllib.request.urlopen, f"{url}/api/stream", timeout=10)) as stream:
+
+            def told() -> dict[str, object]:
+                while not (line := stream.readline()).startswith(b"data: "):
+                    assert line, "the stream has ended"
+                data: dict[str, object] = json.loads(line[6:])
+                return data
+
+            first = await trio.to_thread.run_sync(told)
+            source.picture = replace(source.picture, reason="something else")
+            second = await trio.to_thread.run_sync(told)
+    assert (first["reason"], second["reason"]) == ("all is well", "something else")
+    assert (first["last_event"], "rounds" in first) == (1, False)
+
+
+async def test_one_stream_too_many_is_asked_to_poll(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_STREAMS >= 10
+    monkeypatch.setattr("coordinator.status.status_page.MAX_STREAMS", 0)
+    async with serving(source) as url:
+        code, _, text = await get(f"{url}/api/stream")
+    assert (code, b"every few seconds" in text) == (503, True)
+
+
+async def test_files_of_a_listed_checkpoint_can_be_fetched_and_verified(source: Source) -> None:
+    async with serving(source) as url:
+        files = await get(f"{url}/api/checkpoints/{CHECKPOINT}/files")
+        one = await get(f"{url}/checkpoints/{CHECKPOINT}/manifest.json")
+        good = await get(f"{url}/api/checkpoints/{CHECKPOINT}/verify")
+        (source.picture.checkpoint_folder / CHECKPOINT / "manifest.json").unlink()
+        bad = await get(f"{url}/api/checkpoints/{CHECKPOINT}/verify")
+    assert json.loads(files[2]) == [{"name": "manifest.json", "num_bytes": 2}]
+    assert (one[0], one[2]) == (200, b"{}")
+    assert json.loads(good[2]) == {"ok": True, "sentence": f"verified: {CHECKPOINT}"}
+    assert json.loads(bad[2]) == {"ok": False, "sentence": "no manifest.json; expected a checkpoint"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/checkpoints/../secret",
+        "/checkpoints/%2e%2e/secret",
+        f"/checkpoints/{CHECKPOINT}/..%2f..%2fsecret",
+        f"/checkpoints/{CHECKPOINT}/%2e%2e%2fsecret",
+        "/checkpoints/unlisted/manifest.json",
+        "/api/checkpoints/unlisted/files",
+        "/api/checkpoints/..%2f/verify",
+        "/web/../status_page.py",
+    ],
+)
+async def test_nothing_beside_the_listed_checkpoints_can_be_fetched(source: Source, path: str) -> None:
+    (source.picture.checkpoint_folder / "unlisted").mkdir()
+    async with serving(source) as url:
+        code, _, text = await get(url + path)
+    assert (code, b"not for you" in text) == (404, False)
+
+
+async def test_a_listed_checkpoint_that_is_gone_is_missing_and_no_crash(source: Source) -> None:
+    folder = source.picture.checkpoint_folder / CHECKPOINT
+    (folder / "manifest.json").unlink()
+    folder.rmdir()
+    async with serving(source) as url:
+        codes = [
+            (await get(url + path))[0]
+            for path in (f"/api/checkpoints/{CHECKPOINT}/files", f"/checkpoints/{CHECKPOINT}/manifest.json", "/healthz")
+        ]
+    assert codes == [404, 404, 200]
+
+
+def test_the_page_needs_nothing_from_outside_and_writes_strangers_words_as_text() -> None:
+    own = {name: (WEB_FOLDER / name).read_text(encoding="utf8") for name in PAGE_FILES.values() if "uPlot" not in name}
+    for name, text in own.items():
+        assert not re.search(r"(?<!xmlns=\")https?://", text), name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text), name
+        assert not re.search(r"<script>|style=\"|onclick=\"", text), name
+
+
+def test_the_page_shows_stages_lanes_and_rounds_of_lanes_that_a_stage_has_no_part_of(source: Source) -> None:
+    script, page = ((WEB_FOLDER / name).read_text(encoding="utf8") for name in ("page.js", "index.html"))
+    status = now_json(source.look().picture, source.look().now_s)
+    for key, place in (("stages", "experts"), ("lanes", "lanes"), ("partial_lanes", "partial-lanes")):
+        assert key in status
+        assert f"now.{key}" in script
+        assert f'"{place}"' in script
+        assert f'id="{place}"' in page
+
+
+def test_port_in_use_is_one_clear_error() -> None:
+    with bind_http("127.0.0.1", 0) as taken, pytest.raises(MachineError, match="cannot listen on"):
+        bind_http("127.0.0.1", taken.getsockname()[1])

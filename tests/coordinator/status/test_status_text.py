@@ -1,0 +1,119 @@
+"""The status for people."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from coordinator.ledger.ledger import LossPoint
+from coordinator.progress.run_view import Missing, PeerEntry, status_json
+from coordinator.progress.stage_commits import StageCommits
+from coordinator.progress.unit_holders import UnitHolders
+from coordinator.status.status_text import status_lines
+from protocol.host.reports import UnitBytes
+from protocol.identity.names import peer_name
+from protocol.ids import CommitId, PeerId, UnitName
+from protocol.rounds.lineage.round_row import Counted, counted_by_peer
+from tests.coordinator.progress.test_run_view import A, B, peer, picture, timed
+
+
+def test_lines_say_progress_loss_peers_round_and_checkpoint() -> None:
+    rounds = (timed(1, 300, 100), timed(2, 600, 110))
+    points = (LossPoint("heldout", 2, 600, 1.386, A),)
+    text = "\n".join(status_lines(json.loads(json.dumps(status_json(picture(rounds, points), 100.0)))))
+    assert "600 of 1,000 tokens (60%), 13 s to go" in text
+    assert "held-out 2.000" in text
+    assert "25%" in text
+    assert "too late" in text
+    assert "bans 2, forks 1" in text
+    assert "the host restarted at round 2; nothing was lost" in text
+    assert "newest checkpoint: round 2" in text
+
+
+def test_lines_say_which_commits_nobody_brings() -> None:
+    told = Missing(A, CommitId(b"h" * 32), 9, 4, 20.0, 20.0)
+    torn = Missing(PeerId(""), CommitId(b"t" * 32), 7, 0, 90.0, 90.0)
+    shown = replace(picture((timed(1, 300, 100),)), missing=(told, torn))
+    lines = status_lines(json.loads(json.dumps(status_json(shown, 100.0))))
+    assert f"missing: rounds 4 to 9 of {peer_name(A)}, for 80 s: the peer told of this commit" in "\n".join(lines)
+    assert "missing: round 7 of the ledger, for 10 s: the ledger holds" in "\n".join(lines)
+
+
+def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of_each() -> None:
+    units = (
+        UnitHolders(UnitName("expert-0"), (A,), 4),
+        UnitHolders(UnitName("expert-1"), (), 3, is_frozen=True, kept_index=3),
+        UnitHolders(UnitName("expert-2"), (), 3),
+    )
+    points = (
+        LossPoint("heldout", 1, 300, 1.386, A),
+        LossPoint("heldout expert-0", 1, 300, 0.693, A),
+        LossPoint("heldout expert-0", 2, 600, 0.347, A),
+        LossPoint("heldout expert-1", 1, 300, 2.079, A),
+    )
+    shown = replace(picture((timed(1, 300, 100),), points), units=units)
+    lines = "\n".join(status_lines(json.loads(json.dumps(status_json(shown, 100.0)))))
+    assert f"expert-0: round 4, held by {peer_name(A)}" in lines
+    assert (
+        "expert-1: round 3, frozen: nobody who is there holds it: it waits for a holder, who gets all of its 3 rounds from here"
+        in lines
+    )
+    assert "expert-2: round 3, held by nobody at the moment" in lines
+    assert "held-out 2.000 (expert-0 0.501, expert-1 2.999)" in lines
+
+
+def test_lines_say_what_each_stage_does_and_could_do_which_one_is_waited_for_and_who_makes_each_lane() -> None:
+    units = tuple(UnitHolders(UnitName(f"stage-{stage}"), (holder,), 7) for stage, holder in enumerate((A, B)))
+    told = {holder: replace(peer(), lane=7, could_tokens_per_s=could) for holder, could in ((A, 900.0), (B, 150.0))}
+    entries = {holder: PeerEntry(report, 95.0) for holder, report in told.items()}
+    shown = replace(picture(), units=units, are_stages=True, peers=entries)
+    lines = status_lines(json.loads(json.dumps(status_json(shown, 100.0))))
+    assert "stage-0: 1 serve, 0 to spare; 100 tokens/s of 900 that it could do" in lines
+    assert "stage-1: 1 serve, 0 to spare; 100 tokens/s of 150 that it could do; the bottleneck" in lines
+    assert f"lane 7: {peer_name(A)}, {peer_name(B)}; 100 tokens/s" in lines
+    assert status_json(shown, 100.0)["tokens_per_s"] == 100.0
+    assert status_json(replace(shown, are_stages=False), 100.0)["tokens_per_s"] == 200.0
+
+
+def test_who_holds_a_later_stage_is_credited_by_its_commits_and_a_round_that_a_stage_lacks_is_told() -> None:
+    units = tuple(UnitHolders(UnitName(f"stage-{stage}"), (holder,), 7) for stage, holder in enumerate((A, B)))
+    told = {
+        units[0].unit: StageCommits({A: Counted(999, 9)}, {(7, 3): 4}, 7),
+        units[1].unit: StageCommits({B: Counted(300, 2), A: Counted(50, 1)}, {}, 7),
+    }
+    entries = {holder: PeerEntry(peer(), 95.0) for holder in (A, B)}
+    shown = replace(picture((timed(1, 300, 100),)), units=units, are_stages=True, peers=entries, stage_commits=told)
+    status = status_json(shown, 100.0)
+    rows = [row for row in json.loads(json.dumps(status))["peers"] if row["peer"] in (A, B)]
+    ledger = counted_by_peer(timed.row for timed in shown.rounds)
+    assert [
+        (row["tokens_counted"], row["rounds_counted"]) for row in sorted(rows, key=lambda row: row["peer"] != A)
+    ] == [
+        (ledger.get(A, Counted()).tokens + 50, ledger.get(A, Counted()).rounds + 1),
+        (ledger.get(B, Counted()).tokens + 300, ledger.get(B, Counted()).rounds + 2),
+    ]
+    line = (
+        "lane 7: round 4 is not at stage-1: no commit there counts it, and the other stages count this round once more"
+    )
+    assert line in status_lines(json.loads(json.dumps(status)))
+
+
+def test_lines_say_what_all_peers_together_moved_of_each_unit() -> None:
+    trunk, expert = UnitName("trunk"), UnitName("expert-0")
+    first = replace(peer(), unit_bytes=(UnitBytes(trunk, 2_000_000, 1_000_000), UnitBytes(expert, 500, 0)))
+    second = replace(peer(), unit_bytes=(UnitBytes(trunk, 1_000_000, 0),))
+    shown = replace(picture(), peers={A: PeerEntry(first, 95.0), B: PeerEntry(second, 95.0)})
+    lines = status_lines(json.loads(json.dumps(status_json(shown, 100.0))))
+    assert "moved by the peers: expert-0 500 B up, 0 B down; trunk 3.0 MB up, 1.0 MB down" in lines
+    assert not any("moved by" in line for line in status_lines(status_json(picture(), 100.0)))
+
+
+def test_empty_or_strange_status_is_no_error() -> None:
+    assert status_lines({})
+    assert status_lines({"peers": [{}], "rounds": [{}], "checkpoints": [{}], "eta_s": "soon"})
+
+
+def test_a_strangers_words_cannot_move_the_cursor() -> None:
+    lines = status_lines({"run": "r\x1b[2J", "peers": [{"name": "calm-otter", "state": "training\x1b]0;owned\x07\n"}]})
+    assert all(line.isprintable() for line in lines)
+    assert any("\\x1b[2J" in line for line in lines)

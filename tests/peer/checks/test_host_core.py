@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from averaging import release
+from peer.checks import host_core as doctor_host_core
+from peer.checks.host_core import Answer, Flow, HostReadings, Line, NoAnswer, PortTaken, Reach, Refusal, judge_host
+from peer.checks.machine_core import Finding, Level, Unread
+from peer.membership import joining
+
+REACHED = Reach("0.0.0.0", 4001, True, "203.0.113.9", True, "")
+FAST = Flow(8 << 20, 1.0)
+FINE = HostReadings(Answer("10.0.0.1:7000", 0.4, "0.1.0", "0.1.0"), REACHED, Line(FAST, FAST))
+ANSWER = FINE.answer
+
+
+def find(readings: HostReadings, name: str) -> Finding:
+    (found,) = [finding for finding in judge_host(readings) if finding.name == name]
+    return found
+
+
+@pytest.mark.parametrize(("is_needed", "level"), [(True, Level.FAIL), (False, Level.WARN)])
+def test_host_that_does_not_answer_is_a_fail_where_nothing_begins_without_it(is_needed: bool, level: Level) -> None:
+    silent = NoAnswer("no coordinator answers at 10.0.0.1:7000", "check host and firewall", is_needed)
+    (found,) = judge_host(HostReadings(silent))
+    assert (found.name, found.level, found.fix) == ("host", level, "check host and firewall")
+    assert found.found.startswith("no coordinator answers")
+    assert ("goes on without it" in found.found) == (not is_needed)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "level", "says"),
+    [
+        ("0.1.0", "0.1.0", Level.OK, "answers at 10.0.0.1:7000, with the same potluck 0.1.0"),
+        ("0.2.0", "0.1.0", Level.WARN, "with potluck 0.2.0, here is 0.1.0; install potluck 0.2.0"),
+        ("", "0.1.0", Level.OK, "with the same protocol"),
+        ("from a checkout", "0.1.0", Level.OK, "with the same protocol"),
+        ("0.1.0", "from a checkout", Level.OK, "with the same protocol"),
+    ],
+)
+def test_release(there: str, here: str, level: Level, says: str) -> None:
+    found = find(HostReadings(Answer("10.0.0.1:7000", 0.0, there, here)), "host")
+    assert found.level is level
+    assert says in f"{found.found}; {found.fix}"
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "level", "says"),
+    [
+        (0.4, Level.OK, "0.4 s behind the host's"),
+        (-5.0, Level.OK, "5.0 s ahead of the host's"),
+        (5.1, Level.WARN, "timedatectl"),
+        (-120.0, Level.WARN, "120.0 s ahead of"),
+        (120.1, Level.FAIL, "timedatectl"),
+        (float("nan"), Level.FAIL, "timedatectl"),
+    ],
+)
+def test_clock(ahead_s: float, level: Level, says: str) -> None:
+    assert isinstance(ANSWER, Answer)
+    found = find(replace(FINE, answer=replace(ANSWER, ahead_s=ahead_s)), "clock")
+    assert found.level is level
+    assert says in f"{found.found}; {found.fix}"
+
+
+@pytest.mark.parametrize(
+    ("reach", "level", "says"),
+    [
+        (REACHED, Level.OK, "direct: the host connected to 203.0.113.9 port 4001"),
+        (replace(REACHED, is_own_address=False, announce_host="example.org"), Level.OK, "direct"),
+        (replace(REACHED, is_own_address=False), Level.WARN, "--announce-host 203.0.113.9 --listen-port 4001"),
+        (
+            replace(REACHED, is_reached=False),
+            Level.WARN,
+            "outbound only, for there are no relays: the host could not connect back to 203.0.113.9",
+        ),
+        (replace(REACHED, is_reached=False), Level.WARN, "open TCP port 4001 in the firewall"),
+        (replace(REACHED, is_reached=False, is_own_address=False), Level.WARN, "forward TCP port 4001 of the router"),
+        (
+            replace(REACHED, is_reached=False, is_own_address=False),
+            Level.WARN,
+            "or join with --no-listen: it contributes fully",
+        ),
+        (replace(REACHED, is_reached=False, listen_host="127.0.0.1"), Level.WARN, "--listen-host 0.0.0.0"),
+        (None, Level.OK, "outbound only, as --no-listen asks"),
+        (PortTaken("cannot listen on 0.0.0.0 port 4001 (in use)"), Level.FAIL, "--listen-port"),
+        (Unread("4 checks within 60 s"), Level.WARN, "could not be read: 4 checks within 60 s"),
+    ],
+)
+def test_reach_is_told_plainly_with_the_flag_that_mends_it(
+    reach: Reach | PortTaken | Unread | None, level: Level, says: str
+) -> None:
+    found = find(replace(FINE, reach=reach), "reachable")
+    assert found.level is level
+    assert says in f"{found.found}; {found.fix}"
+
+
+@pytest.mark.parametrize(
+    ("line", "level", "says"),
+    [
+        (Line(FAST, FAST), Level.OK, "67.1 Mbit/s up to the host, 67.1 Mbit/s down"),
+        (Line(Flow(124_000, 1.0), FAST), Level.WARN, "1.0 Mbit/s up to the host, 67.1 Mbit/s down; rounds will wait"),
+        (Line(FAST, Flow(0, 3.0)), Level.WARN, "0.0 Mbit/s down"),
+        (Unread("the host is measuring somebody else's line"), Level.WARN, "somebody else's line"),
+    ],
+)
+def test_bandwidth(line: Line | Unread, level: Level, says: str) -> None:
+    found = find(replace(FINE, line=line), "bandwidth")
+    assert found.level is level
+    assert says in f"{found.found}; {found.fix}"
+
+
+def test_a_line_that_cannot_carry_the_rounds_of_a_known_run_is_told_with_the_rate_that_can() -> None:
+    line = Line(FAST, Flow(2_500_000, 2.0))
+    found = find(replace(FINE, line=line, needed_bits_per_s=12e6), "bandwidth")
+    assert found.level is Level.WARN
+    assert found.found.endswith("10.0 Mbit/s down: a round of the run is not over in time below 12 Mbit/s each way")
+    assert find(replace(FINE, line=line, needed_bits_per_s=9e6), "bandwidth").level is Level.OK
+
+
+def test_host_that_would_not_let_us_in_is_a_fail_and_nothing_more_is_told() -> None:
+    refused = replace(FINE, reach=None, line=None, refusal=Refusal("the invite was used 1 of 1 times", "ask the host"))
+    findings = judge_host(refused)
+    assert [f.name for f in findings] == ["host", "clock", "admission"]
+    assert (findings[-1].level, findings[-1].fix) == (Level.FAIL, "ask the host")
+
+
+def test_constants_are_those_of_the_code_that_acts_on_them() -> None:
+    assert doctor_host_core.CLOCK_MOST_S == joining.MAX_CLOCK_ERROR_S
+    assert doctor_host_core.FROM_A_CHECKOUT == release.FROM_A_CHECKOUT
+
+
+@pytest.mark.parametrize(
+    ("bulk", "level", "says"),
+    [
+        (replace(REACHED, port=4002), Level.OK, "weights and data come on 203.0.113.9 port 4002"),
+        (replace(REACHED, port=4002, is_own_address=False), Level.WARN, "keep it with --bulk-port 4002"),
+        (replace(REACHED, port=4002, is_own_address=False, announce_host="me.example"), Level.OK, "direct"),
+        (replace(REACHED, port=4002, is_reached=False), Level.WARN, "open TCP port 4002 in the firewall"),
+        (
+            replace(REACHED, port=4002, is_reached=False, is_own_address=False),
+            Level.WARN,
+            "forward TCP port 4002 of the router, too, and join with --bulk-port 4002",
+        ),
+        (PortTaken("cannot listen on 0.0.0.0 port 4002 (in use)"), Level.FAIL, "--bulk-port"),
+    ],
+)
+def test_port_for_weights_and_data(bulk: Reach | PortTaken, level: Level, says: str) -> None:
+    found = find(replace(FINE, bulk=bulk), "bulk")
+    assert found.level is level
+    assert says in f"{found.found}; {found.fix}"
+
+
+def test_port_for_weights_and_data_is_not_told_where_nobody_can_connect_anyway() -> None:
+    assert not [finding for finding in judge_host(FINE) if finding.name == "bulk"]

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import resource
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from peer.checks.machine_core import Card, Memory, NoCard, NoTorch, Torch, Unread
+from peer.checks.machine_readings import (
+    has_nvidia_on_bus,
+    read_disk,
+    read_graphics,
+    read_machine,
+    read_memory,
+    read_open_files,
+    read_torch,
+    within,
+)
+
+
+def test_reading_that_fails_or_hangs_is_told_and_ends_nothing() -> None:
+    release = threading.Event()
+    assert within(0.01, release.wait) == Unread("no answer within 0.01 s")
+    release.set()
+    assert within(5.0, lambda: 1 // 0) == Unread("ZeroDivisionError: integer division or modulo by zero")
+    assert within(5.0, lambda: 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("program", "reading"),
+    [
+        ("import os; os.abort()", NoTorch("it ended with -6")),
+        ("import no_such_package", NoTorch("ModuleNotFoundError: No module named 'no_such_package'")),
+        ("print('hello')", Unread("its answer cannot be understood")),
+        ("", Unread("its answer cannot be understood")),
+        ("print('[]')", Unread("its answer cannot be understood")),
+        (
+            """print('noise\\n{"version": "2", "cuda": "", "architectures": ["sm_80"], "can_use_cuda": 0, "can_use_mps": 1, '
+            '"codecs_problem": "none here"}')""",
+            Torch("2", "", ("sm_80",), can_use_cuda=False, can_use_mps=True, codecs_problem="none here"),
+        ),
+    ],
+    ids=["crash", "not installed", "no JSON", "nothing", "other JSON", "good"],
+)
+def test_torch_is_asked_where_it_can_do_no_harm(program: str, reading: Torch | NoTorch | Unread) -> None:
+    assert read_torch(30.0, program) == reading
+
+
+def test_torch_that_hangs_is_ended_at_the_deadline() -> None:
+    assert read_torch(0.3, "import sys; sys.stdin = None; import threading; threading.Event().wait()") == Unread(
+        "no answer within 0.3 s"
+    )
+
+
+def test_container_with_less_memory_than_the_machine_counts(tmp_path: Path) -> None:
+    whole = read_memory(tmp_path)
+    assert 0 < whole.available_bytes <= whole.total_bytes
+    (tmp_path / "memory.max").write_text("max\n")
+    assert read_memory(tmp_path).total_bytes == whole.total_bytes
+    (tmp_path / "memory.max").write_text("1048576\n")
+    (tmp_path / "memory.current").write_text("48576\n")
+    assert read_memory(tmp_path) == Memory(1_048_576, 1_000_000)
+
+
+def test_folder_that_is_not_there_yet_is_judged_by_the_one_above_and_not_made(tmp_path: Path) -> None:
+    disk = read_disk(tmp_path / "a" / "b", 1)
+    assert (disk.is_writable, disk.taken_bytes, disk.folder) == (True, 0, str(tmp_path / "a" / "b"))
+    assert disk.free_bytes > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_counts_what_is_there_and_knows_a_file_from_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "log").write_bytes(bytes(1000))
+    assert read_disk(tmp_path, 1).taken_bytes == 1000
+    assert not read_disk(tmp_path / "runs" / "log", 1).is_writable
+    assert not read_disk(tmp_path / "runs" / "log" / "below", 1).is_writable
+
+
+def test_open_file_limit_is_the_soft_one() -> None:
+    assert read_open_files() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def test_card_without_a_driver_is_seen_on_the_bus(tmp_path: Path) -> None:
+    for name, vendor, kind in (("0", "0x8086", "0x030000"), ("1", "0x10de", "0x040300"), ("2", "", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(vendor + "\n")
+        (tmp_path / name / "class").write_text(kind + "\n")
+    (tmp_path / "3").mkdir()
+    assert not has_nvidia_on_bus(tmp_path)
+    assert not has_nvidia_on_bus(tmp_path / "absent")
+    (tmp_path / "1" / "class").write_text("0x030200\n")
+    assert has_nvidia_on_bus(tmp_path)
+
+
+def test_card_is_read_through_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, object] = {
+        "nvmlInit": None,
+        "nvmlDeviceGetHandleByIndex": "card 0",
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=8 << 30, free=7 << 30),
+        "nvmlSystemGetCudaDriverVersion_v2": 12080,
+        "nvmlDeviceGetCudaComputeCapability": (8, 9),
+        "nvmlDeviceGetName": b"NVIDIA GeForce RTX 4060",
+        "nvmlSystemGetDriverVersion": "570.86",
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, lambda *_arguments, answer=answer: answer)
+    assert read_graphics() == Card("NVIDIA GeForce RTX 4060", "570.86", (12, 8), (8, 9), 8 << 30, 7 << 30)
+
+    def lost(_index: int) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lost)
+    found = read_graphics()
+    assert isinstance(found, NoCard)
+    assert "lost" in found.reason.lower()
+
+
+def test_every_reading_of_this_machine_is_taken_without_torch(tmp_path: Path) -> None:
+    readings = read_machine(tmp_path, "auto", cache_bytes=1, asks_torch=False)
+    assert readings.torch is None
+    taken = (readings.graphics, readings.memory, readings.disk, readings.open_files, readings.versions)
+    assert not [reading for reading in taken if isinstance(reading, Unread)]

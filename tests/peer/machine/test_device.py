@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from peer.machine.device import autocast_dtype, choose_device, give_back_memory, is_out_of_memory, limit_memory
+from protocol.errors import MachineError
+
+
+def _only(monkeypatch: pytest.MonkeyPatch, *, cuda: bool, mps: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+
+@pytest.mark.parametrize(("cuda", "mps", "chosen"), [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")])
+def test_auto_takes_the_fastest_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, chosen: str
+) -> None:
+    _only(monkeypatch, cuda=cuda, mps=mps)
+    assert choose_device("auto").type == chosen
+    assert choose_device("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize("wanted", ["cuda", "mps", "abacus"])
+def test_a_device_that_is_not_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    _only(monkeypatch, cuda=False, mps=False)
+    with pytest.raises(MachineError, match=f"device {wanted} is not available; expected one of: cpu"):
+        choose_device(wanted)
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), None), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)])
+def test_half_precision_only_where_the_hardware_multiplies_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    assert autocast_dtype(torch.device("cuda")) is dtype
+    assert autocast_dtype(torch.device("cpu")) is None
+    assert autocast_dtype(torch.device("mps")) is None
+
+
+def test_running_out_of_memory_is_told_from_other_errors() -> None:
+    with pytest.raises(RuntimeError) as real:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(real.value)
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert not is_out_of_memory(RuntimeError("shapes do not fit"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+@pytest.mark.parametrize(("most_bytes", "share"), [(6_000_000_000, 0.25), (24_000_000_000, 1.0), (1 << 60, 1.0)])
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_a_card_is_limited_to_its_share_of_all_it_has(
+    monkeypatch: pytest.MonkeyPatch, most_bytes: int, share: float, device: str
+) -> None:
+    told: list[tuple[float, int]] = []
+    card = SimpleNamespace(total_memory=24_000_000_000)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {3: card}.__getitem__)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda fraction, index: told.append((fraction, index))
+    )
+    limit_memory(torch.device(device), most_bytes)
+    assert told == [(share, 3)]  # by its number: torch takes no "cuda" without one here
+
+
+@pytest.mark.parametrize(("most_bytes", "share"), [(6_000_000_000, 0.5), (1 << 60, 2.0)])
+def test_apples_chip_is_limited_to_a_share_of_what_metal_recommends(
+    monkeypatch: pytest.MonkeyPatch, most_bytes: int, share: float
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 12_000_000_000, raising=False)
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", told.append, raising=False)
+    limit_memory(torch.device("mps"), most_bytes)
+    assert told == [share]
+
+
+def test_a_torch_that_cannot_limit_a_device_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.mps, "set_per_process_memory_fraction", raising=False)
+    with pytest.raises(MachineError, match="cannot limit the memory it takes on mps"):
+        limit_memory(torch.device("mps"), 1)
+
+
+def test_the_processors_memory_is_not_limited_so() -> None:
+    limit_memory(torch.device("cpu"), 1)
+    assert float(torch.zeros(1000).sum()) == 0.0
+
+
+def test_memory_is_given_back_on_the_accelerator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("cuda"))
+    monkeypatch.setattr(torch.mps, "empty_cache", lambda: given.append("mps"))
+    for name in ("cpu", "cuda", "mps"):
+        give_back_memory(torch.device(name))
+    assert given == ["cuda", "mps"]

@@ -1,0 +1,370 @@
+"""One seat of a lane whose keeper and other members are played by hand: what it takes, and what it refuses and never computes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+
+import pytest
+import torch
+import trio
+import trio.testing
+
+from averaging.codecs.boundary import HEAD_BYTES, Boundary, encode_boundary
+from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
+from averaging.network.seams.interfaces import Stream
+from peer.pipeline.seats.lane_seat import KEEPER_SILENT_S, LaneSeat
+from peer.pipeline.stage.stage_snapshot import decode_snapshot, encode_snapshot
+from peer.pipeline.stage.stage_trainer import StageSnapshot
+from peer.pipeline.transport.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, read_answer
+from peer.pipeline.transport.lane_outbox import (
+    PARCEL_CHANNEL,
+    answer,
+    fetch_copy,
+    receive_bytes,
+    receive_in_time,
+    send_parcel,
+)
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.ids import PeerId
+from protocol.pipeline.messages import lane_messages as said
+from protocol.pipeline.messages.lane_wire import decode_lane_message, decode_parcel, encode_lane_message, encode_parcel
+from protocol.pipeline.stage_machine import Point
+from protocol.tensors.stage_schema import stage_schema
+from tests.peer.lane_swarm import KEEPER, SHAPE, LaneSwarm, Rounds
+from tests.peer.lane_world import lane_config
+from tests.peer.stage_world import MODEL, RUN, STAGES
+
+CONFIG = lane_config(inner_steps=3, snapshot_steps=2)
+SEAT, BEFORE, BESIDE, STRANGER = (PeerId(name) for name in ("seat", "before", "beside", "stranger"))
+MEMBERS = (BEFORE, SEAT, BESIDE)
+START = Point(0, 0)
+BEGIN = said.LaneBegin(0, 0, START, MEMBERS)
+VALUES_BTD = torch.linspace(-1.0, 1.0, SHAPE[0] * SHAPE[1] * MODEL.dim, dtype=torch.float64).view(*SHAPE, MODEL.dim)
+
+
+def _boundary(epoch: int = 0, at: Point = START, number: int = 0) -> Boundary:
+    batch = said.lane_batch(RUN, 0, epoch, at, number, CONFIG.inner_steps)
+    return Boundary("fp64", "forward", 1, batch, (*SHAPE, MODEL.dim))
+
+
+def _passed(data: bytes, epoch: int = 0, at: Point = START, number: int = 0) -> said.LanePassed:
+    return said.LanePassed(0, epoch, at, number, False, len(data))
+
+
+GOOD = encode_boundary(VALUES_BTD, _boundary())
+
+
+@dataclass
+class Played:
+    """The middle stage's member is real; all others do what the test says."""
+
+    world: LaneSwarm
+    networks: dict[PeerId, MemoryNetwork]
+    told: list[said.LaneMessage] = field(default_factory=list)
+    brought: list[tuple[PeerId, said.LaneParcel, bytes]] = field(default_factory=list)
+    passes: list[tuple[int, bool]] = field(default_factory=list)
+    is_silent: bool = False
+    refusal: str = ""
+    """What the keeper answers."""
+
+    async def say(self, message: said.LaneMessage, sender: PeerId = KEEPER) -> str:
+        """Why the seat refuses it; empty where it does not."""
+        reply = await self.networks[sender].call(SEAT, MEMBER_CHANNEL, encode_lane_message(message), timeout_s=1.0)
+        return read_answer(reply)
+
+    async def bring(self, parcel: said.LaneParcel, data: bytes, sender: PeerId = BEFORE) -> str | None:
+        """Why the seat refuses it; None where it ends the stream without a word."""
+        stream = await self.networks[sender].open_stream(SEAT, PARCEL_CHANNEL, timeout_s=1.0)
+        assert isinstance(parcel, said.LanePassed | said.LaneCopy)
+        await send_parcel(stream, parcel, data)
+        frame = await receive_in_time(stream)
+        await stream.aclose()
+        return None if frame is None else read_answer(frame)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Within ten virtual seconds."""
+        with trio.fail_after(10.0):
+            while not is_so():
+                await trio.sleep(0.01)
+
+    async def hear(self, sender: PeerId, request: bytes) -> bytes:
+        self.told.append(decode_lane_message(request))
+        return encode_parcel(said.LaneAnswer(self.refusal))
+
+    async def serve(self, sender: PeerId, stream: Stream) -> None:
+        while (frame := await stream.receive_frame()) is not None:
+            parcel = decode_parcel(frame)
+            assert isinstance(parcel, said.LanePassed | said.LaneCopy)
+            self.brought.append((sender, parcel, await receive_bytes(stream, parcel.num_bytes)))
+            await answer(stream)
+
+    async def ping(self) -> None:
+        while not self.is_silent:
+            await self.networks[KEEPER].call(
+                SEAT, MEMBER_CHANNEL, encode_lane_message(said.LanePing(0, 0)), timeout_s=1.0
+            )
+            await trio.sleep(1.0)
+
+
+@asynccontextmanager
+async def _seated() -> AsyncIterator[Played]:
+    """A seat that has begun, and whose first snapshot lies with its neighbour."""
+    with trio.fail_after(120.0):
+        async with trio.open_nursery() as nursery:
+            swarm = MemorySwarm(nursery, random.Random(1))
+            world = LaneSwarm(swarm, nursery, CONFIG, Rounds(1), ("fp64", "fp64"))
+            played = Played(world, {peer: swarm.start(peer) for peer in (KEEPER, BEFORE, BESIDE, STRANGER)})
+            world.about = lambda peer, stage, batch, is_backward: played.passes.append((batch.number, is_backward))
+            played.networks[KEEPER].serve_calls(KEEPER_CHANNEL, played.hear)
+            for beside in (BEFORE, BESIDE):
+                played.networks[beside].serve_streams(PARCEL_CHANNEL, played.serve)
+            world.open(SEAT)
+            await trio.sleep(0.1)
+            assert await played.say(BEGIN) == ""
+            nursery.start_soon(played.ping)
+            await played.until(lambda: said.LaneCopied(0, 0, START) in played.told)
+            yield played
+            nursery.cancel_scope.cancel()
+
+
+def _rehashed(message: bytes, payload: bytes) -> bytes:
+    """The head as it was, with the hash of another payload: nobody but a liar sends it."""
+    return message[: HEAD_BYTES - 16] + sha256(payload).digest()[:16] + payload
+
+
+def _not_finite() -> bytes:
+    payload = bytearray(GOOD[HEAD_BYTES:])
+    payload[:8] = b"\x00\x00\x00\x00\x00\x00\xf8\x7f"
+    return _rehashed(GOOD, bytes(payload))
+
+
+def _of(boundary: Boundary) -> bytes:
+    sequences, num_tokens, dim = boundary.shape
+    return encode_boundary(torch.zeros(sequences, num_tokens, dim, dtype=torch.float64), boundary)
+
+
+SHORT = _of(replace(_boundary(), shape=(1, SHAPE[1], MODEL.dim)))
+NARROW = _of(replace(_boundary(), shape=(SHAPE[0] * 2, SHAPE[1], MODEL.dim // 2)))
+OTHER_TYPE = _of(replace(_boundary(), codec="fp32"))
+WIDE_FP32 = _of(replace(_boundary(), codec="fp32", shape=(*SHAPE, MODEL.dim * 2)))
+LATER = Point(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("parcel", "data", "sender", "reason"),
+    [
+        (_passed(SHORT), SHORT, BEFORE, "bytes for a pass"),
+        (_passed(NARROW), NARROW, BEFORE, "with shape"),
+        (_passed(OTHER_TYPE), OTHER_TYPE, BEFORE, "bytes for a pass"),
+        (_passed(WIDE_FP32), WIDE_FP32, BEFORE, "with codec"),
+        (_passed(_not_finite()), _not_finite(), BEFORE, "not finite"),
+        (_passed(GOOD), GOOD[:-1] + b"\x7f", BEFORE, "changed on the way"),
+        (_passed(GOOD), GOOD, STRANGER, "activations from"),
+        (_passed(GOOD), GOOD, BESIDE, "activations from"),
+        (said.LanePassed(0, 0, START, 0, True, len(GOOD)), GOOD, BEFORE, "gradients from"),
+        (_passed(_of(_boundary(at=LATER))), _of(_boundary(at=LATER)), BEFORE, "another step"),
+        (_passed(_of(_boundary(epoch=1))), _of(_boundary(epoch=1)), BEFORE, "another weights"),
+        (_passed(_of(_boundary(number=1))), _of(_boundary(number=1)), BEFORE, "another number"),
+        (_passed(GOOD, at=Point(0, 2)), GOOD, BEFORE, "work of"),
+        (_passed(GOOD, at=Point(7, 0)), GOOD, BEFORE, "work of"),
+        (_passed(GOOD, number=2), GOOD, BEFORE, "comes from nobody"),
+        (said.LaneCopy(0, 0, START, 0, 5), b"bytes", BEFORE, "no snapshot"),
+        (said.LaneCopy(0, 0, START, 0, 5), b"bytes", BESIDE, "a snapshot from"),
+        (said.LaneCopy(0, 0, START, 2, 5), b"bytes", BEFORE, "stage 0"),
+        (said.LaneCopy(0, 0, START, 0, 1 << 30), b"bytes", BEFORE, "at most"),
+    ],
+)
+async def test_what_is_not_the_next_stages_work_is_refused_with_a_reason_and_never_computed(
+    autojump_clock: trio.testing.MockClock, parcel: said.LaneParcel, data: bytes, sender: PeerId, reason: str
+) -> None:
+    async with _seated() as played:
+        refused = await played.bring(parcel, data, sender)
+        assert refused is not None
+        assert reason in refused
+        assert played.world.members[SEAT].refused == {sender: 1}
+        await trio.sleep(1.0)
+        assert played.passes == []
+        # the right one is taken all the same
+        assert await played.bring(_passed(GOOD), GOOD) == ""
+        await played.until(lambda: played.passes == [(0, False)])
+
+
+async def test_work_that_comes_twice_is_done_once(autojump_clock: trio.testing.MockClock) -> None:
+    async with _seated() as played:
+        for _ in range(3):
+            assert await played.bring(_passed(GOOD), GOOD) == ""
+        await played.until(lambda: any(isinstance(parcel, said.LanePassed) for _, parcel, _ in played.brought))
+        await trio.sleep(1.0)
+        assert played.passes == [(0, False)]
+        sent = [(sender, parcel.work) for sender, parcel, _ in played.brought if isinstance(parcel, said.LanePassed)]
+        assert sent == [(SEAT, _passed(GOOD).work)]
+
+
+@pytest.mark.parametrize(
+    ("message", "sender", "reason"),
+    [
+        (said.LaneStep(0, 0, START, 1.0), STRANGER, "its keeper"),
+        (said.LaneBack(0, 1, START, 0, MEMBERS), BEFORE, "its keeper"),
+        (said.LaneSquare(0, 0, START, 1.0), KEEPER, "a keeper's word"),
+        (said.LaneStep(1, 0, START, 1.0), KEEPER, "has a seat in"),
+        (replace(BEGIN, lane=1), KEEPER, "it has one in 0"),
+        (said.LaneBack(0, 1, START, 0, (SEAT, BEFORE, BESIDE)), KEEPER, "another stage"),
+        (said.LaneBack(1, 1, START, 0, (BEFORE, BESIDE, STRANGER)), KEEPER, "without this peer"),
+        (said.LaneBegin(1, 0, START, (BEFORE, SEAT)), KEEPER, "a lane of 2 members"),
+    ],
+)
+async def test_a_word_that_is_not_its_keepers_or_not_of_its_lane_is_refused(
+    autojump_clock: trio.testing.MockClock, message: said.LaneMessage, sender: PeerId, reason: str
+) -> None:
+    async with _seated() as played:
+        seat = played.world.members[SEAT].seat
+        assert seat is not None
+        before = seat.state
+        assert reason in await played.say(message, sender)
+        assert seat.state == before
+
+
+async def test_a_seat_that_is_given_to_another_is_over_and_brings_nothing(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _seated() as played:
+        assert await played.say(said.LaneBack(0, 1, START, 0, (BEFORE, STRANGER, BESIDE))) == ""
+        await played.until(lambda: played.world.members[SEAT].seat is None)
+        assert played.world.rounds.shares == {}
+
+
+async def test_back_at_a_snapshot_what_belongs_to_the_former_time_line_is_left_unanswered(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _seated() as played:
+        assert await played.say(said.LaneBack(0, 1, START, 0, MEMBERS)) == ""
+        await played.until(lambda: said.LaneLoaded(0, 1) in played.told)
+        assert await played.say(said.LaneResume(0, 1)) == ""
+        assert await played.bring(_passed(GOOD), GOOD) is None
+        now = encode_boundary(VALUES_BTD, _boundary(epoch=1))
+        assert await played.bring(_passed(now, epoch=1), now) == ""
+        await played.until(lambda: played.passes == [(0, False)])
+
+
+async def test_what_comes_before_the_keepers_word_waits_for_it(autojump_clock: trio.testing.MockClock) -> None:
+    async with _seated() as played:
+        now = encode_boundary(VALUES_BTD, _boundary(epoch=1))
+        answers = []
+
+        async def bring() -> None:
+            answers.append(await played.bring(_passed(now, epoch=1), now))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bring)
+            await trio.sleep(1.0)
+            assert not answers
+            await played.say(said.LaneBack(0, 1, START, 0, MEMBERS))
+        assert answers == [""]
+
+
+async def test_a_new_neighbour_is_given_the_snapshot_that_the_lane_goes_back_to(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _seated() as played:
+        first = [data for _, parcel, data in played.brought if isinstance(parcel, said.LaneCopy)]
+        played.networks[STRANGER].serve_streams(PARCEL_CHANNEL, played.serve)
+        await played.say(said.LaneBack(0, 1, START, 0, (BEFORE, SEAT, STRANGER)))
+        await played.until(lambda: said.LaneLoaded(0, 1) in played.told)
+        copies = [data for _, parcel, data in played.brought if isinstance(parcel, said.LaneCopy)]
+        assert copies == first * 2
+
+
+async def test_snapshots_are_freed_once_the_keeper_says_that_all_stages_have_a_newer_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _seated() as played:
+        seat = played.world.members[SEAT].seat
+        assert isinstance(seat, LaneSeat)
+        (own,) = [data for _, parcel, data in played.brought if isinstance(parcel, said.LaneCopy)]
+        beside = encode_snapshot(StageSnapshot(torch.zeros(stage_schema(STAGES, 0).num_elements), ()))
+        assert await played.bring(said.LaneCopy(0, 0, START, 0, len(beside)), beside) == ""
+        assert await played.bring(said.LaneCopy(0, 0, Point(0, 2), 0, len(beside)), beside) == ""
+        assert seat.held_bytes == len(own) + 2 * len(beside)
+        await played.say(said.LaneKeep(0, 0, Point(0, 2)))
+        assert seat.held_bytes == len(beside)
+
+
+async def test_the_neighbours_snapshot_is_kept_for_the_member_of_its_stage_alone(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _seated() as played:
+        schema = stage_schema(STAGES, 0)
+        zeros = decode_snapshot(
+            next(data for _, parcel, data in played.brought if isinstance(parcel, said.LaneCopy)),
+            stage_schema(STAGES, 1),
+        )
+        data = encode_snapshot(replace(zeros, theta_N=torch.zeros(schema.num_elements)))
+        assert await played.bring(said.LaneCopy(0, 0, START, 0, len(data)), data) == ""
+        wanted = said.LaneFetch(0, 0, START, 0)
+        assert await fetch_copy(played.networks[BEFORE], SEAT, wanted, len(data)) == data
+        for asker, asked in (
+            (STRANGER, wanted),
+            (BEFORE, replace(wanted, stage=1)),
+            (BEFORE, replace(wanted, at=LATER)),
+        ):
+            with pytest.raises(RemoteProtocolError, match="no snapshot of stage"):
+                await fetch_copy(played.networks[asker], SEAT, asked, len(data))
+
+
+async def test_a_stage_whose_pass_fails_gives_its_seat_back(autojump_clock: trio.testing.MockClock) -> None:
+    def fail(*_: object) -> None:
+        raise LocalProtocolError("a boundary with values that are not finite", "finite ones")
+
+    async with _seated() as played:
+        played.world.about = fail
+        assert await played.bring(_passed(GOOD), GOOD) == ""
+        await played.until(lambda: any(isinstance(message, said.LaneLeave) for message in played.told))
+        (leave,) = [message for message in played.told if isinstance(message, said.LaneLeave)]
+        assert "not finite" in leave.reason
+        await played.until(lambda: played.world.members[SEAT].seat is None)
+
+
+async def _silent(played: Played) -> None:
+    """The keeper was just heard for the last time."""
+    played.is_silent = True
+    await trio.sleep(1.0)
+    assert await played.say(said.LanePing(0, 0)) == ""
+
+
+async def test_a_seat_with_nothing_to_say_is_over_within_two_seconds_after_its_keepers_process_is_gone(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _seated() as played:
+        await _silent(played)
+        played.world.swarm.kill(KEEPER)
+        await trio.sleep(2.0)
+        assert played.world.members[SEAT].seat is None
+
+
+async def test_a_keeper_that_is_silent_and_lives_is_asked_and_has_its_time_also_where_connections_to_it_break(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _seated() as played:
+        await _silent(played)
+        played.world.swarm.broken = 1.0
+        await trio.sleep(KEEPER_SILENT_S / 2)
+        played.world.swarm.broken = 0.0
+        await trio.sleep(KEEPER_SILENT_S / 2 - 0.1)
+        assert played.world.members[SEAT].seat is not None
+        assert said.LaneHere(0, 0) in played.told
+        await trio.sleep(0.2)
+        assert played.world.members[SEAT].seat is None, "an answer is no call"
+
+
+async def test_a_seat_whose_silent_keeper_keeps_no_such_lane_is_over_when_it_asks(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _seated() as played:
+        await _silent(played)
+        played.refusal = "a word about lane 0"
+        await trio.sleep(2.0)
+        assert played.world.members[SEAT].seat is None

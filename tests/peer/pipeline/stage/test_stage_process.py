@@ -1,0 +1,159 @@
+"""A stage's training process as the daemon sees it: asked, refused, killed, brought back. A thread is in the process's place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+
+from peer.pipeline.stage import stage_process
+from peer.pipeline.stage.stage_channel import StageReply
+from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
+from peer.training import training_process
+from protocol.errors import LocalProtocolError, MachineError, RemoteProtocolError
+from protocol.pipeline.schedule import Pass
+from protocol.pipeline.stage_machine import Point
+from tests.peer.worker_world import PIPELINE, Starts, anchor, stage_plan
+
+WITHIN_S = 60.0
+START = Point(0, 0)
+
+
+class _Told:
+    """What the process says of its work."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.passes = list[Pass]()
+        self.busy_s = 0.0
+
+    def stepped(self, reply: StageReply) -> None:
+        """An inner step was taken."""
+        self.steps += 1
+
+    def passed(self, at: Point, work: Pass, reply: StageReply) -> None:
+        """A pass was computed."""
+        self.passes.append(work)
+
+    def worked(self, work: Pass | None, busy_s: float) -> None:
+        """For how long."""
+        self.busy_s += busy_s
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
+    found = Starts()
+    monkeypatch.setattr(training_process, "start_worker", found)
+    return found
+
+
+async def _ready(process: StageProcess, restarts: int = 0) -> None:
+    with trio.fail_after(WITHIN_S):
+        while not process.is_ready or process.restarts < restarts:
+            await trio.sleep(0.01)
+
+
+def _work(process: StageProcess, told: _Told, folder: Path) -> ProcessWork:
+    return ProcessWork(process, 7, lambda: (anchor(stage_plan(folder, 0)), 0), told)
+
+
+async def _work_for_ever(work: ProcessWork) -> None:
+    while True:
+        await work.run_pass(0, START, Pass(0, False))
+
+
+async def test_a_seat_computes_its_passes_steps_and_snapshots_in_the_process(tmp_path: Path, starts: Starts) -> None:
+    plan, told = stage_plan(tmp_path, 0), _Told()
+    async with open_stage_process(plan) as process:
+        await _ready(process)
+        assert process.pid == starts.started[0].pid
+        assert process.started_in_s is not None
+        assert 0.0 < process.started_in_s <= WITHIN_S
+        work = _work(process, told, tmp_path)
+        await work.open()
+        message = await work.run_pass(0, START, Pass(0, False))
+        assert message
+        assert told.passes == [Pass(0, False)]
+        assert told.busy_s > 0.0
+        snapshot = await work.snapshot()
+        await work.adopt(torch.zeros_like(anchor(plan)))
+        assert not (await work.theta()).any()
+        await work.restore(snapshot)
+        assert torch.equal(await work.theta(), anchor(plan))
+    assert starts.started[0].over.is_set()
+    assert process.pid is None
+
+
+async def test_what_others_sent_is_refused_as_theirs_and_what_the_stage_cannot_do_as_its_own(
+    tmp_path: Path, starts: Starts
+) -> None:
+    async with open_stage_process(stage_plan(tmp_path, 0)) as process:
+        await _ready(process)
+        with pytest.raises(LocalProtocolError, match="without a lane"):
+            await process.ask("square")
+        work = _work(process, _Told(), tmp_path)
+        await work.open()
+        with pytest.raises(RemoteProtocolError):
+            await work.arrived(b"no boundary message", 0, START, Pass(0, True))
+        assert await work.run_pass(0, START, Pass(1, False)), "it goes on"
+        assert PIPELINE.micro_batches == 2
+
+
+async def test_a_process_that_dies_fails_what_it_is_asked_is_brought_back_and_serves_no_seat_of_before(
+    tmp_path: Path, starts: Starts
+) -> None:
+    async with open_stage_process(stage_plan(tmp_path, 0)) as process:
+        await _ready(process)
+        work = _work(process, _Told(), tmp_path)
+        await work.open()
+        process.kill()
+        with pytest.raises(StageProcessDied):
+            await _work_for_ever(work)
+        await _ready(process, restarts=1)
+        assert len(starts.started) == 2
+        with pytest.raises(StageProcessDied):  # what this seat had is gone, also where the process is back
+            await work.square()
+        again = _work(process, _Told(), tmp_path)
+        await again.open()
+        assert await again.run_pass(0, START, Pass(0, False))
+
+
+async def test_one_that_neither_answers_nor_dies_is_killed_and_brought_back(
+    tmp_path: Path, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_stage_process(stage_plan(tmp_path, 0)) as process:
+        await _ready(process)
+        work = _work(process, _Told(), tmp_path)
+        await work.open()
+        await process.ask("slow", {"factor": 1e6})
+        monkeypatch.setattr(stage_process, "ANSWER_WITHIN_S", 0.2)
+        with pytest.raises(StageProcessDied):
+            await work.run_pass(0, START, Pass(0, False))
+        monkeypatch.setattr(stage_process, "ANSWER_WITHIN_S", WITHIN_S)
+        await _ready(process, restarts=1)
+
+
+async def test_no_first_process_is_the_machines_fault_and_a_later_one_is_tried_again(
+    tmp_path: Path, starts: Starts
+) -> None:
+    starts.refusals = 1
+    with pytest.raises(BaseExceptionGroup) as found:
+        async with open_stage_process(stage_plan(tmp_path, 0)):
+            await trio.sleep(WITHIN_S)
+    assert found.group_contains(MachineError, match="cannot be started: no process is left")
+    async with open_stage_process(stage_plan(tmp_path, 0)) as process:
+        await _ready(process)
+        starts.refusals = 1
+        process.kill()
+        await _ready(process, restarts=2)
+
+
+async def test_values_cross_in_the_memory_that_both_have(tmp_path: Path, starts: Starts) -> None:
+    plan = stage_plan(tmp_path, 0)
+    async with open_stage_process(plan) as process:
+        await _ready(process)
+        await process.ask("open", {"lane": 1}, vector_N=anchor(plan))
+        await process.ask("theta")
+        assert torch.equal(process.theta(), anchor(plan))

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from peer.status.status import BulkTraffic, PeerStatus, UnitPlace
+from peer.status.status_text import next_round, status_lines
+
+STATUS = PeerStatus(
+    peer="12D3KooW",
+    name="calm-otter",
+    run="tiny",
+    state="training",
+    reason="training",
+    round_waiting="round 8 is due in 30 s",
+    restarted="restarted at round 3; nothing was lost",
+    credential_left_s=30 * 86400.0,
+    host_heard_ago_s=4.0,
+    index=7,
+    total_tokens=700,
+    target_total_tokens=1000,
+    tokens_per_s=1234.0,
+    loss=1.386,
+    bytes_up=2_500_000,
+    worker_restarts=2,
+    is_sound=False,
+)
+
+
+def test_peer_apart_from_the_run_says_so() -> None:
+    apart = STATUS.model_copy(update={"apart": "apart from the run for 2 min"})
+    assert "apart from the run for 2 min" in status_lines(apart)
+
+
+def test_what_its_owner_allows_is_told_once() -> None:
+    quarter = {"allowed_share": 0.25, "allowed_reason": "trains 25% of the time\x1b"}
+    assert "controls: trains 25% of the time\\x1b" in status_lines(STATUS.model_copy(update=quarter))
+    paused = {"state": "paused", "reason": "paused by its owner", "allowed_reason": "paused by its owner"}
+    assert "\n".join(status_lines(STATUS.model_copy(update=paused))).count("paused by its owner") == 1
+
+
+def test_lines_say_who_where_why_what_and_what_it_takes() -> None:
+    text = "\n".join(status_lines(STATUS))
+    for said in (
+        "calm-otter in tiny: training, training",
+        "round 7, 700 of 1,000 tokens",
+        "1,234 tokens/s, 2.000 bits per byte",
+        "2.5 MB up",
+        "round 8 is due in 30 s",
+        "host heard 4 s ago; credential good for 30.0 days",
+        "restarted at round 3",
+        "brought back 2 times",
+        "differs from the one",
+    ):
+        assert said in text
+
+
+def test_bytes_of_each_unit_are_told_where_there_are_several() -> None:
+    def moved(unit: str, way: str, up: int) -> BulkTraffic:
+        return BulkTraffic(way=way, channel="scatter", unit=unit, codec="int8", bytes_up=up, bytes_down=7)
+
+    bulk = (
+        moved("trunk", "direct", 3_000_000),
+        moved("trunk", "libp2p", 1_000_000),
+        moved("expert-1", "direct", 9),
+        moved("", "direct", 1),
+    )
+    expert = UnitPlace(unit="expert-1", index=3, holders=2, tokens_ready=0, waiting="")
+    status = STATUS.model_copy(update={"bulk": bulk, "units": (expert,)})
+    assert "of it expert-1 9 B up, 7 B down; trunk 4.0 MB up, 14 B down" in status_lines(status)
+    assert status.model_copy(update={"units": ()}).unit_bytes == {}
+
+
+def test_what_is_not_training_is_told_with_how_long_it_has_been_so() -> None:
+    waiting = STATUS.model_copy(update={"state": "waiting", "state_s": 200.0, "reason": "for one more peer"})
+    assert status_lines(waiting)[0] == "calm-otter in tiny: waiting for 3 min, for one more peer"
+    for update in ({"state_s": 200.0}, {"state": "waiting", "state_s": 1.0}):
+        assert " for " not in status_lines(STATUS.model_copy(update=update))[0]
+
+
+def test_next_round_is_told_by_its_tokens_and_by_when_it_is_opened_at_the_latest() -> None:
+    assert next_round(STATUS) == ""
+    found = {"round_tokens_ready": 50, "round_target_tokens": 200, "round_waited_s": 20.0, "round_longest_s": 60.0}
+    status = STATUS.model_copy(update=found)
+    assert "next round: 50 of 200 tokens ready, at the latest in 40 s" in status_lines(status)
+    for enough in ({"round_tokens_ready": 200}, {"round_waited_s": 61.0}):
+        due = status.model_copy(update=enough)
+        assert (due.round_share, next_round(due).endswith(" tokens ready, due")) == (1.0, True)
+    nothing = status.model_copy(update={"round_tokens_ready": 0, "round_waited_s": 61.0})
+    assert (nothing.round_share, next_round(nothing)) == (0.0, "next round: 0 of 200 tokens ready")
+
+
+def test_time_left_of_the_run_is_told_once_it_is_known() -> None:
+    assert "round 7, 700 of 1,000 tokens, 70% of the run" in status_lines(STATUS)
+    status = STATUS.model_copy(update={"eta_s": 300.0, "total_tokens": 999})
+    assert "round 7, 999 of 1,000 tokens, 99% of the run, 5 min to go" in status_lines(status)
+
+
+def test_newcomer_and_ended_credential_are_said() -> None:
+    text = "\n".join(status_lines(PeerStatus(peer="p", name="n", reason="starting\x1b")))
+    assert "n in no run yet: joining, starting\\x1b" in text
+    assert "round 0, 0 tokens\n" in text
+    assert "host" not in text
+    ended = STATUS.model_copy(update={"credential_left_s": -5.0, "is_host_away": True})
+    assert "(away); credential ended" in "\n".join(status_lines(ended))
+
+
+def test_a_run_whose_last_round_brought_more_than_was_left_is_all_of_it() -> None:
+    assert "100% of the run" in status_lines(STATUS.model_copy(update={"total_tokens": 1049}))[1]

@@ -1,0 +1,11 @@
+"""The experts of one peer take turns."""
+
+from __future__ import annotations
+
+from peer.training.expert_turns import expert_of_step
+
+
+def test_each_expert_has_its_step_and_a_run_without_has_none() -> None:
+    assert [expert_of_step((1, 4), step) for step in range(4)] == [1, 4, 1, 4]
+    assert [expert_of_step((3,), step) for step in range(2)] == [3, 3]
+    assert expert_of_step((), 7) is None

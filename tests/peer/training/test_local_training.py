@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from averaging.arithmetic.genesis import genesis_anchor
+from averaging.arithmetic.vectors import picked
+from peer.machine.memory_core import MemoryUse
+from peer.models.decoder import Decoder
+from peer.training import local_training
+from peer.training.local_training import LocalTrainer, TrainingPlan, learning_rate_at
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.decoder_schema import decoder_schema
+from protocol.tensors.expert_schema import MixtureConfig, held_units
+from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
+
+ANCHOR_N = genesis_anchor(decoder_schema(MODEL), 1)
+
+
+def _trainer(plan: TrainingPlan) -> LocalTrainer:
+    trainer = LocalTrainer(plan)
+    trainer.load(ANCHOR_N, 0)
+    return trainer
+
+
+def test_the_rate_warms_up_stays_and_decays_to_a_tenth_by_the_runs_tokens() -> None:
+    inner = InnerSection(learning_rate=0.01, warmup_tokens=100, decay_fraction=0.2, batch_tokens=1)
+    rates = [learning_rate_at(inner, 1000, tokens) for tokens in range(1100)]
+    assert 0 < rates[0] < rates[50] < rates[99] < 0.01
+    assert rates[100:801] == [0.01] * 701
+    assert all(later <= earlier for earlier, later in pairwise(rates[800:]))
+    assert rates[850] == pytest.approx(0.01 * (1 - math.sqrt(0.25)))
+    assert rates[1000:] == pytest.approx([0.001] * 100)
+
+
+def test_a_run_without_warm_up_or_decay_has_one_rate() -> None:
+    inner = InnerSection(learning_rate=0.01, warmup_tokens=0, decay_fraction=0.0, batch_tokens=1)
+    assert {learning_rate_at(inner, 1000, tokens) for tokens in (0, 500, 1000, 2000)} == {0.01}
+
+
+def test_training_lowers_the_held_out_loss_and_counts_its_tokens(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path))
+    before = trainer.evaluate(ANCHOR_N)
+    assert before == pytest.approx(math.log(MODEL.vocab_size), abs=0.5)
+    for _ in range(60):
+        counters = trainer.step()
+    assert counters.tokens_ready == counters.tokens_trained == 60 * BATCH_TOKENS
+    assert (counters.step, trainer.steps_ready()) == (60, 60)
+    assert trainer.evaluate(trainer.theta()) < before - 1.0
+
+
+def test_a_step_is_a_function_of_peer_and_position_whatever_the_micro_batch(tmp_path: Path) -> None:
+    def after(**changes: object) -> torch.Tensor:
+        trainer = _trainer(training_plan(tmp_path, **changes))
+        for _ in range(3):
+            trainer.step()
+        return trainer.theta()
+
+    whole_N = after()
+    assert torch.equal(whole_N, after())
+    # AdamW's first steps follow the gradient's sign, so a rounding difference may show where it is next to zero.
+    torch.testing.assert_close(after(micro_batch=1), whole_N, atol=2e-3, rtol=0)
+    assert not torch.allclose(after(peer="other"), whole_N, atol=2e-3, rtol=0)
+    assert not torch.allclose(after(first_step=7), whole_N, atol=2e-3, rtol=0)
+
+
+def test_a_shift_moves_theta_and_takes_the_credited_tokens_away(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path))
+    for _ in range(5):
+        trainer.step()
+    theta_N, shift_N = trainer.theta(), torch.linspace(-1, 1, ANCHOR_N.numel())
+    trainer.shift(shift_N, 3 * BATCH_TOKENS, 1000)
+    assert torch.equal(trainer.theta(), theta_N + shift_N)
+    assert (trainer.counters.tokens_ready, trainer.steps_ready()) == (2 * BATCH_TOKENS, 2)
+    assert trainer.counters.tokens_trained == 5 * BATCH_TOKENS
+    trainer.shift(shift_N, 99 * BATCH_TOKENS, 1000)
+    assert trainer.counters.tokens_ready == 0
+
+
+def test_a_load_is_exact_and_keeps_the_data_position(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path))
+    for _ in range(3):
+        trainer.step()
+    trainer.load(ANCHOR_N, 500)
+    assert torch.equal(trainer.theta(), ANCHOR_N)
+    counters = trainer.counters
+    assert (counters.step, counters.tokens_ready, trainer.steps_ready()) == (3, 0, 0)
+
+
+def test_each_unit_is_loaded_shifted_and_counted_by_itself(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path, num_fragments=1))
+    for _ in range(2):
+        trainer.step()
+    layers_N, rest_N = trainer.theta(0), trainer.theta(1)
+    shift_N = torch.linspace(-1, 1, rest_N.numel())
+    trainer.shift(shift_N, BATCH_TOKENS, 0, place=1)
+    assert torch.equal(trainer.theta(0), layers_N)
+    assert torch.equal(trainer.theta(1), rest_N + shift_N)
+    assert trainer.counters.ready == (2 * BATCH_TOKENS, BATCH_TOKENS)
+    trainer.load_unit(0, torch.zeros_like(layers_N), 0)
+    assert torch.equal(trainer.theta(0), torch.zeros_like(layers_N))
+    assert torch.equal(trainer.theta(1), rest_N + shift_N)
+    assert trainer.counters.ready == (0, BATCH_TOKENS)
+    assert trainer.step().ready == (BATCH_TOKENS, 2 * BATCH_TOKENS)
+
+
+def test_a_model_in_units_trains_as_the_same_model_in_one(tmp_path: Path) -> None:
+    whole, parted = LocalTrainer(training_plan(tmp_path)), LocalTrainer(training_plan(tmp_path, num_fragments=1))
+    values_N = picked(ANCHOR_N, whole.schema, parted.schema)
+    whole.load(ANCHOR_N, 0)
+    parted.load(values_N, 0)
+    assert parted.evaluate(values_N) == whole.evaluate(ANCHOR_N)
+    for _ in range(2):
+        whole.step()
+        parted.step()
+    theta_N = torch.cat([parted.theta(place) for place in range(2)])
+    # the gradient's norm is summed in another order
+    torch.testing.assert_close(theta_N, picked(whole.theta(), whole.schema, parted.schema), atol=2e-3, rtol=0)
+
+
+def test_of_theta_only_a_share_is_kept_in_the_parts_that_are_named(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path))
+    theta_N = trainer.theta()
+    begin, stop = 5, theta_N.numel() - 3
+    trainer.keep(0, [(begin, stop, 0.5)])
+    expected_N = theta_N.clone()
+    expected_N[begin:stop] *= 0.5
+    assert torch.equal(trainer.theta(), expected_N)
+
+
+def test_evaluating_other_parameters_leaves_theta_alone(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path))
+    trainer.step()
+    theta_N = trainer.theta()
+    assert trainer.evaluate(ANCHOR_N) == trainer.evaluate(ANCHOR_N)
+    assert not math.isfinite(trainer.evaluate(torch.full_like(ANCHOR_N, math.nan)))
+    assert torch.equal(trainer.theta(), theta_N)
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing_and_does_not_count(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path))
+    trainer.step()
+    trainer.load(torch.full_like(ANCHOR_N, math.nan), 0)
+    counters = trainer.step()
+    assert (counters.step, counters.tokens_ready, counters.tokens_trained) == (2, 0, BATCH_TOKENS)
+    # Neither the parameters nor the optimizer's moments are spoilt: from good parameters it trains on.
+    trainer.load(ANCHOR_N, 0)
+    assert trainer.step().tokens_ready == BATCH_TOKENS
+    assert bool(torch.isfinite(trainer.theta()).all())
+
+
+def test_the_micro_batch_is_the_fastest_per_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 32), micro_batch=0)
+    trainer = LocalTrainer(plan)
+    times_s = {4: 4.0, 8: 5.0, 16: 12.0, 32: 30.0}
+    monkeypatch.setattr(trainer, "_time_micro_batch", times_s.__getitem__)
+    assert trainer.find_micro_batch() == trainer.micro_batch == 8
+
+
+def test_a_micro_batch_that_is_hardly_faster_does_not_take_twice_the_memory_and_what_was_tried_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(local_training, "give_back_memory", lambda device: given.append(device.type))
+    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 32), micro_batch=0)
+    trainer = LocalTrainer(plan)
+    times_s = {4: 4.0, 8: 7.8, 16: 15.3, 32: 30.0}
+    monkeypatch.setattr(trainer, "_time_micro_batch", times_s.__getitem__)
+    assert trainer.find_micro_batch() == 32, "6% in all"
+    monkeypatch.setattr(trainer, "_time_micro_batch", {**times_s, 32: 30.5}.__getitem__)
+    assert trainer.find_micro_batch() == 4
+    assert given == ["cpu", "cpu"]
+
+
+@pytest.mark.parametrize(("first_failure", "found"), [(4, 1), (8, 4), (64, 32)])
+def test_what_does_not_fit_in_memory_ends_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_failure: int, found: int
+) -> None:
+    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 32), micro_batch=0)
+    trainer = LocalTrainer(plan)
+
+    def time_of(size: int) -> float:
+        if size >= first_failure:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
+        return 1.0  # whatever the size
+
+    monkeypatch.setattr(trainer, "_time_micro_batch", time_of)
+    assert trainer.find_micro_batch() == found
+
+
+def test_another_error_in_the_search_is_not_taken_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = LocalTrainer(training_plan(tmp_path, micro_batch=0))
+
+    def fail(_size: int) -> float:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(trainer, "_time_micro_batch", fail)
+    with pytest.raises(RuntimeError, match="shapes"):
+        trainer.find_micro_batch()
+
+
+def test_losses_leave_in_nats_per_byte(tmp_path: Path) -> None:
+    plain = _trainer(training_plan(tmp_path))
+    longer = _trainer(training_plan(tmp_path, train_bytes_per_token=4.0, heldout_bytes_per_token=2.0))
+    assert longer.evaluate(ANCHOR_N) == plain.evaluate(ANCHOR_N) / 2
+    assert longer.step().loss_nats == pytest.approx((plain.step().loss_nats or 0.0) / 4)
+    assert torch.equal(longer.theta(), plain.theta())
+
+
+def test_prose_is_measured_by_itself(tmp_path: Path) -> None:
+    plan = training_plan(tmp_path)
+    same = _trainer(plan.model_copy(update={"prose_shards": plan.heldout_shards, "prose_bytes_per_token": 2.0}))
+    assert same.evaluate_prose(ANCHOR_N) == same.evaluate(ANCHOR_N) / 2
+    theta_N = same.theta()
+    same.evaluate_prose(ANCHOR_N * 2)
+    assert torch.equal(same.theta(), theta_N)
+
+
+def test_wide_tokens_train_as_narrow_ones(tmp_path: Path) -> None:
+    plan = training_plan(tmp_path)
+    wide = []
+    for path in (*plan.train_shards, *plan.heldout_shards):
+        wide.append(path.with_name(f"{path.name}.wide"))
+        wide[-1].write_bytes(np.fromfile(path, dtype="<u2").astype("<u4").tobytes())
+    cut = len(plan.train_shards)
+    trainer = _trainer(
+        plan.model_copy(update={"train_shards": wide[:cut], "heldout_shards": wide[cut:], "token_bytes": 4})
+    )
+    narrow = _trainer(plan)
+    assert trainer.step() == narrow.step()
+    assert trainer.evaluate(ANCHOR_N) == narrow.evaluate(ANCHOR_N)
+
+
+def test_the_cards_memory_is_limited_before_the_model_is_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(local_training, "limit_memory", lambda *limit: told.append(limit))
+    monkeypatch.setattr(local_training, "Decoder", lambda config: told.append("model") or Decoder(config))
+    LocalTrainer(training_plan(tmp_path))
+    LocalTrainer(training_plan(tmp_path, max_gpu_memory_bytes=7))
+    assert told == ["model", (torch.device("cpu"), 7), "model"]
+
+
+@pytest.mark.parametrize(("room_bytes", "found"), [(40, 1), (80, 2), (319, 4), (320, 8), (10_000, 16)])
+def test_the_search_ends_before_a_size_that_would_pass_the_memory_its_owner_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_bytes: int, found: int
+) -> None:
+    moments_bytes = 8 * ANCHOR_N.numel()
+    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 16), micro_batch=0)
+    trainer = LocalTrainer(plan.model_copy(update={"max_memory_bytes": 1000 + moments_bytes + room_bytes}))
+    sizes: list[int] = []
+
+    def time_of(size: int) -> float:
+        sizes.append(size)
+        return 1.0
+
+    def use() -> MemoryUse:  # 40 bytes a sequence, of which the first pass is forgotten
+        return MemoryUse(family_bytes=1000, own_bytes=300, own_peak_bytes=300 + 40 * sizes[-1] * (len(sizes) > 1))
+
+    monkeypatch.setattr(trainer, "_time_micro_batch", time_of)
+    monkeypatch.setattr(local_training, "memory_use", use)
+    trainer.find_micro_batch()
+    assert sizes == [1, *(size for size in (1, 2, 4, 8, 16) if size <= found)]
+
+
+def test_a_real_search_under_a_limit_that_is_used_up_already_trains_one_sequence_at_a_time(tmp_path: Path) -> None:
+    trainer = LocalTrainer(training_plan(tmp_path, micro_batch=0, max_memory_bytes=1))
+    assert trainer.find_micro_batch() == 1
+    trainer = LocalTrainer(training_plan(tmp_path, micro_batch=0, max_memory_bytes=1 << 60))
+    assert trainer.find_micro_batch() >= 1
+    assert trainer.step().tokens_ready == BATCH_TOKENS
+
+
+MIXTURE = MixtureConfig(num_experts=3, ffn_dim=8)
+
+
+def _expert_trainer(folder: Path, *experts: int, **changes: object) -> LocalTrainer:
+    units = held_units(MODEL, MIXTURE, experts)
+    whole = held_units(MODEL, MIXTURE, range(MIXTURE.num_experts)).whole
+    trainer = LocalTrainer(training_plan(folder, mixture=MIXTURE, experts=experts, **changes))
+    trainer.load(torch.cat([genesis_anchor(schema, 1, whole) for schema in units.schemas]), 0)
+    return trainer
+
+
+def test_a_holder_trains_the_trunk_in_every_step_and_its_experts_in_turn(tmp_path: Path) -> None:
+    trainer = _expert_trainer(tmp_path, 0, 2)
+    assert [schema.unit for schema in trainer.units.schemas] == ["trunk", "expert-0", "expert-2"]
+    before = [trainer.theta(place) for place in range(3)]
+    trainer.step()
+    after = [trainer.theta(place) for place in range(3)]
+    assert [torch.equal(one, other) for one, other in zip(before, after, strict=True)] == [False, False, True]
+    assert trainer.counters.ready == (BATCH_TOKENS, BATCH_TOKENS, 0)
+    trainer.step()
+    assert torch.equal(trainer.theta(1), after[1])
+    assert not torch.equal(trainer.theta(2), before[2])
+    assert trainer.counters.ready == (2 * BATCH_TOKENS, BATCH_TOKENS, BATCH_TOKENS)
+    assert [trainer.steps_ready(place) for place in range(3)] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_lowers_the_loss_of_a_holders_own_model(tmp_path: Path, optimizer: str) -> None:
+    inner = InnerSection(learning_rate=0.01, batch_tokens=BATCH_TOKENS, optimizer=optimizer)  # type: ignore[arg-type]
+    trainer = _expert_trainer(tmp_path, 1, inner=inner, micro_batch=0)
+    assert trainer.find_micro_batch() >= 1
+    anchor_N = torch.cat([trainer.theta(place) for place in range(2)])
+    before = trainer.evaluate(anchor_N)
+    for _ in range(30):
+        trainer.step()
+    assert trainer.evaluate(torch.cat([trainer.theta(place) for place in range(2)])) < before - 0.5
+    assert trainer.evaluate(anchor_N) == pytest.approx(before, abs=1e-6)
+
+
+def test_an_expert_with_text_of_its_own_is_trained_and_measured_on_that(tmp_path: Path) -> None:
+    plans = {}
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        plans[name] = training_plan(tmp_path / name, text=f"{name} is of its own kind. ")
+    one, other = plans["one"], plans["other"]
+    trainer = _expert_trainer(
+        tmp_path / "one",
+        0,
+        2,
+        expert_shards=(one.train_shards, other.train_shards),
+        expert_heldout_shards=(one.heldout_shards, other.heldout_shards),
+    )
+    for _ in range(40):
+        trainer.step()
+    theta_N = torch.cat([trainer.theta(place) for place in range(3)])
+    swapped = LocalTrainer(
+        trainer.plan.model_copy(update={"expert_heldout_shards": (other.heldout_shards, one.heldout_shards)})
+    )
+    assert trainer.evaluate(theta_N) < swapped.evaluate(theta_N)
+    each = [trainer.evaluate(theta_N, expert) for expert in (0, 2)]
+    assert trainer.evaluate(theta_N) == pytest.approx(sum(each) / 2)
+    longer = LocalTrainer(trainer.plan.model_copy(update={"expert_heldout_bytes_per_token": (2.0, 4.0)}))
+    assert [longer.evaluate(theta_N, expert) for expert in (0, 2)] == [each[0] / 2, each[1] / 4]
+
+
+def test_each_window_of_the_sample_has_a_loss_of_its_own_with_an_expert_and_theta_stays(tmp_path: Path) -> None:
+    plan = training_plan(tmp_path)
+    window = 9
+    tokens = np.concatenate([np.full(window, 7, dtype="<u2"), np.arange(30, 30 + window, dtype="<u2")])
+    (tmp_path / "sample").write_bytes(tokens.tobytes())
+    trainer = _expert_trainer(tmp_path, 0, 2, sample_shards=(tmp_path / "sample",), sample_tokens=window)
+    theta = [trainer.theta(place) for place in range(3)]
+    anchor_N = torch.cat(theta)
+    same, other = (trainer.evaluate_sample(anchor_N, 2) for _ in range(2))
+    assert same == other
+    assert len(same) == 2
+    assert same[0] != pytest.approx(same[1])
+    assert trainer.evaluate_sample(anchor_N, 0) != same
+    assert all(torch.equal(trainer.theta(place), before) for place, before in enumerate(theta))
+    assert plan.sample_shards == ()
+
+
+def test_another_text_is_read_from_the_next_step_on_and_the_data_position_stays(tmp_path: Path) -> None:
+    plans = {}
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        plans[name] = training_plan(tmp_path / name, text=f"{name} is of its own kind. ")
+    trainer = _trainer(plans["one"])
+    trainer.step()
+    trainer.read_text(plans["other"])
+    trainer.step()
+    assert trainer.counters.step == 2
+    assert trainer.plan == plans["other"].model_copy(update={"first_step": trainer.plan.first_step})
+    anchor_N = trainer.theta()
+    assert trainer.evaluate(anchor_N) == _trainer(plans["other"]).evaluate(anchor_N)
+    assert trainer.evaluate(anchor_N) != _trainer(plans["one"]).evaluate(anchor_N)

@@ -1,0 +1,210 @@
+"""The real training process with a tiny model, and its deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import trio
+import trio.testing
+
+from averaging.arithmetic.genesis import genesis_anchor
+from peer.training import trainer as trainer_module
+from peer.training.trainer import WorkerTrainer, open_worker_trainer
+from peer.training.worker_channel import OutOfMemory, Progress, Reply, parse_event
+from peer.training.worker_errors import DoesNotFit, LossNotFinite, WorkerDied
+from protocol.tensors.decoder_schema import decoder_schema
+from tests.peer.training_world import MODEL, training_plan
+
+BACK_WITHIN_S = 60.0
+"""Python's start and its imports are 3 s of processor time; a busy machine gives little of it. How fast it is back is not judged."""
+
+
+async def _until_tokens(trainer: WorkerTrainer, at_least: int) -> None:
+    with trio.fail_after(60):
+        while trainer.progress().tokens_ready < at_least:
+            await trio.sleep(0.02)
+
+
+async def _back_after(trainer: WorkerTrainer, restarts: int) -> None:
+    with trio.fail_after(BACK_WITHIN_S):
+        while trainer.progress().restarts < restarts or trainer.progress().state not in ("training", "paused"):
+            await trio.sleep(0.02)
+
+
+async def test_a_training_process_obeys_at_step_boundaries_and_comes_back_from_the_anchor(tmp_path: Path) -> None:
+    plan = training_plan(tmp_path)
+    plan = plan.model_copy(update={"prose_shards": plan.heldout_shards})
+    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    async with open_worker_trainer(plan, anchor_N) as trainer:
+        before = await trainer.evaluate(anchor_N)
+        assert await trainer.evaluate_prose(anchor_N) == before
+        with pytest.raises(LossNotFinite):
+            await trainer.evaluate(anchor_N * float("inf"))
+        await _until_tokens(trainer, 64 * 40)
+        snapshot = await trainer.snapshot()
+        assert snapshot.tokens == 64 * snapshot.num_steps >= 64 * 40
+        assert await trainer.evaluate(snapshot.theta_N) < before - 0.2
+
+        # Adoption while training goes on: theta + (A' - theta_snapshot), and the credited tokens are gone.
+        trained = trainer.progress().tokens_trained
+        await trainer.set_anchor(anchor_N)
+        await trainer.shift(
+            anchor_N - snapshot.theta_N, credited_tokens=snapshot.tokens, schedule_tokens=snapshot.tokens
+        )
+        assert trainer.progress().tokens_ready <= trainer.progress().tokens_trained - snapshot.tokens
+        assert trainer.progress().tokens_trained >= trained
+
+        worker = trainer.worker_pid
+        assert worker is not None
+        os.kill(worker, signal.SIGKILL)
+        await _back_after(trainer, 1)
+        assert trainer.worker_pid != worker
+
+        await trainer.inject_out_of_memory()
+        await _back_after(trainer, 2)
+        assert trainer.micro_batch == 2
+        await trainer.pause()
+        assert trainer.progress().tokens_trained >= trained
+        at_anchor = await trainer.snapshot()
+        # Brought back from the anchor: whatever it is ahead of the anchor it has trained since.
+        drift = float((at_anchor.theta_N - anchor_N).abs().max())
+        assert drift == 0.0 or at_anchor.tokens > 0
+        await trainer.load(anchor_N, schedule_tokens=0)
+        loaded = await trainer.snapshot()
+        assert loaded.tokens == 0
+        assert torch.equal(loaded.theta_N, anchor_N)
+        last = trainer.worker_pid
+    assert last is not None
+    assert not psutil.pid_exists(last)
+
+
+async def _kill(trainer: WorkerTrainer, restarts: int) -> None:
+    """Kill the worker and wait until it is back."""
+    assert trainer.worker_pid is not None
+    os.kill(trainer.worker_pid, signal.SIGKILL)
+    await _back_after(trainer, restarts)
+
+
+async def test_a_commit_after_a_death_loads_the_anchor_instead_of_the_shift(tmp_path: Path) -> None:
+    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    async with open_worker_trainer(training_plan(tmp_path), anchor_N) as trainer:
+        await _until_tokens(trainer, 64 * 20)
+        snapshot = await trainer.snapshot()
+        await trainer.pause()
+        await _kill(trainer, 1)
+        assert (trainer.progress().state, trainer.progress().tokens_ready) == ("paused", 0)
+        # The commit counted this peer alone, so A' is its snapshot and the shift is zero; the new worker's theta is not there.
+        await trainer.set_anchor(snapshot.theta_N)
+        await trainer.shift(
+            torch.zeros_like(anchor_N), credited_tokens=snapshot.tokens, schedule_tokens=snapshot.tokens
+        )
+        after = await trainer.snapshot()
+        assert torch.equal(after.theta_N, snapshot.theta_N)
+        assert after.tokens == 0
+        # From here on theta is known again, and a shift is a shift.
+        await trainer.shift(torch.ones_like(anchor_N), credited_tokens=0, schedule_tokens=snapshot.tokens)
+        assert torch.equal((await trainer.snapshot()).theta_N, snapshot.theta_N + 1.0)
+        await trainer.resume()
+        await _until_tokens(trainer, 64)
+        assert trainer.progress().state == "training"
+
+
+async def test_one_that_is_brought_back_keeps_its_learning_rate_and_its_slowdown(tmp_path: Path) -> None:
+    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    plan = training_plan(tmp_path)
+    plan = plan.model_copy(update={"inner": plan.inner.model_copy(update={"warmup_tokens": 1_000_000})})
+    async with open_worker_trainer(plan, anchor_N) as trainer:
+        await trainer.load(anchor_N, schedule_tokens=2_000_000)
+        await trainer.set_slowdown(1e6)
+        await _kill(trainer, 1)
+        await _until_tokens(trainer, 64)
+        snapshot = await trainer.snapshot()
+        assert snapshot.num_steps == 1
+        # AdamW's first step is as long as the rate in nearly every coordinate; in the warm-up it would be a millionth of that.
+        assert float((snapshot.theta_N - anchor_N).abs().median()) > 0.5 * plan.inner.learning_rate
+
+
+async def test_a_frozen_worker_is_killed_so_that_no_commit_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    async with open_worker_trainer(training_plan(tmp_path), anchor_N) as trainer:
+        await _until_tokens(trainer, 64 * 20)
+        frozen = trainer.worker_pid
+        assert frozen is not None
+        os.kill(frozen, signal.SIGSTOP)
+        with monkeypatch.context() as impatient:  # with this one alone: the next may have to wait for a processor
+            impatient.setattr(trainer_module, "LEAST_PATIENCE_S", 1.0)
+            impatient.setattr(trainer_module, "SECOND_LOOK_S", 0.2)
+            with trio.fail_after(BACK_WITHIN_S), pytest.raises(WorkerDied):
+                await trainer.snapshot()
+        await _back_after(trainer, 1)
+        assert trainer.worker_pid != frozen
+        with trio.fail_after(BACK_WITHIN_S):
+            await trainer.shift(torch.zeros_like(anchor_N), credited_tokens=0, schedule_tokens=0)
+
+
+async def test_what_its_owner_holds_back_is_kept_and_told_as_such(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    trainer = WorkerTrainer(training_plan(tmp_path), genesis_anchor(decoder_schema(MODEL), 1))
+    try:
+        trainer.hold(True)
+        assert trainer.progress().state == "held"
+        assert "its owner" in trainer.progress().reason
+        trainer.hold(True, "there is no state of the run to train on")
+        assert trainer.progress().reason == "there is no state of the run to train on"
+        trainer.hold(False)
+        assert trainer.progress().state == "starting"
+    finally:
+        trainer.close()
+
+
+async def test_a_model_that_does_not_fit_into_the_cards_share_is_held_and_not_started_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_card(data: bytes) -> Progress | Reply | OutOfMemory:
+        event = parse_event(data)
+        return event.model_copy(update={"is_final": True}) if isinstance(event, OutOfMemory) else event
+
+    monkeypatch.setattr(trainer_module, "parse_event", on_a_card)
+    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    plan = training_plan(tmp_path, micro_batch=1, max_gpu_memory_bytes=1_500_000_000)
+    async with open_worker_trainer(plan, anchor_N) as trainer:
+        await trainer.inject_out_of_memory()
+        await _until_held(trainer, restarts=1)
+        assert trainer.progress().reason.startswith("the model does not fit into 1.5 GB of the card")
+        await trainer.resume()
+        assert trainer.progress().state == "held"
+        with pytest.raises(DoesNotFit, match=r"1\.5 GB"):
+            await trainer.evaluate(anchor_N)
+        # Its rounds go on: it adopts what others have trained.
+        await trainer.load(anchor_N * 2, schedule_tokens=64)
+        snapshot = await trainer.snapshot()
+        assert (snapshot.tokens, trainer.progress().restarts) == (0, 1)
+        assert torch.equal(snapshot.theta_N, anchor_N * 2)
+        # Whatever its process dies of, the next one does not try the card again.
+        assert (trainer._next_plan().trains, trainer._next_plan().device) == (False, "cpu")
+
+
+async def _until_held(trainer: WorkerTrainer, restarts: int) -> None:
+    with trio.fail_after(BACK_WITHIN_S):
+        while (trainer.progress().restarts, trainer.progress().state) != (restarts, "held"):
+            await trio.sleep(0.02)
+
+
+async def test_memory_that_ran_out_before_the_micro_batch_was_found_leaves_it_to_be_found(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    trainer = WorkerTrainer(training_plan(tmp_path, micro_batch=0), genesis_anchor(decoder_schema(MODEL), 1))
+    try:
+        for micro_batch, then in ((0, 0), (8, 4), (1, 1)):
+            trainer._note_death(OutOfMemory(micro_batch=micro_batch))
+            assert trainer._next_plan().micro_batch == then
+    finally:
+        trainer.close()

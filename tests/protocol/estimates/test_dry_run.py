@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from protocol.estimates.dry_run import Estimate, Setting, estimate_lines, run_settings, setting_lines, traffic_estimates
+from protocol.run.manifest import default_run_toml, parse_run_config
+
+
+def test_settings_are_told_whole_with_their_origin_and_cannot_move_the_cursor() -> None:
+    settings = [
+        Setting("state_dir", "flag --state-dir", "/" + "long/" * 30),
+        Setting("empty", "default", ""),
+        Setting("no_listen", "default", False),
+        Setting("port", "default", None),
+        Setting("odd", "file \x1b[2J", "\x1b[2J"),
+    ]
+    assert setting_lines(settings) == [
+        "  state_dir  /" + "long/" * 30 + "  (flag --state-dir)",
+        '  empty      ""  (default)',
+        "  no_listen  false  (default)",
+        "  port       none  (default)",
+        "  odd        \\x1b[2J  (file \\x1b[2J)",
+    ]
+    assert setting_lines([]) == []
+
+
+def test_estimate_without_a_name_goes_on_with_the_one_before() -> None:
+    assert estimate_lines([Estimate("disk", "1 GB"), Estimate("", "and more")]) == ["  disk  1 GB", "        and more"]
+
+
+def test_every_value_of_a_run_is_told_and_those_not_in_the_file_are_defaults() -> None:
+    settings = {
+        s.name: (s.origin, s.value) for s in run_settings(parse_run_config(default_run_toml()), "file run.toml")
+    }
+    assert settings["model.dim"] == ("file run.toml", 128)
+    assert settings["run.max_members"] == ("default", 64)
+    assert settings["admission.credential_days"] == ("default", 30)
+    assert settings["data.glob"] == ("default", "")
+
+
+def test_traffic_is_told_for_a_round_a_day_and_the_run() -> None:
+    lines = estimate_lines(traffic_estimates(parse_run_config(default_run_toml()), reduces=True))
+    assert lines == [
+        "  a round    up 1.5 MB, down 1.5 MB, with 64 peers (int8)",
+        "             at least 0.206 Mbit/s each way, or it is not over after the 60 s that it may take",
+        "  a day      up 2.2 GB, down 2.2 GB, at a round every 60 s;",
+        "             more where all peers together train over 2,048 tokens/s",
+        "  whole run  up 251.4 MB, down 251.4 MB, in 163 rounds;",
+        "             more where rounds are due before their target tokens are reached",
+    ]

@@ -1,0 +1,86 @@
+"""Short reports: what they leave out, and that nothing is lost by it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from protocol.host.report_delta import likeness, made_whole, shortened
+from protocol.host.reports import (
+    HeldoutResult,
+    PeerReport,
+    SampleLosses,
+    UnitBytes,
+    UnitStanding,
+    decode_report,
+    encode_report,
+)
+from protocol.ids import CommitId, Root, UnitName
+
+COMMIT = CommitId(b"c" * 32)
+WHOLE = PeerReport(
+    state="training",
+    reason="round 4 is opened at 300000 ready tokens",
+    unit=UnitName("whole"),
+    head=COMMIT,
+    index=3,
+    total_tokens=900_000,
+    tokens_per_s=2048.5,
+    tokens_ready=70_000,
+    loss_nats=2.5,
+    bytes_up=12_000_000,
+    bytes_down=13_000_000,
+    state_commit=COMMIT,
+    state_root=Root(b"r" * 32),
+    addresses=("/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWabc", "/ip4/192.0.2.7/udp/4001/quic/p2p/12D3KooWabc"),
+    known_revocations=b"12345678",
+    version="1.2.3",
+    beside=(UnitStanding(UnitName("fragment-1"), COMMIT, Root(b"s" * 32)),),
+    experts=(1, 3),
+    expert_room=2,
+    incarnation=1 << 62,
+    reassigned_unix_s=1_700_000_000,
+    lane=70_000,
+)
+MOVED = {
+    "tokens_per_s": 1.0,
+    "tokens_ready": 1,
+    "loss_nats": None,
+    "bytes_up": 1,
+    "bytes_down": 1,
+    "unit_bytes": (UnitBytes(UnitName("expert-1"), 5, 6),),
+    "could_tokens_per_s": 3.0,
+}
+BROUGHT = {
+    "heldout": (HeldoutResult(COMMIT, 3, 900_000, 2.0),),
+    "certificates": (b"certificate",),
+    "start_record": b"sealed",
+    "revocations": (b"entry",),
+    "sample_losses": (SampleLosses(COMMIT, 1, (2.0, 3.5)),),
+    "reassignment": b"sealed",
+}
+
+
+@pytest.mark.parametrize("changes", [*({name: value} for name, value in {**MOVED, **BROUGHT}.items())])
+def test_numbers_that_move_and_what_is_brought_make_no_other_likeness(changes: dict[str, object]) -> None:
+    assert likeness(replace(WHOLE, **changes)) == likeness(WHOLE)  # type: ignore[arg-type]
+
+
+def test_everything_else_does() -> None:
+    others = [each.name for each in fields(PeerReport) if each.name not in {*MOVED, *BROUGHT, "like"}]
+    empty = PeerReport("", "", UnitName(""), is_ready_to_start=True, is_outbound_only=True)
+    changed = [replace(WHOLE, **{name: getattr(empty, name)}) for name in others]
+    assert len({likeness(WHOLE), *map(likeness, changed)}) == len(others) + 1
+
+
+def test_a_short_report_says_the_same_to_a_host_that_knows_one_like_it() -> None:
+    now = replace(WHOLE, **MOVED, **BROUGHT)  # type: ignore[arg-type]
+    short = decode_report(encode_report(shortened(now)))
+    assert (short.state, short.head, short.beside, short.like) == ("", b"", (), likeness(WHOLE))
+    assert made_whole(WHOLE, short) == now
+
+
+def test_it_takes_a_tenth_of_the_bytes() -> None:
+    assert len(encode_report(WHOLE)) > 300
+    assert len(encode_report(shortened(WHOLE))) < 50

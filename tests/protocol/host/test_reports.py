@@ -1,0 +1,148 @@
+"""Reports and their answers: there and back, and bounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from protocol.errors import (
+    RemoteProtocolError,
+)
+from protocol.host.reports import (
+    MAX_CERTIFICATE_BYTES,
+    MAX_CERTIFICATES,
+    HeldoutResult,
+    PeerReport,
+    ReportReply,
+    UnitBytes,
+    UnitStanding,
+    cut_certificates,
+    decode_report,
+    decode_report_reply,
+    encode_report,
+    encode_report_reply,
+)
+from protocol.identity.revocation import MAX_REVOCATIONS
+from protocol.ids import CommitId, Root, UnitName
+from protocol.pb import coordinator_pb2 as pb
+
+COMMIT = CommitId(b"c" * 32)
+REPORT = PeerReport(
+    state="training",
+    reason="all is well",
+    unit=UnitName("fragment-0"),
+    head=COMMIT,
+    index=3,
+    total_tokens=12345,
+    tokens_per_s=6000.5,
+    tokens_ready=77,
+    loss_nats=2.25,
+    bytes_up=10,
+    bytes_down=20,
+    state_commit=COMMIT,
+    state_root=Root(b"r" * 32),
+    is_ready_to_start=True,
+    heldout=(HeldoutResult(COMMIT, 3, 12345, 2.5), HeldoutResult(COMMIT, 4, 22345, 2.5, 3.5, ((0, 2.0), (3, 3.0)))),
+    certificates=(b"one", b"two"),
+    addresses=("/ip4/127.0.0.1/tcp/1/p2p/x",),
+)
+
+
+def test_report_survives_the_wire() -> None:
+    assert decode_report(encode_report(REPORT)) == REPORT
+    bare = PeerReport("joining", "", UnitName("fragment-0"))
+    assert decode_report(encode_report(bare)) == bare
+    several = replace(REPORT, beside=(UnitStanding(UnitName("embeddings"), COMMIT, Root(b"e" * 32)),))
+    assert decode_report(encode_report(several)) == several
+    holder = replace(
+        REPORT,
+        experts=(0, 255),
+        expert_room=2,
+        beside=(UnitStanding(UnitName("expert-0"), COMMIT, Root(b"e" * 32), 12),),
+    )
+    assert decode_report(encode_report(holder)) == holder
+    moved = replace(
+        REPORT, unit_bytes=(UnitBytes(UnitName("trunk"), 1 << 40, 7), UnitBytes(UnitName("expert-0"), 0, 1))
+    )
+    assert decode_report(encode_report(moved)) == moved
+    for lane in (0, (1 << 32) - 1):
+        serving = replace(REPORT, lane=lane, could_tokens_per_s=7000.5)
+        assert decode_report(encode_report(serving)) == serving
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"loss_nats": math.nan},
+        {"loss_nats": math.inf},
+        {"tokens_per_s": -1.0},
+        {"tokens_per_s": math.nan},
+        {"could_tokens_per_s": math.inf},
+        {"lane": 1 << 32},
+        {"head": CommitId(b"short")},
+        {"reason": "x" * 257},
+        {"certificates": (b"",) * (MAX_CERTIFICATES + 1)},
+        {"addresses": ("a",) * 17},
+        {"index": -1},
+        {"experts": (256,)},
+        {"experts": (0,) * 257},
+        {"expert_room": 257},
+        {"beside": (UnitStanding(UnitName("expert-1"), COMMIT, Root(b"e" * 32)),) * 1025},
+        {"unit_bytes": (UnitBytes(UnitName("expert-1"), 1, 1),) * 1025},
+    ],
+)
+def test_report_out_of_bounds_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        replace(REPORT, **values)
+
+
+def test_report_with_a_poisoned_loss_is_refused_on_arrival() -> None:
+    body = pb.ReportBody.FromString(encode_report(REPORT))
+    body.loss_nats = math.nan
+    with pytest.raises(RemoteProtocolError, match="finite"):
+        decode_report(body.SerializeToString())
+    with pytest.raises(RemoteProtocolError, match="no ReportBody"):
+        decode_report(b"\xff\xff\xff")
+
+
+def test_answer_survives_the_wire() -> None:
+    reply = ReportReply("training", COMMIT, 3, 4, True)
+    assert decode_report_reply(encode_report_reply(reply)) == reply
+
+
+def test_certificates_are_cut_to_one_report() -> None:
+    half = bytes(MAX_CERTIFICATE_BYTES // 2)
+    assert cut_certificates([half, half, b"x"]) == (half, half)
+    assert len(cut_certificates([b"x"] * 1000)) == MAX_CERTIFICATES
+    assert cut_certificates([]) == ()
+
+
+def test_what_is_known_of_bans_and_what_is_missing_go_there_and_back() -> None:
+    report = replace(REPORT, known_revocations=bytes(16), revocations=(b"three",))
+    assert decode_report(encode_report(report)) == report
+    reply = ReportReply(
+        "training", COMMIT, 1, 2, revocations=(b"one", b"two"), asks_revocations=True, known_revocations=bytes(8)
+    )
+    assert decode_report_reply(encode_report_reply(reply)) == reply
+
+
+def test_a_re_assignment_that_was_lost_is_asked_for_and_brought_and_none_is_longer_than_one() -> None:
+    report = replace(REPORT, reassignment=b"sealed")
+    assert decode_report(encode_report(report)) == report
+    reply = ReportReply("training", COMMIT, 1, 2, asks_reassignment=True)
+    assert decode_report_reply(encode_report_reply(reply)) == reply
+    with pytest.raises(RemoteProtocolError, match="a re-assignment of 513 bytes; expected at most 512"):
+        replace(REPORT, reassignment=bytes(513))
+
+
+def test_fingerprints_that_are_not_whole_make_no_report() -> None:
+    with pytest.raises(RemoteProtocolError, match="fingerprints"):
+        replace(REPORT, known_revocations=b"short")
+
+
+def test_more_bans_than_anybody_keeps_make_no_reply() -> None:
+    reply = ReportReply("training", COMMIT, 1, 2, revocations=(b"",) * (MAX_REVOCATIONS + 1))
+    with pytest.raises(RemoteProtocolError, match="revocations"):
+        decode_report_reply(encode_report_reply(reply))

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from protocol.rounds.events import Ticked
+from protocol.rounds.messages.messages import Ballot, Heartbeat, Promise, Proposal, ResultReady
+from protocol.rounds.peer_survey import with_views
+from protocol.rounds.queries import caught_up
+from protocol.rounds.state import Leading
+from tests.protocol.rounds.round_table import UNIT, Seat, Table
+
+
+def _next_proposal(table: Table, before: Seat) -> Proposal:
+    """Of whoever leads after that one."""
+    table.run_until(lambda: any(seat.sent(Proposal) for seat in table.others(before)))
+    (message,) = [seat.sent(Proposal)[-1] for seat in table.others(before) if seat.sent(Proposal)]
+    assert isinstance(message, Proposal)
+    return message
+
+
+def _opened(table: Table, *, with_results: bool) -> Seat:
+    """The leader of an attempt that lacks the others' results, so that it does not settle; they have their own, or none but its."""
+    opener = table.opener()
+    table.drops = lambda sender, to, message: (
+        isinstance(message, ResultReady) and sender != opener.peer and (to == opener.peer or not with_results)
+    )
+    table.run_until(lambda: bool(opener.sent(Proposal)))
+    table.tick()
+    return opener
+
+
+def test_a_leader_that_is_killed_once_it_has_brought_all_counts_in_the_next_attempt_and_sums_nothing_there() -> None:
+    table = Table(4)
+    opener = _opened(table, with_results=True)
+    table.kill(opener)
+    proposal = _next_proposal(table, opener)
+    assert {member.peer for member in proposal.members} == set(table.seats)
+    assert {part.reducer for part in proposal.slices} == {seat.peer for seat in table.live()}
+    table.drops = lambda sender, to, message: False
+    table.run_until(lambda: table.all_at(1))
+    assert all(opener.peer not in seat.head.roster for seat in table.live())
+
+
+def test_a_leader_that_is_killed_before_any_result_is_named_again_since_others_may_have_what_it_brought() -> None:
+    table = Table(4)
+    opener = _opened(table, with_results=False)
+    table.kill(opener)
+    proposal = _next_proposal(table, opener)
+    assert proposal.member(opener.peer) == opener.member
+    table.drops = lambda sender, to, message: False
+    table.run_until(lambda: table.all_at(1))
+    records = [seat.head.record for seat in table.live()]
+    assert all(record is not None and record.contributor(opener.peer) is None for record in records), "nobody has it"
+
+
+@pytest.mark.parametrize("has_brought", [False, True])
+def test_a_leader_that_falls_silent_is_named_again_only_where_our_own_result_counts_it(has_brought: bool) -> None:
+    table = Table(4)
+    opener = _opened(table, with_results=has_brought)
+    table.freeze(opener)
+    proposal = _next_proposal(table, opener)
+    assert proposal.member(opener.peer) == (opener.member if has_brought else None)
+
+
+def test_who_is_back_in_another_process_is_named_as_that() -> None:
+    table = Table(4)
+    opener = _opened(table, with_results=True)
+    table.kill(opener)
+    table.tick()
+    table.restart(opener)
+    proposal = _next_proposal(table, opener)
+    assert proposal.member(opener.peer) in (opener.member, None)
+
+
+def test_no_more_are_named_than_a_round_may_have_though_they_had_brought_all() -> None:
+    table = Table(5, max_members=4)
+    opener = _opened(table, with_results=True)
+    (first,) = opener.sent(Proposal)
+    assert isinstance(first, Proposal)
+    assert len(first.members) == 4
+    table.kill(opener)
+    assert len(_next_proposal(table, opener).members) == 4
+
+
+# --- who stands at our base though its last heartbeat said otherwise ----------------------------------------------------------
+
+
+def _stale() -> tuple[Table, Seat, Seat]:
+    """(table, a member of round 2, another of whom it heard before the first commit only)."""
+    table = Table(4)
+    table.run_until(lambda: table.all_at(1))
+    opener = table.opener()
+    seat, other = table.others(opener)[:2]
+    table.drops = lambda sender, to, message: isinstance(message, Heartbeat | ResultReady)
+    table.run_until(lambda: bool([p for p in opener.sent(Proposal) if isinstance(p, Proposal) and p.index == 2]))
+    view = seat.state.peers[other.peer]
+    assert view.head is not None
+    old = replace(view.head, head=table.genesis.commit, index=0, tokens_ready=7)
+    seat.state = with_views(seat.state, {other.peer: replace(view, head=old)})
+    return table, seat, other
+
+
+def _is_at_base(seat: Seat, other: Seat) -> bool:
+    head = seat.state.peers[other.peer].head
+    assert head is not None
+    is_here = head.head == seat.head.commit
+    assert (head.index, head.tokens_ready) == ((1, 0) if is_here else (0, 7))
+    return is_here
+
+
+def test_a_member_that_brings_its_contribution_stands_at_the_base_of_the_round() -> None:
+    _, seat, other = _stale()
+    seat.feed(Ticked())
+    assert not _is_at_base(seat, other)
+    seat.feed(Ticked(bringing=(other.peer,)))
+    assert _is_at_base(seat, other)
+    assert other.peer in {view.peer for view in caught_up(seat.state, seat.table.now_s)}
+
+
+def test_a_member_that_promises_stands_at_the_base_of_the_round() -> None:
+    _, seat, other = _stale()
+    ballot = Ballot(1, seat.peer)
+    leading = Leading(ballot, "promising", 1e9, is_promised=True)
+    seat.state = replace(seat.state, open=replace(seat.state.open, leading=leading))
+    seat.hear(other, Promise(UNIT, seat.head.commit, ballot))
+    assert _is_at_base(seat, other)
+
+
+@pytest.mark.parametrize("can_contribute", [False, True])
+def test_who_promises_before_any_proposal_came_stands_at_the_base_and_can_do_what_it_said(can_contribute: bool) -> None:
+    """The opener was killed before it proposed."""
+    _, seat, other = _stale()
+    ballot = Ballot(1, seat.peer)
+    view = seat.state.peers[other.peer]
+    assert view.head is not None
+    told = replace(view, head=replace(view.head, can_contribute=can_contribute))
+    seat.state = with_views(seat.state, {other.peer: told})
+    leading = Leading(ballot, "promising", 1e9, is_promised=True)
+    seat.state = replace(seat.state, open=replace(seat.state.open, proposal=None, leading=leading))
+    seat.hear(other, Promise(UNIT, seat.head.commit, ballot))
+    assert _is_at_base(seat, other)
+    head = seat.state.peers[other.peer].head
+    assert head is not None
+    assert head.can_contribute == can_contribute
+
+
+def test_another_process_of_a_member_is_not_taken_to_stand_where_that_stood() -> None:
+    _, seat, other = _stale()
+    view = seat.state.peers[other.peer]
+    assert view.member is not None
+    restarted = replace(view.member, session=view.member.session + 1)
+    seat.state = with_views(seat.state, {other.peer: replace(view, member=restarted)})
+    assert not _is_at_base_after_bringing(seat, other)
+
+
+def test_who_is_no_member_of_the_open_round_is_not_taken_to_stand_at_its_base() -> None:
+    _, seat, other = _stale()
+    proposal = seat.state.open.proposal
+    assert proposal is not None
+    without = replace(proposal, members=tuple(member for member in proposal.members if member.peer != other.peer))
+    seat.state = replace(seat.state, open=replace(seat.state.open, proposal=without))
+    assert not _is_at_base_after_bringing(seat, other)
+
+
+def _is_at_base_after_bringing(seat: Seat, other: Seat) -> bool:
+    seat.feed(Ticked(bringing=(other.peer,)))
+    return _is_at_base(seat, other)
+
+
+def test_a_leader_killed_short_after_a_commit_is_followed_by_one_attempt_with_slices_for_all_survivors() -> None:
+    """Of whom nothing was heard since the commit but what they brought and promised."""
+    table, _, _ = _stale()
+    opener = table.opener()
+    for one in table.others(opener):
+        for other in table.others(opener, one):
+            view = one.state.peers[other.peer]
+            assert view.head is not None
+            old = replace(view, head=replace(view.head, head=table.genesis.commit, index=0))
+            one.state = with_views(one.state, {other.peer: old})
+            one.feed(Ticked(bringing=(other.peer,)))
+    table.kill(opener)
+
+    def proposed() -> list[Proposal]:
+        sent = [message for one in table.live() for message in one.sent(Proposal) if isinstance(message, Proposal)]
+        return [proposal for proposal in sent if proposal.index == 2]
+
+    table.run_until(lambda: bool(proposed()))
+    (proposal,) = proposed()
+    assert proposal.ballot.attempt == 1
+    assert {part.reducer for part in proposal.slices} == {one.peer for one in table.live()}

@@ -1,0 +1,101 @@
+"""A run of experts in run.toml: what it is, and which numbers are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import ConfigError
+from protocol.run.manifest import RunConfig, RunManifest, default_run_toml, parse_run_config
+from protocol.tensors.decoder_schema import decoder_schema
+from protocol.tensors.expert_schema import MixtureConfig
+
+EXPERTS = "[experts]\nnum_experts = 2\nffn_dim = 64\n"
+
+
+def expert_toml(*lines: str, section: str = EXPERTS) -> str:
+    """The default file as an expert run; lines as 'key = value' replace or join those of the section [run] or [round]."""
+    text = default_run_toml().replace('# shards = "expert"', 'shards = "expert"')
+    text = text[: text.index("# [experts]")]
+    for line in lines:
+        key = line.split(" =")[0]
+        kept = [old for old in text.split("\n") if not old.startswith(f"{key} =")]
+        where = "[round]" if key in ("mode", "fragments", "ramp_share", "local_steps", "target_tokens") else "[run]"
+        kept.insert(kept.index(where) + 1, line)
+        text = "\n".join(kept)
+    return text + section
+
+
+def _manifest(config: RunConfig) -> RunManifest:
+    return RunManifest(
+        config=config,
+        dataset_id="ab" * 32,
+        dataset_tokens=1000,
+        heldout_tokens=100,
+        zlib_bits_per_byte=2.0,
+        pairs_nats_per_byte=2.4,
+        host_public_key="ef" * 32,
+        ca_certificate_sha256="cd" * 32,
+    )
+
+
+def test_an_expert_run_has_a_trunk_and_experts_and_says_so_in_its_manifest() -> None:
+    manifest = _manifest(parse_run_config(expert_toml()))
+    assert manifest.config.mixture == MixtureConfig(num_experts=2, ffn_dim=64)
+    assert list(manifest.unit_schemas()) == ["trunk", "expert-0", "expert-1"]
+    assert [schema.unit for schema in manifest.units_held([1]).schemas] == ["trunk", "expert-1"]
+    assert RunManifest.model_validate_json(manifest.canonical_bytes()) == manifest
+    assert b'"shards":"expert"' in manifest.canonical_bytes()
+    assert b"min_documents" not in manifest.canonical_bytes()
+    assert b"reassign" not in manifest.canonical_bytes()
+
+
+def test_a_run_without_experts_keeps_its_id() -> None:
+    canonical = _manifest(parse_run_config(default_run_toml())).canonical_bytes()
+    assert b"shards" not in canonical
+    assert b"experts" not in canonical
+
+
+def test_what_a_peer_holds_is_the_trunk_and_its_experts() -> None:
+    config = parse_run_config(expert_toml())
+    expert = 3 * 64 * config.model.dim * config.model.num_layers
+    trunk = decoder_schema(config.model).num_elements
+    assert (config.held_elements, config.num_elements) == (trunk + expert, trunk + 2 * expert)
+    assert parse_run_config(default_run_toml()).held_elements == trunk
+    both = parse_run_config(expert_toml(section=EXPERTS + "holdings = 2\n"))
+    assert both.held_elements == trunk + 2 * expert
+
+
+@pytest.mark.parametrize(
+    ("lines", "section", "told"),
+    [
+        ([], "", 'run.shards = "expert": expected a section [experts] with num_experts and ffn_dim'),
+        (['shards = "data"'], EXPERTS, 'the section [experts] belongs to run.shards = "expert", not to "data"'),
+        (['shards = "rows"'], EXPERTS, "run.shards is 'rows'"),
+        ([], EXPERTS + "top_k = 3\n", "experts.top_k 3 of 2 experts: expected at most 2"),
+        ([], EXPERTS + "holdings = 3\n", "experts.holdings 3 of 2 experts: expected at most 2"),
+        ([], EXPERTS + "experts = 3\n", "experts.experts is not a known key"),
+        (
+            [],
+            EXPERTS.replace("2", "8", 1),
+            "hold 1 each: expected at most 2, experts.holdings of 4, or run.min_members of 8",
+        ),
+        (
+            [],
+            EXPERTS.replace("2", "1", 1) + "reassign_every_rounds = 4\n",
+            "experts.reassign_every_rounds 4 of one expert: expected several; leave it out",
+        ),
+        (["target_tokens = 1"], EXPERTS, "round.target_tokens 1: expected at least one token for each of 2 experts"),
+        (['mode = "streaming"'], EXPERTS, 'round.mode = "streaming" with run.shards = "expert": expected "overlap"'),
+        (['mode = "blocking"'], EXPERTS, 'round.mode = "blocking" with run.shards = "expert": expected "overlap"'),
+        (["ramp_share = 0.02"], EXPERTS, "round.ramp_share 0.02 with run.shards"),
+        (['local_steps = "auto"'], EXPERTS, 'round.local_steps = "auto" with run.shards'),
+        (['start_from = "llama"'], EXPERTS, 'run.start_from = "llama" with run.shards = "expert"'),
+    ],
+)
+def test_numbers_that_do_not_fit_an_expert_run_are_refused_in_one_line(
+    lines: list[str], section: str, told: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_run_config(expert_toml(*lines, section=section))
+    assert told in caught.value.one_line()
+    assert "\n" not in caught.value.one_line()

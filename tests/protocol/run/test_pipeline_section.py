@@ -1,0 +1,117 @@
+"""A pipeline run in run.toml: what it is, and which numbers are refused."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+import tomli_w
+
+from protocol.errors import ConfigError
+from protocol.run.manifest import RunConfig, RunManifest, default_run_toml, parse_run_config
+from protocol.run.pipeline_section import parse_layers
+from protocol.tensors.stage_schema import stage_schema
+
+
+def pipeline_run(**changes: dict[str, Any]) -> RunConfig:
+    """The default file as a pipeline run of three stages; keyword arguments are keys of sections to set."""
+    run = tomllib.loads(default_run_toml())
+    run["run"] |= {"shards": "pipeline", "min_members": 3}
+    run["model"]["is_tied"] = False
+    run["round"] |= {"mode": "blocking", "target_tokens": 20 * run["inner"]["batch_tokens"]}
+    run["pipeline"] = {"stages": 3, "inner_steps": 10}
+    for section, values in changes.items():
+        run[section] = {key: value for key, value in {**run[section], **values}.items() if value is not None}
+    return parse_run_config(tomli_w.dumps(run))
+
+
+def _manifest(config: RunConfig) -> RunManifest:
+    return RunManifest(
+        config=config,
+        dataset_id="ab" * 32,
+        dataset_tokens=1000,
+        heldout_tokens=100,
+        zlib_bits_per_byte=2.0,
+        pairs_nats_per_byte=2.4,
+        host_public_key="ef" * 32,
+        ca_certificate_sha256="cd" * 32,
+    )
+
+
+def test_a_pipeline_run_has_a_unit_for_each_stage_and_says_so_in_its_manifest() -> None:
+    manifest = _manifest(pipeline_run())
+    assert list(manifest.unit_schemas()) == ["stage-0", "stage-1", "stage-2"] == list(manifest.parts)
+    assert [schema.unit for schema in manifest.units_held([1]).schemas] == ["stage-1"]
+    assert manifest.units.whole.tensors == manifest.model_schema.tensors
+    assert RunManifest.model_validate_json(manifest.canonical_bytes()) == manifest
+    assert b'"pipeline":{"inner_steps":10,"stages":3}' in manifest.canonical_bytes()
+
+
+def test_a_run_of_synced_steps_says_so_and_one_of_lanes_says_nothing() -> None:
+    synced = pipeline_run(pipeline={"mode": "synced"})
+    assert synced.pipeline is not None
+    assert synced.pipeline.mode == "synced"
+    assert b'"mode":"synced"' in _manifest(synced).canonical_bytes()
+    with pytest.raises(ConfigError, match="at most 1984"):
+        pipeline_run(pipeline={"mode": "synced", "micro_batches": 4096}, inner={"batch_tokens": 4096 * 256})
+
+
+def test_a_run_without_stages_keeps_its_id() -> None:
+    assert b"pipeline" not in _manifest(parse_run_config(default_run_toml())).canonical_bytes()
+
+
+def test_stages_are_cut_evenly_or_as_the_file_says() -> None:
+    stages = pipeline_run().stages
+    assert stages is not None
+    assert sum(stages.layers) == 4
+    config = pipeline_run(pipeline={"stages": None, "layers": "0, 3, 1"})
+    assert config.stages is not None
+    assert config.stages.layers == (0, 3, 1)
+    assert config.held_elements == max(stage_schema(config.stages, stage).num_elements for stage in range(3))
+
+
+def test_the_numbers_of_a_lane_follow_from_the_file() -> None:
+    config = pipeline_run(pipeline={"schedule": "gpipe", "snapshot_every_steps": 2})
+    assert config.pipeline is not None
+    lanes = config.pipeline.lane_config(config.model, config.inner)
+    assert (lanes.schedule, lanes.num_stages, lanes.inner_steps, lanes.snapshot_steps) == ("gpipe", 3, 10, 2)
+    assert lanes.step_tokens == config.inner.batch_tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"pipeline": {"stages": None, "layers": "1, 1, 1"}}, "3 together; expected the model's 4"),
+        ({"pipeline": {"stages": None, "layers": "4, 0, 0"}}, "stage 1 of [4, 0, 0] with 0 layers"),
+        ({"pipeline": {"layers": "1, 2, 1"}}, "both of pipeline.stages and pipeline.layers"),
+        ({"pipeline": {"stages": None}}, "neither stages nor layers"),
+        ({"pipeline": {"stages": 7}}, "pipeline.stages 7 of a model of 4 layers"),
+        ({"pipeline": {"micro_batches": 3}}, "pipeline.micro_batches 3"),
+        ({"pipeline": {"inner_steps": 7}}, "expected a multiple of"),
+        ({"run": {"min_members": 2}}, "min_members of at least 3"),
+        ({"run": {"shards": "data"}}, "belongs to run.shards"),
+        ({"model": {"is_tied": True}}, "matrices of their own"),
+        ({"round": {"mode": "overlap"}}, 'expected "blocking"'),
+        ({"round": {"ramp_share": 0.1}}, "expected rounds of one size"),
+        ({"round": {"error_feedback": 0.5}}, "expected 0"),
+        ({"run": {"start_from": "model"}}, "expected values from the seed"),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused_in_one_line(changes: dict[str, dict[str, Any]], found: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pipeline_run(**changes)
+    assert found in caught.value.one_line()
+    assert "\n" not in caught.value.one_line()
+
+
+def test_a_pipeline_run_without_its_section_is_refused() -> None:
+    text = default_run_toml().replace('# shards = "pipeline"', 'shards = "pipeline"')
+    with pytest.raises(ConfigError, match="expected a section"):
+        parse_run_config(text)
+
+
+@pytest.mark.parametrize("text", ["", "1,,2", "1, two", "-1, 2", "12345, 1"])
+def test_layers_that_are_no_numbers_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_layers(text)

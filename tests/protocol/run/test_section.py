@@ -1,0 +1,21 @@
+import pytest
+from pydantic import ValidationError
+
+from protocol.run.section import Section
+
+
+class _Numbers(Section):
+    first: int = 1
+    later: int = 2
+
+
+def test_what_came_later_is_written_only_where_it_is_used() -> None:
+    first_keys = frozenset(["first"])
+    assert _Numbers().used({"first": 1, "later": 2}, first_keys) == {"first": 1}
+    assert _Numbers(later=3).used({"first": 1, "later": 3}, first_keys) == {"first": 1, "later": 3}
+
+
+def test_a_key_that_nobody_knows_and_a_number_in_quotes_are_refused() -> None:
+    for values in ({"frist": 1}, {"first": "1"}):
+        with pytest.raises(ValidationError):
+            _Numbers.model_validate(values)

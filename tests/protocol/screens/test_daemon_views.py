@@ -1,0 +1,139 @@
+"""What the daemons of a machine say, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from protocol.screens.daemon_views import (
+    Look,
+    PeerOrder,
+    looks_json,
+    peers_json,
+    peers_text,
+    rounds_json,
+    rounds_text,
+    runs_json,
+    runs_text,
+    sorted_peers,
+    status_text,
+)
+from protocol.tables import WIDTH
+
+A, B = "12D3KooWA" + "a" * 43, "12D3KooWB" + "b" * 43
+
+
+def _round(index: int) -> dict[str, object]:
+    return {
+        "index": index,
+        "commit": "ab" * 32,
+        "members": [A, B],
+        "weights": {A: 0.25, B: 0.75},
+        "coverage": 0.9,
+        "omitted": [{"peer": "c", "reason": "too late"}],
+        "lone": False,
+        "total_tokens": 1_000_000 * index,
+        "unix_s": None,
+    }
+
+
+PEERS: tuple[dict[str, object], ...] = (
+    {
+        "peer": A,
+        "name": "brisk-lentil",
+        "state": "training",
+        "index": 7,
+        "tokens_per_s": 1234.0,
+        "loss": 1.386,
+        "tokens_counted": 14_745_600,
+        "here_s": 9000.0,
+    },
+    {"peer": B, "name": "calm-otter", "state": "silent", "index": 6, "tokens_per_s": None, "last_seen_s": 95.0},
+)
+HOST = Look("host", "/state/host", True, "", {"run": "r"}, ("the host's line",), PEERS, (_round(1), _round(2)))
+GONE = Look("peer", "/state/peer", False, "no peer runs from /state/peer", {})
+
+
+def test_status_says_what_runs_and_what_does_not() -> None:
+    assert status_text([HOST, GONE]) == [
+        "host, running, in /state/host",
+        "the host's line",
+        "",
+        "peer, not running, in /state/peer",
+        "no peer runs from /state/peer",
+    ]
+
+
+def test_json_always_has_both_kinds() -> None:
+    both = json.loads(json.dumps(looks_json([HOST, GONE])))
+    assert both["host"] == {"folder": "/state/host", "is_running": True, "note": "", "status": {"run": "r"}}
+    assert (both["peer"]["is_running"], both["peer"]["status"]) == (False, None)
+    assert looks_json([GONE])["host"] is None
+    assert peers_json([HOST])["peer"] is None
+    assert rounds_json([HOST], 1) == {"host": [_round(2)], "peer": None}
+
+
+def test_peers_are_a_table_that_fits() -> None:
+    lines = peers_text([HOST])
+    assert lines[0].split() == ["NAME", "STATE", "ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED", "HERE", "SILENT"]
+    assert lines[1].split() == ["brisk-lentil", "training", "7", "1,234", "2.000", "14.7M", "2.5", "h", "-"]
+    assert lines[2].split() == ["calm-otter", "silent", "6", "-", "-", "-", "-", "2", "min"]
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_peers_are_sorted_by_name_or_with_the_largest_contribution_or_speed_first() -> None:
+    rows = [
+        {"name": "calm-otter", "tokens_counted": 5, "tokens_per_s": None},
+        {"name": "brisk-lentil", "tokens_counted": 900, "tokens_per_s": 10.0},
+        {"name": "amber-fig", "tokens_per_s": 70.0},
+    ]
+    look = replace(HOST, peers=rows)
+    found = {order: [row["name"] for row in sorted_peers(look, order).peers] for order in PeerOrder}
+    assert found == {
+        PeerOrder.NAME: ["amber-fig", "brisk-lentil", "calm-otter"],
+        PeerOrder.COUNTED: ["brisk-lentil", "calm-otter", "amber-fig"],
+        PeerOrder.SPEED: ["amber-fig", "brisk-lentil", "calm-otter"],
+    }
+    assert look.peers == rows
+
+
+def test_rounds_are_a_table_that_fits_with_the_largest_shares_by_name() -> None:
+    lines = rounds_text([HOST], 1)
+    assert len(lines) == 2
+    assert lines[1].split()[:5] == ["2", "abababab", "2,000,000", "90%", "1"]
+    assert lines[1].endswith("2: calm-otter 75%, brisk-lentil 25%")
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_runs_are_told_folder_by_folder_in_tables_that_fit_and_what_is_damaged_is_named() -> None:
+    hosted = {"folder": "/state/host", "name": "n" * 64, "phase": "training", "index": 120, "note": ""}
+    hosted |= {"total_tokens": 14_745_600, "target_total_tokens": 20_000_000, "disk_bytes": 412_000_000}
+    joined = {"folder": "/state/peer/runs/00ff", "name": "first-light", "index": 120, "disk_bytes": 9_000, "note": ""}
+    damaged = {"folder": "/state/peer/runs/11ff", "name": None, "index": 3, "disk_bytes": None, "note": "bad\x1b"}
+    lines = runs_text([hosted], [joined, damaged])
+    assert [line.split()[:7] for line in lines] == [
+        ["hosted", "from", "/state/host"],
+        ["PHASE", "ROUND", "TOKENS", "OF", "SIZE", "NAME"],
+        ["training", "120", "14,745,600", "20,000,000", "412.0", "MB", "n" * 28 + "…"],
+        [],
+        ["joined,", "in", "/state/peer/runs"],
+        ["RUN", "ROUND", "SIZE", "NAME"],
+        ["00ff", "120", "9.0", "kB", "first-light"],
+        ["11ff", "3", "-", "?"],
+        ["cannot", "be", "read", "whole:", "bad\\x1b"],
+    ]
+    assert max(map(len, lines)) == WIDTH
+    assert json.loads(json.dumps(runs_json([hosted], [damaged]))) == {"host": [hosted], "peer": [damaged]}
+
+
+def test_two_daemons_are_two_titled_tables() -> None:
+    lines = peers_text([HOST, GONE])
+    assert lines[0] == "host, running, in /state/host"
+    assert lines[-1] == "no peer is known"
+    assert "no round was committed yet" in rounds_text([HOST, GONE], 5)
+
+
+def test_strange_rows_are_no_error() -> None:
+    strange = Look("host", "f", True, "", {}, (), ({},), ({}, {"weights": {1: "x"}, "omitted": 3, "commit": 5}))
+    assert peers_text([strange])[1].split()[:2] == ["?", "?"]
+    assert len(rounds_text([strange], 9)) == 3
