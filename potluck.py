@@ -32,7 +32,7 @@ try:
     from averaging.release import installed_release
     from protocol.errors import ConfigError, MachineError, PotluckError, UnreachableError, UsageError
     from protocol.ids import PROTOCOL_VERSION
-    from protocol.screens.daemon_views import Look, PeerOrder
+    from protocol.screens.daemon_views import DaemonView, PeerOrder
     from protocol.tables import examples, printable, shortened
 except KeyboardInterrupt:
     # The longest part of a short command: nothing was done yet, and a traceback would tell nobody anything.
@@ -116,12 +116,12 @@ def _found(state_dir: Path | None) -> list[tuple[ModuleType, Path]]:
     return found
 
 
-def _look(state_dir: Path | None) -> list[Look]:
+def _look(state_dir: Path | None) -> list[DaemonView]:
     """What the host and the peer of this machine say. Raises as `_found`."""
     return [side.look(folder) for side, folder in _found(state_dir)]
 
 
-def _show(looks: Sequence[Look], lines: Sequence[str]) -> None:
+def _show(looks: Sequence[DaemonView], lines: Sequence[str]) -> None:
     """Print; then, where no daemon runs, leave with what tells a script so."""
     for line in lines:
         typer.echo(line)
@@ -292,14 +292,14 @@ def checkpoint_merge(
 ) -> None:
     """Verify an expert run's checkpoint and write trunk and experts as one mixture, in Hugging Face's GraniteMoeShared layout."""
     from coordinator.checkpoints.checkpoint_export import ensure_free
-    from coordinator.experts.merge_inputs import ExpertText, read_parts, write_merged
+    from coordinator.experts.merge_inputs import ExpertSample, read_parts, write_merged
     from peer.models.merging import merge_with_text
 
     ensure_free(target)
     parts = read_parts([path, *(also or ())])
     left_out = sorted(without or ())
     kept = parts.without(left_out)
-    text = ExpertText(parts, state_dir)
+    text = ExpertSample(parts, state_dir)
     merged = merge_with_text(parts.decoder, parts.mixture, parts.trunk_N, parts.experts, text, tune_steps, left_out)
     exported = write_merged(kept, merged.tensors, target)
     lacking = (
@@ -312,12 +312,14 @@ def checkpoint_merge(
     typer.echo(merged.quality.sentence)
 
 
-def _looked(side: ModuleType, folder: Path) -> Look:
+def _looked(side: ModuleType, folder: Path) -> DaemonView:
     """One look; what cannot be looked at, as a damaged ledger, is what a report is about and does not end it."""
     try:
-        found: Look = side.look(folder)
+        found: DaemonView = side.look(folder)
     except PotluckError as error:
-        return Look(side.LOG_NAME.removesuffix(".log"), str(folder), is_running=False, note=error.one_line(), status={})
+        return DaemonView(
+            side.LOG_NAME.removesuffix(".log"), str(folder), is_running=False, note=error.one_line(), status={}
+        )
     return found
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def frozen_imports() -> Iterator[None]:
     """Have no garbage looked for in the block, nor ever again among what is there at its end: for imports, which make hundreds of
     thousands of objects and none of them garbage.
 

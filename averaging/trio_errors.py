@@ -12,7 +12,7 @@ from protocol.errors import PotluckError
 T = TypeVar("T")
 
 
-def run_unwrapped(main: Callable[[], Awaitable[T]]) -> T:
+def run_single_error(main: Callable[[], Awaitable[T]]) -> T:
     """Run trio; what comes out of it is the first error of ours inside groups, bare, so that the user sees its one line; or of others
     the only one, which may be the system's word of a full disk; several bugs come as the group that they are.
     """

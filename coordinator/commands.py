@@ -59,9 +59,9 @@ def host(run_file: Path, flags: Mapping[str, object]) -> int:
 
     load_run_config(run_file)
     _log_to_stderr()
-    from averaging.gc_freeze import uncollected
+    from averaging.gc_freeze import frozen_imports
 
-    with uncollected():
+    with frozen_imports():
         from coordinator.daemon import run_host
 
     return run_host(run_file, config)

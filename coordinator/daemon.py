@@ -36,9 +36,9 @@ from averaging.network.seams.directory import member_record_rule
 from averaging.network.seams.interfaces import Network, TrafficCount
 from averaging.network.seams.offload import ThreadOffload
 from averaging.storage.disk_room import DiskMeter
-from averaging.trio_errors import run_unwrapped
+from averaging.trio_errors import run_single_error
 from coordinator.admission.addresses import HostAddresses, public_url, reach_note, settle_addresses
-from coordinator.admission.invites import Reach, issue_invite, known_reach, remember_reach
+from coordinator.admission.invites import InviteAddresses, issue_invite, known_reach, remember_reach
 from coordinator.admission.qr_code import qr_lines
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
@@ -89,7 +89,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostDaemon:
     """What the daemon's services share."""
 
     config: HostConfig
@@ -114,7 +114,7 @@ def run_host(run_file: Path, config: HostConfig) -> int:
         ConfigError, MachineError, StorageError: it cannot be hosted, and why.
     """
     # A service that failed ends all; its own error is what the user should read.
-    run_unwrapped(partial(serve_run, run_file, config, say=partial(print, flush=True)))
+    run_single_error(partial(serve_run, run_file, config, say=partial(print, flush=True)))
     return 0
 
 
@@ -148,7 +148,7 @@ async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
 
 
 @asynccontextmanager
-async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncIterator[Host]:
+async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncIterator[HostDaemon]:
     clock, offload = SystemClock(), ThreadOffload()
     folder = config.state_dir
     with open_identity(folder / IDENTITY_FILE) as held, ExitStack() as kept:
@@ -172,10 +172,10 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             tokenizer = await offload.run(lambda: run_tokenizer(run))
             disk = DiskMeter(folder, offload)
             base = run_file.parent
-            yield Host(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk, texts, base)
+            yield HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk, texts, base)
 
 
-async def _serve(host: Host, say: Say) -> None:
+async def _serve(host: HostDaemon, say: Say) -> None:
     config = host.config
     addresses = await host.writer.run(lambda ledger: settle_addresses(config, ledger))
     listener = bind_http(config.http_host, config.http_port)
@@ -232,7 +232,7 @@ class _Node:
 
 
 @asynccontextmanager
-async def _open_network(host: Host, thread: AsyncioThread, addresses: HostAddresses) -> AsyncIterator[Network]:
+async def _open_network(host: HostDaemon, thread: AsyncioThread, addresses: HostAddresses) -> AsyncIterator[Network]:
     run_id = host.run.manifest.run_id
 
     async def is_admitted(peer: PeerId) -> bool:
@@ -255,7 +255,7 @@ async def _open_network(host: Host, thread: AsyncioThread, addresses: HostAddres
         yield network
 
 
-def _direct(host: Host, addresses: HostAddresses) -> DirectOptions:
+def _direct(host: HostDaemon, addresses: HostAddresses) -> DirectOptions:
     """Shards and states go straight to and from peers on the port after the bootstrap node's, where others can connect to it."""
     authority, run_id, unix_s = host.run.authority, host.run.manifest.run_id, host.clock.unix_s
     # From the CA's own first moment on: a peer whose clock is behind may take shards, too.
@@ -273,7 +273,7 @@ def _direct(host: Host, addresses: HostAddresses) -> DirectOptions:
 
 @asynccontextmanager
 async def _open_rpc(
-    host: Host, thread: AsyncioThread, addresses: HostAddresses, node: _Node
+    host: HostDaemon, thread: AsyncioThread, addresses: HostAddresses, node: _Node
 ) -> AsyncIterator[RpcServer]:
     run, config = host.run, host.run.manifest.config
     hosted = HostedRun(
@@ -298,7 +298,7 @@ async def _open_rpc(
         yield server
 
 
-def _look(host: Host, node: _Node, server: RpcServer) -> Moment:
+def _look(host: HostDaemon, node: _Node, server: RpcServer) -> Moment:
     traffic = node.traffic()
     counts = Counts(
         calls=tuple((name, outcome, count) for (name, outcome), count in sorted(server.answered.items())),
@@ -312,22 +312,22 @@ def _look(host: Host, node: _Node, server: RpcServer) -> Moment:
     return Moment(_picture(host), counts, host.clock.monotonic_s(), host.disk.room)
 
 
-async def _tick(host: Host) -> None:
+async def _tick(host: HostDaemon) -> None:
     while True:
         await host.tracker.tick()
         _note(host)
         await trio.sleep(_TICK_S)
 
 
-def _note(host: Host) -> None:
+def _note(host: HostDaemon) -> None:
     host.events.note(_picture(host), host.clock.monotonic_s(), int(host.clock.unix_s()))
 
 
-def _events(host: Host, most: int) -> tuple[RunEvent, ...]:
+def _events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:
     return tuple(host.events.newest(most))
 
 
-def _checkpointer(host: Host, network: Network, keeper: UnitKeeper | None) -> Checkpointer:
+def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None) -> Checkpointer:
     from coordinator.checkpoints.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # with torch
 
     manifest, folder = host.run.manifest, host.run.folder
@@ -358,11 +358,11 @@ def _run_texts(run: RunFiles, ledger: Ledger) -> RunTexts:
     return RunTexts(run, read_texts(run.folder, run.manifest, ledger), read_owners(run, ledger))
 
 
-def _picture(host: Host) -> RunPicture:
+def _picture(host: HostDaemon) -> RunPicture:
     return replace(host.tracker.picture(), documents=host.texts.sentence)
 
 
-def _reassigner(host: Host) -> Reassigner:
+def _reassigner(host: HostDaemon) -> Reassigner:
     tracker, signer = host.tracker, host.held.identity
     return Reassigner(
         host.run,
@@ -376,7 +376,7 @@ def _reassigner(host: Host) -> Reassigner:
     )
 
 
-def _text_finder(host: Host, network: Network) -> TextFinder:
+def _text_finder(host: HostDaemon, network: Network) -> TextFinder:
     def live_peers() -> Sequence[PeerId]:
         return sorted(host.tracker.live_peers())
 
@@ -384,13 +384,13 @@ def _text_finder(host: Host, network: Network) -> TextFinder:
     return TextFinder(host.run, host.texts, host.writer, network, host.offload, live_peers, reach)
 
 
-async def _reach(host: Host, network: Network, peers: Sequence[PeerId]) -> None:
+async def _reach(host: HostDaemon, network: Network, peers: Sequence[PeerId]) -> None:
     """Make known where these peers listen, before they are asked."""
     with suppress(PotluckError):
         await network.add_addresses(host.tracker.addresses_of(peers))
 
 
-def _first_state(host: Host, unit: UnitName) -> UnitState:
+def _first_state(host: HostDaemon, unit: UnitName) -> UnitState:
     """The state of a unit with which the run began. Blocks."""
     from averaging.state.start_state import start_state  # with torch
 
@@ -399,7 +399,7 @@ def _first_state(host: Host, unit: UnitName) -> UnitState:
     return start_state(schema, seed, genesis_id(_start_of(host)), host.run.start_shards, manifest.model_schema)
 
 
-def _start_of(host: Host) -> bytes:
+def _start_of(host: HostDaemon) -> bytes:
     """The start record as it was signed, without its envelope."""
     envelope = open_envelope(
         host.tracker.start_record,
@@ -411,17 +411,17 @@ def _start_of(host: Host) -> bytes:
     return envelope.payload
 
 
-async def _unit_keeper(host: Host, network: Network) -> UnitKeeper:
+async def _unit_keeper(host: HostDaemon, network: Network) -> UnitKeeper:
     """What fetches what the holders of experts have, once it runs, and gives it on."""
     from averaging.rounds.traffic.transfer import FETCH_CHANNEL  # with torch
     from coordinator.experts.unit_keeper import KeeperView, UnitKeeper
-    from coordinator.experts.unit_stores import PlaceTools, kept_places
+    from coordinator.experts.unit_stores import PlacementContext, kept_places
 
     async def is_admitted(peer: PeerId) -> bool:
         return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
 
     reach = partial(_reach, host, network)
-    tools = PlaceTools(host.run, Ed25519Verifier(), host.offload, partial(_start_of, host))
+    tools = PlacementContext(host.run, Ed25519Verifier(), host.offload, partial(_start_of, host))
     places = await host.offload.run(lambda: kept_places(tools))
     tracker = host.tracker
     view = KeeperView(
@@ -442,20 +442,20 @@ def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:
     async def fetch(
         donors: Sequence[PeerId], unit: UnitName, grid: ChunkGrid, commit: CommitId, root: Root
     ) -> UnitState:
-        from averaging.rounds.fetching.download import DownloadTools, download_state  # with torch
+        from averaging.rounds.fetching.download import DownloadContext, download_state  # with torch
 
         # A host that restarted has forgotten where its peers listen; their reports say it.
         with suppress(PotluckError):
             await network.add_addresses(tracker.addresses_of(donors))
-        tools = DownloadTools(network, ThreadOffload(), unit, grid)
+        tools = DownloadContext(network, ThreadOffload(), unit, grid)
         return await download_state(tools, donors, {commit: root})
 
     return fetch
 
 
-async def _greet(host: Host, addresses: HostAddresses, bootstrap: tuple[str, ...], url: str, say: Say) -> None:
+async def _greet(host: HostDaemon, addresses: HostAddresses, bootstrap: tuple[str, ...], url: str, say: Say) -> None:
     config, run = host.config, host.run
-    reach = Reach((addresses.grpc_address,), bootstrap)
+    reach = InviteAddresses((addresses.grpc_address,), bootstrap)
 
     def remember(ledger: Ledger) -> str:
         remember_reach(ledger, reach)

@@ -63,14 +63,14 @@ def join(
         typer.echo("\n".join(dry_run_lines(config, flags.values(), text)))
         return
 
-    from averaging.gc_freeze import uncollected
+    from averaging.gc_freeze import frozen_imports
     from peer.checks.doctor import check_before_join
     from peer.training.worker_process import early_worker
 
     check_before_join(config, text)
     with early_worker() as worker:
         # both import torch, which takes seconds: side by side
-        with uncollected():
+        with frozen_imports():
             from peer.daemon import run_peer
 
         raise typer.Exit(run_peer(config, text, worker))

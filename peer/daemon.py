@@ -24,22 +24,22 @@ from averaging.network.seams.interfaces import DirectoryEntry
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.peer_rounds import PeerRounds
-from averaging.rounds.traffic.discovery import IN_ROUNDS, Looks, announce, list_peers
+from averaging.rounds.traffic.discovery import IN_ROUNDS, DirectoryPoller, announce, list_peers
 from averaging.rounds.unit_service import STAYS_WITHIN_S, RoundService
 from averaging.storage.disk_room import DiskMeter
 from averaging.storage.file_storage import FileStorage, clear_unfinished
-from averaging.trio_errors import run_unwrapped
+from averaging.trio_errors import run_single_error
 from peer.checks.reach import find_outbound_only
 from peer.holdings.held_experts_core import of_founders
 from peer.holdings.held_parts import own_parts
 from peer.holdings.host_backup import take_kept
 from peer.holdings.training_text import OwnText
-from peer.holdings.verified_holders import ASK_WITHIN_S, Proof, present
+from peer.holdings.verified_holders import ASK_WITHIN_S, CommitProof, present
 from peer.holdings.verified_holders_core import everybody
 from peer.machine.device import check_can_limit, choose_device
 from peer.membership.addresses import check_listen_address
 from peer.membership.coordinator_client import Caller, CoordinatorEndpoint, open_coordinator_client
-from peer.membership.credential_cache import CREDENTIAL_CHANNEL, Roster, recent_voters
+from peer.membership.credential_cache import CREDENTIAL_CHANNEL, CredentialCache, recent_voters
 from peer.membership.incarnation import take_incarnation
 from peer.membership.joining import (
     Membership,
@@ -53,7 +53,7 @@ from peer.membership.joining import (
 )
 from peer.membership.membership_upkeep import MembershipUpkeep
 from peer.membership.network_options import network_options
-from peer.membership.process_takeover import OwnRecord
+from peer.membership.process_takeover import DirectoryClaim
 from peer.membership.revocations import Revocations
 from peer.membership.saved_membership import (
     host_heard_s,
@@ -70,15 +70,15 @@ from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, uni
 from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
 from peer.session.handing_over import hand_over
-from peer.session.session import Joined, Life, SequenceNumbers
+from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
 from peer.settings.signals import watch_signals
 from peer.status.local_view import LOG_NAME
-from peer.status.reporting import ExpertLosses, ExpertText, Reporter, evaluate_commits
+from peer.status.reporting import ExpertLosses, ReportedExpertText, Reporter, evaluate_commits
 from peer.status.screen import run_screen
 from peer.status.status import write_final_status
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from peer.status.status_http import peer_app
 from peer.training.mode_rules import standing_still_s
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
@@ -123,7 +123,7 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
                 log.warning("codecs_not_compiled", costs="more processor time a round", mend="README.md, Try it")
             while comes_back:
                 session = take_session(config.state_dir, clock.unix_s())
-                comes_back = run_unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))
+                comes_back = run_single_error(partial(_main, config, invite, held, folder, session, clock, worker))
                 worker = None
     return 0
 
@@ -139,14 +139,14 @@ async def _main(
 ) -> bool:
     """One life of the peer; whether another one is to follow."""
     disk = DiskMeter(config.state_dir, ThreadOffload())
-    board = Board(held.identity.peer_id, clock, clock.unix_s(), disk=disk)
+    board = StatusBoard(held.identity.peer_id, clock, clock.unix_s(), disk=disk)
     clear_unfinished(folder)
     for sentence in set_aside(folder):
         board.has_restarted(sentence)
     board.incarnation = incarnation = take_incarnation(folder)
     controls = open_controls(config, board, clock)
     await controls.look()
-    life = Life(
+    life = PeerSession(
         config, invite, held, folder, incarnation, session, SequenceNumbers(session), clock, board, worker, controls
     )
     listener = bind_http(config.http_host, config.http_port)
@@ -170,7 +170,7 @@ async def _main(
     return life.departure.comes_back
 
 
-async def _take_part(life: Life) -> None:
+async def _take_part(life: PeerSession) -> None:
     async with AsyncExitStack() as stack:
         thread = await stack.enter_async_context(open_asyncio_thread())
         saved = saved_membership(life.folder, life.identity, life.invite.run_id, life.clock.unix_s())
@@ -219,13 +219,15 @@ async def _take_part(life: Life) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revocations.end_when_banned)
             nursery.start_soon(revocations.gossip, network)
-            looks = Looks(network, membership.run_id)
-            await _train(Joined(life, membership, client, network, roster, reporter, is_outbound_only, experts, looks))
+            looks = DirectoryPoller(network, membership.run_id)
+            await _train(
+                JoinedSession(life, membership, client, network, roster, reporter, is_outbound_only, experts, looks)
+            )
             nursery.cancel_scope.cancel()
 
 
-def _roster(life: Life, membership: Membership, *, is_host_there: bool) -> Roster:
-    return Roster(
+def _roster(life: PeerSession, membership: Membership, *, is_host_there: bool) -> CredentialCache:
+    return CredentialCache(
         membership.run_id,
         life.invite.ca_certificate_der,
         membership.coordinator,
@@ -237,7 +239,7 @@ def _roster(life: Life, membership: Membership, *, is_host_there: bool) -> Roste
     )
 
 
-async def _revocations(life: Life, membership: Membership, roster: Roster) -> Revocations:
+async def _revocations(life: PeerSession, membership: Membership, roster: CredentialCache) -> Revocations:
     host_public_key = bytes.fromhex(membership.manifest.host_public_key)
     verifier, me = Ed25519Verifier(), life.identity.peer_id
     revocations = Revocations(life.folder, membership.run_id, host_public_key, verifier, roster, me, ThreadOffload())
@@ -245,7 +247,7 @@ async def _revocations(life: Life, membership: Membership, roster: Roster) -> Re
     return revocations
 
 
-async def _train(joined: Joined) -> None:
+async def _train(joined: JoinedSession) -> None:
     """Fetch what training needs, find the run's newest state, train and average on it."""
     life, membership = joined.life, joined.membership
     cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
@@ -281,10 +283,12 @@ async def _train(joined: Joined) -> None:
         nursery.cancel_scope.cancel()
 
 
-def _keep_up(joined: Joined, nursery: trio.Nursery) -> None:
+def _keep_up(joined: JoinedSession, nursery: trio.Nursery) -> None:
     """Start what goes on for as long as we are a member, whatever is trained: reports, our record, who and what is reached."""
     life, membership, network = joined.life, joined.membership, joined.network
-    own = OwnRecord(life.identity, membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster)
+    own = DirectoryClaim(
+        life.identity, membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster
+    )
     nursery.start_soon(joined.reporter.run)
     make, changed = partial(own.make, joined.looks), lambda: joined.roster.own_changed
     nursery.start_soon(announce, network, life.clock, membership.run_id, make, changed)
@@ -297,7 +301,7 @@ def _keep_up(joined: Joined, nursery: trio.Nursery) -> None:
     nursery.start_soon(upkeep.keep_credential, joined.client.renew)
 
 
-async def _open_chains(joined: Joined, cache: ShardCache, text: OwnText) -> tuple[UnitChain, ...]:
+async def _open_chains(joined: JoinedSession, cache: ShardCache, text: OwnText) -> tuple[UnitChain, ...]:
     """What this machine has of the run, from its signed start on, with the text of the experts that it takes up now."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
     search = StartSearch(life.folder, membership, joined.looks, joined.roster, ThreadOffload(), life.board)
@@ -313,7 +317,7 @@ async def _open_chains(joined: Joined, cache: ShardCache, text: OwnText) -> tupl
     return chains
 
 
-async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
+async def _settle_experts(joined: JoinedSession, start: bytes) -> tuple[int, ...]:
     """The experts that we hold from now on, by what is there now; none in a run without."""
     if not joined.experts.num_parts:
         return ()
@@ -323,7 +327,7 @@ async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
     if not joined.experts.wanted and me not in record.roster:
         ask = partial(joined.network.call, channel=CREDENTIAL_CHANNEL, request=b"", timeout_s=ASK_WITHIN_S)
         membership, units = joined.membership, tuple(joined.membership.manifest.parts)
-        prove = Proof(joined.network, ThreadOffload(), joined.verifier, membership.run_id, start, units)
+        prove = CommitProof(joined.network, ThreadOffload(), joined.verifier, membership.run_id, start, units)
         reachable, index = joined.roster.taking_connections(), joined.reporter.told_index
         founders = of_founders(record, joined.experts.num_parts)
         seen = await present(listed, reachable, ask, prove, units, index, founders)
@@ -332,7 +336,7 @@ async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
     return held
 
 
-async def _catch_up(joined: Joined, chains: Sequence[UnitChain]) -> tuple[list[OpenRound], FirstState]:
+async def _catch_up(joined: JoinedSession, chains: Sequence[UnitChain]) -> tuple[list[OpenRound], FirstState]:
     """Take the run's newest state where ours is far behind. Returns our votes on the heads, and whether there is any state."""
     board, reporter = joined.life.board, joined.reporter
     board.say("catching up", "looking for the run's newest state")
@@ -355,7 +359,7 @@ async def _catch_up(joined: Joined, chains: Sequence[UnitChain]) -> tuple[list[O
 
 
 async def _average(
-    joined: Joined,
+    joined: JoinedSession,
     chains: Sequence[UnitChain],
     open_rounds: Sequence[OpenRound],
     trainer: WorkerTrainer,
@@ -378,7 +382,7 @@ async def _average(
 
 
 async def _rounds(
-    joined: Joined,
+    joined: JoinedSession,
     rounds: PeerRounds,
     services: Sequence[RoundService],
     trainer: WorkerTrainer,
@@ -416,7 +420,7 @@ async def _rounds(
         nursery.cancel_scope.cancel()
 
 
-def _expert_losses(joined: Joined, trainer: WorkerTrainer, cache: ShardCache) -> ExpertLosses:
+def _expert_losses(joined: JoinedSession, trainer: WorkerTrainer, cache: ShardCache) -> ExpertLosses:
     """How the experts that are held here are measured, on the text that is read here by then."""
     text, held, section = joined.life.board.text, joined.experts.held, joined.membership.manifest.config.experts
 
@@ -427,11 +431,11 @@ def _expert_losses(joined: Joined, trainer: WorkerTrainer, cache: ShardCache) ->
         return await text.follow(index, read) if text is not None else 0
 
     every = section.reassign_every_rounds if section is not None else 0
-    anew = ExpertText(follow, trainer.evaluate_sample, every) if every else None
+    anew = ReportedExpertText(follow, trainer.evaluate_sample, every) if every else None
     return ExpertLosses(held, joined.roster.listed_experts, trainer.evaluate, anew)
 
 
-async def _hand_over(joined: Joined, rounds: PeerRounds, services: Sequence[RoundService]) -> None:
+async def _hand_over(joined: JoinedSession, rounds: PeerRounds, services: Sequence[RoundService]) -> None:
     """The last rounds of experts that nobody else holds go to the host, where it is there to take them."""
     board, coordinator = joined.life.board, joined.membership.coordinator
     status, heads = board.read(), {each.unit: each.chain.head for each in services}
@@ -445,7 +449,9 @@ async def _hand_over(joined: Joined, rounds: PeerRounds, services: Sequence[Roun
     log.info("handed_over", units=sorted(set(lone) - set(missed)), not_taken=sorted(missed))
 
 
-async def _begin_training(life: Life, chains: Sequence[UnitChain], trainer: WorkerTrainer, first: FirstState) -> None:
+async def _begin_training(
+    life: PeerSession, chains: Sequence[UnitChain], trainer: WorkerTrainer, first: FirstState
+) -> None:
     """The anchor for a training process that is still importing what it needs, which takes seconds; then, once there is something to
     train on, what its owner allows.
     """
@@ -462,7 +468,7 @@ def _unsaid(_: str) -> None:
 
 
 async def _fetch_data(
-    joined: Joined, cache: ShardCache, files: Sequence[HashedFile], told: Callable[[str], None] | None = None
+    joined: JoinedSession, cache: ShardCache, files: Sequence[HashedFile], told: Callable[[str], None] | None = None
 ) -> None:
     """What of these files is not here yet: from the host and from whoever is listed while we fetch."""
     membership, network, roster = joined.membership, joined.network, joined.roster
@@ -482,7 +488,7 @@ async def _read_shard(cache: ShardCache, shard_hash: bytes) -> bytes | None:
     return await trio.to_thread.run_sync(cache.read, shard_hash.hex())
 
 
-def _upkeep(life: Life, membership: Membership, roster: Roster) -> MembershipUpkeep:
+def _upkeep(life: PeerSession, membership: Membership, roster: CredentialCache) -> MembershipUpkeep:
     return MembershipUpkeep(
         folder=life.folder,
         roster=roster,
@@ -494,6 +500,6 @@ def _upkeep(life: Life, membership: Membership, roster: Roster) -> MembershipUpk
     )
 
 
-async def _members_listed(joined: Joined) -> tuple[PeerId, ...]:
+async def _members_listed(joined: JoinedSession) -> tuple[PeerId, ...]:
     entries = [e for e in await joined.looks.look() if e.subkey != joined.network.peer_id]
     return joined.roster.take_records(entries)

@@ -15,9 +15,9 @@ import time
 from collections import deque
 from typing import Final
 
-from averaging.gc_freeze import uncollected
+from averaging.gc_freeze import frozen_imports
 
-with uncollected():
+with frozen_imports():
     from peer.machine.device import choose_device, is_out_of_memory
     from peer.pipeline.stage.stage_worker import is_stage_plan, run_stage
     from peer.training.local_training import LocalTrainer, TrainingPlan

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from averaging.gc_freeze import uncollected
+from averaging.gc_freeze import frozen_imports
 
 TEST_LIMIT_S = 120.0
 
@@ -54,7 +54,7 @@ async def _within_limit(test: Any, is_real_time: bool) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Look for no garbage while everything is imported, nor ever in what that made: it lasts as long as the tests."""
-    with uncollected():
+    with frozen_imports():
         return (yield)
 
 

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from averaging.arithmetic.vectors import new_bytes
 
 
-class Room:
+class SlotBuffer:
     """So many bytes, each given out at most once; what is asked for beyond them, or again, lies in memory of its own.
 
     It takes no memory before the first piece is asked for, and what nobody writes to is never touched. The pieces keep it alive.
@@ -27,7 +27,7 @@ class Room:
         self._lock = threading.Lock()
 
     @classmethod
-    def over(cls, memory: memoryview) -> Room:
+    def over(cls, memory: memoryview) -> SlotBuffer:
         """Gives out this memory, writable."""
         room = cls(len(memory))
         room._memory = memory

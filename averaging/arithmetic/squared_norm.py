@@ -10,7 +10,7 @@ import torch
 from protocol.rounds.messages.bounds import LOST_ALL_PPM
 
 
-def energy_of(values_n: torch.Tensor) -> float:
+def squared_norm(values_n: torch.Tensor) -> float:
     """Sum of the squares of a (n,) float32 vector: exact squares in float64, added by halves."""
     squares = values_n.numpy().astype(np.float64)
     np.multiply(squares, squares, out=squares)
@@ -25,7 +25,7 @@ def energy_of(values_n: torch.Tensor) -> float:
 def left_out(values_n: torch.Tensor, written_n: torch.Tensor) -> tuple[float, float]:
     """Energy of those of (n,) float32 values that were written as zeros, and of all of them."""
     kept_n = values_n[values_n != 0]
-    return energy_of(values_n[(values_n != 0) & (written_n == 0)]), energy_of(kept_n)
+    return squared_norm(values_n[(values_n != 0) & (written_n == 0)]), squared_norm(kept_n)
 
 
 def lost_ppm(lost: float, energy: float) -> int:

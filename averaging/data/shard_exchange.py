@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from averaging.network.seams.call_limits import Gate
+from averaging.network.seams.call_limits import CallLimiter
 from protocol.errors import CallTimeout, PeerUnreachable, RefusedError, RemoteProtocolError, TemporaryError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ IsMember = Callable[["PeerId"], Awaitable[bool]]
 
 def serve_shards(read_shard: ReadShard, is_member: IsMember) -> StreamHandler:
     """A handler for SHARD_CHANNEL that answers members out of `read_shard`, so many at a time, each in bounded time."""
-    places = Gate(MAX_SERVED_EACH, MAX_SERVED)
+    places = CallLimiter(MAX_SERVED_EACH, MAX_SERVED)
 
     async def serve(peer: PeerId, stream: Stream) -> None:
         if not await is_member(peer):

@@ -16,7 +16,7 @@ import trio
 from averaging.codecs import Codec
 from averaging.network.seams.interfaces import BegunFile, Network, Offload, Stream
 from averaging.rounds.exchange.exchange import Exchange
-from averaging.rounds.exchange.exchange_context import ExchangeTools
+from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.exchange_driver import WAIT_FOR_PROPOSAL_S
 from averaging.rounds.exchange.offered_contributions import Offers
 from averaging.rounds.lineage.next_state import Encoded, SliceBytes
@@ -54,7 +54,7 @@ class UnitShape:
 
 
 @dataclass(frozen=True)
-class LenderTools:
+class ExternalReducerContext:
     """What a lender works with; `send(peers, message)` signs and sends."""
 
     run_id: RunId
@@ -77,10 +77,10 @@ class _Loan:
         self.results: dict[Root, bytes | memoryview] = {}
 
 
-class Lender:
+class ExternalReducer:
     """The exchanges of other units in which this peer reduces, at most one a unit."""
 
-    def __init__(self, tools: LenderTools, tasks: Tasks) -> None:
+    def __init__(self, tools: ExternalReducerContext, tasks: Tasks) -> None:
         self._tools = tools
         self._tasks = tasks
         self._loans: dict[UnitName, _Loan] = {}
@@ -168,7 +168,7 @@ class Lender:
         if loan is not None and proposal is not None and proposal.base == base and proposal.member(sender) is not None:
             loan.scope.cancel()
 
-    def _exchange_tools(self, unit: UnitName, shape: UnitShape) -> ExchangeTools:
+    def _exchange_tools(self, unit: UnitName, shape: UnitShape) -> ExchangeContext:
         tools = self._tools
 
         def begin(named: NamedResult) -> BegunFile:
@@ -189,7 +189,7 @@ class Lender:
             if unit in self._loans:
                 await tools.send((ready.ballot.peer,), ready)
 
-        return ExchangeTools(
+        return ExchangeContext(
             run_id=tools.run_id,
             me=tools.me,
             network=tools.network,

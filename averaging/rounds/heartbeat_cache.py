@@ -14,9 +14,9 @@ from protocol.rounds.messages.heartbeat_delta import (
     encode_moved,
     encode_short,
     is_like,
-    likeness,
     made_whole,
     outline,
+    report_digest,
     says_tokens_alone,
 )
 from protocol.rounds.messages.messages import Heartbeat
@@ -31,7 +31,7 @@ class _Known:
     """A peer's latest heartbeat, and the number of its latest short one."""
 
     heartbeat: Heartbeat
-    likeness: bytes
+    report_digest: bytes
     number: int = 0
 
 
@@ -40,18 +40,18 @@ class OwnBeat:
     """A heartbeat of ours, and what others know it by: worked out once for all whom it is told."""
 
     heartbeat: Heartbeat
-    likeness: bytes
+    report_digest: bytes
     outline: bytes
 
 
 def own_beat(heartbeat: Heartbeat, last: OwnBeat | None = None) -> OwnBeat:
     """With what others know it by: mostly the same as of the `last` one."""
     if last is not None and is_like(heartbeat, last.heartbeat):
-        return OwnBeat(heartbeat, last.likeness, last.outline)
-    return OwnBeat(heartbeat, likeness(heartbeat), outline(heartbeat))
+        return OwnBeat(heartbeat, last.report_digest, last.outline)
+    return OwnBeat(heartbeat, report_digest(heartbeat), outline(heartbeat))
 
 
-class BeatMemory:
+class HeartbeatCache:
     """Of one process, for all peers."""
 
     def __init__(self) -> None:
@@ -71,10 +71,12 @@ class BeatMemory:
         for peer in to:
             taken = self._taken.get(peer)
             if taken is not None and taken.outline == beat.outline:
-                by_likeness.setdefault(taken.likeness, []).append(peer)
+                by_likeness.setdefault(taken.report_digest, []).append(peer)
         self._number += 1
         return {
-            (encode_short if like == beat.likeness else encode_moved)(beat.heartbeat, like, self._number): tuple(peers)
+            (encode_short if like == beat.report_digest else encode_moved)(beat.heartbeat, like, self._number): tuple(
+                peers
+            )
             for like, peers in by_likeness.items()
         }
 
@@ -96,7 +98,9 @@ class BeatMemory:
             return
         is_same_life = before is not None and session == before.heartbeat.member.session
         _remember(
-            self._known, sender, _Known(heartbeat, likeness(heartbeat), before.number if before and is_same_life else 0)
+            self._known,
+            sender,
+            _Known(heartbeat, report_digest(heartbeat), before.number if before and is_same_life else 0),
         )
 
     def heard_short(self, sender: PeerId, raw: bytes) -> tuple[Heartbeat | None, bool]:
@@ -106,12 +110,12 @@ class BeatMemory:
             RemoteProtocolError: bytes that no peer sends.
         """
         short, known = decode_short(raw), self._known.get(sender)
-        if known is None or known.likeness != short.likeness:
+        if known is None or known.report_digest != short.report_digest:
             return None, False
         if short.number <= known.number:
             return None, True
         heartbeat = made_whole(known.heartbeat, raw)
-        like = known.likeness if says_tokens_alone(known.heartbeat, raw) else likeness(heartbeat)
+        like = known.report_digest if says_tokens_alone(known.heartbeat, raw) else report_digest(heartbeat)
         _remember(self._known, sender, _Known(heartbeat, like, short.number))
         return heartbeat, True
 

@@ -15,9 +15,9 @@ import trio
 
 from averaging.rounds.fetching.download import DownloadProgress, download_state, download_tools
 from averaging.rounds.fetching.gather_results import Gatherer
-from averaging.rounds.lineage.fetched_results import Brought, Path
-from averaging.rounds.lineage.round_context import Peerwide, RoundTools, Tell, tell_failure
-from averaging.rounds.lineage.trainer_updates import Adopter
+from averaging.rounds.lineage.fetched_results import FetchedResults, Path
+from averaging.rounds.lineage.round_context import Peerwide, RoundContext, Tell, tell_failure
+from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.traffic.contribution import EncodedContribution
 from averaging.rounds.traffic.spans import spanned
@@ -64,15 +64,15 @@ STALL_PAUSE_S: Final = 1.0
 """What could not be written or had from anybody is not tried again at once."""
 
 
-class Pursuer:
+class LineageDriver:
     """Performs what the round machine orders about commits and lineages. `state()` is the machine's state now."""
 
     def __init__(
         self,
         chain: UnitChain,
-        tools: RoundTools,
+        tools: RoundContext,
         gatherer: Gatherer,
-        adopter: Adopter,
+        adopter: TrainerUpdater,
         tell: Tell,
         peer: Peerwide,
         state: Callable[[], RoundState],
@@ -89,7 +89,7 @@ class Pursuer:
         self._spine_beside: SpineView | None = None
         """Where the spine was about to go when it asked last what this unit needs there."""
 
-        self._brought = Brought(chain.tools.log)
+        self._brought = FetchedResults(chain.tools.log)
         self._leaving: _Left | None = None
         self._bringing: dict[CommitId, tuple[CommitId, trio.CancelScope]] = {}
         """What is being brought here, by its last commit: from which fork."""

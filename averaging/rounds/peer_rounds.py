@@ -16,9 +16,9 @@ import trio
 
 from averaging.network.seams.interfaces import Clock, Network, Offload, Publish, Stream
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
-from averaging.rounds.external_reducer import Lender, LenderTools, UnitShape
+from averaging.rounds.external_reducer import ExternalReducer, ExternalReducerContext, UnitShape
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
-from averaging.rounds.heartbeat_cache import BeatMemory, OwnBeat, own_beat
+from averaging.rounds.heartbeat_cache import HeartbeatCache, OwnBeat, own_beat
 from averaging.rounds.inbox import Inbox
 from averaging.rounds.lineage.round_context import IsMember, Seal, Tasks, is_gone
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
@@ -65,7 +65,7 @@ member that never hears of a proposal costs everybody the whole deadline.
 
 
 @dataclass(frozen=True)
-class PeerTools:
+class PeerContext:
     """The seams and the keys of all rounds of one peer. `is_banned`: whom the host sent away; it is gone for us, whatever it says."""
 
     network: Network
@@ -87,7 +87,7 @@ class PeerRounds:
         self,
         run_id: RunId,
         verifier: Verifier,
-        tools: PeerTools,
+        tools: PeerContext,
         vector: HeadVector,
         follower: SpineFollower | None = None,
     ) -> None:
@@ -103,18 +103,18 @@ class PeerRounds:
         self._outbox = Outbox(tools.network, self._tasks, tools.is_banned, self._lose)
         self._inbox = Inbox(run_id, verifier, tools.clock, self._take)
         self._beats: dict[PeerId, tuple[float, UnitName]] = {}
-        self._memory = BeatMemory()
+        self._memory = HeartbeatCache()
         self._own_beat: OwnBeat | None = None
-        self._lender: Lender | None = None
+        self._lender: ExternalReducer | None = None
         self._stood_at: dict[tuple[PeerId, UnitName], CommitId] = {}
 
     def lend(self, me: Member, offload: Offload, shapes: Mapping[UnitName, UnitShape]) -> None:
         """Reduce for units that are not held here when asked to, before `run`; `shapes` are those of all units of the run."""
         tools = self._tools
-        lender_tools = LenderTools(
+        lender_tools = ExternalReducerContext(
             self._run_id, me, self._verifier, tools.network, offload, tools.seal, self.send, shapes
         )
-        self._lender = Lender(lender_tools, self._tasks)
+        self._lender = ExternalReducer(lender_tools, self._tasks)
 
     def add(self, service: RoundService) -> None:
         """One unit more, before `run`; the spine first."""

@@ -13,13 +13,13 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Stream
-from averaging.rounds.exchange.exchange_driver import Exchanging
+from averaging.rounds.exchange.exchange_driver import ExchangeDriver
 from averaging.rounds.fetching.gather_results import ExchangeView, Gatherer
 from averaging.rounds.fetching.state_repair import Healer
-from averaging.rounds.lineage.round_context import Peerwide, RoundTools, Tasks
-from averaging.rounds.lineage.trainer_updates import Adopter
+from averaging.rounds.lineage.round_context import Peerwide, RoundContext, Tasks
+from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
-from averaging.rounds.lineage_driver import Pursuer
+from averaging.rounds.lineage_driver import LineageDriver
 from averaging.rounds.traffic.transfer import TransferService
 from protocol.errors import PotluckError, StorageError
 from protocol.ids import CommitId, PeerId, UnitName, short
@@ -37,9 +37,9 @@ from protocol.rounds.events import (
     PeersAnswered,
     Progressed,
     PromiseLogged,
+    RoundTicked,
     SpineMoved,
     SwitchFailed,
-    Ticked,
 )
 from protocol.rounds.lineage.lineage import SpineView
 from protocol.rounds.messages.messages import LAST_ATTEMPT, Ballot, Committed, Heartbeat, Leave, RoundMessage, Settle
@@ -65,7 +65,7 @@ from protocol.rounds.orders import (
     Switch,
 )
 from protocol.rounds.queries import is_suspected, own_heartbeat
-from protocol.rounds.state import OpenRound, RoundConfig, RoundState, Step
+from protocol.rounds.state import OpenRound, RoundConfig, RoundState, RoundStep
 
 log = structlog.get_logger()
 
@@ -78,7 +78,7 @@ new attempt, and then the bytes go over our line.
 MAX_EVENTS: Final = 1000
 """Events that may wait; senders of messages are slowed beyond it."""
 
-_WITH_PROGRESS: Final = (Ticked, Applied)
+_WITH_PROGRESS: Final = (RoundTicked, Applied)
 """Before these the machine hears how training goes."""
 
 
@@ -86,7 +86,7 @@ class RoundService:
     """One unit's rounds at one peer."""
 
     def __init__(
-        self, config: RoundConfig, chain: UnitChain, open_round: OpenRound, tools: RoundTools, peer: Peerwide
+        self, config: RoundConfig, chain: UnitChain, open_round: OpenRound, tools: RoundContext, peer: Peerwide
     ) -> None:
         self.config = config
         self.chain = chain
@@ -100,10 +100,10 @@ class RoundService:
         self._heartbeats: dict[PeerId, tuple[Heartbeat, float]] = {}
         self._ticking = trio.CancelScope()
         self._has_left = trio.Event()
-        self._adopter = Adopter(
+        self._adopter = TrainerUpdater(
             config.me.peer, chain, tools.trainer, tools.offload, self._run_tokens, tools.mixing, tools.record
         )
-        self._exchanging = Exchanging(config, chain, tools, self._tasks, self.tell, peer.send)
+        self._exchanging = ExchangeDriver(config, chain, tools, self._tasks, self.tell, peer.send)
         self._exchanging.probe = self._probe
         self._changes = self._exchanging.changes
         exchanging, changes = self._exchanging, self._changes
@@ -117,7 +117,7 @@ class RoundService:
         self._gatherer = Gatherer(tools.network, chain, view)
         exchanging.until_fetched = self._gatherer.until_fetched
         self._healer = Healer(chain, tools.network, self._adopter, tools.publish, self._live_peers)
-        self._pursuer = Pursuer(chain, tools, self._gatherer, self._adopter, self.tell, peer, lambda: self.state)
+        self._pursuer = LineageDriver(chain, tools, self._gatherer, self._adopter, self.tell, peer, lambda: self.state)
         self._transfer = TransferService(
             config.unit, chain.tools.log, chain.tools.generations, chain.tools.grid, chain.certificates_after
         )
@@ -297,7 +297,7 @@ class RoundService:
             with trio.CancelScope() as self._ticking:
                 while True:
                     now_s = clock.monotonic_s()
-                    await self.tell(Ticked(max(0.0, now_s - expected_s), self._exchanging.arrivals.bringing()))
+                    await self.tell(RoundTicked(max(0.0, now_s - expected_s), self._exchanging.arrivals.bringing()))
                     pause_s = liveness.next_tick_s(self.state)
                     expected_s = clock.monotonic_s() + pause_s
                     await trio.sleep(pause_s)
@@ -334,7 +334,7 @@ class RoundService:
         if state.open is not before.open and liveness.next_tick_s(state) < liveness.next_tick_s(before):
             self._ticking.cancel()
 
-    def _tell_why(self, step: Step) -> None:
+    def _tell_why(self, step: RoundStep) -> None:
         """What changed, and what is waited for, once for each change; what one message came to, and what an order is for, only to
         who looks for it. Heartbeats go out all the time for the same few reasons.
         """
@@ -361,7 +361,7 @@ class RoundService:
         if has_moved and self.config.is_spine and not is_flipping:
             self._peer.spine_moved(SpineView(state.link.commit, state.tree))
 
-    def _judge(self, state: RoundState, event: Event) -> Step:
+    def _judge(self, state: RoundState, event: Event) -> RoundStep:
         """One step of the machine. What a stranger says may be refused, never end us."""
         now_s = self._tools.clock.monotonic_s()
         try:
@@ -369,7 +369,7 @@ class RoundService:
         except PotluckError as error:
             if not isinstance(event, MessageArrived):
                 raise
-            return Step(state, remark=f"dropped a message of {short(event.sender)}: {error.one_line()}")
+            return RoundStep(state, remark=f"dropped a message of {short(event.sender)}: {error.one_line()}")
 
     async def _perform(self, action: Action) -> None:
         match action:
@@ -453,7 +453,7 @@ class RoundService:
     # --- bytes ---
 
     async def serve_exchange(self, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:
-        """A member brings its chunks for one of our slices. Raises as `Exchanging.serve`."""
+        """A member brings its chunks for one of our slices. Raises as `ExchangeDriver.serve`."""
         await self._exchanging.serve(sender, hello, stream)
 
     async def serve_fetch(self, sender: PeerId, request: FetchRequest, stream: Stream) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from averaging.network.seams.interfaces import Offload, Storage
-from averaging.state.partial_download import Incoming
+from averaging.state.partial_download import PartialDownload
 from averaging.state.state import (
     STATE_BYTES_PER_VALUE,
     StateHeader,
@@ -47,7 +47,7 @@ _NAME: Final = re.compile(r"generations/(\d{12})-([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LoadReport:
     """What a look for the newest good generation came to: its round, 0 without one, and a sentence for each damaged one."""
 
     index: int = 0
@@ -74,8 +74,8 @@ class Generations:
         self._storage = storage
         self._grid = grid
         self._offload = offload
-        self.incoming = Incoming(storage, grid)
-        self.last_look = Look()
+        self.incoming = PartialDownload(storage, grid)
+        self.last_look = LoadReport()
         """Of `load_newest`, for whoever tells the owner."""
 
         self.num_damaged = 0
@@ -191,9 +191,9 @@ class Generations:
                 problems.append(f"generation {ref.name} has another root than the run attests")
                 await self._delete_damaged(ref)
                 continue
-            self.last_look = Look(ref.index, tuple(problems))
+            self.last_look = LoadReport(ref.index, tuple(problems))
             return state, root, problems
-        self.last_look = Look(0, tuple(problems))
+        self.last_look = LoadReport(0, tuple(problems))
         for problem in problems:
             log.warning("generation_damaged", reason=problem)
         return None

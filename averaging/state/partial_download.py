@@ -23,7 +23,7 @@ log = structlog.get_logger()
 _NAME: Final = re.compile(r"incoming/([0-9a-f]{64})/(\d{8})")
 
 
-class Incoming:
+class PartialDownload:
     """The unfinished download of one unit's state in a Storage."""
 
     def __init__(self, storage: Storage, grid: ChunkGrid) -> None:

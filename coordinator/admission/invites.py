@@ -18,28 +18,30 @@ _BOOTSTRAP_KEY: Final = "invite bootstrap"
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class InviteAddresses:
     """Where newcomers find the run: host:port of the coordinator, and multiaddresses of peers that may be up."""
 
     addresses: tuple[str, ...]
     bootstrap: tuple[str, ...]
 
 
-def remember_reach(ledger: Ledger, reach: Reach) -> None:
+def remember_reach(ledger: Ledger, reach: InviteAddresses) -> None:
     """Keep it for invites made later, by another process."""
     ledger.put(_ADDRESSES_KEY, json.dumps(reach.addresses).encode("ascii"))
     ledger.put(_BOOTSTRAP_KEY, json.dumps(reach.bootstrap).encode("ascii"))
 
 
-def known_reach(ledger: Ledger) -> Reach | None:
+def known_reach(ledger: Ledger) -> InviteAddresses | None:
     """What the last start remembered; None when the run was never up."""
     addresses, bootstrap = ledger.get(_ADDRESSES_KEY), ledger.get(_BOOTSTRAP_KEY)
     if addresses is None or bootstrap is None:
         return None
-    return Reach(tuple(json.loads(addresses)), tuple(json.loads(bootstrap)))
+    return InviteAddresses(tuple(json.loads(addresses)), tuple(json.loads(bootstrap)))
 
 
-def issue_invite(ledger: Ledger, run: RunFiles, reach: Reach, *, uses: int, hours: float, now_unix_s: float) -> str:
+def issue_invite(
+    ledger: Ledger, run: RunFiles, reach: InviteAddresses, *, uses: int, hours: float, now_unix_s: float
+) -> str:
     """Remember a new invite's secret by its hash; returns the line to paste."""
     invite = Invite(
         coordinator_addresses=reach.addresses,

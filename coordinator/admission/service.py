@@ -15,8 +15,8 @@ from averaging.release import installed_release
 from coordinator.admission.probes import Probes
 from coordinator.ledger.ledger import Applicant, Ledger
 from coordinator.policy.admission import (
+    AdmissionDecision,
     AdmissionFacts,
-    Decision,
     InviteFacts,
     decide_admission,
     decide_renewal,
@@ -36,7 +36,7 @@ from protocol.host.calls import (
     encode_admit_reply,
     encode_checkpoints,
 )
-from protocol.host.report_delta import likeness, made_whole
+from protocol.host.report_delta import made_whole, report_digest
 from protocol.host.reports import PeerReport, decode_report, encode_report_reply
 from protocol.identity.credential import check_credential, open_request
 from protocol.identity.envelope import Envelope, ReplayGuard, open_envelope, session_of, superseded
@@ -156,7 +156,7 @@ class CoordinatorService:
         self,
         body: pb.AdmitRequest | pb.RenewRequest,
         secret_hash: bytes,
-        decide: Callable[[AdmissionFacts, float], Decision],
+        decide: Callable[[AdmissionFacts, float], AdmissionDecision],
     ) -> bytes:
         run, now = self._run, self._clock.unix_s()
         # The tracker is read here: the ledger calls back from its own thread, where trio's clock cannot be asked.
@@ -221,7 +221,7 @@ class CoordinatorService:
         return encode_report_reply(
             replace(
                 reply,
-                like=likeness(told),
+                like=report_digest(told),
                 reassignment=self._take_text(told),
                 asks_reassignment=self._run.texts is not None and self._run.texts.lacks(told.reassigned_unix_s),
                 revocations=missing(revocations, report.known_revocations),
@@ -249,7 +249,7 @@ class CoordinatorService:
         if not report.like:
             return report
         entry = self._tracker.peers.get(sender)
-        if entry is None or likeness(entry.report) != report.like:
+        if entry is None or report_digest(entry.report) != report.like:
             raise RemoteProtocolError("a short report like none that is known here", "a whole one", "it is said whole")
         return made_whole(entry.report, report)
 
@@ -370,7 +370,9 @@ class CoordinatorService:
             )
 
 
-def _raise_early(facts: AdmissionFacts, decide: Callable[[AdmissionFacts, float], Decision], now_unix_s: float) -> None:
+def _raise_early(
+    facts: AdmissionFacts, decide: Callable[[AdmissionFacts, float], AdmissionDecision], now_unix_s: float
+) -> None:
     error: PotluckError | None = decide(facts, now_unix_s).error
     if error is not None:
         raise error

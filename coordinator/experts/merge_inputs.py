@@ -174,7 +174,7 @@ def _check_lengths(
             )
 
 
-class ExpertText:
+class ExpertSample:
     """Windows of each expert's documents, out of the packed data in the host's folder."""
 
     def __init__(self, parts: MergingParts, state_dir: Path | None = None) -> None:

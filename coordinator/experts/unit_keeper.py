@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from averaging.rounds.fetching.unit_mirror import Asked, trail
+from averaging.rounds.fetching.unit_mirror import DonorAnswer, trail
 from averaging.rounds.traffic.transfer import TransferService, read_request
 from averaging.state.unit_log import LOG_NAME
 from coordinator.progress.lineage_trust import (
-    Apart,
     Doubt,
     KeptLine,
+    OtherLineage,
     doubt_after,
     looked_apart,
     not_shown,
@@ -143,7 +143,7 @@ class UnitKeeper:
         self._rests_until_s: dict[UnitName, float] = {}
         self._visited_s: dict[UnitName, float] = {}
         self._doubts: dict[UnitName, dict[PeerId, Doubt]] = {unit: {} for unit in places}
-        self._apart: dict[UnitName, Apart] = {}
+        self._apart: dict[UnitName, OtherLineage] = {}
         """The units of which a holder has shown another lineage, which is not preferred to what is kept."""
 
         self._is_held: dict[UnitName, bool] = {}
@@ -276,7 +276,7 @@ class UnitKeeper:
             return await self._opened(place)
 
     async def _bring(self, chain: UnitChain, look: UnitLook) -> bool:
-        line, found = _line_of(chain), list[Asked]()
+        line, found = _line_of(chain), list[DonorAnswer]()
         spine = self._view.spine()
         try:
             return await trail(self._network, chain, look.holders, may_leave=True, spine=spine, asked=found.append)
@@ -301,7 +301,7 @@ class UnitKeeper:
         others = look.without(apart.claims(look.told, self._kept[unit].line))
         # of several lineages beside the kept one the preferred, but none on which nobody stands
         is_lost = not apart.claims(others.told, _line_of(chain))
-        before, spine, found = chain.head.commit, self._view.spine(), list[Asked]()
+        before, spine, found = chain.head.commit, self._view.spine(), list[DonorAnswer]()
         try:
             for _ in range(_WAYS):
                 if not await trail(
@@ -321,7 +321,7 @@ class UnitKeeper:
                 if chain.head.commit != before:
                     self._note(chain)
 
-    def _judge(self, look: UnitLook, line: KeptLine | None, found: Sequence[Asked]) -> None:
+    def _judge(self, look: UnitLook, line: KeptLine | None, found: Sequence[DonorAnswer]) -> None:
         """Whoever was asked and did not show what it tells of, or was of no use, is left alone for a while. `line`: what was kept when
         they were asked; None where that was shown before.
         """
@@ -339,7 +339,7 @@ class UnitKeeper:
             elif line is not None:
                 doubts.pop(each.donor, None)
 
-    def _note_shown(self, unit: UnitName, line: KeptLine, found: Sequence[Asked]) -> None:
+    def _note_shown(self, unit: UnitName, line: KeptLine, found: Sequence[DonorAnswer]) -> None:
         """What was shown and is not followed, for nothing was."""
         for each in found:
             if each.links and each.links[0].index <= line.index:

@@ -11,7 +11,7 @@ from typing import Final
 from averaging.codecs import codec_by_name
 from averaging.network.seams.interfaces import Offload
 from averaging.rounds.lineage.unit_chain import UnitChain
-from averaging.rounds.lineage.updates import UnitTools
+from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
 from averaging.state.start_state import start_state
 from averaging.state.unit_log import UnitLog
@@ -28,7 +28,7 @@ UNIT_FOLDER: Final = "units"
 
 
 @dataclass(frozen=True)
-class PlaceTools:
+class PlacementContext:
     """What all places have in common; `start()` is the run's start record as signed, without its envelope, once there is one."""
 
     run: RunFiles
@@ -37,7 +37,7 @@ class PlaceTools:
     start: Callable[[], bytes]
 
 
-def kept_places(tools: PlaceTools) -> Mapping[UnitName, KeptPlace]:
+def kept_places(tools: PlacementContext) -> Mapping[UnitName, KeptPlace]:
     """All experts, or stages, of a run; nothing of one without. Blocks for a moment."""
     manifest = tools.run.manifest
     schemas, folder = manifest.unit_schemas(), tools.run.folder / UNIT_FOLDER
@@ -49,13 +49,13 @@ def kept_places(tools: PlaceTools) -> Mapping[UnitName, KeptPlace]:
     }
 
 
-def _place(tools: PlaceTools, schema: TensorSchema, folder: Path) -> KeptPlace:
+def _place(tools: PlacementContext, schema: TensorSchema, folder: Path) -> KeptPlace:
     config = tools.run.manifest.config
     if folder.exists():
         clear_unfinished(folder)
     storage = FileStorage(folder, tools.offload)
     grid = ChunkGrid(schema.num_elements, config.chunk_elements)
-    unit_tools = UnitTools(
+    unit_tools = UnitContext(
         tools.run.manifest.run_id,
         schema.unit,
         tools.verifier,
@@ -69,7 +69,7 @@ def _place(tools: PlaceTools, schema: TensorSchema, folder: Path) -> KeptPlace:
     return KeptPlace(storage, partial(_chain, tools, schema, unit_tools))
 
 
-async def _chain(tools: PlaceTools, schema: TensorSchema, unit_tools: UnitTools) -> UnitChain:
+async def _chain(tools: PlacementContext, schema: TensorSchema, unit_tools: UnitContext) -> UnitChain:
     start, manifest = tools.start(), tools.run.manifest
     given, model = tools.run.start_shards, manifest.model_schema
     make = partial(start_state, schema, manifest.config.run.seed, genesis_id(start), given, model)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.ledger import ledger_damage
-from coordinator.policy.admission import Decision, InviteFacts, Verdict
+from coordinator.policy.admission import AdmissionDecision, InviteFacts, Verdict
 from protocol.errors import MachineError, StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 
@@ -109,7 +109,7 @@ class Applicant:
     secret_hash: bytes
 
 
-Decide = Callable[[InviteFacts | None, bool, bool], Decision]
+Decide = Callable[[InviteFacts | None, bool, bool], AdmissionDecision]
 """(invite or None, is admitted, is banned) -> decision: the pure core with the other facts bound."""
 
 Issue = Callable[[int], bytes]
@@ -214,7 +214,9 @@ class Ledger:
         rows = self._rows("SELECT uses, max_uses, expires_unix_s FROM invites WHERE secret_hash = ?", secret_hash)
         return InviteFacts(*map(_int, rows[0])) if rows else None
 
-    def admit(self, applicant: Applicant, decide: Decide, issue: Issue, *, now_unix_s: int) -> tuple[Decision, bytes]:
+    def admit(
+        self, applicant: Applicant, decide: Decide, issue: Issue, *, now_unix_s: int
+    ) -> tuple[AdmissionDecision, bytes]:
         """Decide over one applicant and act on it in one transaction: burn the invite, add the peer, issue.
 
         Returns:

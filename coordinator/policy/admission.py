@@ -59,7 +59,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class AdmissionDecision:
     """A verdict, the sentence behind it, and for a refusal the error that crosses to the peer."""
 
     verdict: Verdict
@@ -81,8 +81,8 @@ def clock_error(peer_unix_s: float, now_unix_s: float) -> RefusedError | None:
     )
 
 
-def _refuse(error: PotluckError) -> Decision:
-    return Decision(Verdict.REFUSE, error.one_line(), error)
+def _refuse(error: PotluckError) -> AdmissionDecision:
+    return AdmissionDecision(Verdict.REFUSE, error.one_line(), error)
 
 
 def _request_error(facts: AdmissionFacts, now_unix_s: float) -> PotluckError | None:
@@ -116,7 +116,7 @@ def invite_error(invite: InviteFacts | None, now_unix_s: float) -> PotluckError 
     return None
 
 
-def decide_admission(facts: AdmissionFacts, now_unix_s: float) -> Decision:
+def decide_admission(facts: AdmissionFacts, now_unix_s: float) -> AdmissionDecision:
     """Admit or refuse. A peer that was admitted before needs no fresh invite: the same identity resumes."""
     if error := _request_error(facts, now_unix_s):
         return _refuse(error)
@@ -129,16 +129,16 @@ def decide_admission(facts: AdmissionFacts, now_unix_s: float) -> Decision:
             )
         )
     if facts.is_admitted:
-        return Decision(Verdict.ADMIT_AGAIN, "admitted before with the same identity")
+        return AdmissionDecision(Verdict.ADMIT_AGAIN, "admitted before with the same identity")
     if error := invite_error(facts.invite, now_unix_s):
         return _refuse(error)
-    return Decision(Verdict.ADMIT_WITH_INVITE, "the invite is valid")
+    return AdmissionDecision(Verdict.ADMIT_WITH_INVITE, "the invite is valid")
 
 
-def decide_renewal(facts: AdmissionFacts, now_unix_s: float) -> Decision:
+def decide_renewal(facts: AdmissionFacts, now_unix_s: float) -> AdmissionDecision:
     """Renew or refuse: as admission, without an invite, and only for a peer that was admitted."""
     if error := _request_error(facts, now_unix_s):
         return _refuse(error)
     if not facts.is_admitted:
         return _refuse(RefusedError(f"peer {facts.peer} was never admitted", "an admitted peer", "join with an invite"))
-    return Decision(Verdict.ADMIT_AGAIN, "admitted before with the same identity")
+    return AdmissionDecision(Verdict.ADMIT_AGAIN, "admitted before with the same identity")

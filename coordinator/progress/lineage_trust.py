@@ -28,7 +28,7 @@ _APART = struct.Struct(f">{HASH_BYTES}sQQQd")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class HolderClaim:
     """Where a live holder says that it stands on a unit: how many rounds that has had, and the newest commit whose state it has."""
 
     peer: PeerId
@@ -68,7 +68,7 @@ def doubt_after(before: Doubt | None, took_s: float, now_s: float, *, is_lie: bo
     return Doubt(now_s + max(lie_rest_s, REST_PER_ASKED * took_s), lies)
 
 
-def not_shown(unit: UnitName, told: Told, line: KeptLine, shown: Mapping[CommitId, int]) -> str:
+def not_shown(unit: UnitName, told: HolderClaim, line: KeptLine, shown: Mapping[CommitId, int]) -> str:
     """In a sentence, what a holder that was asked tells of and did not show; empty where it has shown it, or need not.
 
     Args:
@@ -86,7 +86,7 @@ def not_shown(unit: UnitName, told: Told, line: KeptLine, shown: Mapping[CommitI
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class OtherLineage:
     """A unit of which a live holder has shown another lineage, which is not preferred to the kept one.
 
     Attributes:
@@ -116,20 +116,22 @@ class Apart:
         """Whether nobody has stood on what is kept for so long that it is nobody's restart: the holders' lineage is followed."""
         return self.lost_since_s is not None and now_s - self.lost_since_s >= PATIENCE_S
 
-    def claims(self, told: Collection[Told], line: KeptLine) -> tuple[PeerId, ...]:
+    def claims(self, told: Collection[HolderClaim], line: KeptLine) -> tuple[PeerId, ...]:
         """Who says that it stands on what is kept after the fork."""
         return tuple(each.peer for each in told if line.places.get(each.commit, 0) > self.fork_index)
 
 
-def shown_apart(before: Apart | None, line: KeptLine, fork_index: int, index: int, now_s: float) -> Apart:
+def shown_apart(before: OtherLineage | None, line: KeptLine, fork_index: int, index: int, now_s: float) -> OtherLineage:
     """A holder has shown another lineage up to a commit of this index, which parts from the kept one after that of `fork_index`."""
     if before is None or before.head != line.head:
-        return Apart(line.head, fork_index, index, index, now_s)
+        return OtherLineage(line.head, fork_index, index, index, now_s)
     # of several lineages beside the kept one the earliest fork: who says that it stands after that says something
     return replace(before, fork_index=min(before.fork_index, fork_index), index=max(before.index, index))
 
 
-def looked_apart(before: Apart, told: Collection[Told], line: KeptLine, now_s: float) -> Apart | None:
+def looked_apart(
+    before: OtherLineage, told: Collection[HolderClaim], line: KeptLine, now_s: float
+) -> OtherLineage | None:
     """Let time count, with what live holders whose word counts say now; None once what is kept has another head. That nobody holds the
     unit says nothing about it; nor does the time count while nobody stands elsewhere.
     """
@@ -146,7 +148,7 @@ def looked_apart(before: Apart, told: Collection[Told], line: KeptLine, now_s: f
     return replace(apart, lost_since_s=now_s if before.lost_since_s is None else before.lost_since_s)
 
 
-def word_over_sentence(unit: UnitName, peers: Collection[PeerId], apart: Apart) -> str:
+def word_over_sentence(unit: UnitName, peers: Collection[PeerId], apart: OtherLineage) -> str:
     """What the host says of those whose word speaks for nothing any more."""
     names = ", ".join(map(peer_name, sorted(peers)))
     return (
@@ -155,12 +157,12 @@ def word_over_sentence(unit: UnitName, peers: Collection[PeerId], apart: Apart) 
     )
 
 
-def to_bytes(apart: Apart) -> bytes:
+def to_bytes(apart: OtherLineage) -> bytes:
     """As the host's disk keeps it for its next process."""
     return _APART.pack(apart.head, apart.fork_index, apart.first_index, apart.index, apart.still_s)
 
 
-def of_bytes(kept: bytes, now_s: float) -> Apart | None:
+def of_bytes(kept: bytes, now_s: float) -> OtherLineage | None:
     """What `to_bytes` made, for a process that starts now; None where it is nothing of the kind. While the host was away nobody could
     show it anything: one patience is left to do so at least.
     """
@@ -169,4 +171,4 @@ def of_bytes(kept: bytes, now_s: float) -> Apart | None:
     head, fork_index, first_index, index, still_s = _APART.unpack(kept)
     if not still_s >= 0.0:  # nor a number at all
         return None
-    return Apart(CommitId(head), fork_index, first_index, index, now_s, min(still_s, STILL_S - PATIENCE_S))
+    return OtherLineage(CommitId(head), fork_index, first_index, index, now_s, min(still_s, STILL_S - PATIENCE_S))

@@ -56,7 +56,7 @@ class Still:
 
 
 @dataclass(frozen=True, slots=True)
-class StoodOn:
+class LiveLineages:
     """Where live peers stand, as it was looked at last.
 
     Attributes:
@@ -77,7 +77,7 @@ class StoodOn:
     still: Still | None = None
 
 
-def looked_at(before: StoodOn, tree: CommitTree, heads: frozenset[CommitId], now_s: float) -> StoodOn:
+def looked_at(before: LiveLineages, tree: CommitTree, heads: frozenset[CommitId], now_s: float) -> LiveLineages:
     """`heads`: where live peers say that they stand. Call about once a second. An unknown one may be on the preferred lineage for a
     while, unless that was lost already; of nobody's standing anywhere nothing follows, and of standing for long on a preferred lineage
     that does not grow, while others go on, neither.
@@ -88,7 +88,7 @@ def looked_at(before: StoodOn, tree: CommitTree, heads: frozenset[CommitId], now
     if not known:
         looked = replace(before, tree=tree)
     elif not _is_lost_now(before, tree, believed):
-        looked = StoodOn(tree, believed)
+        looked = LiveLineages(tree, believed)
     else:
         looked = _lost(before, tree, believed, now_s, is_proven=known == heads)
     looked = replace(looked, known=known, still=still)
@@ -96,7 +96,7 @@ def looked_at(before: StoodOn, tree: CommitTree, heads: frozenset[CommitId], now
     return replace(looked, counted=looked.heads if is_over else frozenset())
 
 
-def _still(before: StoodOn, tree: CommitTree, known: frozenset[CommitId], now_s: float) -> Still | None:
+def _still(before: LiveLineages, tree: CommitTree, known: frozenset[CommitId], now_s: float) -> Still | None:
     if before.tree is tree and before.known == known:
         return before.still
     if not tree.has_fork:
@@ -127,14 +127,14 @@ class Seen:
     now_unix_s: float
 
 
-def restored(tree: CommitTree, counted: frozenset[CommitId], now_s: float, seen: Seen) -> StoodOn:
+def restored(tree: CommitTree, counted: frozenset[CommitId], now_s: float, seen: Seen) -> LiveLineages:
     """As a former process of the host left it: what counted then, and what came after it, counts until somebody stands elsewhere. How
     long the preferred lineage has not grown is told by when its commits came: a host that restarts every three minutes would else
     believe for ever who only says that it stands there.
     """
     if counted:
-        return StoodOn(tree, counted, now_s - PATIENCE_S, counted=counted)
-    return StoodOn(still=_still_since_seen(tree, now_s, seen)) if tree.has_fork else StoodOn()
+        return LiveLineages(tree, counted, now_s - PATIENCE_S, counted=counted)
+    return LiveLineages(still=_still_since_seen(tree, now_s, seen)) if tree.has_fork else LiveLineages()
 
 
 def _still_since_seen(tree: CommitTree, now_s: float, seen: Seen) -> Still | None:
@@ -160,19 +160,21 @@ def of_bytes(kept: bytes) -> frozenset[CommitId]:
     return frozenset(CommitId(kept[at : at + HASH_BYTES]) for at in range(0, len(kept), HASH_BYTES))
 
 
-def _is_lost_now(before: StoodOn, tree: CommitTree, known: frozenset[CommitId]) -> bool:
+def _is_lost_now(before: LiveLineages, tree: CommitTree, known: frozenset[CommitId]) -> bool:
     if before.tree is tree and before.heads == known:
         return before.lost_since_s is not None or before.unproven_since_s is not None
     return is_lost(tree, known)
 
 
-def _lost(before: StoodOn, tree: CommitTree, known: frozenset[CommitId], now_s: float, *, is_proven: bool) -> StoodOn:
+def _lost(
+    before: LiveLineages, tree: CommitTree, known: frozenset[CommitId], now_s: float, *, is_proven: bool
+) -> LiveLineages:
     if before.lost_since_s is not None:
-        return StoodOn(tree, known, before.lost_since_s)
+        return LiveLineages(tree, known, before.lost_since_s)
     unproven_since_s = now_s if before.unproven_since_s is None else before.unproven_since_s
     if is_proven or now_s - unproven_since_s >= UNPROVEN_S:
-        return StoodOn(tree, known, now_s)
-    return StoodOn(tree, known, None, unproven_since_s)
+        return LiveLineages(tree, known, now_s)
+    return LiveLineages(tree, known, None, unproven_since_s)
 
 
 def is_lost(tree: CommitTree, heads: frozenset[CommitId]) -> bool:

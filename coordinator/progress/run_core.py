@@ -99,11 +99,11 @@ class CommitVerified:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
+class RunTicked:
     """Time has passed."""
 
 
-RunEvent = PeerReported | PeerLeft | StartSigned | SigningFailed | CommitVerified | Ticked
+RunEvent = PeerReported | PeerLeft | StartSigned | SigningFailed | CommitVerified | RunTicked
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class PeerEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingCommits:
     """Commits that somebody told of and nobody has brought: they lead to `head`, at `index`.
 
     Attributes:
@@ -103,7 +103,7 @@ class RunPicture:
     checkpoint_folder: Path
     zlib_bits_per_byte: float
     pairs_nats_per_byte: float
-    missing: Sequence[Missing] = ()
+    missing: Sequence[MissingCommits] = ()
     restarted: str = ""
     num_bans: int = 0
     num_forks: int = 0
@@ -125,7 +125,7 @@ def heard(before: PeerEntry | None, report: PeerReport, now_s: float) -> PeerEnt
     return PeerEntry(report, now_s, now_s if before is None or is_back else before.since_s)
 
 
-def missed(missing: Mapping[PeerId, Missing], now_s: float) -> Sequence[Missing]:
+def missed(missing: Mapping[PeerId, MissingCommits], now_s: float) -> Sequence[MissingCommits]:
     """Those that are worth a word: a commit is told of by all of its members, and brought by two of them
     (peer/status/duties_core.py).
     """
@@ -207,7 +207,7 @@ def checkpoint_json(row: CheckpointRow, folder: Path) -> Json:
     }
 
 
-def _missing_json(missing: Missing, now_s: float) -> Json:
+def _missing_json(missing: MissingCommits, now_s: float) -> Json:
     if not missing.peer:
         reason = "the ledger holds this commit without those before it; no peer has brought them yet"
     elif now_s - missing.heard_s <= FETCHING_S:

@@ -18,12 +18,12 @@ from coordinator.ledger.ledger import COUNTED_COMMITS, START_RECORD, CheckpointR
 from coordinator.progress import run_core
 from coordinator.progress.chain_log import MAX_ON_BASE, Accepted, ChainLog, Growth, Refused
 from coordinator.progress.heldout_core import heldout_points
-from coordinator.progress.live_lineages import Seen, StoodOn, looked_at, of_bytes, restored, to_bytes
+from coordinator.progress.live_lineages import LiveLineages, Seen, looked_at, of_bytes, restored, to_bytes
 from coordinator.progress.restart_report import Restart, restart_sentence, stand_of, was_nothing_lost
 from coordinator.progress.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
 from coordinator.progress.run_view import (
     FORGET_S,
-    Missing,
+    MissingCommits,
     PeerEntry,
     RunPicture,
     TimedRound,
@@ -98,15 +98,15 @@ class RunTracker:
         self._seen_unix_s: dict[CommitId, int] = {}
         self._loss_points: list[LossPoint] = []
         self._checkpoints: tuple[CheckpointRow, ...] = ()
-        self._missing: dict[PeerId, Missing] = {}
+        self._missing: dict[PeerId, MissingCommits] = {}
         self._refused_told: set[str] = set()
-        self._unlinked: list[Missing] = []
+        self._unlinked: list[MissingCommits] = []
         self._num_bans = 0
         self._parts = run.manifest.parts
         self._units = UnitWatch(self._parts, are_stages=run.manifest.config.stages is not None)
         self._restart: Restart | None = None
         self._restart_sentence = ""
-        self._stood_on = StoodOn()
+        self._stood_on = LiveLineages()
         self._turn = trio.Lock()
         self._changed = trio.Event()
 
@@ -194,7 +194,7 @@ class RunTracker:
         async with self._turn:
             now = self._clock.monotonic_s()
             self._peers = {p: e for p, e in self._peers.items() if now - e.seen_s <= FORGET_S}
-            await self._step(run_core.Ticked())
+            await self._step(run_core.RunTicked())
             self._tell_restart(now)
             await self._look_where_peers_stand(now)
             self._units.tick(self.units_held() if self._state.phase is Phase.TRAINING else (), now)
@@ -473,7 +473,9 @@ class RunTracker:
             old = self._missing.get(peer)
             since = old.since_s if old else now
             heard = now if accepted.new or old is None else old.heard_s
-            self._missing[peer] = Missing(peer, report.head, report.index, accepted.want_from_index, since, heard)
+            self._missing[peer] = MissingCommits(
+                peer, report.head, report.index, accepted.want_from_index, since, heard
+            )
         if accepted.new:
             self._missing = {p: m for p, m in self._missing.items() if not chain.knows(m.head)}
             self._unlinked = [m for m in self._unlinked if not chain.knows(m.head)]
@@ -482,7 +484,9 @@ class RunTracker:
         """Commits that the ledger holds without those before them, one entry for each end of such a piece."""
         wanted = set(unlinked) - {row.parent for row in rows}
         now = self._clock.monotonic_s()
-        self._unlinked = [Missing(PeerId(""), r.commit, r.index, 0, now, now) for r in rows if r.commit in wanted]
+        self._unlinked = [
+            MissingCommits(PeerId(""), r.commit, r.index, 0, now, now) for r in rows if r.commit in wanted
+        ]
         if unlinked:
             _log.warning("ledger_has_gaps", unlinked=len(unlinked), reason="commits without those before them")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.progress.lineage_trust import Doubt, KeptLine, Told
+from coordinator.progress.lineage_trust import Doubt, HolderClaim, KeptLine
 from protocol.host.calls import NO_ROOT
 from protocol.host.reports import PeerReport, UnitStanding
 from protocol.ids import CommitId, PeerId, UnitName
@@ -16,7 +16,7 @@ class UnitLook:
     """A unit as its live holders tell of it, whoever is furthest first."""
 
     unit: UnitName
-    told: tuple[Told, ...] = ()
+    told: tuple[HolderClaim, ...] = ()
 
     @property
     def index(self) -> int:
@@ -53,7 +53,7 @@ def standings(report: PeerReport) -> tuple[UnitStanding, ...]:
 def look_of(unit: UnitName, told: Mapping[PeerId, int], commits: Mapping[PeerId, CommitId]) -> UnitLook:
     """A unit whose live holders tell of these rounds and commits."""
     holders = sorted(told, key=lambda peer: (-told[peer], peer))
-    return UnitLook(unit, tuple(Told(peer, told[peer], commits[peer]) for peer in holders))
+    return UnitLook(unit, tuple(HolderClaim(peer, told[peer], commits[peer]) for peer in holders))
 
 
 def askable(look: UnitLook, doubts: Mapping[PeerId, Doubt], now_s: float) -> UnitLook:

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from averaging.data.packing.baselines import Yardsticks
+from averaging.data.packing.baselines import Baselines
 from averaging.data.packing.expert_shards import check_each_expert
 from averaging.data.packing.packing import NO_START, Packing, pack
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
@@ -81,7 +81,7 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
     config = load_run_config(run_file)
     if is_opened(folder):
         return reopen_run(run_file, config, folder)
-    yardsticks = Yardsticks()
+    yardsticks = Baselines()
     dataset = _pack(config, folder, run_file.parent, yardsticks)
     authority = _make_authority(folder, now_unix_s)
     manifest = RunManifest(
@@ -195,7 +195,7 @@ def _first_difference(found: Mapping[str, object], expected: Mapping[str, object
     return ""
 
 
-def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -> DatasetManifest:
+def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) -> DatasetManifest:
     check_router(config, base)
     data, start = config.data, _start_bytes(config, base)
     source = open_source(data, base)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from protocol.errors import UnreachableError
-from protocol.screens.daemon_views import Look, Row, rows_of
+from protocol.screens.daemon_views import DaemonView, Row, rows_of
 
 LOG_NAME: Final = "host.log"
 """In the log folder of the state folder."""
@@ -31,7 +31,7 @@ def is_here(folder: Path) -> bool:
     return (folder / LEDGER_FILE).exists()
 
 
-def look(folder: Path) -> Look:
+def look(folder: Path) -> DaemonView:
     """One look at the host of `folder`. Blocks, at most some seconds."""
     from coordinator.run.hosted_folder import fetch_status
     from coordinator.status.status_text import status_lines
@@ -41,9 +41,9 @@ def look(folder: Path) -> Look:
     except UnreachableError as error:
         # what is damaged may be why it does not run
         damage = [str(row["note"]) for row in runs(folder) if row["note"]]
-        return Look("host", str(folder), is_running=False, note="; ".join([error.one_line(), *damage]), status={})
+        return DaemonView("host", str(folder), is_running=False, note="; ".join([error.one_line(), *damage]), status={})
     peers, rounds = rows_of(status.get("peers")), rows_of(status.get("rounds"))
-    return Look("host", str(folder), True, "", status, tuple(status_lines(status)), peers, rounds)
+    return DaemonView("host", str(folder), True, "", status, tuple(status_lines(status)), peers, rounds)
 
 
 def runs(folder: Path) -> list[Row]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from averaging.host.setting_sources import settings_with_origins
-from peer.checks.dry_run_core import Offer, peer_estimates
+from peer.checks.dry_run_core import OfferedResources, peer_estimates
 from peer.membership.saved_run import KeptRun, find_kept_run
 from peer.settings import config as settings
 from protocol.errors import PotluckError
@@ -29,7 +29,7 @@ def dry_run_lines(config: settings.PeerConfig, flags: Mapping[str, object], invi
     joined = find_kept_run(config.state_dir, invite.run_id if invite else None)
     kept, told = (joined, "joined from here before") if joined else _asked(config, invite_text)
     memory_bytes = settings.whole_bytes(config.max_memory_gb)
-    offer = Offer(config.cache_bytes, config.no_listen, config.daily_quota_gb, memory_bytes)
+    offer = OfferedResources(config.cache_bytes, config.no_listen, config.daily_quota_gb, memory_bytes)
     data_bytes = _data_bytes(kept) if kept else 0
     return [
         "settings",

@@ -23,7 +23,7 @@ _UNKNOWN: Final = "unknown without the host"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferedResources:
     """What of the settings bears on the estimates, in their units; 0 GB of quota for none, and of memory for no limit."""
 
     cache_bytes: int
@@ -32,7 +32,7 @@ class Offer:
     max_memory_bytes: int = 0
 
 
-def peer_estimates(run: RunConfig | None, data_bytes: int, offer: Offer) -> tuple[Estimate, ...]:
+def peer_estimates(run: RunConfig | None, data_bytes: int, offer: OfferedResources) -> tuple[Estimate, ...]:
     """The estimates for a run whose packed data has so many bytes; None: nothing here knows the run."""
     if run is None:
         return (
@@ -61,7 +61,7 @@ def peer_estimates(run: RunConfig | None, data_bytes: int, offer: Offer) -> tupl
     )
 
 
-def _stages_with_room(run: RunConfig, offer: Offer) -> tuple[Estimate, ...]:
+def _stages_with_room(run: RunConfig, offer: OfferedResources) -> tuple[Estimate, ...]:
     """Of a run of stages, where the owner limits memory: which of them this peer may hold; a join is refused where none is."""
     if run.pipeline is None or run.stages is None or not offer.max_memory_bytes:
         return ()
@@ -72,7 +72,7 @@ def _stages_with_room(run: RunConfig, offer: Offer) -> tuple[Estimate, ...]:
     return (Estimate("room for", ", ".join(stage_unit(stage) for stage in fitting)),)
 
 
-def _quota(offer: Offer) -> tuple[Estimate, ...]:
+def _quota(offer: OfferedResources) -> tuple[Estimate, ...]:
     if not offer.daily_quota_gb:
         return ()
     return (Estimate("your quota", f"ends all that at {offer.daily_quota_gb:g} GB a day, up and down together"),)

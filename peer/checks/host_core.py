@@ -48,7 +48,7 @@ class NoAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class HostRefusal:
     """The host answers and would not let us in: what was found, and what to do."""
 
     found: str
@@ -63,7 +63,7 @@ class PortTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ReachReport:
     """What came of the host's attempt to connect back.
 
     Attributes:
@@ -110,10 +110,10 @@ class HostReadings:
     """
 
     answer: Answer | NoAnswer
-    reach: Reach | PortTaken | Unread | None = None
+    reach: ReachReport | PortTaken | Unread | None = None
     line: Line | Unread | None = None
-    refusal: Refusal | None = None
-    bulk: Reach | PortTaken | Unread | None = None
+    refusal: HostRefusal | None = None
+    bulk: ReachReport | PortTaken | Unread | None = None
     needed_bits_per_s: float = 0.0
 
 
@@ -166,7 +166,7 @@ def _clock(answer: Answer) -> Finding:
     return Finding("clock", Level.FAIL, f"{found}: all its messages would count as expired or as too early", fix)
 
 
-def _reach(reach: Reach | PortTaken | Unread | None) -> Finding:
+def _reach(reach: ReachReport | PortTaken | Unread | None) -> Finding:
     name = "reachable"
     if reach is None:
         return Finding(name, Level.OK, "outbound only, as --no-listen asks: contributes fully, reduces nothing")
@@ -184,7 +184,7 @@ def _reach(reach: Reach | PortTaken | Unread | None) -> Finding:
     return Finding(name, Level.WARN, f"{found}, which is a router's address", fix)
 
 
-def _bulk(bulk: Reach | PortTaken | Unread) -> Finding:
+def _bulk(bulk: ReachReport | PortTaken | Unread) -> Finding:
     """Of the port for weights and data: where it cannot be reached they take the other one, by libp2p."""
     name = "bulk"
     if isinstance(bulk, Unread):
@@ -204,7 +204,7 @@ def _bulk(bulk: Reach | PortTaken | Unread) -> Finding:
     return Finding(name, Level.WARN, found, fix)
 
 
-def outbound_only(reach: Reach) -> Finding:
+def outbound_only(reach: ReachReport) -> Finding:
     """Of a peer that the host could not connect back to."""
     found = (
         f"outbound only, for there are no relays: the host could not connect back to {reach.seen_as} port {reach.port}"

@@ -20,7 +20,7 @@ import trio
 from averaging.network.seams.asyncio_thread import open_asyncio_thread, open_plain_nursery
 from averaging.network.seams.clocks import SystemClock
 from averaging.release import installed_release
-from peer.checks.host_core import Answer, Flow, HostReadings, Line, NoAnswer, PortTaken, Reach, Refusal
+from peer.checks.host_core import Answer, Flow, HostReadings, HostRefusal, Line, NoAnswer, PortTaken, ReachReport
 from peer.checks.machine_core import Unread
 from peer.membership.addresses import bulk_port
 from peer.membership.coordinator_client import (
@@ -139,7 +139,7 @@ async def _ask(config: PeerConfig, way: Way) -> HostReadings:
                 line = await _line(way.proof, client)
                 return HostReadings(answer, reach, line, bulk=bulk, needed_bits_per_s=way.needed_bits_per_s)
             except RefusedError as error:
-                return HostReadings(answer, refusal=Refusal(_cause(error), error.remedy))
+                return HostReadings(answer, refusal=HostRefusal(_cause(error), error.remedy))
     except PotluckError as error:
         return HostReadings(_no_answer(error, is_needed=way.is_needed or isinstance(error, VersionError)))
 
@@ -163,7 +163,7 @@ async def _greet(way: Way, client: CoordinatorClient) -> Answer:
 
 async def reach_of(
     config: PeerConfig, proof: ProbeProof, client: CoordinatorClient
-) -> Reach | PortTaken | Unread | None:
+) -> ReachReport | PortTaken | Unread | None:
     """Listen where a peer would, and let the host try to connect; None where the owner takes no connections.
 
     Raises:
@@ -175,10 +175,10 @@ async def reach_of(
 
 
 async def _bulk_reach_of(
-    config: PeerConfig, proof: ProbeProof, client: CoordinatorClient, reach: Reach | PortTaken | Unread | None
-) -> Reach | PortTaken | Unread | None:
+    config: PeerConfig, proof: ProbeProof, client: CoordinatorClient, reach: ReachReport | PortTaken | Unread | None
+) -> ReachReport | PortTaken | Unread | None:
     """The same for the port on which weights and data come; None where others cannot connect to us anyway. Raises as `reach_of`."""
-    if not isinstance(reach, Reach) or not reach.is_reached:
+    if not isinstance(reach, ReachReport) or not reach.is_reached:
         return None
     port, may_take_another = bulk_port(config.model_copy(update={"listen_port": reach.port}))
     found = await _dialled_back(config, port, proof, client)
@@ -189,7 +189,7 @@ async def _bulk_reach_of(
 
 async def _dialled_back(
     config: PeerConfig, port: int, proof: ProbeProof, client: CoordinatorClient
-) -> Reach | PortTaken | Unread:
+) -> ReachReport | PortTaken | Unread:
     host = config.listen_host
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
@@ -208,7 +208,9 @@ async def _dialled_back(
             found = await client.dial_back(proof, port, nonce)
     except PotluckError as error:
         return _unread(error)
-    return Reach(host, port, found.is_reached, found.seen_as, found.seen_as in _own_addresses(), config.announce_host)
+    return ReachReport(
+        host, port, found.is_reached, found.seen_as, found.seen_as in _own_addresses(), config.announce_host
+    )
 
 
 def _own_addresses() -> set[str]:

@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 import trio
 
-from peer.checks.host_core import PortTaken, Reach
+from peer.checks.host_core import PortTaken, ReachReport
 from peer.checks.host_readings import reach_of
 from peer.checks.machine_core import Unread
 from peer.checks.reach_core import has_owners_word, is_outbound_only, outbound_sentence
@@ -27,20 +27,22 @@ async def find_outbound_only(
     """Whether others are told that nobody can connect to this peer; where the host found that, its owner is told what mends it."""
     reach = await _ask(config, client, credential) if is_host_there else None
     is_outbound = is_outbound_only(no_listen=config.no_listen, announce_host=config.announce_host, reach=reach)
-    if is_outbound and isinstance(reach, Reach):
+    if is_outbound and isinstance(reach, ReachReport):
         log.warning("nobody_can_connect", reason=outbound_sentence(reach))
     return is_outbound
 
 
-async def _ask(config: PeerConfig, client: CoordinatorClient, credential: bytes) -> Reach | PortTaken | Unread | None:
+async def _ask(
+    config: PeerConfig, client: CoordinatorClient, credential: bytes
+) -> ReachReport | PortTaken | Unread | None:
     if has_owners_word(no_listen=config.no_listen, announce_host=config.announce_host):
         return None
-    found: Reach | PortTaken | Unread | None = None
+    found: ReachReport | PortTaken | Unread | None = None
     try:
         with trio.move_on_after(WITHIN_S):
             found = await reach_of(config, ProbeProof(b"", credential), client)
     except RefusedError as error:
         found = Unread(error.one_line())
-    if not isinstance(found, Reach):
+    if not isinstance(found, ReachReport):
         log.info("reach_not_known", reason=str(found))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from peer.checks.host_core import PortTaken, Reach, outbound_only
+from peer.checks.host_core import PortTaken, ReachReport, outbound_only
 from peer.checks.machine_core import Unread
 
 
@@ -13,16 +13,16 @@ def has_owners_word(*, no_listen: bool, announce_host: str) -> bool:
     return no_listen or bool(announce_host)
 
 
-def is_outbound_only(*, no_listen: bool, announce_host: str, reach: Reach | PortTaken | Unread | None) -> bool:
+def is_outbound_only(*, no_listen: bool, announce_host: str, reach: ReachReport | PortTaken | Unread | None) -> bool:
     """Whether others are told not to wait for a connection to this peer. `reach` is what came of the host's attempt to connect back,
     None where it was not asked. A host on the same machine that was too busy to connect in time says nothing about the way here.
     """
     if has_owners_word(no_listen=no_listen, announce_host=announce_host):
         return no_listen
-    return isinstance(reach, Reach) and not reach.is_reached and not _is_loopback(reach.seen_as)
+    return isinstance(reach, ReachReport) and not reach.is_reached and not _is_loopback(reach.seen_as)
 
 
-def outbound_sentence(reach: Reach) -> str:
+def outbound_sentence(reach: ReachReport) -> str:
     """What its owner is told, with the flag that mends it."""
     finding = outbound_only(reach)
     return f"{finding.found}, so others are told not to wait for it as a reducer; to mend it: {finding.fix}"

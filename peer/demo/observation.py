@@ -86,7 +86,7 @@ class CheckpointFile(_Read):
     units: tuple[UnitRow, ...] | None = None
 
 
-class Yardsticks(_Read):
+class Baselines(_Read):
     """What a compressor and a pair-frequency model reach on the same held-out text."""
 
     zlib_bits_per_byte: float
@@ -109,7 +109,7 @@ class HostStatus(_Read):
     heldout_experts: dict[str, tuple[HeldoutPoint, ...]] = {}
     train_loss: tuple[TrainPoint, ...] = ()
     checkpoints: tuple[CheckpointRow, ...] = ()
-    yardsticks: Yardsticks | None = None
+    yardsticks: Baselines | None = None
 
 
 class PeerReport(_Read):

@@ -16,7 +16,7 @@ import trio
 
 from averaging.network.seams.interfaces import Network, Offload
 from averaging.rounds.traffic.transfer import ask
-from peer.holdings.verified_holders_core import Believed, Looked, Shown, believed
+from peer.holdings.verified_holders_core import Believed, HolderReply, Shown, believed
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.identity.identity import Verifier
 from protocol.ids import PeerId, RunId, UnitName, short
@@ -45,7 +45,7 @@ class _EnoughError(Exception):
 
 
 @dataclass(frozen=True)
-class Proof:
+class CommitProof:
     """Looks at commits of the run's parts that others show: each is verified on the one before it, the first on the run's start."""
 
     network: Network
@@ -93,7 +93,7 @@ async def present(
     """Whom of a list to count as what: for the choice of what a newcomer holds. All are asked at once, within ASK_WITHIN_S for a
     sign of life and PROVE_WITHIN_S for proofs. A wrong guess costs a choice that is not the best, and nothing else.
     """
-    looked = {peer: Looked(can_be_asked=peer in reachable) for peer in listed}
+    looked = {peer: HolderReply(can_be_asked=peer in reachable) for peer in listed}
 
     async def look(peer: PeerId) -> None:
         try:
@@ -101,7 +101,7 @@ async def present(
                 await ask_peer(peer)
         except (PotluckError, trio.TooSlowError):
             return
-        looked[peer] = Looked(True, is_there=True, shown=await _all_shown(peer, listed[peer], prove))
+        looked[peer] = HolderReply(True, is_there=True, shown=await _all_shown(peer, listed[peer], prove))
 
     async with trio.open_nursery() as nursery:
         for peer in listed.keys() & set(reachable):

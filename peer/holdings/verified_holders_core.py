@@ -30,7 +30,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class HolderReply:
     """What was found of a listed peer.
 
     Attributes:
@@ -78,7 +78,7 @@ def everybody(listed: Mapping[PeerId, tuple[int, ...]]) -> Believed:
 
 def believed(
     listed: Mapping[PeerId, tuple[int, ...]],
-    looked: Mapping[PeerId, Looked],
+    looked: Mapping[PeerId, HolderReply],
     units: tuple[UnitName, ...],
     run_index: int,
     founders: Mapping[PeerId, tuple[int, ...]] = MappingProxyType({}),
@@ -119,7 +119,7 @@ def _is_proof(shown: Shown, *, is_expected: bool) -> bool:
 
 def _sentences(
     doubted: Mapping[PeerId, tuple[int, ...]],
-    looked: Mapping[PeerId, Looked],
+    looked: Mapping[PeerId, HolderReply],
     units: tuple[UnitName, ...],
     num_shown: Mapping[int, int],
 ) -> Iterator[str]:

@@ -38,7 +38,7 @@ def recent_voters(lineage: Sequence[ChainLink]) -> frozenset[PeerId]:
     return frozenset().union(*(link.roster for link in lineage[-VOTED_WITHIN_COMMITS:]))
 
 
-class Roster:
+class CredentialCache:
     """Credentials checked by this peer. The coordinator is trusted as the run's own host.
 
     `host_heard_s` is when it was heard last before this process, unix time; None for just now.

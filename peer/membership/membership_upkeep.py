@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Clock, Network, Offload
-from peer.membership.credential_cache import Roster
+from peer.membership.credential_cache import CredentialCache
 from peer.membership.saved_membership import host_heard_s, remember_credential, remember_host_heard, remember_peers
 from protocol.errors import PotluckError, RefusedError, StorageError, TransportError, UnreachableError
 from protocol.identity.credential import Credential, check_credential, key_pem, make_request, make_tls_key
@@ -47,7 +47,7 @@ class MembershipUpkeep:
     """Keeps one membership alive, in memory and in its folder. Nothing here ends the peer when it fails."""
 
     folder: Path
-    roster: Roster
+    roster: CredentialCache
     identity: Identity
     run_id: RunId
     ca_certificate_der: bytes

@@ -11,7 +11,7 @@ from averaging.network.libp2p.p2pd import P2pdOptions
 from averaging.network.seams.directory import member_record_rule
 from averaging.network.seams.interfaces import Clock
 from peer.membership.addresses import announced, bulk_port, multiaddress
-from peer.membership.credential_cache import CREDENTIAL_CHANNEL, Roster
+from peer.membership.credential_cache import CREDENTIAL_CHANNEL, CredentialCache
 from peer.membership.joining import Membership
 from peer.settings.config import PeerConfig
 from protocol.identity.identity import Verifier
@@ -22,7 +22,7 @@ def network_options(
     identity_file: Path,
     membership: Membership,
     ca_certificate_der: bytes,
-    roster: Roster,
+    roster: CredentialCache,
     verifier: Verifier,
     clock: Clock,
     *,
@@ -55,7 +55,7 @@ def _direct(
     config: PeerConfig,
     membership: Membership,
     ca_certificate_der: bytes,
-    roster: Roster,
+    roster: CredentialCache,
     clock: Clock,
     *,
     is_outbound_only: bool,

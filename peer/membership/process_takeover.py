@@ -18,8 +18,8 @@ import trio
 
 from averaging.network.seams.directory import open_record
 from averaging.network.seams.interfaces import DirectoryEntry
-from averaging.rounds.traffic.discovery import Looks, look_after_s
-from peer.membership.credential_cache import Roster
+from averaging.rounds.traffic.discovery import DirectoryPoller, look_after_s
+from peer.membership.credential_cache import CredentialCache
 from protocol.errors import PotluckError
 from protocol.identity.envelope import session_of, superseded
 from protocol.identity.identity import Signer, Verifier
@@ -42,7 +42,7 @@ def is_of_newer_process(session: int, seen_session: int, *, is_ours: bool) -> bo
     return seen_session > session or (seen_session == session and not is_ours)
 
 
-class OwnRecord:
+class DirectoryClaim:
     """Makes our directory records, one after another, and looks before some of them who else speaks in our name."""
 
     def __init__(
@@ -52,7 +52,7 @@ class OwnRecord:
         session: int,
         next_sequence: Callable[[], int],
         verifier: Verifier,
-        roster: Roster,
+        roster: CredentialCache,
     ) -> None:
         self._signer = signer
         self._run_id = run_id
@@ -63,7 +63,7 @@ class OwnRecord:
         self._made: deque[bytes] = deque(maxlen=KEPT_RECORDS)
         self._look_at_s = 0.0
 
-    async def make(self, looks: Looks, expires_unix_s: float) -> bytes:
+    async def make(self, looks: DirectoryPoller, expires_unix_s: float) -> bytes:
         """The next record. What stands in the directory just before is the latest of all who have our name: only then does a look tell
         of each of two processes, since both write again and again over what the other wrote.
 

@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Network, Offload
-from peer.membership.credential_cache import Roster
+from peer.membership.credential_cache import CredentialCache
 from peer.membership.saved_membership import write_durably
 from protocol.errors import PotluckError, RefusedError
 from protocol.identity.identity import Verifier
@@ -43,7 +43,7 @@ class Revocations:
         run_id: RunId,
         host_public_key: bytes,
         verifier: Verifier,
-        roster: Roster,
+        roster: CredentialCache,
         me: PeerId,
         offload: Offload,
     ) -> None:

@@ -12,12 +12,12 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Clock
-from peer.owner.controls_core import ControlSettings, ControlsState, Decision, decide
+from peer.owner.controls_core import ControlSettings, ControlsState, TrainingAllowance, decide
 from peer.owner.idle import IdleMeter
 from peer.owner.sensors import MachineSensors, Sensors
 from peer.settings.config import PeerConfig, whole_bytes, zone_of
 from peer.settings.hours_core import parse_hours
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 
 log = structlog.get_logger()
 
@@ -60,7 +60,7 @@ class Controls:
         slowdown: the divisor of full speed that was set once; a share comes on top of it.
     """
 
-    def __init__(self, settings: ControlSettings, sensors: Sensors, board: Board, slowdown: float = 1.0) -> None:
+    def __init__(self, settings: ControlSettings, sensors: Sensors, board: StatusBoard, slowdown: float = 1.0) -> None:
         self._settings = settings
         self._sensors = sensors
         self._board = board
@@ -68,7 +68,7 @@ class Controls:
         self._state = ControlsState()
         self._changed = trio.Event()
         self._network: Capped | None = None
-        self.decision = Decision()
+        self.decision = TrainingAllowance()
 
     def cap(self, network: Capped) -> None:
         """Hold the network to the caps, from now on."""
@@ -108,14 +108,14 @@ class Controls:
             await changed.wait()
 
 
-def _moved_bytes(board: Board) -> int:
+def _moved_bytes(board: StatusBoard) -> int:
     if board.network is None:
         return 0
     traffic = board.network.traffic()
     return traffic.bytes_up + traffic.bytes_down
 
 
-def open_controls(config: PeerConfig, board: Board, clock: Clock) -> Controls:
+def open_controls(config: PeerConfig, board: StatusBoard, clock: Clock) -> Controls:
     """The controls of one daemon, as its owner set them; nothing was looked at yet."""
     settings = ControlSettings(
         weekly_hours=parse_hours(config.weekly_hours) if config.weekly_hours else None,

@@ -125,7 +125,7 @@ class ControlsState:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TrainingAllowance:
     """What is allowed now.
 
     Attributes:
@@ -161,7 +161,9 @@ def turned(latch: Latch, *, is_bad: bool, is_fine: bool, now_s: float, fine_for_
     return Latch() if now_s - since_s >= fine_for_s else Latch(is_closed=True, fine_since_s=since_s)
 
 
-def decide(settings: ControlSettings, state: ControlsState, readings: Readings) -> tuple[ControlsState, Decision]:
+def decide(
+    settings: ControlSettings, state: ControlsState, readings: Readings
+) -> tuple[ControlsState, TrainingAllowance]:
     """What holds training back, the owner's own word first; and what to remember for the next look."""
     state = _remembered(settings, state, readings)
     rules: tuple[Callable[[], str], ...] = (
@@ -175,7 +177,7 @@ def decide(settings: ControlSettings, state: ControlsState, readings: Readings) 
         lambda: _too_large(settings, state, readings),
     )
     is_held = bool(_quota_used(settings, readings))
-    allowed = Decision(
+    allowed = TrainingAllowance(
         upload_bytes_per_s=STOPPED_BYTES_PER_S if is_held else settings.upload_bytes_per_s or None,
         download_bytes_per_s=STOPPED_BYTES_PER_S if is_held else settings.download_bytes_per_s or None,
         is_held=is_held,

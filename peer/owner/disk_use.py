@@ -8,7 +8,7 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Storage
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from protocol.errors import StorageError
 
 log = structlog.get_logger()
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 LOOK_EVERY_S: Final = 20.0
 
 
-async def keep_measured(storage: Storage, board: Board) -> None:
+async def keep_measured(storage: Storage, board: StatusBoard) -> None:
     """Tell the board, until cancelled. What cannot be measured now is measured later: nothing but a number hangs on it."""
     while True:
         try:

@@ -19,7 +19,7 @@ import trio
 from averaging.network.seams.interfaces import KeptPart, NoPart, Snapshot, TrainerProgress
 from averaging.rounds.lineage.unit_chain import UnitChain
 from peer.pipeline.stage.stage_channel import StageReply
-from peer.pipeline.stage.stage_throughput import StagePace
+from peer.pipeline.stage.stage_throughput import StageThroughput
 from peer.pipeline.transport.lane_work import Confirm, LaneShare
 from peer.pipeline.uncounted_shares import Anchors
 from protocol.errors import ConfigError
@@ -109,7 +109,7 @@ class StageRounds:
         self._loss_nats: float | None = None
         self._steps: list[float] = []
         self._held_because = ""
-        self._pace = StagePace(config.num_micro_batches, config.step_tokens)
+        self._pace = StageThroughput(config.num_micro_batches, config.step_tokens)
 
     # --- the lanes' side ---
 

@@ -18,13 +18,13 @@ from peer.pipeline.seats.lane_keeper import LaneKeepers
 from peer.pipeline.seats.lane_member import LaneMember
 from peer.pipeline.transport.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, call_again, whole_answer
 from peer.pipeline.transport.lane_outbox import RETRY_AFTER_S, give
-from peer.pipeline.transport.lane_work import LaneShare, LaneTools
+from peer.pipeline.transport.lane_work import LaneContext, LaneShare
 from protocol.errors import PotluckError, TransportError
 from protocol.ids import CommitId, PeerId, short
 from protocol.pipeline.lanes import lane_forming as forming
 from protocol.pipeline.lanes.ended_lanes import EndedLane
 from protocol.pipeline.lanes.lost_stages import empty_since, paused_because
-from protocol.pipeline.messages import lane_messages as said
+from protocol.pipeline.messages import lane_messages as msg
 from protocol.pipeline.messages.lane_wire import encode_lane_message
 from protocol.pipeline.stage_machine import Point
 
@@ -79,7 +79,7 @@ class Keepers(Protocol):
 class LaneService:
     """`serve` before the network is started, then `run`."""
 
-    def __init__(self, tools: LaneTools, role: LaneRole) -> None:
+    def __init__(self, tools: LaneContext, role: LaneRole) -> None:
         self.reason = "no lane yet"
         """Why this peer serves no lane, or which it serves."""
 
@@ -221,7 +221,7 @@ class LaneService:
 
     async def _takes_us(self, peer: PeerId) -> bool:
         self._told_index = self._role.index()
-        spare = said.LaneSpare(self._role.stage, self._told_index)
+        spare = msg.LaneSpare(self._role.stage, self._told_index)
         if peer == self._me:
             return not self._spare_heard(peer, spare)
         try:
@@ -242,7 +242,7 @@ class LaneService:
         """Give another stage's part of a lane that is no more to somebody who holds that stage: its own holder is lost, and the second
         copy was here.
         """
-        gift = said.LaneGift(
+        gift = msg.LaneGift(
             share.lane,
             Point(share.round, share.tokens // self._tools.config.step_tokens),
             share.stage,
@@ -261,7 +261,7 @@ class LaneService:
         reason = "; ".join(reasons) or "nobody holds its stage"
         log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
 
-    async def _given(self, peer: PeerId, gift: said.LaneGift, data: bytes) -> str:
+    async def _given(self, peer: PeerId, gift: msg.LaneGift, data: bytes) -> str:
         """Why it was not taken; empty where it was. Whoever asked the keeper for it is the one to have it: where the way to it breaks
         it is given once more.
         """
@@ -280,7 +280,7 @@ class LaneService:
 
     # --- as one who keeps lanes ---
 
-    def _spare_heard(self, peer: PeerId, spare: said.LaneSpare) -> str:
+    def _spare_heard(self, peer: PeerId, spare: msg.LaneSpare) -> str:
         if not self._is_keeping:
             return "no lanes are kept here"
         told = forming.Spare(spare.stage, spare.index, trio.current_time())
@@ -300,7 +300,7 @@ class LaneService:
             taken = {peer for lane in lanes for peer in lane.living}
             self._forming = forming.without(self._forming, taken)
             running = [lane.at for lane in lanes]
-            formed = forming.look(self._forming, self._role.index(), running, trio.current_time())
+            formed = forming.decide(self._forming, self._role.index(), running, trio.current_time())
             self._forming = formed.state
             if formed.reason != reason:
                 reason = formed.reason

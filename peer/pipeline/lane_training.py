@@ -33,11 +33,11 @@ from peer.pipeline.stage.synced_process import ProcessSynced
 from peer.pipeline.stage_moves import MoveRole, StageMoves
 from peer.pipeline.synced_service import SyncedService
 from peer.pipeline.transport.lane_network import OwnLoop
-from peer.pipeline.transport.lane_work import LaneShare, LaneTools
+from peer.pipeline.transport.lane_work import LaneContext, LaneShare
 from peer.session.await_state import HELD_BECAUSE, FirstState
 from peer.session.build import stage_plan
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
-from peer.session.session import Joined, Life
+from peer.session.session import JoinedSession, PeerSession
 from peer.training.trainer import OWNER_HOLDS
 from protocol.errors import LocalProtocolError
 from protocol.host.reports import HeldoutResult
@@ -128,7 +128,7 @@ def stage_run(config: RunConfig, unit: UnitName) -> StageRun:
 
 
 async def train_in_lanes(
-    joined: Joined, cache: ShardCache, chain: UnitChain, open_round: OpenRound, first: FirstState
+    joined: JoinedSession, cache: ShardCache, chain: UnitChain, open_round: OpenRound, first: FirstState
 ) -> None:
     """Rounds, training process and lanes of the stage that is held here, until the run is over or we are asked to leave."""
     board, run = joined.life.board, stage_run(joined.membership.manifest.config, chain.tools.unit)
@@ -156,7 +156,7 @@ async def train_in_lanes(
         await _run(joined, rounds, service, lanes, control, moves)
 
 
-def _measured(joined: Joined, rounds: PeerRounds, round_: int, nats: float) -> None:
+def _measured(joined: JoinedSession, rounds: PeerRounds, round_: int, nats: float) -> None:
     """A lane has measured the parameters with which it began this round, as they are sent from stage to stage."""
     nodes = rounds.spine.tree.nodes.values() if rounds.spine is not None else ()
     for link in (node.link for node in nodes):
@@ -165,7 +165,7 @@ def _measured(joined: Joined, rounds: PeerRounds, round_: int, nats: float) -> N
             joined.life.board.heldout.append(HeldoutResult(link.commit, link.index, link.total_tokens, nats))
 
 
-async def _follower(joined: Joined, spine: UnitName) -> SpineFollower:
+async def _follower(joined: JoinedSession, spine: UnitName) -> SpineFollower:
     """The records of the first stage, which is the run's spine, where it is not held."""
     start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
     log_ = UnitLog(FileStorage(joined.life.folder / spine, ThreadOffload()))
@@ -175,7 +175,7 @@ async def _follower(joined: Joined, spine: UnitName) -> SpineFollower:
 
 
 def _lanes(
-    joined: Joined,
+    joined: JoinedSession,
     run: StageRun,
     rounds: PeerRounds,
     service: RoundService,
@@ -194,7 +194,7 @@ def _lanes(
     async def bring(share: LaneShare) -> None:
         await found[0].bring(share)
 
-    tools = LaneTools(
+    tools = LaneContext(
         OwnLoop(joined.network),
         ThreadOffload(),
         run.shape(joined.membership.run_id),
@@ -211,7 +211,7 @@ def _lanes(
     return found[0]
 
 
-def _lane_role(joined: Joined, run: StageRun, service: RoundService, control: LaneControl) -> LaneRole:
+def _lane_role(joined: JoinedSession, run: StageRun, service: RoundService, control: LaneControl) -> LaneRole:
     start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
     began = [genesis_link(start, stage_unit(stage)).roster for stage in range(run.stages.num_stages)]
 
@@ -235,7 +235,7 @@ def _lane_role(joined: Joined, run: StageRun, service: RoundService, control: La
     )
 
 
-def _moves(joined: Joined, run: StageRun, lanes: LaneService, control: LaneControl) -> StageMoves:
+def _moves(joined: JoinedSession, run: StageRun, lanes: LaneService, control: LaneControl) -> StageMoves:
     own, board = joined.experts, joined.life.board
     if not isinstance(own, OwnStage):
         raise LocalProtocolError("a run of stages where experts are held", "a stage")
@@ -265,7 +265,7 @@ def _moves(joined: Joined, run: StageRun, lanes: LaneService, control: LaneContr
 
 
 async def _run(
-    joined: Joined,
+    joined: JoinedSession,
     rounds: PeerRounds,
     service: RoundService,
     lanes: LaneService,
@@ -300,7 +300,7 @@ async def _run(
         nursery.cancel_scope.cancel()
 
 
-async def _begin(life: Life, control: LaneControl) -> None:
+async def _begin(life: PeerSession, control: LaneControl) -> None:
     """Work once there is a state to work on, as its owner allows."""
     await control.first.wait()
     life.board.say("training", "training")
@@ -341,7 +341,7 @@ async def _until_over(rounds: PeerRounds, service: RoundService) -> None:
     ending = last_round.Ending()
     while True:
         spine = rounds.spine
-        found = last_round.look(
+        found = last_round.decide(
             ending,
             is_run_over=spine is not None and spine.link.total_tokens >= service.config.total_tokens,
             has_last_round=is_over(service.state),

@@ -17,8 +17,8 @@ from peer.holdings.held_stage import NO_PACES, placement_of
 from peer.holdings.move_costs import UNMEASURED, MoveCosts, as_measured
 from peer.pipeline.lane_service import LaneService
 from protocol.ids import PeerId
-from protocol.pipeline.placement.placement import Move
-from protocol.pipeline.placement.rebalancing import Looked, Watch, look
+from protocol.pipeline.placement.placement import StageMove
+from protocol.pipeline.placement.rebalancing import MoveDecision, PlacementHistory, decide
 from protocol.tensors.stage_schema import StageMap
 
 log = structlog.get_logger()
@@ -72,7 +72,7 @@ class StageMoves:
         self._role = role
         self._lanes = lanes
         self._moves = moves
-        self._watch = Watch()
+        self._watch = PlacementHistory()
 
     async def run(self) -> None:
         """Until it has moved, or is cancelled."""
@@ -92,7 +92,7 @@ class StageMoves:
                     await self._go(looked.move)
                     return
 
-    def _look(self) -> Looked | None:
+    def _look(self) -> MoveDecision | None:
         """Whether it is our turn; None where it is not."""
         role, lanes, horizon_s = self._role, self._lanes, self._role.horizon_s()
         if horizon_s <= 0.0:
@@ -110,7 +110,7 @@ class StageMoves:
         )
         measured = as_measured(placement, role.me, role.costs())
         now_s = trio.current_time()
-        looked = look(self._watch, placement, role.me, now_s, is_needed=lanes.is_needed, as_measured=measured)
+        looked = decide(self._watch, placement, role.me, now_s, is_needed=lanes.is_needed, as_measured=measured)
         self._watch = looked.watch
         self.reason = looked.reason
         return looked if looked.move is not None else None
@@ -124,7 +124,7 @@ class StageMoves:
             return True
         return False
 
-    async def _go(self, move: Move) -> None:
+    async def _go(self, move: StageMove) -> None:
         reason = f"goes over to stage {move.stage}: {move.reason}"
         log.info("stage_moves", of=self._role.stage, to=move.stage, reason=reason)
         self._lanes.member.leave(reason)

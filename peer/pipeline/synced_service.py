@@ -19,11 +19,11 @@ from peer.pipeline.seats.synced_owner import SyncedOwner
 from peer.pipeline.seats.synced_seat import SyncedSeat
 from peer.pipeline.transport.lane_calls import KEEPER_CHANNEL
 from peer.pipeline.transport.lane_network import LaneNetwork, OwnLoop
-from peer.pipeline.transport.lane_work import LaneTools
+from peer.pipeline.transport.lane_work import LaneContext
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId, short
 from protocol.pipeline.lanes import lane_forming as forming
-from protocol.pipeline.messages import lane_messages as lane_said
+from protocol.pipeline.messages import lane_messages as lane_msg
 from protocol.pipeline.messages.lane_wire import decode_lane_message, encode_parcel
 from protocol.pipeline.messages.synced_messages import SyncedReply
 from protocol.pipeline.stage_machine import LaneConfig, Point
@@ -90,14 +90,14 @@ class SyncedOwners:
     async def _called(self, sender: PeerId, request: bytes) -> bytes:
         try:
             message = decode_lane_message(request)
-            if isinstance(message, lane_said.LaneSpare):
+            if isinstance(message, lane_msg.LaneSpare):
                 reason = self._spare_heard(sender, message)
-                return encode_parcel(lane_said.LaneAnswer(reason, 0 if reason else self.num_due))
+                return encode_parcel(lane_msg.LaneAnswer(reason, 0 if reason else self.num_due))
             self._group(message.lane).hear(sender, message)
         except RemoteProtocolError as error:
             log.warning("lane_refused", sender=short(sender), reason=error.one_line())
-            return encode_parcel(lane_said.LaneAnswer(error.one_line()[:200]))
-        return encode_parcel(lane_said.LaneAnswer(""))
+            return encode_parcel(lane_msg.LaneAnswer(error.one_line()[:200]))
+        return encode_parcel(lane_msg.LaneAnswer(""))
 
     def _group(self, number: int) -> SyncedOwner:
         if self.owner is None or self.owner.number != number:
@@ -108,7 +108,7 @@ class SyncedOwners:
 class SyncedService(LaneService):
     """`serve` before the network is started, then `run`."""
 
-    def __init__(self, tools: LaneTools, role: LaneRole) -> None:
+    def __init__(self, tools: LaneContext, role: LaneRole) -> None:
         super().__init__(tools, role)
         self.owners = SyncedOwners(tools.network, self._spare_heard)
         self.keepers = self.owners

@@ -17,7 +17,7 @@ from protocol.ids import CommitId
 
 
 @dataclass(frozen=True)
-class Move:
+class ParameterMove:
     """From the parameters of a commit to those of a later one, (N,) each."""
 
     base: CommitId
@@ -35,7 +35,7 @@ class Anchors:
     """The stage's parameters as they were given here, one after another, and how they moved last."""
 
     def __init__(self) -> None:
-        self.move: Move | None = None
+        self.move: ParameterMove | None = None
         """None where it is not known: at the start, and after a state that no commit led to."""
 
         self._last: tuple[CommitId, torch.Tensor] | None = None
@@ -44,7 +44,7 @@ class Anchors:
         """The next commit's, (N,); the same once more changes nothing, and others for the same commit are a state that was healed."""
         before = self._last
         if before is None or before[0] != head:
-            self.move = None if before is None else Move(before[0], head, before[1], anchor_N)
+            self.move = None if before is None else ParameterMove(before[0], head, before[1], anchor_N)
         elif before[1] is not anchor_N:
             self.move = None
         self._last = head, anchor_N

@@ -14,7 +14,7 @@ import trio
 
 from averaging.rounds.lineage.unit_chain import UnitChain
 from peer.session.await_state_core import Found, lacks_state, waiting_sentence
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from protocol.rounds.state import OpenRound
 
 log = structlog.get_logger()
@@ -39,7 +39,7 @@ class FirstState:
         votes: OpenRound,
         host_index: Callable[[], int],
         shown_index: int,
-        board: Board,
+        board: StatusBoard,
         lost_index: Callable[[], int] = lambda: 0,
     ) -> None:
         self._chain = chain

@@ -21,7 +21,7 @@ from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.retention import update_bytes
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
-from averaging.rounds.lineage.updates import UnitTools
+from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
 from averaging.state.start_state import start_root, start_state
 from averaging.state.state import STATE_BYTES_PER_VALUE
@@ -101,7 +101,7 @@ async def open_chains(
 
 
 async def _open_chain(
-    tools: UnitTools, schema: TensorSchema, membership: Membership, start: bytes, given: Sequence[Path]
+    tools: UnitContext, schema: TensorSchema, membership: Membership, start: bytes, given: Sequence[Path]
 ) -> UnitChain:
     """The lineage and the state of one unit. Raises as `open_chains`."""
     model, seed = membership.manifest.model_schema, membership.manifest.config.run.seed
@@ -117,11 +117,11 @@ async def _open_chain(
 
 def _unit_tools(
     membership: Membership, schema: TensorSchema, storage: Storage, verifier: Verifier, me: PeerId, unit_log: UnitLog
-) -> UnitTools:
+) -> UnitContext:
     config, offload = membership.manifest.config, ThreadOffload()
     numbers, grid = config.round, ChunkGrid(schema.num_elements, config.chunk_elements)
     feedback = ErrorFeedback(me, numbers.feedback, grid, storage, offload) if numbers.feedback else None
-    return UnitTools(
+    return UnitContext(
         membership.run_id,
         schema.unit,
         verifier,

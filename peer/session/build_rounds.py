@@ -7,15 +7,15 @@ from typing import Final
 from averaging.network.seams.interfaces import Trainer
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.head_vector import HeadVector
-from averaging.rounds.lineage.round_context import RoundTools
+from averaging.rounds.lineage.round_context import RoundContext
 from averaging.rounds.lineage.unit_chain import UnitChain
-from averaging.rounds.peer_rounds import PeerRounds, PeerTools
+from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.spine_follower import SpineFollower
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.file_storage import FileStorage
 from peer.session.build import round_config, unit_shapes
 from peer.session.lingering import linger
-from peer.session.session import Joined
+from peer.session.session import JoinedSession
 from peer.status.round_progress import all_have
 from peer.training.mode_rules import mixing_of
 from protocol.rounds.state import OpenRound
@@ -24,31 +24,31 @@ GOODBYE_WITHIN_S: Final = 3.0
 
 
 def unit_service(
-    joined: Joined, chain: UnitChain, open_round: OpenRound, trainer: Trainer, rounds: PeerRounds
+    joined: JoinedSession, chain: UnitChain, open_round: OpenRound, trainer: Trainer, rounds: PeerRounds
 ) -> RoundService:
     """The rounds of one unit that is held here."""
     life, unit, is_reachable = joined.life, chain.tools.unit, not joined.is_outbound_only
     config = round_config(joined.membership, life.member, joined.verifier, unit, is_inbound_reachable=is_reachable)
     is_first = config.is_spine or config.is_in_step  # where every unit has the spine's rounds, ours stands for it
-    publish = life.board.publish if is_first else life.board.publish_beside
+    publish = life.board.publish if is_first else life.board.publish_other_unit
     mixing = mixing_of(joined.membership.manifest.config)
-    tools = RoundTools(
+    tools = RoundContext(
         joined.network, life.clock, ThreadOffload(), trainer, life.sealed, publish, mixing, life.board.spans.record
     )
     return RoundService(config, chain, open_round, tools, rounds)
 
 
-def peer_rounds(joined: Joined, follower: SpineFollower | None = None) -> PeerRounds:
+def peer_rounds(joined: JoinedSession, follower: SpineFollower | None = None) -> PeerRounds:
     """All rounds of this peer, without any unit yet; `follower` follows the spine where it is not held."""
     life, roster, run_id = joined.life, joined.roster, joined.membership.run_id
-    tools = PeerTools(joined.network, life.clock, life.sealed, roster.is_member, life.board.publish, roster.is_banned)
+    tools = PeerContext(joined.network, life.clock, life.sealed, roster.is_member, life.board.publish, roster.is_banned)
     rounds = PeerRounds(run_id, joined.verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())), follower)
     if not joined.is_outbound_only:
         rounds.lend(life.member, ThreadOffload(), unit_shapes(joined.membership))
     return rounds
 
 
-async def finish(joined: Joined, service: RoundService) -> None:
+async def finish(joined: JoinedSession, service: RoundService) -> None:
     """The run is over: stay until everybody alive has the last commit and the host has its checkpoint."""
     board, reporter = joined.life.board, joined.reporter
     board.say("finished", "the run is complete; staying until everybody has the last commit")

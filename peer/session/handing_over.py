@@ -12,7 +12,7 @@ from protocol.ids import CommitId, UnitName
 HAND_OVER_WITHIN_S: Final = 6.0
 """The host looks every second and lacks one round or two; who stops a container waits ten seconds for all of its leaving."""
 
-LOOK_EVERY_S: Final = 0.1
+HANDED_OVER_POLL_S: Final = 0.1
 
 
 async def hand_over(
@@ -38,5 +38,5 @@ async def hand_over(
         if left():
             await report()
         while left():
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(HANDED_OVER_POLL_S)
     return left()

@@ -8,16 +8,16 @@ from typing import Final
 
 from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
-from averaging.rounds.traffic.discovery import Looks
+from averaging.rounds.traffic.discovery import DirectoryPoller
 from peer.holdings.held_parts import OwnParts
 from peer.membership.coordinator_client import CoordinatorClient
-from peer.membership.credential_cache import Roster
+from peer.membership.credential_cache import CredentialCache
 from peer.membership.joining import Membership
 from peer.owner.controls import Controls
 from peer.session.departure import Departure
 from peer.settings.config import PeerConfig
 from peer.status.reporting import Reporter
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from peer.training.worker_process import EarlyWorker
 from protocol.identity.envelope import first_sequence, seal
 from protocol.identity.identity import Ed25519Verifier, Identity
@@ -46,7 +46,7 @@ class SequenceNumbers:
 
 
 @dataclass(frozen=True)
-class Life:
+class PeerSession:
     """What one process life of the daemon has in hand."""
 
     config: PeerConfig
@@ -57,7 +57,7 @@ class Life:
     session: int
     sequence: SequenceNumbers
     clock: SystemClock
-    board: Board
+    board: StatusBoard
     worker: EarlyWorker | None
     controls: Controls
     departure: Departure = field(default_factory=Departure)
@@ -79,16 +79,16 @@ class Life:
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedSession:
     """What there is, too, once the run has let us in and the network is up."""
 
-    life: Life
+    life: PeerSession
     membership: Membership
     client: CoordinatorClient
     network: Network
-    roster: Roster
+    roster: CredentialCache
     reporter: Reporter
     is_outbound_only: bool
     experts: OwnParts
-    looks: Looks
+    looks: DirectoryPoller
     verifier: Ed25519Verifier = field(default_factory=Ed25519Verifier)

@@ -14,13 +14,13 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import DirectoryEntry, Offload
-from averaging.rounds.traffic.discovery import Looks, list_peers
+from averaging.rounds.traffic.discovery import DirectoryPoller, list_peers
 from peer.membership.coordinator_client import CoordinatorClient
-from peer.membership.credential_cache import Roster
+from peer.membership.credential_cache import CredentialCache
 from peer.membership.joining import Membership, open_start_record
 from peer.membership.saved_membership import remember_start
 from peer.status.reporting import Reporter
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from protocol.errors import PotluckError
 from protocol.ids import PeerId, short
 
@@ -41,10 +41,10 @@ class StartSearch:
         self,
         folder: Path,
         membership: Membership,
-        looks: Looks,
-        roster: Roster,
+        looks: DirectoryPoller,
+        roster: CredentialCache,
         offload: Offload,
-        board: Board,
+        board: StatusBoard,
     ) -> None:
         self._folder = folder
         self._membership = membership

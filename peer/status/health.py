@@ -11,7 +11,7 @@ SHOWN_S: Final = 3600.0
 
 
 @dataclass
-class Trouble:
+class HealthNotes:
     """What the rounds told of it. `num_refused` counts what failed for the disk refused it."""
 
     num_refused: int = 0

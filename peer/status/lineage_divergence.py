@@ -15,7 +15,7 @@ APART_AFTER_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class LineageDivergence:
     """Since when the host's head has not been on our lineage, None while it is; and where both stood when the host was heard last."""
 
     since_s: float | None = None
@@ -34,12 +34,12 @@ class Apart:
 
 
 def after_report(
-    before: Apart, links: Sequence[ChainLink], host_head: CommitId, host_index: int, now_s: float
-) -> Apart:
+    before: LineageDivergence, links: Sequence[ChainLink], host_head: CommitId, host_index: int, now_s: float
+) -> LineageDivergence:
     """The next value, when the host has said where it stands; `links` is our lineage from its first commit on, or empty."""
     place = host_index - links[0].index if links else 0
     is_here = not links or (0 <= place < len(links) and links[place].commit == host_head)
     if is_here:
-        return Apart()
+        return LineageDivergence()
     since_s = now_s if before.since_s is None else before.since_s
-    return Apart(since_s, host_index, links[-1].index)
+    return LineageDivergence(since_s, host_index, links[-1].index)

@@ -11,7 +11,7 @@ from averaging.host.status_address import read_status_address
 from peer.status.status import PeerStatus, last_status
 from peer.status.status_text import status_lines
 from protocol.errors import ConfigError, MachineError, StorageError, UnreachableError
-from protocol.screens.daemon_views import Look, Row, rows_of
+from protocol.screens.daemon_views import DaemonView, Row, rows_of
 
 _REMEDY: Final = "start it with: potluck join"
 
@@ -35,18 +35,18 @@ def is_here(folder: Path) -> bool:
     return (folder / "runs").is_dir() or (folder / "identity").exists()
 
 
-def look(folder: Path) -> Look:
+def look(folder: Path) -> DaemonView:
     """One look at the peer of `folder`. Blocks, at most some seconds."""
     try:
         status, peers, rounds = _ask(folder)
-        return Look("peer", str(folder), True, "", status, _lines(status), peers, rounds)
+        return DaemonView("peer", str(folder), True, "", status, _lines(status), peers, rounds)
     except UnreachableError as error:
         left = last_status(folder)
         if left is None:
-            return Look("peer", str(folder), is_running=False, note=error.one_line(), status={})
+            return DaemonView("peer", str(folder), is_running=False, note=error.one_line(), status={})
         note = f"{error.found}; this is what it said when it left; {_REMEDY}"
         status = left.model_dump(mode="json")
-        return Look("peer", str(folder), False, note, status, _lines(status))
+        return DaemonView("peer", str(folder), False, note, status, _lines(status))
 
 
 def _ask(folder: Path) -> tuple[Row, list[Row], list[Row]]:

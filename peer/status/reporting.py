@@ -20,11 +20,11 @@ from peer.membership.coordinator_client import CoordinatorClient
 from peer.membership.revocations import Revocations
 from peer.status.duties_core import evaluator_of, is_bringer, place_to_evaluate
 from peer.status.status import PeerStatus
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
 from protocol.host.calls import NO_COMMIT, NO_ROOT
 from protocol.host.reassignment import is_measured
-from protocol.host.report_delta import likeness, shortened
+from protocol.host.report_delta import report_digest, shortened
 from protocol.host.reports import (
     MAX_SAMPLES,
     HeldoutResult,
@@ -88,7 +88,7 @@ def left_behind(service: RoundService, told: Container[CommitId]) -> Mapping[Com
 
 
 def make_report(
-    board: Board,
+    board: StatusBoard,
     *,
     is_ready_to_start: bool,
     want_from_index: int,
@@ -146,7 +146,7 @@ class _SpineStand:
     total_tokens: int
 
 
-def _spine_of(board: Board, status: PeerStatus) -> _SpineStand:
+def _spine_of(board: StatusBoard, status: PeerStatus) -> _SpineStand:
     """Where the run stands, as it is held or followed here."""
     follower, service = board.follower, board.service
     if follower is not None:
@@ -176,7 +176,7 @@ class Reporter:
     def __init__(
         self,
         client: CoordinatorClient,
-        board: Board,
+        board: StatusBoard,
         was_heard: Callable[[], None],
         own_credential: Callable[[], bytes] = bytes,
         revocations: Revocations | None = None,
@@ -252,7 +252,7 @@ class Reporter:
         last = self.last_reply
         if last is not None and last.like:
             try:
-                return await self._client.report(shortened(report) if last.like == likeness(report) else report)
+                return await self._client.report(shortened(report) if last.like == report_digest(report) else report)
             except SupersededError:
                 raise
             except (RefusedError, RemoteProtocolError) as error:
@@ -332,7 +332,7 @@ class Reporter:
             return False
         if reply.asks_revocations or reply.asks_reassignment:
             return False
-        is_same = reply.like == likeness(report) and self._told_numbers == _numbers(report)
+        is_same = reply.like == report_digest(report) and self._told_numbers == _numbers(report)
         brings = report.heldout or report.sample_losses or report.certificates or report.start_record
         return is_same and not brings and trio.current_time() - self._told_at_s < IDLE_REPORT_S - REPORT_EVERY_S / 2
 
@@ -346,7 +346,7 @@ class Reporter:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertText:
+class ReportedExpertText:
     """Which text is read at a round, and by what documents are sent elsewhere.
 
     Attributes:
@@ -374,7 +374,7 @@ class ExpertLosses:
     held: tuple[int, ...]
     listed: Callable[[], Mapping[PeerId, tuple[int, ...]]]
     measure: Callable[[torch.Tensor, int], Awaitable[float]]
-    text: ExpertText | None = None
+    text: ReportedExpertText | None = None
 
     def ours(self, link: ChainLink, me: PeerId) -> tuple[int, ...]:
         """Those of a commit that are ours to measure: of its roster the holder that comes first by hash does it."""
@@ -394,7 +394,7 @@ async def evaluate_commits(
     service: RoundService,
     trainer: Trainer,
     me: PeerId,
-    board: Board,
+    board: StatusBoard,
     is_over: Callable[[], bool],
     whole: Callable[[], torch.Tensor],
     experts: ExpertLosses | None = None,
@@ -448,7 +448,7 @@ async def _of_experts(
 
 
 async def _measure_sample(
-    text: ExpertText, ours: Sequence[int], link: ChainLink, anchor_N: torch.Tensor, board: Board
+    text: ReportedExpertText, ours: Sequence[int], link: ChainLink, anchor_N: torch.Tensor, board: StatusBoard
 ) -> None:
     """Whose documents are whose is decided by these losses, on the host."""
     with trio.move_on_after(EVALUATE_WITHIN_S) as scope:
@@ -464,7 +464,7 @@ async def _measure_sample(
         log.info("sample_not_measured", index=link.index, reason=f"it took longer than {EVALUATE_WITHIN_S:.0f} s")
 
 
-async def _evaluate(measure: Measure, link: ChainLink, anchor_N: torch.Tensor, board: Board) -> None:
+async def _evaluate(measure: Measure, link: ChainLink, anchor_N: torch.Tensor, board: StatusBoard) -> None:
     try:
         told = spanned(board.spans.record, EVALUATE, "", f"round {link.index}", link.index)
         with trio.move_on_after(EVALUATE_WITHIN_S), told:

@@ -9,7 +9,7 @@ from protocol.rounds.queries import due_at_tokens, due_within_s, ready_tokens
 from protocol.rounds.state import RoundState
 
 
-class Pace:
+class EtaEstimator:
     """How fast rounds come. Those that were missed count with the one after them, which came when it was made."""
 
     def __init__(self) -> None:

@@ -18,12 +18,12 @@ from averaging.rounds.unit_service import RoundService
 from averaging.storage.disk_room import DiskMeter
 from peer.holdings.move_costs import DownloadRate
 from peer.machine.machine import MachineMeter
-from peer.membership.credential_cache import Roster
-from peer.owner.controls_core import Decision
+from peer.membership.credential_cache import CredentialCache
+from peer.owner.controls_core import TrainingAllowance
 from peer.status.duties_core import is_bringer
-from peer.status.health import Trouble
-from peer.status.lineage_divergence import Apart, after_report
-from peer.status.round_progress import Pace, round_progress
+from peer.status.health import HealthNotes
+from peer.status.lineage_divergence import LineageDivergence, after_report
+from peer.status.round_progress import EtaEstimator, round_progress
 from peer.status.round_traffic import RoundBytes, RoundTraffic
 from peer.status.status import LastRound, PeerStatus, UnitPlace
 from peer.status.traffic_rows import since_start, traffic_row, traffic_told
@@ -60,7 +60,7 @@ are so rare that silence means nothing yet.
 
 
 @dataclass
-class Board:
+class StatusBoard:
     """The newest of everything. Parts that do not exist yet are None. `service` has the rounds of the spine, by which the run's
     progress is told, `others` those of the other units.
     """
@@ -74,7 +74,7 @@ class Board:
     reason: str = "starting"
     session: int = 0
     incarnation: int = 0
-    roster: Roster | None = None
+    roster: CredentialCache | None = None
     ways_in: tuple[str, ...] = ()
     network: Network | None = None
     host: CoordinatorClient | None = None
@@ -107,13 +107,13 @@ class Board:
     disk_bytes: int = 0
     restarted: str = ""
     caught_up: str = ""
-    allowed: Decision = field(default_factory=Decision)
+    allowed: TrainingAllowance = field(default_factory=TrainingAllowance)
     cpu_celsius: float | None = None
-    apart: Apart = field(default_factory=Apart)
+    apart: LineageDivergence = field(default_factory=LineageDivergence)
     apart_told: str = ""
-    pace: Pace = field(default_factory=Pace)
+    pace: EtaEstimator = field(default_factory=EtaEstimator)
     traffic: RoundTraffic = field(default_factory=RoundTraffic)
-    trouble: Trouble = field(default_factory=Trouble)
+    trouble: HealthNotes = field(default_factory=HealthNotes)
     has_downloaded: bool = False
     """A whole state has come in mid-run and the head has not moved to it yet."""
 
@@ -122,7 +122,7 @@ class Board:
 
     shown_since_s: float = 0.0
 
-    def has_joined(self, roster: Roster, ways_in: tuple[str, ...], session: int) -> None:
+    def has_joined(self, roster: CredentialCache, ways_in: tuple[str, ...], session: int) -> None:
         """The membership of this process, and where others listened when it began."""
         self.roster, self.ways_in, self.session = roster, ways_in, session
 
@@ -192,7 +192,7 @@ class Board:
                 if isinstance(node, TreeNode):
                     self._committed(node.link)
 
-    def publish_beside(self, event: str, fields: Mapping[str, object]) -> None:
+    def publish_other_unit(self, event: str, fields: Mapping[str, object]) -> None:
         """What the rounds of a unit told that is not the spine."""
         self.trouble.take(event, fields, self.clock.monotonic_s())
         link = fields.get("link")

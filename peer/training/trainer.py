@@ -22,7 +22,7 @@ import trio
 from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.traffic.spans import COMPUTE, Record, Span, nowhere
 from peer.training.local_training import TextPlan, TrainingPlan
-from peer.training.training_process import Incoming, TrainingProcess, no_process, restart_pause_s
+from peer.training.training_process import MessageReader, TrainingProcess, no_process, restart_pause_s
 from peer.training.worker_channel import Area, Command, Op, OutOfMemory, Progress, Reply, frame, parse_event
 from peer.training.worker_errors import DoesNotFit, WorkerDied, all_finite, misfit_reason
 from peer.training.worker_process import EarlyWorker
@@ -363,7 +363,7 @@ class WorkerTrainer:
             self._kill_reason = error.one_line()
         return None
 
-    async def _listen(self, incoming: Incoming) -> OutOfMemory | None:
+    async def _listen(self, incoming: MessageReader) -> OutOfMemory | None:
         with trio.CancelScope(deadline=trio.current_time() + START_WITHIN_S) as self._starting:
             while (data := await incoming.message()) is not None:
                 event = parse_event(data)

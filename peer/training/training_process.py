@@ -41,7 +41,7 @@ def no_process(error: OSError) -> MachineError:
     )
 
 
-class Incoming:
+class MessageReader:
     """What a training process sends, piece by piece."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
@@ -99,7 +99,7 @@ class TrainingProcess:
         """Of the process, None while there is none."""
         return self._process.pid if self._process is not None else None
 
-    async def live(self, plan: BaseModel, listen: Callable[[Incoming], Awaitable[T]]) -> T | None:
+    async def live(self, plan: BaseModel, listen: Callable[[MessageReader], Awaitable[T]]) -> T | None:
         """One life, from its start until `listen` returns, which is what comes of it; None where the process ended before.
 
         Raises:
@@ -113,7 +113,7 @@ class TrainingProcess:
         try:
             await stream.send_all(frame(plan))
             self.stream = stream
-            return await listen(Incoming(stream))
+            return await listen(MessageReader(stream))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return None
         finally:

@@ -11,7 +11,7 @@ import dataclasses
 from hashlib import sha256
 from typing import Final
 
-from protocol.host.reports import LIKENESS_BYTES, PeerReport, encode_report
+from protocol.host.reports import REPORT_DIGEST_BYTES, PeerReport, encode_report
 from protocol.ids import UnitName
 
 _MOVING: Final = (
@@ -27,16 +27,16 @@ _BROUGHT: Final = ("heldout", "certificates", "start_record", "revocations", "sa
 _EMPTY: Final = PeerReport("", "", UnitName(""))
 
 
-def likeness(report: PeerReport) -> bytes:
+def report_digest(report: PeerReport) -> bytes:
     """8 bytes that two reports of a peer have in common when they say the same of where it stands."""
     others = {name: getattr(_EMPTY, name) for name in (*_MOVING, *_BROUGHT)}
-    return sha256(encode_report(dataclasses.replace(report, like=b"", **others))).digest()[:LIKENESS_BYTES]
+    return sha256(encode_report(dataclasses.replace(report, like=b"", **others))).digest()[:REPORT_DIGEST_BYTES]
 
 
 def shortened(report: PeerReport) -> PeerReport:
     """The short form, for a host that knows one like it."""
     said = {name: getattr(report, name) for name in (*_MOVING, *_BROUGHT)}
-    return dataclasses.replace(_EMPTY, like=likeness(report), **said)
+    return dataclasses.replace(_EMPTY, like=report_digest(report), **said)
 
 
 def made_whole(known: PeerReport, short: PeerReport) -> PeerReport:

@@ -27,7 +27,7 @@ MAX_CERTIFICATES: Final = 64
 MAX_CERTIFICATE_BYTES: Final = 640 << 10
 """Sum over the certificates of one report: leaves room for the rest below MAX_REQUEST_BYTES."""
 
-LIKENESS_BYTES: Final = 8
+REPORT_DIGEST_BYTES: Final = 8
 """Of a report (protocol/host/report_delta.py): enough to tell the few that one peer ever sends."""
 
 _MAX_ADDRESSES: Final = 16
@@ -40,8 +40,10 @@ _MAX_START_BYTES: Final = 64 << 10
 _MAX_COUNT: Final = 1 << 60
 
 
-def _require_likeness(value: bytes) -> None:
-    require(len(value) in (0, LIKENESS_BYTES), f"a likeness of {len(value)} bytes", f"none or {LIKENESS_BYTES}")
+def _require_report_digest(value: bytes) -> None:
+    require(
+        len(value) in (0, REPORT_DIGEST_BYTES), f"a likeness of {len(value)} bytes", f"none or {REPORT_DIGEST_BYTES}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ class PeerReport:
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
-        _require_likeness(self.like)
+        _require_report_digest(self.like)
         _require_entry(self.reassignment)
         for name in ("head", "state_commit", "state_root"):
             require_hash_or_none(name, getattr(self, name))
@@ -236,7 +238,7 @@ class ReportReply:
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
-        _require_likeness(self.like)
+        _require_report_digest(self.like)
         _require_entry(self.reassignment)
 
 

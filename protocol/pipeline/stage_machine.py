@@ -255,7 +255,7 @@ class StageState:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StageTransition:
     """The state after an event, what is ordered, and why an event was passed over."""
 
     state: StageState
@@ -263,7 +263,7 @@ class Step:
     remark: str = ""
 
 
-def begin(config: LaneConfig, stage: int, at: Point, *, epoch: int = 0) -> Step:
+def begin(config: LaneConfig, stage: int, at: Point, *, epoch: int = 0) -> StageTransition:
     """A stage whose parameters are the run's at this point: its first act is a snapshot.
 
     Raises:
@@ -272,22 +272,24 @@ def begin(config: LaneConfig, stage: int, at: Point, *, epoch: int = 0) -> Step:
     if not 0 <= stage < config.num_stages:
         raise LocalProtocolError(f"stage {stage}", f"0 to {config.num_stages - 1}")
     state = StageState(config, stage, epoch, at, "copying")
-    return Step(state, (TakeSnapshot(epoch, at, "the lane begins"),))
+    return StageTransition(state, (TakeSnapshot(epoch, at, "the lane begins"),))
 
 
-def join(config: LaneConfig, stage: int, back: WentBack) -> Step:
+def join(config: LaneConfig, stage: int, back: WentBack) -> StageTransition:
     """A spare takes the place of a member that is gone, from the point that the lane goes back to."""
     return step(begin(config, stage, back.at, epoch=back.epoch - 1).state, back)
 
 
-def step(state: StageState, event: Event) -> Step:
+def step(state: StageState, event: Event) -> StageTransition:
     """Take one event."""
     if isinstance(event, WentBack):
         return _went_back(state, event)
     if isinstance(event, LaneDissolved) or state.phase == "over":
-        return Step(replace(state, phase="over", todo=(), running=None, there=frozenset()))
+        return StageTransition(replace(state, phase="over", todo=(), running=None, there=frozenset()))
     if event.epoch != state.epoch:
-        return Step(state, remark=f"{type(event).__name__} of time line {event.epoch}, here it is {state.epoch}")
+        return StageTransition(
+            state, remark=f"{type(event).__name__} of time line {event.epoch}, here it is {state.epoch}"
+        )
     match event:
         case Arrived():
             return _arrived(state, event)
@@ -302,20 +304,22 @@ def step(state: StageState, event: Event) -> Step:
         case SnapshotWhole():
             return _snapshot_whole(state, event)
         case SnapshotLoaded():
-            return _unless(state, "loading") or Step(replace(state, phase="loaded"))
+            return _unless(state, "loading") or StageTransition(replace(state, phase="loaded"))
         case Resumed():
             return _unless(state, "loaded") or _next_step(state)
         case Adopted():
             return _adopted(state, event)
 
 
-def _unless(state: StageState, phase: Phase) -> Step | None:
-    return None if state.phase == phase else Step(state, remark=f"nobody waits for that while {state.phase}")
+def _unless(state: StageState, phase: Phase) -> StageTransition | None:
+    return None if state.phase == phase else StageTransition(state, remark=f"nobody waits for that while {state.phase}")
 
 
-def _went_back(state: StageState, event: WentBack) -> Step:
+def _went_back(state: StageState, event: WentBack) -> StageTransition:
     if event.epoch <= state.epoch or state.phase == "over":
-        return Step(state, remark=f"going back in time line {event.epoch}, here it is {state.epoch}, {state.phase}")
+        return StageTransition(
+            state, remark=f"going back in time line {event.epoch}, here it is {state.epoch}, {state.phase}"
+        )
     moved = replace(
         state,
         epoch=event.epoch,
@@ -326,61 +330,61 @@ def _went_back(state: StageState, event: WentBack) -> Step:
         running=None,
         there=frozenset(),
     )
-    return Step(moved, (LoadSnapshot(event.epoch, event.at, "a member of the lane was replaced"),))
+    return StageTransition(moved, (LoadSnapshot(event.epoch, event.at, "a member of the lane was replaced"),))
 
 
-def _arrived(state: StageState, event: Arrived) -> Step:
+def _arrived(state: StageState, event: Arrived) -> StageTransition:
     ahead = Point(state.at.round, state.at.step + 1)
     is_next_round = event.at == Point(state.at.round + 1, 0)
     if event.at not in (state.at, ahead) and not is_next_round:
-        return Step(state, remark=f"work of {event.at}, here it is {state.at}")
+        return StageTransition(state, remark=f"work of {event.at}, here it is {state.at}")
     needs_input = not state.is_last if event.work.is_backward else state.stage > 0
     is_measured = event.at.step == 0 and not event.work.is_backward
     most = state.config.num_micro_batches + (state.config.heldout_passes if is_measured else 0)
     if not needs_input or not 0 <= event.work.number < most:
-        return Step(state, remark=f"{event.work} comes from nobody")
+        return StageTransition(state, remark=f"{event.work} comes from nobody")
     if (event.at, event.work) in state.there:
-        return Step(state, remark=f"{event.work} once more")
+        return StageTransition(state, remark=f"{event.work} once more")
     is_over = (
         event.at == state.at and state.phase in ("passing", "agreeing", "stepping") and event.work not in state.todo
     )
     if is_over:
-        return Step(state, remark=f"{event.work} was done already")
+        return StageTransition(state, remark=f"{event.work} was done already")
     return _work(replace(state, there=state.there | {(event.at, event.work)}))
 
 
-def _work(state: StageState) -> Step:
+def _work(state: StageState) -> StageTransition:
     """Begin the next pass in order if it can be, or tell that all are done."""
     if state.phase != "passing" or state.running is not None:
-        return Step(state)
+        return StageTransition(state)
     if not state.todo:
         told = TellSquare(state.epoch, state.at, "all passes of the step are done")
-        return Step(replace(state, phase="agreeing"), (told,))
+        return StageTransition(replace(state, phase="agreeing"), (told,))
     work = state.todo[0]
     is_own = state.is_last if work.is_backward else state.stage == 0
     if not is_own and (state.at, work) not in state.there:
-        return Step(state)
+        return StageTransition(state)
     moved = replace(state, todo=state.todo[1:], running=work, there=state.there - {(state.at, work)})
-    return Step(moved, (RunPass(state.at, work, "next in order"),))
+    return StageTransition(moved, (RunPass(state.at, work, "next in order"),))
 
 
-def _pass_done(state: StageState, event: PassDone) -> Step:
+def _pass_done(state: StageState, event: PassDone) -> StageTransition:
     if (event.at, event.work) != (state.at, state.running):
-        return Step(state, remark=f"{event.work} was not running")
+        return StageTransition(state, remark=f"{event.work} was not running")
     return _work(replace(state, running=None))
 
 
-def _agreed(state: StageState, event: StepAgreed) -> Step:
+def _agreed(state: StageState, event: StepAgreed) -> StageTransition:
     if event.at != state.at or state.phase != "agreeing":
-        return Step(state, remark=f"a step at {event.at} was agreed, here it is {state.at}, {state.phase}")
-    return Step(
+        return StageTransition(state, remark=f"a step at {event.at} was agreed, here it is {state.at}, {state.phase}")
+    return StageTransition(
         replace(state, phase="stepping"), (TakeStep(state.at, event.whole_square, "all stages are done with it"),)
     )
 
 
-def _step_taken(state: StageState, event: StepTaken) -> Step:
+def _step_taken(state: StageState, event: StepTaken) -> StageTransition:
     if event.at != state.at or state.phase != "stepping":
-        return Step(state, remark=f"a step at {event.at} was taken, here it is {state.at}, {state.phase}")
+        return StageTransition(state, remark=f"a step at {event.at} was taken, here it is {state.at}, {state.phase}")
     at, config = Point(state.at.round, state.at.step + 1), state.config
     moved = replace(state, at=at, counted=state.counted + event.counts)
     if at.step == config.inner_steps:
@@ -390,31 +394,31 @@ def _step_taken(state: StageState, event: StepTaken) -> Step:
     return _next_step(moved)
 
 
-def _copy(state: StageState, reason: str) -> Step:
-    return Step(replace(state, phase="copying"), (TakeSnapshot(state.epoch, state.at, reason),))
+def _copy(state: StageState, reason: str) -> StageTransition:
+    return StageTransition(replace(state, phase="copying"), (TakeSnapshot(state.epoch, state.at, reason),))
 
 
-def _snapshot_held(state: StageState, event: SnapshotHeld) -> Step:
+def _snapshot_held(state: StageState, event: SnapshotHeld) -> StageTransition:
     if event.at != state.at or state.phase != "copying":
-        return Step(state, remark=f"a snapshot of {event.at}, here it is {state.at}, {state.phase}")
+        return StageTransition(state, remark=f"a snapshot of {event.at}, here it is {state.at}, {state.phase}")
     if state.at.step >= state.config.inner_steps:
-        return Step(replace(state, phase="ending"))
+        return StageTransition(replace(state, phase="ending"))
     return _next_step(state)
 
 
-def _snapshot_whole(state: StageState, event: SnapshotWhole) -> Step:
+def _snapshot_whole(state: StageState, event: SnapshotWhole) -> StageTransition:
     if event.at != state.at or state.phase != "ending":
-        return Step(state, remark=f"every stage holds {event.at}, here it is {state.at}, {state.phase}")
+        return StageTransition(state, remark=f"every stage holds {event.at}, here it is {state.at}, {state.phase}")
     return _next_step(state)
 
 
-def _next_step(state: StageState) -> Step:
+def _next_step(state: StageState) -> StageTransition:
     """The next inner step, or the averaging where there is none left."""
     config = state.config
     if state.at.step >= config.inner_steps:
         tokens = state.counted * config.step_tokens
         contribute = Contribute(state.at.round, tokens, "the round's inner steps are done")
-        return Step(replace(state, phase="averaging"), (contribute,))
+        return StageTransition(replace(state, phase="averaging"), (contribute,))
     order = passes(config.schedule, state.stage, config.num_stages, config.num_micro_batches)
     if state.at.step == 0:
         measured = range(config.num_micro_batches, config.num_micro_batches + config.heldout_passes)
@@ -422,7 +426,7 @@ def _next_step(state: StageState) -> Step:
     return _work(replace(state, phase="passing", todo=order, running=None))
 
 
-def _adopted(state: StageState, event: Adopted) -> Step:
+def _adopted(state: StageState, event: Adopted) -> StageTransition:
     if event.round != state.at.round or state.phase != "averaging":
-        return Step(state, remark=f"round {event.round} was adopted, here it is {state.at}, {state.phase}")
+        return StageTransition(state, remark=f"round {event.round} was adopted, here it is {state.at}, {state.phase}")
     return _copy(replace(state, at=Point(event.round + 1, 0), counted=0), "a round begins")

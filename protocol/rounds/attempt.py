@@ -43,7 +43,7 @@ from protocol.rounds.queries import (
 )
 from protocol.rounds.schedule.outer_rule import outer_of_round
 from protocol.rounds.schedule.target import MeasuredRound
-from protocol.rounds.state import Leading, PeerView, RoundState, Step
+from protocol.rounds.state import Leading, PeerView, RoundState, RoundStep
 
 MAX_BACKOFF_EXPONENT: Final = 16
 STAND_BACK_S: Final = 1.0
@@ -64,11 +64,11 @@ LEAST_REDUCE_S: Final = 5.0
 NOT_LEADING: Final = "no attempt of ours is under way"
 
 
-def propose(state: RoundState, now_s: float) -> Step:
+def propose(state: RoundState, now_s: float) -> RoundStep:
     """Plan the attempt that we lead and tell its members (rule 7)."""
     led, config = state.open.leading, state.config
     if led is None:
-        return Step(state, remark=NOT_LEADING)
+        return RoundStep(state, remark=NOT_LEADING)
     others = others_here(state, led, now_s)
     if 1 + len(others) < config.min_members:
         return stood_back(state, now_s, f"{1 + len(others)} of at least {config.min_members} members are here")
@@ -100,7 +100,7 @@ def propose(state: RoundState, now_s: float) -> Step:
     state = replace(state, open=replace(state.open, leading=led))
     alone = "alone, " if led.lone_voters else ""
     reason = f"opening round {proposal.index}, attempt {led.ballot.attempt}, {alone}with {len(members)} members"
-    return Step(state, (Send(tuple(sorted(proposal.participants)), proposal, reason),), reason)
+    return RoundStep(state, (Send(tuple(sorted(proposal.participants)), proposal, reason),), reason)
 
 
 def _collect_until_s(state: RoundState, reduce_within_s: float, now_s: float) -> float:
@@ -154,18 +154,18 @@ def _uploads_s(state: RoundState, others: Iterable[PeerView]) -> list[float]:
 # --- results, mending, settling -----------------------------------------------------------------------------------------------
 
 
-def results_changed(state: RoundState, now_s: float) -> Step:
+def results_changed(state: RoundState, now_s: float) -> RoundStep:
     """A result arrived at the leader: settle when every slice has one (rule 13). One whose reducer is gone counts if its bytes are
     here: a record that names bytes which nobody can give costs a whole attempt, and another sum of the slice a moment.
     """
     led, proposal = state.open.leading, state.open.proposal
     if led is None or proposal is None or led.stage != "collecting" or proposal.ballot != led.ballot:
-        return Step(state, remark="a result is here; the leader of its attempt settles")
+        return RoundStep(state, remark="a result is here; the leader of its attempt settles")
     headers = [state.open.results.get(part.first_chunk) for part in proposal.slices]
     # one that means nothing stays in its place until the mend that gives its slice to another has come to us, too
     results = [header for header in headers if header is not None and header.result_hash not in state.open.useless]
     if len(results) < len(proposal.slices):
-        return Step(
+        return RoundStep(
             state, remark=f"{len(results)} of {len(proposal.slices)} results are here; expected all before settling"
         )
     lost = [
@@ -207,24 +207,24 @@ def _next_target(state: RoundState, offered_tokens: int, num_members: int, now_s
     return config.target.after(state.link.total_tokens + offered_tokens, num_members, measured)
 
 
-def nothing_to_sum(state: RoundState, header: ResultHeader, now_s: float) -> Step:
+def nothing_to_sum(state: RoundState, header: ResultHeader, now_s: float) -> RoundStep:
     """A reducer says that nobody who is there has anything to offer: waiting would not change that, so the attempt ends. Where we
     offer something ourselves it does not have what it could have, and its slice goes to another.
     """
     led, proposal = state.open.leading, state.open.proposal
     if led is None or proposal is None or led.stage != "collecting" or proposal.ballot != led.ballot:
-        return Step(state, remark="a slice without contributions; the leader of its attempt decides")
+        return RoundStep(state, remark="a slice without contributions; the leader of its attempt decides")
     if state.open.contribution is None:
         return failed(state, now_s, f"nobody in attempt {led.ballot.attempt} who is there has anything to offer")
     lost = [part for part in proposal.slices if part.first_chunk == header.first_chunk]
     return _mend(state, led, proposal, lost, now_s)
 
 
-def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, ...], now_s: float) -> Step:
+def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, ...], now_s: float) -> RoundStep:
     """What a quorum may have acked is settled again, byte for byte, under our ballot (rule 16)."""
     led = state.open.leading
     if led is None:
-        return Step(state, remark=NOT_LEADING)
+        return RoundStep(state, remark=NOT_LEADING)
     settle = Settle(state.config.unit, state.link.commit, led.ballot, acked.record, holders)
     to = tuple(dict.fromkeys((*state.link.roster, state.config.me.peer)))
     return _settling(state, settle, to, now_s, f"finishing the acked record of attempt {acked.ballot.attempt}")
@@ -260,36 +260,36 @@ def reduce_within_s(state: RoundState) -> float:
     return max(proposal.reduce_within_s, _learned_s(state, told))
 
 
-def give_time(state: RoundState) -> Step:
+def give_time(state: RoundState) -> RoundStep:
     """Tell our own slices where they may wait longer than they were told. Reducers that do not hold the unit hear no heartbeats of it:
     the leader tells those, by its proposal with the longer time.
     """
     opened, proposal = state.open, state.open.proposal
     if proposal is None or opened.exchange != proposal.ballot:
-        return Step(state)
+        return RoundStep(state)
     within_s, before_s = reduce_within_s(state), max(proposal.reduce_within_s, opened.reduce_within_s)
     if within_s < GROWS * before_s:
-        return Step(state)
+        return RoundStep(state)
     reason = f"slices wait {within_s:.0f} s: an upload takes longer than was known when they were proposed"
     state = replace(state, open=replace(opened, reduce_within_s=within_s))
     orders: tuple[Action, ...] = (GiveTime(proposal.ballot, within_s, reason),)
     borrowed = _borrowed(proposal, proposal.slices)
     if borrowed and opened.leading is not None and opened.leading.ballot == proposal.ballot:
         orders = (*orders, Send(borrowed, dataclasses.replace(proposal, reduce_within_s=within_s), reason))
-    return Step(state, orders, reason)
+    return RoundStep(state, orders, reason)
 
 
-def _settling(state: RoundState, settle: Settle, to: tuple[PeerId, ...], now_s: float, reason: str) -> Step:
+def _settling(state: RoundState, settle: Settle, to: tuple[PeerId, ...], now_s: float, reason: str) -> RoundStep:
     led = state.open.leading
     if led is None:
-        return Step(state, remark=NOT_LEADING)
+        return RoundStep(state, remark=NOT_LEADING)
     commit = link_after(state.link, settle.record).commit
     deadline_s = now_s + settle_within_s(state)
     led = replace(led, stage="settling", settle=settle, settled_s=now_s, commit=commit, deadline_s=deadline_s)
-    return Step(replace(state, open=replace(state.open, leading=led)), (Send(to, settle, reason),), reason)
+    return RoundStep(replace(state, open=replace(state.open, leading=led)), (Send(to, settle, reason),), reason)
 
 
-def tick(state: RoundState, led: Leading, now_s: float) -> Step:
+def tick(state: RoundState, led: Leading, now_s: float) -> RoundStep:
     """Watch the attempt: give the slices of the dead and the late to others, end it when nothing helps."""
     if led.stage == "collecting":
         return _tick_collecting(state, led, now_s)
@@ -297,7 +297,7 @@ def tick(state: RoundState, led: Leading, now_s: float) -> Step:
     if proposal is not None and proposal.ballot == led.ballot and _are_bytes_lost(state, led, proposal, now_s):
         return failed(state, now_s, "a reducer died with the only copy of its result", wait_s=0.0)
     if now_s < _acks_until_s(state, led):
-        return Step(state, waiting=f"{leading_of(state, led)} waits for a quorum of acks")
+        return RoundStep(state, waiting=f"{leading_of(state, led)} waits for a quorum of acks")
     return failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while settling")
 
 
@@ -346,23 +346,23 @@ def _are_bytes_lost(state: RoundState, led: Leading, proposal: Proposal, now_s: 
     )
 
 
-def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> Step:
+def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> RoundStep:
     proposal = state.open.proposal
     if proposal is None or proposal.ballot != led.ballot:  # our own proposal is still on its way to us
         if now_s >= led.deadline_s:
             return failed(state, now_s, "the attempt did not begin")
-        return Step(state, waiting=f"{leading_of(state, led)} waits for its own proposal")
+        return RoundStep(state, waiting=f"{leading_of(state, led)} waits for its own proposal")
     missing = [part for part in proposal.slices if part.first_chunk not in state.open.results]
     is_late = now_s >= _results_until_s(state, led, proposal)
     lost = [part for part in missing if is_late or is_suspected(state, part.reducer, now_s)]
     if not lost:
-        return Step(state, waiting=f"{leading_of(state, led)} waits for results of its reducers")
+        return RoundStep(state, waiting=f"{leading_of(state, led)} waits for results of its reducers")
     return give_away(state, led, proposal, lost, now_s)
 
 
 def give_away(
     state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float, why: str = ""
-) -> Step:
+) -> RoundStep:
     """Slices of reducers that are gone or late, or wrong as `why` says: they get none in our next attempts either (rule 7)."""
     unfit = {part.reducer for part in lost} - {state.config.me.peer}
     state = replace(state, open=replace(state.open, unfit=tuple(sorted({*state.open.unfit, *unfit}))))
@@ -371,7 +371,7 @@ def give_away(
 
 def _mend(
     state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float, why: str = ""
-) -> Step:
+) -> RoundStep:
     """Give slices to other reducers; only what moves is sent again (rule 12)."""
     why = why or _what_is_wrong(state, lost[0], now_s)
     alive = {m.peer: m for m in proposal.members if not is_suspected(state, m.peer, now_s)}
@@ -388,7 +388,7 @@ def _mend(
     if borrowed:  # they may not know the proposal yet
         told = dataclasses.replace(proposal, slices=mend.slices, reduce_within_s=reduce_within_s(state))
         orders = (*orders, Send(borrowed, told, reason))
-    return Step(state, orders, reason)
+    return RoundStep(state, orders, reason)
 
 
 def _what_is_wrong(state: RoundState, part: SliceSpec, now_s: float) -> str:
@@ -406,7 +406,7 @@ def _borrowed(proposal: Proposal, slices: Sequence[SliceSpec]) -> tuple[PeerId, 
 # --- acks, and how an attempt ends --------------------------------------------------------------------------------------------
 
 
-def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> Step:
+def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> RoundStep:
     """An ack came in; with a quorum of them the commit exists (rule 15), a lone one with everybody's (rule 18)."""
     led = state.open.leading
     if led is None or led.settle is None or message.ballot != led.ballot or message.commit != led.commit:
@@ -417,25 +417,27 @@ def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> Step:
             else "none: nothing of ours is settled"
         )
         found = f"{short(sender)} acked attempt {message.ballot.attempt} of {short(message.ballot.peer)}"
-        return Step(state, remark=f"{found}, commit {short(message.commit)}; expected {expected}")
+        return RoundStep(state, remark=f"{found}, commit {short(message.commit)}; expected {expected}")
     led = replace(led, acks=MappingProxyType({**led.acks, sender: raw}))
     return certify(replace(state, open=replace(state.open, leading=led)))
 
 
-def certify(state: RoundState) -> Step:
+def certify(state: RoundState) -> RoundStep:
     """Make the certificate when the acks suffice: asked after each ack, and after each goodbye, which makes the quorum smaller."""
     led = state.open.leading
     if led is None or led.settle is None:
-        return Step(state, remark=NOT_LEADING)
+        return RoundStep(state, remark=NOT_LEADING)
     if state.open.committing is not None:
-        return Step(state, remark="a commit is being applied already; no more acks are needed")
+        return RoundStep(state, remark="a commit is being applied already; no more acks are needed")
     certificate = _certificate(state, led, led.settle)
     if certificate is None:
-        return Step(state, remark=f"{len(led.acks)} acks are here; expected {'all' if led.lone_voters else 'a quorum'}")
+        return RoundStep(
+            state, remark=f"{len(led.acks)} acks are here; expected {'all' if led.lone_voters else 'a quorum'}"
+        )
     # Told to ourselves like to anybody else: one path applies commits.
     committed = Committed(state.config.unit, certificate)
     reason = f"round {state.link.index + 1} has {len(certificate.acks)} acks"
-    return Step(state, (Send((state.config.me.peer,), committed, reason),), reason)
+    return RoundStep(state, (Send((state.config.me.peer,), committed, reason),), reason)
 
 
 def _certificate(state: RoundState, led: Leading, settle: Settle) -> Certificate | None:
@@ -452,17 +454,17 @@ def _certificate(state: RoundState, led: Leading, settle: Settle) -> Certificate
     return Certificate(settle.record, tuple(led.acks[peer] for peer in sorted(voters) if peer in led.acks), leaves)
 
 
-def failed(state: RoundState, now_s: float, reason: str, wait_s: float | None = None) -> Step:
+def failed(state: RoundState, now_s: float, reason: str, wait_s: float | None = None) -> RoundStep:
     """The attempt ends, the next one of ours waits longer (rule 6)."""
     opened = state.open
     num_failed = opened.num_failed + 1
     backoff_s = min(2.0 ** min(num_failed, MAX_BACKOFF_EXPONENT), state.config.longest_interval_s)
     quiet_until_s = now_s + (backoff_s if wait_s is None else wait_s)
     opened = replace(opened, leading=None, num_failed=num_failed, quiet_until_s=quiet_until_s)
-    return Step(replace(state, open=opened), (), reason)
+    return RoundStep(replace(state, open=opened), (), reason)
 
 
-def stood_back(state: RoundState, now_s: float, reason: str) -> Step:
+def stood_back(state: RoundState, now_s: float, reason: str) -> RoundStep:
     """No attempt was made; ask again a little later."""
     opened = replace(state.open, leading=None, quiet_until_s=now_s + STAND_BACK_S)
-    return Step(replace(state, open=opened), (), reason)
+    return RoundStep(replace(state, open=opened), (), reason)

@@ -12,7 +12,7 @@ from protocol.ids import Root, short
 from protocol.rounds import attempt
 from protocol.rounds.events import ResultRefused
 from protocol.rounds.messages.wire import decode_record
-from protocol.rounds.state import RoundState, Step
+from protocol.rounds.state import RoundState, RoundStep
 
 
 def names_useless(record: bytes, useless: frozenset[Root]) -> bool:
@@ -25,23 +25,23 @@ def names_useless(record: bytes, useless: frozenset[Root]) -> bool:
         return False
 
 
-def result_refused(state: RoundState, event: ResultRefused, now_s: float) -> Step:
+def result_refused(state: RoundState, event: ResultRefused, now_s: float) -> RoundStep:
     """A reducer, and be it we, gave what cannot be used: it gets no slice in our next attempts on this base. Where we lead its slice
     goes to another, or the attempt ends whose record names it, unless somebody else has acked that: then the bytes are to be had.
     """
     found = f"the result of {short(event.reducer)} cannot be used: {event.why}"
     opened = state.open
     if event.base != state.link.commit or opened.committing is not None:
-        return Step(state, remark=f"{found}; its round is decided")
+        return RoundStep(state, remark=f"{found}; its round is decided")
     useless = opened.useless | ({event.result_hash} if event.result_hash is not None else set())
     unfit = tuple(sorted({*opened.unfit, event.reducer}))
     opened = replace(opened, useless=useless, unfit=unfit)
     state, led, proposal = replace(state, open=opened), opened.leading, opened.proposal
     if led is None or proposal is None or event.ballot != proposal.ballot or event.ballot != led.ballot:
-        return Step(state, remark=f"{found}; it gets no slice of us")
+        return RoundStep(state, remark=f"{found}; it gets no slice of us")
     lost = [part for part in proposal.slices if part.reducer == event.reducer]
     if led.stage == "collecting" and lost:
         return attempt.give_away(state, led, proposal, lost, now_s, found)
     if not lost or led.acks.keys() - {event.reducer}:
-        return Step(state, remark=f"{found}; the attempt goes on")
+        return RoundStep(state, remark=f"{found}; the attempt goes on")
     return attempt.failed(state, now_s, found, wait_s=0.0)

@@ -20,7 +20,7 @@ from protocol.rounds.state import OpenRound
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
+class RoundTicked:
     """Time passed.
 
     Attributes:
@@ -230,7 +230,7 @@ class CommitStalled:
 
 
 Event = (
-    Ticked
+    RoundTicked
     | PeersListed
     | PeersAnswered
     | PeerLost

@@ -43,7 +43,7 @@ from protocol.rounds.queries import (
     silence_s,
     thin_line_s,
 )
-from protocol.rounds.state import Leading, PeerView, RoundState, Step
+from protocol.rounds.state import Leading, PeerView, RoundState, RoundStep
 
 RANK_DELAY_S: Final = 1.0
 """Rank r may take over after 2 s + r s without the opener (rule 6): two who think alike do not duel."""
@@ -70,33 +70,33 @@ def leads(state: RoundState, ballot: Ballot) -> bool:
     return state.open.leading is not None and state.open.leading.ballot == ballot
 
 
-def tick(state: RoundState, now_s: float) -> Step:
+def tick(state: RoundState, now_s: float) -> RoundStep:
     """Open, take over, or end an attempt that ran out of time; else say what is waited for."""
     if state.open.committing is not None:
-        return Step(state, waiting=f"round {state.link.index + 1} is decided and being applied")
+        return RoundStep(state, waiting=f"round {state.link.index + 1} is decided and being applied")
     if state.switching is not None and state.switching.is_flipping:
-        return Step(state, waiting=f"the lineage is being switched to {short(state.switching.target)}")
+        return RoundStep(state, waiting=f"the lineage is being switched to {short(state.switching.target)}")
     if state.open.leading is not None:
         return _tick_leading(state, state.open.leading, now_s)
     if state.open.proposal is None and state.open.acked is None and not is_due(state, now_s):
         is_new = state.open.due_since_s is not None
         state = replace(state, open=replace(state.open, due_since_s=None)) if is_new else state
-        return Step(state, waiting=_until_due(state))
+        return RoundStep(state, waiting=_until_due(state))
     if state.open.due_since_s is None:
         state = replace(state, open=replace(state.open, due_since_s=now_s))
     kept = _why_no_attempt(state, now_s)
     if kept:
-        return Step(state, waiting=f"{_open_round(state)}; {kept}")
+        return RoundStep(state, waiting=f"{_open_round(state)}; {kept}")
     first = Ballot(0, state.config.me.peer)
     if _may_open_first(state) and quorum_in_reach(state, first, now_s):
         kept = _why_not_open(state, first, now_s)
-        return Step(state, waiting=kept) if kept else _open_first(state, now_s)
+        return RoundStep(state, waiting=kept) if kept else _open_first(state, now_s)
     late = _who_is_late(state, now_s) if state.open.proposal is None and state.open.acked is None else None
     if late is not None:  # mostly the opener itself: without it the round would be that of those with the faster lines
-        return Step(state, waiting=_until_applied(state, late))
+        return RoundStep(state, waiting=_until_applied(state, late))
     waited_s = _waited_s(state, now_s)
     if waited_s is None:
-        return Step(state, waiting=_until_take_over(state))
+        return RoundStep(state, waiting=_until_take_over(state))
     return _ask(state, waited_s, now_s)
 
 
@@ -182,7 +182,7 @@ def _follower_patience_s(state: RoundState, view: PeerView) -> float:
     return min(state.config.longest_interval_s, max(LEAST_FOLLOWER_S, OVERDUE_FACTOR * view.exchange_s))
 
 
-def _open_first(state: RoundState, now_s: float) -> Step:
+def _open_first(state: RoundState, now_s: float) -> RoundStep:
     """Attempt 0: the lowest ballot there is needs no promises of others, but our own before anybody hears of it."""
     led = Leading(Ballot(0, state.config.me.peer), "promising", now_s + state.config.promise_within_s)
     return _promise_to_ourselves(state, led)
@@ -241,7 +241,7 @@ def _rank(state: RoundState, now_s: float, *, without: PeerId | None) -> int:
 # --- before a take-over -------------------------------------------------------------------------------------------------------
 
 
-def _ask(state: RoundState, waited_s: float, now_s: float) -> Step:
+def _ask(state: RoundState, waited_s: float, now_s: float) -> RoundStep:
     """Ask whether others find the opener gone, too: who hears nobody must not fence off those who do (rule 6)."""
     opened, config = state.open, state.config
     floor = opened.promised.attempt if opened.promised is not None else 0
@@ -250,7 +250,7 @@ def _ask(state: RoundState, waited_s: float, now_s: float) -> Step:
     if not quorum_in_reach(state, ballot, now_s):
         if not may_be_lone(state, now_s):
             reason = "no quorum of the base roster in reach; training goes on"
-            return Step(state, (), reason, waiting=reason)
+            return RoundStep(state, (), reason, waiting=reason)
         lone_voters = tuple(sorted([*(view.peer for view in caught_up(state, now_s)), config.me.peer]))
     led = Leading(
         ballot,
@@ -266,7 +266,7 @@ def _ask(state: RoundState, waited_s: float, now_s: float) -> Step:
     others = tuple(dict.fromkeys(peer for peer in asked if peer != config.me.peer))
     request = PreVoteRequest(config.unit, state.link.commit, ballot, waited_s, lone=bool(lone_voters))
     reason = f"asking whether attempt {ballot.attempt} is wanted"
-    asking = Step(state, (Send(others, request, reason),) if others else (), reason)
+    asking = RoundStep(state, (Send(others, request, reason),) if others else (), reason)
     return _after_pre_votes(asking, now_s)
 
 
@@ -298,24 +298,24 @@ def has_all_votes(state: RoundState, led: Leading, votes: frozenset[PeerId]) -> 
     return is_base_quorum(state, led.ballot, votes)
 
 
-def pre_vote(state: RoundState, sender: PeerId, message: PreVote, now_s: float) -> Step:
+def pre_vote(state: RoundState, sender: PeerId, message: PreVote, now_s: float) -> RoundStep:
     """An answer to our question; one objection is enough to wait when it makes a quorum impossible for now."""
     led = state.open.leading
     if led is None or led.stage != "asking" or message.ballot != led.ballot:
-        return Step(state, remark=_unasked(f"a pre-vote of {short(sender)}", message.ballot, led))
+        return RoundStep(state, remark=_unasked(f"a pre-vote of {short(sender)}", message.ballot, led))
     if sender == expected_opener(state):
         led = replace(led, has_leaders_word=True)
         state = replace(state, open=replace(state.open, leading=led))
         if message.leads_s > 0.0 and state.open.proposal is not None:
             return _given_time(state, state.open.proposal, message.leads_s, now_s)
     if message.objection:
-        return _after_pre_votes(Step(state, (), f"{short(sender)} objects: {message.objection}"), now_s)
+        return _after_pre_votes(RoundStep(state, (), f"{short(sender)} objects: {message.objection}"), now_s)
     led = replace(led, pre_votes=led.pre_votes | {sender})
     remark = f"{short(sender)} wants attempt {led.ballot.attempt}, too: {len(led.pre_votes)} do; expected a quorum"
-    return _after_pre_votes(Step(replace(state, open=replace(state.open, leading=led)), remark=remark), now_s)
+    return _after_pre_votes(RoundStep(replace(state, open=replace(state.open, leading=led)), remark=remark), now_s)
 
 
-def _given_time(state: RoundState, proposal: Proposal, leads_s: float, now_s: float) -> Step:
+def _given_time(state: RoundState, proposal: Proposal, leads_s: float, now_s: float) -> RoundStep:
     """The leader still gives the attempt time: so do we, as long as an honest one may."""
     opened, config = state.open, state.config
     since_s, most_left_s = now_s - opened.proposal_at_s, attempt.most_left_s(state, proposal)
@@ -331,7 +331,7 @@ def _unasked(what: str, ballot: Ballot, led: Leading | None) -> str:
     return f"{what} for attempt {ballot.attempt} of {short(ballot.peer)}; expected {expected}"
 
 
-def _after_pre_votes(step: Step, now_s: float) -> Step:
+def _after_pre_votes(step: RoundStep, now_s: float) -> RoundStep:
     state, led = step.state, step.state.open.leading
     if led is None or not has_all_votes(state, led, led.pre_votes):
         return step
@@ -341,16 +341,16 @@ def _after_pre_votes(step: Step, now_s: float) -> Step:
     if highest is not None and highest > led.ballot:
         # promised or acked while we asked: what we promise never goes down, or two records could be decided (rule 16)
         stood = attempt.stood_back(state, now_s, f"attempt {highest.attempt} of {short(highest.peer)} came first")
-        return Step(stood.state, (*step.actions, *stood.actions), stood.reason)
+        return RoundStep(stood.state, (*step.actions, *stood.actions), stood.reason)
     led = replace(led, stage="promising", deadline_s=now_s + state.config.promise_within_s)
     promised = _promise_to_ourselves(state, led)
-    return Step(promised.state, (*step.actions, *promised.actions), promised.reason)
+    return RoundStep(promised.state, (*step.actions, *promised.actions), promised.reason)
 
 
 # --- promises -----------------------------------------------------------------------------------------------------------------
 
 
-def _promise_to_ourselves(state: RoundState, led: Leading) -> Step:
+def _promise_to_ourselves(state: RoundState, led: Leading) -> RoundStep:
     """Our own promise goes to disk first: after a crash we lead no second attempt under the same ballot (rule 13)."""
     opened = replace(
         state.open,
@@ -361,14 +361,14 @@ def _promise_to_ourselves(state: RoundState, led: Leading) -> Step:
     )
     what = "without a quorum" if led.lone_voters else f"of round {state.link.index + 1}"
     reason = f"leading attempt {led.ballot.attempt} {what}"
-    return Step(replace(state, open=opened), (LogPromise(state.link.commit, led.ballot, reason),), reason)
+    return RoundStep(replace(state, open=opened), (LogPromise(state.link.commit, led.ballot, reason),), reason)
 
 
-def own_promise_logged(state: RoundState, now_s: float) -> Step:
+def own_promise_logged(state: RoundState, now_s: float) -> RoundStep:
     """Our promise is on disk: attempt 0 is proposed, any other asks the voters for theirs."""
     led = state.open.leading
     if led is None or led.stage != "promising" or led.is_promised:
-        return Step(state, remark="our own promise is on disk, and no attempt of ours waits for it")
+        return RoundStep(state, remark="our own promise is on disk, and no attempt of ours waits for it")
     config = state.config
     led = replace(led, is_promised=True)
     if led.ballot.attempt == 0:
@@ -380,21 +380,21 @@ def own_promise_logged(state: RoundState, now_s: float) -> Step:
     others = tuple(peer for peer in _voters(state, led) if peer != config.me.peer)
     request = PromiseRequest(config.unit, state.link.commit, led.ballot)
     why = f"attempt {led.ballot.attempt} is wanted: it needs the promises of a quorum"
-    return _after_promises(Step(state, (Send(others, request, why),) if others else (), remark=why), now_s)
+    return _after_promises(RoundStep(state, (Send(others, request, why),) if others else (), remark=why), now_s)
 
 
-def promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -> Step:
+def promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -> RoundStep:
     """A promise came in; with a quorum of them, finish what may be decided, or propose (rule 16)."""
     led = state.open.leading
     if led is None or led.stage != "promising" or not led.is_promised or message.ballot != led.ballot:
-        return Step(state, remark=_unasked(f"a promise of {short(sender)}", message.ballot, led))
+        return RoundStep(state, remark=_unasked(f"a promise of {short(sender)}", message.ballot, led))
     state = known_at_base(state, (sender,))
     led = replace(led, promises=MappingProxyType({**led.promises, sender: message}))
     remark = f"{len(led.promises)} promised attempt {led.ballot.attempt}; expected a quorum"
-    return _after_promises(Step(replace(state, open=replace(state.open, leading=led)), remark=remark), now_s)
+    return _after_promises(RoundStep(replace(state, open=replace(state.open, leading=led)), remark=remark), now_s)
 
 
-def _after_promises(step: Step, now_s: float) -> Step:
+def _after_promises(step: RoundStep, now_s: float) -> RoundStep:
     state, led = step.state, step.state.open.leading
     if led is None:
         return step
@@ -417,37 +417,37 @@ def _after_promises(step: Step, now_s: float) -> Step:
     return _joined(step, attempt.settle_again(state, top, holders, now_s))
 
 
-def _joined(first: Step, then: Step) -> Step:
-    return Step(then.state, (*first.actions, *then.actions), then.reason or first.reason)
+def _joined(first: RoundStep, then: RoundStep) -> RoundStep:
+    return RoundStep(then.state, (*first.actions, *then.actions), then.reason or first.reason)
 
 
 # --- while leading ------------------------------------------------------------------------------------------------------------
 
 
-def _tick_leading(state: RoundState, led: Leading, now_s: float) -> Step:
+def _tick_leading(state: RoundState, led: Leading, now_s: float) -> RoundStep:
     if led.stage == "asking":
-        asked = _after_pre_votes(Step(state), now_s)
+        asked = _after_pre_votes(RoundStep(state), now_s)
         if asked.reason:
             return asked
     if led.stage in ("asking", "promising"):
         if now_s < led.deadline_s:
             needed = "a quorum that wants it" if led.stage == "asking" else "promises of a quorum"
-            return Step(state, waiting=f"{attempt.leading_of(state, led)} waits for {needed}")
+            return RoundStep(state, waiting=f"{attempt.leading_of(state, led)} waits for {needed}")
         if led.stage == "asking":
             return attempt.stood_back(state, now_s, "too few find the opener gone; waiting for it")
         return attempt.failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while promising")
     return attempt.tick(state, led, now_s)
 
 
-def refused(state: RoundState, sender: PeerId, message: Refusal, now_s: float) -> Step:
+def refused(state: RoundState, sender: PeerId, message: Refusal, now_s: float) -> RoundStep:
     """Somebody promised a higher ballot: stand back, and start above it if it comes to nothing."""
     opened, led = state.open, state.open.leading
     if message.promised == Ballot(LAST_ATTEMPT, sender):
         # It has no vote here, and never will: the others may be too few for a quorum, and then go on alone in their time.
         state = replace(state, open=replace(opened, voteless=opened.voteless | {sender}))
-        return Step(state, remark=f"{short(sender)} has no vote on this base: it left it, or lost its disk")
+        return RoundStep(state, remark=f"{short(sender)} has no vote on this base: it left it, or lost its disk")
     state = replace(state, open=replace(opened, highest_attempt=max(opened.highest_attempt, message.promised.attempt)))
     if led is None or message.promised <= led.ballot:
-        return Step(state, remark=_unasked(f"a refusal of {short(sender)}", message.promised, led))
+        return RoundStep(state, remark=_unasked(f"a refusal of {short(sender)}", message.promised, led))
     reason = f"attempt {message.promised.attempt} of {short(message.promised.peer)} came first"
     return attempt.failed(state, now_s, reason)

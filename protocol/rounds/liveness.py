@@ -13,7 +13,7 @@ from protocol.frozen import replace
 from protocol.ids import PeerId, UnitName, short
 from protocol.rounds import attempt, following, leading, voting
 from protocol.rounds import heartbeat_interval as cadence
-from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, Ticked
+from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, RoundTicked
 from protocol.rounds.failure_probes import do_watch, is_everybody_pinged, is_ours_to_ask, missed_by_others, whom_we_ping
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.messages.messages import LAST_ATTEMPT, Ballot, Heartbeat, Leave, UnitHead
@@ -34,7 +34,7 @@ from protocol.rounds.queries import (
     silent_members,
     thin_from_s,
 )
-from protocol.rounds.state import PeerView, RoundState, SignedLeave, Step
+from protocol.rounds.state import PeerView, RoundState, RoundStep, SignedLeave
 
 BUSY_TICK_S: Final = 0.2
 DUE_TICK_S: Final = 1.0
@@ -79,7 +79,7 @@ def next_tick_s(state: RoundState) -> float:
     return heartbeat_s if heartbeat_s > QUICK_HEARTBEAT_S else max(BUSY_TICK_S, heartbeat_s / 2)
 
 
-def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
+def ticked(state: RoundState, event: RoundTicked, now_s: float) -> RoundStep:
     """Time passed: heartbeats, suspicions, waiting questions, and the opener's own deadlines."""
     if event.lag_s > LEAST_LAG_S:
         state = _forgive(state, event.lag_s, now_s)
@@ -94,7 +94,9 @@ def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
     led = leading.tick(given.state, now_s)
     asked = following.ask_ahead(led.state, now_s)
     orders = (*beats, *answered.actions, *drops, *told.actions, *given.actions, *led.actions, *asked.actions)
-    return Step(asked.state, orders, led.reason or given.reason or answered.reason or asked.reason, waiting=led.waiting)
+    return RoundStep(
+        asked.state, orders, led.reason or given.reason or answered.reason or asked.reason, waiting=led.waiting
+    )
 
 
 def _bringing(state: RoundState, peers: Sequence[PeerId], now_s: float) -> dict[PeerId, PeerView]:
@@ -161,21 +163,21 @@ def _is_in_exchange(state: RoundState) -> bool:
     return state.open.exchange is not None and state.open.proposal is not None
 
 
-def _tell_late_upload(state: RoundState, now_s: float) -> Step:
+def _tell_late_upload(state: RoundState, now_s: float) -> RoundStep:
     """Who answers pings tells nothing by that: that our upload takes longer than they allow for is said to all who may wait for it."""
     opened, me = state.open, state.config.me.peer
     if opened.proposal is None or not _is_in_exchange(state):
-        return Step(state)
+        return RoundStep(state)
     # where slices wait for others as thin, or for a first guess, and we are allowed no more silence for it, nobody need know
     allowed_s = min(opened.proposal.reduce_within_s / attempt.DEADLINE_FACTOR, thin_from_s(state))
     if state.exchange_s < LONGER * max(opened.told_upload_s, allowed_s):
-        return Step(state)
+        return RoundStep(state)
     others = tuple(peer for peer in opened.proposal.participants if peer != me and not is_gone(state, peer))
     state = replace(state, open=replace(opened, told_upload_s=state.exchange_s))
     if not others:
-        return Step(state)
+        return RoundStep(state)
     reason = f"our upload takes {state.exchange_s:.0f} s, longer than others allow for"
-    return Step(state, (SendHeartbeat(others, own_heartbeat(state, now_s), True, reason),))
+    return RoundStep(state, (SendHeartbeat(others, own_heartbeat(state, now_s), True, reason),))
 
 
 def _heartbeat_targets(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
@@ -333,23 +335,23 @@ def with_view(state: RoundState, view: PeerView) -> RoundState:
     return with_views(state, {view.peer: view})
 
 
-def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> Step:
+def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> RoundStep:
     """A connection was refused: a death at once, no waiting. An answer that came later may have been told before."""
     view = state.peers.get(event.peer)
     if view is None or view.lost or view.heard_at_s > event.at_s:
         known = "is not known" if view is None else "is gone already" if view.lost else "was heard since"
-        return Step(state, remark=f"a connection to {short(event.peer)} was refused, but it {known}")
+        return RoundStep(state, remark=f"a connection to {short(event.peer)} was refused, but it {known}")
     return _gone(with_view(state, replace(view, lost=True)), event.peer, now_s, "is gone: connection refused")
 
 
-def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s: float) -> Step:
+def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s: float) -> RoundStep:
     """A goodbye: nobody waits for the leaver, and on this base it no longer counts towards the quorum (rule 3). The first one on a
     base stands: who came back and leaves once more has cast no vote in between, and may know less of those before.
     """
     view = state.peers.get(sender)
     if view is None or leave.member.peer != sender:
         found = f"{short(sender)} said goodbye for {short(leave.member.peer)}"
-        return Step(state, remark=f"{found}; expected for itself, by somebody who is known")
+        return RoundStep(state, remark=f"{found}; expected for itself, by somebody who is known")
     state = with_view(state, replace(view, left=True))
     is_first = sender in state.link.roster and sender not in state.open.leaves
     if is_first and leave.unit == state.config.unit and _is_vote_on_head(state, leave) and raw:
@@ -358,7 +360,7 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
     certified = attempt.certify(state)
     gone = _gone(certified.state, sender, now_s, "left")
     orders, reason = (*certified.actions, *gone.actions), certified.reason or gone.reason
-    return Step(gone.state, orders, reason, waiting=gone.waiting)
+    return RoundStep(gone.state, orders, reason, waiting=gone.waiting)
 
 
 def _is_vote_on_head(state: RoundState, leave: Leave) -> bool:
@@ -371,19 +373,19 @@ def _is_vote_on_head(state: RoundState, leave: Leave) -> bool:
     return True
 
 
-def _gone(state: RoundState, peer: PeerId, now_s: float, what: str) -> Step:
+def _gone(state: RoundState, peer: PeerId, now_s: float, what: str) -> RoundStep:
     proposal = state.open.proposal
     drops: tuple[Action, ...] = ()
     if proposal is not None and state.open.exchange is not None and proposal.member(peer) is not None:
         drops = (DropMember(peer, "left" if what == "left" else "lost"),)
     if not is_due_or_open(state) and peer != leading.expected_opener(state):
         # of a hundred peers one goes every minute, and whether the round is due is asked of all that are known
-        return Step(state, drops, f"{short(peer)} {what}")
+        return RoundStep(state, drops, f"{short(peer)} {what}")
     led = leading.tick(state, now_s)
-    return Step(led.state, (*drops, *led.actions), led.reason or f"{short(peer)} {what}", waiting=led.waiting)
+    return RoundStep(led.state, (*drops, *led.actions), led.reason or f"{short(peer)} {what}", waiting=led.waiting)
 
 
-def peers_listed(state: RoundState, event: PeersListed, now_s: float) -> Step:
+def peers_listed(state: RoundState, event: PeersListed, now_s: float) -> RoundStep:
     """The directory names peers; whom we never heard starts out silent. Who is listed no more, and neither heard nor needed, is
     forgotten: over weeks a run sees many more peers than it has.
     """
@@ -401,4 +403,4 @@ def peers_listed(state: RoundState, event: PeersListed, now_s: float) -> Step:
             # listed is not heard: it starts out as silent, and the first heartbeat or answer makes it live
             known[peer] = PeerView(peer, now_s - NEVER_HEARD_S)
     # in the order of their turns, so that who sorts them at each beat finds them sorted
-    return Step(replace(state, peers=MappingProxyType(dict(sorted(known.items())))))
+    return RoundStep(replace(state, peers=MappingProxyType(dict(sorted(known.items())))))

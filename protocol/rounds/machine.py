@@ -39,11 +39,11 @@ from protocol.rounds.events import (
     Progressed,
     PromiseLogged,
     ResultRefused,
+    RoundTicked,
     SpineMoved,
     Switched,
     SwitchFailed,
     SwitchPrepared,
-    Ticked,
 )
 from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink, link_after
 from protocol.rounds.lineage.lineage import CommitTree, SpineView, Standing, tree_of
@@ -70,7 +70,7 @@ from protocol.rounds.messages.messages import (
 from protocol.rounds.messages.wire import decode_body
 from protocol.rounds.orders import AnswerWithCertificate, BeginExchange, PrepareContribution
 from protocol.rounds.proposal import both_codecs
-from protocol.rounds.state import Contribution, OpenRound, RoundConfig, RoundState, Step
+from protocol.rounds.state import Contribution, OpenRound, RoundConfig, RoundState, RoundStep
 from protocol.tensors.round_defaults import leaves_out
 
 MAX_ATTEMPT_JUMP: Final = 1024
@@ -110,23 +110,23 @@ def start(
     )
 
 
-def step(state: RoundState, event: Event, now_s: float) -> Step:
+def step(state: RoundState, event: Event, now_s: float) -> RoundStep:
     """Take one event; returns the new state, the orders, and why."""
     match event:
-        case Ticked():
+        case RoundTicked():
             return _ticked(state, event, now_s)
         case MessageArrived():
             return _message(state, event, now_s)
         case PeersAnswered():
-            return Step(liveness.answered(state, event))
+            return RoundStep(liveness.answered(state, event))
         case PeerLost():
             return liveness.peer_lost(state, event, now_s)
         case PeersListed():
             return liveness.peers_listed(state, event, now_s)
         case Progressed():
-            return Step(_progressed(state, event))
+            return RoundStep(_progressed(state, event))
         case ExchangeMeasured():
-            return Step(replace(state, exchange_s=event.seconds))
+            return RoundStep(replace(state, exchange_s=event.seconds))
         case ResultRefused():
             return refusing.result_refused(state, event, now_s)
         case ContributionReady() | ContributionFailed():
@@ -139,7 +139,7 @@ def step(state: RoundState, event: Event, now_s: float) -> Step:
 
 def _voted(
     state: RoundState, event: BytesHeld | AckLogged | PromiseLogged | LeaveOrdered | LeaveLogged, now_s: float
-) -> Step:
+) -> RoundStep:
     match event:
         case BytesHeld():
             return voting.bytes_held(state, event)
@@ -164,7 +164,7 @@ def _followed(
     | SpineMoved
     | FlipOrdered,
     now_s: float,
-) -> Step:
+) -> RoundStep:
     match event:
         case Applied():
             return following.applied(state, event, now_s)
@@ -184,13 +184,15 @@ def _followed(
             return following.flip_ordered(state, event)
 
 
-def _ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
+def _ticked(state: RoundState, event: RoundTicked, now_s: float) -> RoundStep:
     ticked = liveness.ticked(state, event, now_s)
     if not ticked.state.missing:
         return ticked
     looked = following.look_again(ticked.state, now_s)
     orders = (*ticked.actions, *looked.actions)
-    return Step(looked.state, orders, ticked.reason or looked.reason, looked.remark or ticked.remark, ticked.waiting)
+    return RoundStep(
+        looked.state, orders, ticked.reason or looked.reason, looked.remark or ticked.remark, ticked.waiting
+    )
 
 
 def _progressed(state: RoundState, event: Progressed) -> RoundState:
@@ -208,7 +210,7 @@ def _progressed(state: RoundState, event: Progressed) -> RoundState:
 # --- messages -----------------------------------------------------------------------------------------------------------------
 
 
-def _message(state: RoundState, event: MessageArrived, now_s: float) -> Step:
+def _message(state: RoundState, event: MessageArrived, now_s: float) -> RoundStep:
     message, sender = event.message, event.sender
     if isinstance(message, Heartbeat):
         return _heartbeat(state, sender, message, now_s)
@@ -219,7 +221,7 @@ def _message(state: RoundState, event: MessageArrived, now_s: float) -> Step:
         case Committed():
             return following.committed(state, sender, message, now_s)
     if message.unit != state.config.unit:
-        return Step(state, remark=f"{short(sender)} speaks of unit {message.unit}; this is {state.config.unit}")
+        return RoundStep(state, remark=f"{short(sender)} speaks of unit {message.unit}; this is {state.config.unit}")
     if message.base != state.link.commit:
         return _other_base(state, sender, message)
     match message:
@@ -238,11 +240,11 @@ def _message(state: RoundState, event: MessageArrived, now_s: float) -> Step:
 _BallotMessage = Settle | PreVoteRequest | PreVote | PromiseRequest | Promise | Refusal
 
 
-def _ballot_message(state: RoundState, sender: PeerId, message: _BallotMessage, now_s: float) -> Step:
+def _ballot_message(state: RoundState, sender: PeerId, message: _BallotMessage, now_s: float) -> RoundStep:
     ballot = message.promised if isinstance(message, Refusal) else message.ballot
     has_no_vote = isinstance(message, Refusal) and ballot == Ballot(LAST_ATTEMPT, sender)
     if is_absurd(state, ballot) and not has_no_vote:
-        return Step(state, remark=f"{short(sender)} named attempt {ballot.attempt}: {_TOO_HIGH}")
+        return RoundStep(state, remark=f"{short(sender)} named attempt {ballot.attempt}: {_TOO_HIGH}")
     match message:
         case Settle():
             return voting.settled(state, sender, message, now_s)
@@ -267,13 +269,13 @@ def is_absurd(state: RoundState, ballot: Ballot) -> bool:
     return ballot.attempt > max(promised, state.open.highest_attempt) + MAX_ATTEMPT_JUMP
 
 
-def _promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -> Step:
+def _promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -> RoundStep:
     """A promise is evidence about records, so the record that it names is checked before it counts."""
     if message.acked is not None:
         try:
             link = link_after(state.link, message.acked.record)
         except RemoteProtocolError as error:
-            return Step(state, remark=f"dropped a promise of {short(sender)}: {error.one_line()}")
+            return RoundStep(state, remark=f"dropped a promise of {short(sender)}: {error.one_line()}")
         if link.is_lone:
             message = dataclasses.replace(message, acked=None)
     return leading.promise(state, sender, message, now_s)
@@ -282,21 +284,21 @@ def _promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) 
 _OnBase = Proposal | Mend | ResultReady | Ack | _BallotMessage
 
 
-def _other_base(state: RoundState, sender: PeerId, message: _OnBase) -> Step:
+def _other_base(state: RoundState, sender: PeerId, message: _OnBase) -> RoundStep:
     """The sender is behind us (answer with what ended that base) or elsewhere (ask it); hints only (rule 4)."""
     if message.base not in state.tree.nodes:
         is_opening = isinstance(message, Proposal | Settle | PromiseRequest | PreVoteRequest)
         reason = f"{short(sender)} speaks of commit {short(message.base)}, which we do not know"
-        return following.catch_up(state, sender, reason) if is_opening else Step(state, remark=reason)
+        return following.catch_up(state, sender, reason) if is_opening else RoundStep(state, remark=reason)
     passed = f"{short(sender)} speaks of commit {short(message.base)}; our head is {short(state.link.commit)}"
     if isinstance(message, Proposal | Settle | PromiseRequest | PreVoteRequest):
-        return Step(state, (AnswerWithCertificate(sender, message.base, passed),))
-    return Step(state, remark=passed)
+        return RoundStep(state, (AnswerWithCertificate(sender, message.base, passed),))
+    return RoundStep(state, remark=passed)
 
 
-def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: float) -> Step:
+def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: float) -> RoundStep:
     if message.member.peer != sender or sender == state.config.me.peer:
-        return Step(
+        return RoundStep(
             liveness.heard(state, sender, now_s),
             remark=f"{short(sender)} sent a heartbeat in the name of {short(message.member.peer)}; expected its own",
         )
@@ -304,11 +306,11 @@ def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: flo
     if known is not None and known.member is not None and message.member.session < known.member.session:
         found, newest = message.member.session, known.member.session  # of an earlier life, overtaken on its way
         remark = f"{short(sender)} sent a heartbeat of session {found}; session {newest} was heard already"
-        return Step(liveness.heard(state, sender, now_s), remark=remark)
+        return RoundStep(liveness.heard(state, sender, now_s), remark=remark)
     view = liveness.view_of(state, message, now_s)
     state, head = liveness.with_view(state, view), view.head
     if head is None or head.head == state.link.commit:
-        return Step(state)
+        return RoundStep(state)
     if head.head in state.tree.nodes:
         return following.consider(state, sender, now_s)
     return following.passed_by(state, sender, head, now_s)
@@ -317,16 +319,16 @@ def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: flo
 # --- the member's side of an exchange -----------------------------------------------------------------------------------------
 
 
-def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: float) -> Step:
+def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: float) -> RoundStep:
     opened = state.open
     refusal = _why_not_join(state, sender, proposal)
     if refusal:
-        return Step(state, (), refusal)
+        return RoundStep(state, (), refusal)
     if opened.promised is not None and proposal.ballot < opened.promised:
-        return Step(state, (voting.refusal(sender, proposal, opened.promised),))
+        return RoundStep(state, (voting.refusal(sender, proposal, opened.promised),))
     if opened.proposal is not None and proposal.ballot <= opened.proposal.ballot:
         newest = f"{_named(opened.proposal.ballot)} is under way; expected a higher one"
-        return Step(state, remark=f"{short(sender)} proposed {_named(proposal.ballot)}, but {newest}")
+        return RoundStep(state, remark=f"{short(sender)} proposed {_named(proposal.ballot)}, but {newest}")
     opened = replace(
         opened,
         proposal=proposal,
@@ -343,10 +345,10 @@ def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: floa
     reason = f"round {proposal.index}, attempt {proposal.ballot.attempt}: {len(proposal.members)} members, by {short(sender)}"
     state = replace(state, open=opened)
     if opened.contribution is not None or opened.is_preparing:
-        return Step(state, (BeginExchange(proposal, reason),), reason)
+        return RoundStep(state, (BeginExchange(proposal, reason),), reason)
     # Reducing does not wait for our own snapshot: a slow trainer must cost nobody but itself.
     state = replace(state, open=replace(opened, is_preparing=True))
-    return Step(state, (PrepareContribution(proposal.base, reason), BeginExchange(proposal, reason)), reason)
+    return RoundStep(state, (PrepareContribution(proposal.base, reason), BeginExchange(proposal, reason)), reason)
 
 
 def _named(ballot: Ballot) -> str:
@@ -385,12 +387,12 @@ def _why_closed(state: RoundState) -> str:
     return "we are leaving: no round is joined any more" if state.is_leaving else ""
 
 
-def _mend(state: RoundState, sender: PeerId, mend: Mend) -> Step:
+def _mend(state: RoundState, sender: PeerId, mend: Mend) -> RoundStep:
     """Slices have other reducers now; what keeps its reducer goes on (rule 12)."""
     opened, proposal = state.open, state.open.proposal
     problem = _why_not_mend(state, sender, mend)
     if proposal is None or problem:
-        return Step(state, remark=problem)
+        return RoundStep(state, remark=problem)
     proposal = dataclasses.replace(proposal, slices=mend.slices)
     kept = {part.first_chunk: part for part in mend.slices}
     results = {
@@ -401,7 +403,7 @@ def _mend(state: RoundState, sender: PeerId, mend: Mend) -> Step:
     held = opened.held & results.keys()
     opened = replace(opened, proposal=proposal, revision=mend.revision, results=MappingProxyType(results), held=held)
     reason = f"round {proposal.index}: slices were given to other reducers"
-    return Step(replace(state, open=opened), (BeginExchange(proposal, reason),), reason)
+    return RoundStep(replace(state, open=opened), (BeginExchange(proposal, reason),), reason)
 
 
 def _why_not_mend(state: RoundState, sender: PeerId, mend: Mend) -> str:
@@ -417,9 +419,9 @@ def _why_not_mend(state: RoundState, sender: PeerId, mend: Mend) -> str:
     return ""
 
 
-def _contribution_settled(state: RoundState, event: ContributionReady | ContributionFailed, now_s: float) -> Step:
+def _contribution_settled(state: RoundState, event: ContributionReady | ContributionFailed, now_s: float) -> RoundStep:
     if event.base != state.link.commit:
-        return Step(state, (), "the head moved while the delta was taken; it is taken again for the next round")
+        return RoundStep(state, (), "the head moved while the delta was taken; it is taken again for the next round")
     opened = replace(state.open, is_preparing=False)
     if isinstance(event, ContributionReady):
         contribution = Contribution(event.root, event.tokens)
@@ -428,21 +430,21 @@ def _contribution_settled(state: RoundState, event: ContributionReady | Contribu
     else:
         reason = "no delta to offer: the trainer is away; reducing only"
     orders = (BeginExchange(opened.proposal, reason),) if opened.proposal is not None else ()
-    return Step(replace(state, open=opened), orders, reason)
+    return RoundStep(replace(state, open=opened), orders, reason)
 
 
-def _result(state: RoundState, sender: PeerId, message: ResultReady, now_s: float) -> Step:
+def _result(state: RoundState, sender: PeerId, message: ResultReady, now_s: float) -> RoundStep:
     """A slice is summed. What we tell ourselves is on our disk: our own result, or one that came on our stream."""
     opened = state.open
     if opened.proposal is None or message.ballot != opened.proposal.ballot:
         expected = (
             "no attempt is under way here" if opened.proposal is None else f"expected {_named(opened.proposal.ballot)}"
         )
-        return Step(state, remark=f"dropped a result of {_named(message.ballot)}: {expected}")
+        return RoundStep(state, remark=f"dropped a result of {_named(message.ballot)}: {expected}")
     try:
         header = open_result(state.config, opened.proposal, message)
     except (RemoteProtocolError, VersionError) as error:
-        return Step(state, remark=f"dropped a result: {error.one_line()}")
+        return RoundStep(state, remark=f"dropped a result: {error.one_line()}")
     if not header.included:
         return attempt.nothing_to_sum(state, header, now_s)
     results = MappingProxyType({**opened.results, header.first_chunk: header})

@@ -283,7 +283,7 @@ class Switching:
 
 
 @dataclass(frozen=True)
-class Missing:
+class UnavailableCommit:
     """A commit whose bytes nobody had (missing.py).
 
     Attributes:
@@ -356,7 +356,7 @@ class RoundState:
     spine: SpineView | None = None
     due_tokens: int = 0
     spine_ready: int | None = None
-    missing: Mapping[CommitId, Missing] = field(default_factory=lambda: MappingProxyType({}))
+    missing: Mapping[CommitId, UnavailableCommit] = field(default_factory=lambda: MappingProxyType({}))
     survey: Survey | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -373,7 +373,7 @@ class RoundState:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RoundStep:
     """What one event led to, and why, in sentences for log and status. Each is "" when there is nothing to say.
 
     Attributes:

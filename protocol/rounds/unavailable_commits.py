@@ -15,7 +15,7 @@ from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.lineage import CommitTree
 from protocol.rounds.queries import idle_patience_s, is_alive, may_hold
-from protocol.rounds.state import Missing, RoundState
+from protocol.rounds.state import RoundState, UnavailableCommit
 
 FIRST_PAUSE_S: Final = 60.0
 """As long as the bytes were looked for."""
@@ -41,7 +41,7 @@ def looked_for(state: RoundState, commit: CommitId, now_s: float) -> RoundState:
     if commit not in state.tree.nodes or (known is None and not _is_another_held(state, commit, now_s)):
         return state
     if known is None and _standing(state, commit) & _who_lives(state, now_s):
-        doubted = Missing(now_s, 0.0, frozenset(), frozenset(), is_believed=False)
+        doubted = UnavailableCommit(now_s, 0.0, frozenset(), frozenset(), is_believed=False)
         return _with_entry(state, commit, doubted)
     return with_missing(state, commit, now_s)
 
@@ -51,7 +51,7 @@ def with_missing(state: RoundState, commit: CommitId, now_s: float) -> RoundStat
     known, asked, standing = state.missing.get(commit), _who_lives(state, now_s), _standing(state, commit)
     before_s = 0.0 if known is None or asked & standing else known.pause_s
     pause_s = max(FIRST_PAUSE_S, min(MAX_PAUSE_S, 2 * before_s))
-    return _with_entry(state, commit, Missing(now_s + pause_s, pause_s, asked, standing))
+    return _with_entry(state, commit, UnavailableCommit(now_s + pause_s, pause_s, asked, standing))
 
 
 def reviewed(state: RoundState, now_s: float) -> RoundState:
@@ -77,7 +77,7 @@ def without_found(state: RoundState) -> RoundState:
     return state if len(left) == len(state.missing) else _with(state, left)
 
 
-def _is_worth_asking(state: RoundState, commit: CommitId, missing: Missing, now_s: float) -> bool:
+def _is_worth_asking(state: RoundState, commit: CommitId, missing: UnavailableCommit, now_s: float) -> bool:
     if now_s >= missing.until_s and state.switching is None:
         return True
     return not (_who_lives(state, now_s) <= missing.asked and _standing(state, commit) <= missing.standing)
@@ -110,10 +110,10 @@ def _those_after(tree: CommitTree, commit: CommitId, heads: Collection[CommitId]
     return {head for head in heads if head in tree.nodes and tree.path(commit, head) is not None}
 
 
-def _with_entry(state: RoundState, commit: CommitId, entry: Missing) -> RoundState:
+def _with_entry(state: RoundState, commit: CommitId, entry: UnavailableCommit) -> RoundState:
     others = [(other, missing) for other, missing in state.missing.items() if other != commit]
     return _with(state, dict([*others[-MAX_MISSING + 1 :], (commit, entry)]))
 
 
-def _with(state: RoundState, missing: dict[CommitId, Missing]) -> RoundState:
+def _with(state: RoundState, missing: dict[CommitId, UnavailableCommit]) -> RoundState:
     return replace(state, missing=MappingProxyType(missing))

@@ -34,7 +34,7 @@ from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPro
 from protocol.rounds.proposal import both_codecs
 from protocol.rounds.queries import is_gone, is_suspected, may_be_lone, own_heartbeat
 from protocol.rounds.schedule.outer_rule import outer_of_round
-from protocol.rounds.state import PendingPreVote, RoundState, Step
+from protocol.rounds.state import PendingPreVote, RoundState, RoundStep
 
 MAX_ASKED = 64
 """Pre-votes that wait for a sign of the opener; one for each member that may ask."""
@@ -46,35 +46,35 @@ NOTICED_WITHIN_S: Final = 0.3
 # --- acks ---------------------------------------------------------------------------------------------------------------------
 
 
-def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> Step:
+def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> RoundStep:
     """A settled record: gather its bytes before anything is acked (rule 14)."""
     opened = state.open
     refused = _why_not_settled(state, sender, settle)
     if refused:
-        return Step(state, remark=refused)
+        return RoundStep(state, remark=refused)
     if opened.promised is not None and settle.ballot < opened.promised:
-        return Step(state, (refusal(sender, settle, opened.promised),))
+        return RoundStep(state, (refusal(sender, settle, opened.promised),))
     try:
         link = link_after(state.link, settle.record)
     except RemoteProtocolError as error:
-        return Step(state, remark=f"refused a settled record of {short(sender)}: {error.one_line()}")
+        return RoundStep(state, remark=f"refused a settled record of {short(sender)}: {error.one_line()}")
     acked = opened.acked_lone if link.is_lone else opened.acked
     if acked is not None and acked.ballot == settle.ballot:
         if acked.record != settle.record:  # one record for a ballot, for ever (rule 13)
-            return Step(state, remark=f"{short(sender)} settled two records in one ballot; the first stands")
+            return RoundStep(state, remark=f"{short(sender)} settled two records in one ballot; the first stands")
         # written once more before it is said once more: a full disk may have refused it the first time
         why = f"{short(sender)} asks again for the ack of attempt {settle.ballot.attempt}"
-        return Step(state, (LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, why),))
+        return RoundStep(state, (LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, why),))
     if opened.gathering is not None and settle.ballot <= opened.gathering.ballot:
         gathering = f"the bytes of attempt {opened.gathering.ballot.attempt} are being gathered"
         remark = f"{short(sender)} settled attempt {settle.ballot.attempt}, but {gathering}; expected a higher one"
-        return Step(state, remark=remark)
+        return RoundStep(state, remark=remark)
     problem = _why_not_ack(state, link, now_s)
     if problem:
-        return Step(state, (), problem)
+        return RoundStep(state, (), problem)
     state = replace(state, open=replace(opened, gathering=settle))
     why = f"attempt {settle.ballot.attempt} of round {link.index} is settled: its bytes come to our disk before our ack"
-    return Step(state, (GatherBytes(settle, why),))
+    return RoundStep(state, (GatherBytes(settle, why),))
 
 
 def _why_not_settled(state: RoundState, sender: PeerId, settle: Settle) -> str:
@@ -126,15 +126,17 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
     return ""
 
 
-def bytes_held(state: RoundState, event: BytesHeld) -> Step:
+def bytes_held(state: RoundState, event: BytesHeld) -> RoundStep:
     """All bytes are on disk: the ack may be written."""
     opened, settle = state.open, event.settle
     if settle.base != state.link.commit or opened.gathering != settle or state.is_leaving:
         attempt = f"the bytes of attempt {settle.ballot.attempt} on {short(settle.base)} are here"
-        return Step(state, remark=f"{attempt}, but {'we are leaving' if state.is_leaving else 'nobody waits for them'}")
+        return RoundStep(
+            state, remark=f"{attempt}, but {'we are leaving' if state.is_leaving else 'nobody waits for them'}"
+        )
     opened = replace(opened, gathering=None)
     if opened.promised is not None and settle.ballot < opened.promised:
-        return Step(replace(state, open=opened), (refusal(settle.ballot.peer, settle, opened.promised),))
+        return RoundStep(replace(state, open=opened), (refusal(settle.ballot.peer, settle, opened.promised),))
     link = link_after(state.link, settle.record)
     entry = AckedRecord(settle.ballot, settle.record)
     # The log is written in the order of these orders, so a promise asked for from here on is written after this ack and names it.
@@ -144,16 +146,16 @@ def bytes_held(state: RoundState, event: BytesHeld) -> Step:
         opened = replace(opened, acked=entry, promised=settle.ballot)
     why = f"all bytes of round {link.index} are on our disk"
     order = LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, why)
-    return Step(replace(state, open=opened), (order,))
+    return RoundStep(replace(state, open=opened), (order,))
 
 
-def ack_logged(state: RoundState, event: AckLogged) -> Step:
+def ack_logged(state: RoundState, event: AckLogged) -> RoundStep:
     """The ack is on disk: it may be told."""
     if event.base != state.link.commit:
-        return Step(state, remark=_moved("an ack", event.base, state))
+        return RoundStep(state, remark=_moved("an ack", event.base, state))
     ack = Ack(state.config.unit, event.base, event.ballot, event.commit)
     reason = f"acked round {state.link.index + 1}"
-    return Step(state, (Send((event.ballot.peer,), ack, reason),), reason)
+    return RoundStep(state, (Send((event.ballot.peer,), ack, reason),), reason)
 
 
 def _moved(what: str, base: CommitId, state: RoundState) -> str:
@@ -163,21 +165,21 @@ def _moved(what: str, base: CommitId, state: RoundState) -> str:
 # --- before a take-over -------------------------------------------------------------------------------------------------------
 
 
-def pre_vote_request(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s: float) -> Step:
+def pre_vote_request(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s: float) -> RoundStep:
     """Somebody asks whether it may take over: agree when we, too, find the opener gone or overdue (rule 6)."""
     if request.ballot.peer != sender:
         remark = f"{short(sender)} asked about a ballot of {short(request.ballot.peer)}; expected its own"
-        return Step(state, remark=remark)
+        return RoundStep(state, remark=remark)
     objection = _objection(state, sender, request, now_s)
     if objection is not None:
         leads_s = attempt.left_s(state, now_s) if objection else 0.0
-        return Step(state, (_answer(state, sender, request.ballot, objection, leads_s),))
+        return RoundStep(state, (_answer(state, sender, request.ballot, objection, leads_s),))
     opener = leading.expected_opener(state)
     question = PendingPreVote(sender, request.ballot, opener, now_s)
     asked = (*(q for q in state.open.asked if q.asker != sender), question)[-MAX_ASKED:]
     state = replace(state, open=replace(state.open, asked=asked))
     why = f"{short(sender)} would take over from {short(opener)}: is it there?"
-    return Step(state, (SendHeartbeat((opener,), own_heartbeat(state, now_s), True, why),))
+    return RoundStep(state, (SendHeartbeat((opener,), own_heartbeat(state, now_s), True, why),))
 
 
 def _answer(state: RoundState, asker: PeerId, ballot: Ballot, objection: str, leads_s: float = 0.0) -> Send:
@@ -217,7 +219,7 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
     return None
 
 
-def answer_pre_votes(state: RoundState, now_s: float) -> Step:
+def answer_pre_votes(state: RoundState, now_s: float) -> RoundStep:
     """Questions whose opener spoke, or was silent for long enough since it was asked."""
     waiting: list[PendingPreVote] = []
     actions: list[Action] = []
@@ -230,32 +232,32 @@ def answer_pre_votes(state: RoundState, now_s: float) -> Step:
         else:
             waiting.append(question)
     if not actions:
-        return Step(state)
-    return Step(replace(state, open=replace(state.open, asked=tuple(waiting))), tuple(actions))
+        return RoundStep(state)
+    return RoundStep(replace(state, open=replace(state.open, asked=tuple(waiting))), tuple(actions))
 
 
 # --- promises -----------------------------------------------------------------------------------------------------------------
 
 
-def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) -> Step:
+def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) -> RoundStep:
     """Somebody takes over: promise, durably, or say what is promised already (rule 16)."""
     opened = state.open
     found = f"attempt {request.ballot.attempt} of {short(request.ballot.peer)}"
     if request.ballot.peer != sender or request.ballot.attempt < 1:
         expected = "expected attempt 1 or more, of its own"
-        return Step(
+        return RoundStep(
             state, remark=f"{short(sender)} asked for a promise that is not its own to ask, {found}; {expected}"
         )
     if state.is_leaving:
-        return Step(state, remark=f"nothing is promised to {found}: we are leaving")
+        return RoundStep(state, remark=f"nothing is promised to {found}: we are leaving")
     if not state.may_vote:
         why = f"nothing is promised to {found}: no vote of ours counts on this base"
         # Said, or who asks would count on us for ever: it need not have heard the goodbye of our earlier process.
         never = Refusal(state.config.unit, request.base, Ballot(LAST_ATTEMPT, state.config.me.peer))
-        return Step(state, (Send((sender,), never, why),) if opened.has_left else (), remark=why)
+        return RoundStep(state, (Send((sender,), never, why),) if opened.has_left else (), remark=why)
     # Each ballot is promised once: a leader that lost its disk may not know that it had this one before.
     if opened.promised is not None and request.ballot <= opened.promised:
-        return Step(state, (refusal(sender, request, opened.promised, above=""),))
+        return RoundStep(state, (refusal(sender, request, opened.promised, above=""),))
     opened = replace(
         opened,
         promised=request.ballot,
@@ -263,15 +265,15 @@ def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) 
         gathering=None,
     )
     why = f"{found} takes over, and nothing higher is promised"
-    return Step(replace(state, open=opened), (LogPromise(request.base, request.ballot, why),))
+    return RoundStep(replace(state, open=opened), (LogPromise(request.base, request.ballot, why),))
 
 
-def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> Step:
+def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> RoundStep:
     """The promise is on disk: it may be told, with what we acked; our own lets our attempt go on."""
     if event.base != state.link.commit:
-        return Step(state, remark=_moved("a promise", event.base, state))
+        return RoundStep(state, remark=_moved("a promise", event.base, state))
     if state.open.promised != event.ballot:
-        return Step(
+        return RoundStep(
             state, remark=f"the promise to attempt {event.ballot.attempt} is on disk; a higher one was made since"
         )
     if event.ballot.peer == state.config.me.peer:
@@ -283,7 +285,7 @@ def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> Ste
     state = replace(state, open=replace(state.open, quiet_until_s=quiet_until_s))
     promise = Promise(state.config.unit, event.base, event.ballot, state.open.acked)
     reason = f"promised attempt {event.ballot.attempt}"
-    return Step(state, (Send((event.ballot.peer,), promise, reason),), reason)
+    return RoundStep(state, (Send((event.ballot.peer,), promise, reason),), reason)
 
 
 # --- goodbye ------------------------------------------------------------------------------------------------------------------
@@ -300,21 +302,21 @@ def is_owed_bytes(state: RoundState, now_s: float, asked_s: float) -> bool:
     return leader == me or is_suspected(state, leader, now_s) or now_s - asked_s < NOTICED_WITHIN_S
 
 
-def leave_ordered(state: RoundState) -> Step:
+def leave_ordered(state: RoundState) -> RoundStep:
     """We go: from here on nothing is acked or promised, and that is written down before it is said."""
     if state.is_leaving:
-        return Step(state, remark="leaving already")
+        return RoundStep(state, remark="leaving already")
     opened = replace(state.open, leading=None, gathering=None)
     # Who does not know all of its votes on this base must not be taken out of its electorate: it may have helped to decide it.
     promised = Ballot(LAST_ATTEMPT, state.config.me.peer) if opened.has_left else opened.promised
     leave = Leave(state.config.me, state.config.unit, state.link.commit, promised, opened.acked)
     state = replace(state, is_leaving=True, open=opened)
-    return Step(state, (LogLeave(leave, "the owner wants to go"),), "leaving")
+    return RoundStep(state, (LogLeave(leave, "the owner wants to go"),), "leaving")
 
 
-def leave_logged(state: RoundState, event: LeaveLogged) -> Step:
+def leave_logged(state: RoundState, event: LeaveLogged) -> RoundStep:
     """The goodbye is on disk: it may be told to everybody."""
     others = tuple(peer for peer in sorted(state.peers) if not state.peers[peer].left)
     if not others:
-        return Step(state, remark="nobody is there to say goodbye to")
-    return Step(state, (Send(others, event.leave, "we leave: nobody is to wait for us"),))
+        return RoundStep(state, remark="nobody is there to say goodbye to")
+    return RoundStep(state, (Send(others, event.leave, "we leave: nobody is to wait for us"),))

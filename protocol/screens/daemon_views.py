@@ -22,7 +22,7 @@ _NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DaemonView:
     """One look at a daemon.
 
     Attributes:
@@ -51,7 +51,7 @@ def rows_of(value: object) -> list[Row]:
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
-def looks_json(looks: Sequence[Look]) -> dict[str, object]:
+def looks_json(looks: Sequence[DaemonView]) -> dict[str, object]:
     """For `potluck status --json`: {"host": ..., "peer": ...}, None for what this machine has not."""
     found: dict[str, object] = {"host": None, "peer": None}
     for look in looks:
@@ -64,7 +64,7 @@ def looks_json(looks: Sequence[Look]) -> dict[str, object]:
     return found
 
 
-def _titled(look: Look, lines: Sequence[str]) -> list[str]:
+def _titled(look: DaemonView, lines: Sequence[str]) -> list[str]:
     state = "running" if look.is_running else "not running"
     told = [f"{look.kind}, {state}, in {look.folder}"]
     if look.note:
@@ -72,23 +72,23 @@ def _titled(look: Look, lines: Sequence[str]) -> list[str]:
     return told + list(lines)
 
 
-def status_text(looks: Sequence[Look]) -> list[str]:
+def status_text(looks: Sequence[DaemonView]) -> list[str]:
     """Each daemon's lines under its title."""
     blocks = [_titled(look, look.lines) for look in looks]
     return [line for number, block in enumerate(blocks) for line in (["", *block] if number else block)]
 
 
-def _by_kind(looks: Sequence[Look], kept: Mapping[str, Sequence[Row]]) -> dict[str, object]:
+def _by_kind(looks: Sequence[DaemonView], kept: Mapping[str, Sequence[Row]]) -> dict[str, object]:
     found: dict[str, object] = {"host": None, "peer": None}
     return found | {look.kind: [dict(row) for row in kept[look.kind]] for look in looks}
 
 
-def peers_json(looks: Sequence[Look]) -> dict[str, object]:
+def peers_json(looks: Sequence[DaemonView]) -> dict[str, object]:
     """For `potluck peers --json`: {"host": [...], "peer": [...]}, None for what this machine has not."""
     return _by_kind(looks, {look.kind: look.peers for look in looks})
 
 
-def rounds_json(looks: Sequence[Look], last: int) -> dict[str, object]:
+def rounds_json(looks: Sequence[DaemonView], last: int) -> dict[str, object]:
     """For `potluck rounds --json`: as `peers_json`, the newest `last` rounds, oldest first."""
     return _by_kind(looks, {look.kind: look.rounds[-last:] for look in looks})
 
@@ -101,7 +101,7 @@ class PeerOrder(Enum):
     SPEED = "speed"
 
 
-def sorted_peers(look: Look, order: PeerOrder) -> Look:
+def sorted_peers(look: DaemonView, order: PeerOrder) -> DaemonView:
     """The same look with its peers in another order: by name, or with the largest number first."""
 
     def place(row: Row) -> tuple[float, str]:
@@ -112,17 +112,17 @@ def sorted_peers(look: Look, order: PeerOrder) -> Look:
     return replace(look, peers=sorted(look.peers, key=place))
 
 
-def peers_text(looks: Sequence[Look]) -> list[str]:
+def peers_text(looks: Sequence[DaemonView]) -> list[str]:
     """One table for each daemon."""
     return _tables(looks, [_peers_table(look.peers) for look in looks])
 
 
-def rounds_text(looks: Sequence[Look], last: int) -> list[str]:
+def rounds_text(looks: Sequence[DaemonView], last: int) -> list[str]:
     """One table for each daemon, the newest `last` rounds, oldest first."""
     return _tables(looks, [_rounds_table(look.rounds[-last:], _names(looks)) for look in looks])
 
 
-def _tables(looks: Sequence[Look], tables: Sequence[Sequence[str]]) -> list[str]:
+def _tables(looks: Sequence[DaemonView], tables: Sequence[Sequence[str]]) -> list[str]:
     lines: list[str] = []
     for look, rows in zip(looks, tables, strict=True):
         if len(looks) > 1 or not look.is_running:
@@ -219,5 +219,5 @@ def _members(row: Row, names: Mapping[str, str]) -> str:
     return f"{len(largest)}: " + ", ".join(shown + more) if largest else "-"
 
 
-def _names(looks: Sequence[Look]) -> dict[str, str]:
+def _names(looks: Sequence[DaemonView]) -> dict[str, str]:
     return {str(row.get("peer")): str(row.get("name")) for look in looks for row in look.peers}

@@ -4,13 +4,13 @@ import gc
 
 import pytest
 
-from averaging.gc_freeze import uncollected
+from averaging.gc_freeze import frozen_imports
 
 
 def test_no_garbage_is_looked_for_in_the_block_and_again_after_it() -> None:
-    with uncollected():
+    with frozen_imports():
         assert not gc.isenabled()
-        with uncollected():
+        with frozen_imports():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -22,9 +22,9 @@ def _looked_through() -> set[int]:
 
 
 def test_what_the_block_made_is_never_looked_through_again() -> None:
-    with uncollected():
+    with frozen_imports():
         made = [[] for _ in range(1000)]
-        with uncollected():
+        with frozen_imports():
             pass
         assert _looked_through().issuperset(map(id, made)), "not yet: more is being made"
     assert _looked_through().isdisjoint([id(made), *map(id, made)])
@@ -33,6 +33,6 @@ def test_what_the_block_made_is_never_looked_through_again() -> None:
 
 
 def test_garbage_is_looked_for_again_after_an_import_that_failed() -> None:
-    with pytest.raises(ImportError), uncollected():
+    with pytest.raises(ImportError), frozen_imports():
         raise ImportError("not there")
     assert gc.isenabled()

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from averaging.trio_errors import run_unwrapped
+from averaging.trio_errors import run_single_error
 from protocol.errors import MachineError
 
 
@@ -26,19 +26,19 @@ def failing(*errors: BaseException) -> Callable[[], Awaitable[int]]:
 
 def test_error_of_ours_comes_out_of_its_groups() -> None:
     with pytest.raises(MachineError, match="no port"):
-        run_unwrapped(failing(MachineError("no port"), ValueError("also")))
+        run_single_error(failing(MachineError("no port"), ValueError("also")))
 
 
 def test_interrupt_before_signals_are_watched_is_no_group_and_no_bug() -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_unwrapped(failing(KeyboardInterrupt(), MachineError("also")))
+        run_single_error(failing(KeyboardInterrupt(), MachineError("also")))
 
 
 def test_word_of_the_system_comes_out_of_its_groups() -> None:
     with pytest.raises(OSError, match="no space"):
-        run_unwrapped(failing(OSError(errno.ENOSPC, "no space")))
+        run_single_error(failing(OSError(errno.ENOSPC, "no space")))
 
 
 def test_several_bugs_keep_their_group() -> None:
     with pytest.raises(ExceptionGroup):
-        run_unwrapped(failing(ValueError("a bug"), KeyError("another")))
+        run_single_error(failing(ValueError("a bug"), KeyError("another")))

@@ -28,7 +28,7 @@ from averaging.network.seams.directory import signed_record_rule
 from averaging.network.seams.interfaces import Stream
 from peer.owner.controls import Controls
 from peer.owner.controls_core import ControlSettings, Readings
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
 
@@ -108,7 +108,7 @@ async def measure(folder: Path, times: int) -> tuple[list[float], list[float]]:
         day, reader = _Day(), _Reader()
         receiver.serve_streams("bulk", reader.take)
         settings = ControlSettings(daily_quota_bytes=1, upload_bytes_per_s=CAP_BYTES_PER_S)
-        controls = Controls(settings, day, Board(sender.peer_id, SystemClock(), 0.0))
+        controls = Controls(settings, day, StatusBoard(sender.peer_id, SystemClock(), 0.0))
         controls.cap(sender)
         nursery.start_soon(controls.keep)
         nursery.start_soon(_send, await sender.open_stream(receiver.peer_id, "bulk", timeout_s=10.0))

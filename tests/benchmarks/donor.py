@@ -26,10 +26,10 @@ from averaging.network.seams.asyncio_thread import open_asyncio_thread
 from averaging.network.seams.directory import signed_record_rule
 from averaging.network.seams.interfaces import Network, Stream
 from averaging.network.seams.offload import ThreadOffload
-from averaging.rounds.fetching.download import DownloadTools, download_state
+from averaging.rounds.fetching.download import DownloadContext, download_state
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
 from averaging.state.generations import Generations
-from averaging.state.partial_download import Incoming
+from averaging.state.partial_download import PartialDownload
 from averaging.state.state import UnitState, state_root
 from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
@@ -87,7 +87,9 @@ async def take(folder: Path, address: str, num_values: int, donors: list[dict[st
         for donor in donors:
             known = donor["addresses"]
             await network.add_addresses([str(one) for one in known] if isinstance(known, list) else [])
-        tools = DownloadTools(network, offload, UNIT, grid, Incoming(FileStorage(folder / "state", offload), grid))
+        tools = DownloadContext(
+            network, offload, UNIT, grid, PartialDownload(FileStorage(folder / "state", offload), grid)
+        )
         before = network.traffic().bulk_bytes_down
         begin_s = time.perf_counter()
         taken = await download_state(tools, [PeerId(str(donor["peer"])) for donor in donors], wanted)

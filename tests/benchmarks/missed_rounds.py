@@ -15,7 +15,7 @@ import trio
 from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.gather_results import Gatherer
 from averaging.rounds.lineage.unit_chain import UnitChain
-from averaging.rounds.lineage.updates import UnitTools
+from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.transfer import fetch_commits
 from averaging.state.generations import Generations
 from averaging.state.state import STATE_BYTES_PER_VALUE
@@ -125,7 +125,7 @@ def _chain(world: World) -> UnitChain:
     storage, offload = MemoryStorage(MemoryDisk(), timers=timers), SimulatedOffload(timers)
     log, generations = UnitLog(storage), Generations(storage, world.grid, offload)
     unit = world.layout.spine
-    tools = UnitTools(world.run_id, unit, world.verifier, world.codec, world.grid, offload, log, generations)
+    tools = UnitContext(world.run_id, unit, world.verifier, world.codec, world.grid, offload, log, generations)
     return UnitChain(tools, world.start_record, world.genesis(unit))
 
 

@@ -12,10 +12,10 @@ from unittest.mock import patch
 from averaging.network.seams.interfaces import Place, Stream
 from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.fetching import download
-from averaging.rounds.fetching.download import DownloadTools, download_state
+from averaging.rounds.fetching.download import DownloadContext, download_state
 from averaging.rounds.fetching.gather_results import Gatherer
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, fetch_result, read_request
-from averaging.state.partial_download import Incoming
+from averaging.state.partial_download import PartialDownload
 from averaging.state.state import state_root
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.errors import PotluckError, StorageError, UnreachableError
@@ -117,7 +117,9 @@ class Swarm:
 
     async def download(self, *donors: Party) -> Root:
         """The root of the state that these donors give."""
-        tools = DownloadTools(self.me.network, InlineOffload(), UNIT, GRID, Incoming(MemoryStorage(self.me.disk), GRID))
+        tools = DownloadContext(
+            self.me.network, InlineOffload(), UNIT, GRID, PartialDownload(MemoryStorage(self.me.disk), GRID)
+        )
         wanted = {self.made[-1].link.commit: self.root}
         state = await download_state(tools, [donor.peer for donor in donors], wanted)
         return state_root(state, GRID)

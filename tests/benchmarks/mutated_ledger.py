@@ -11,7 +11,7 @@ from typing import Final
 
 from coordinator.ledger.ledger import LEDGER_FILE, Applicant, CheckpointRow, CommitRow, Ledger, LossPoint, open_ledger
 from coordinator.ledger.ledger_damage import COUNT_SUFFIX
-from coordinator.policy.admission import Decision, InviteFacts, Verdict
+from coordinator.policy.admission import AdmissionDecision, InviteFacts, Verdict
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from tests.benchmarks.mutating import Outcome, Told, mutated, outcome_of
@@ -35,8 +35,8 @@ def _admit(ledger: Ledger, number: int) -> None:
     ledger.add_invite(secret, max_uses=1, created_unix_s=number, expires_unix_s=1000 + number)
     applicant = Applicant(PeerId(f"peer{number}"), bytes([number]) * 32, secret)
 
-    def decide(invite: InviteFacts | None, is_admitted: bool, is_banned: bool) -> Decision:
-        return Decision(Verdict.ADMIT_WITH_INVITE, "invited")
+    def decide(invite: InviteFacts | None, is_admitted: bool, is_banned: bool) -> AdmissionDecision:
+        return AdmissionDecision(Verdict.ADMIT_WITH_INVITE, "invited")
 
     ledger.admit(applicant, decide, lambda serial: b"certificate %d" % serial * 40, now_unix_s=number)
 

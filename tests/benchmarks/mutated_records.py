@@ -10,7 +10,7 @@ from typing import Final
 
 from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.lineage.unit_chain import UnitChain
-from averaging.rounds.lineage.updates import UnitTools
+from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
 from averaging.state.unit_log import LOG_NAME, LoggedContribution, LoggedRounds, UnitLog
 from averaging.storage.file_storage import FileStorage
@@ -151,7 +151,7 @@ class _Life:
         offload = InlineOffload()
         storage = FileStorage(self.folder, offload)
         log, generations = UnitLog(storage), Generations(storage, GRID, offload)
-        tools = UnitTools(RUN_ID, UNIT, VERIFIER, CODEC, GRID, offload, log, generations)
+        tools = UnitContext(RUN_ID, UNIT, VERIFIER, CODEC, GRID, offload, log, generations)
         return UnitChain(tools, self.world.start_record, self.world.genesis)
 
     async def live(self) -> None:

@@ -45,7 +45,7 @@ from peer.pipeline.stage.lane_compute import LaneShape
 from peer.pipeline.stage.stage_channel import StageReply
 from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, open_stage_process
 from peer.pipeline.transport.lane_network import OwnLoop
-from peer.pipeline.transport.lane_work import LaneShare, LaneTools
+from peer.pipeline.transport.lane_work import LaneContext, LaneShare
 from protocol.identity.credential import make_ca
 from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId
@@ -97,7 +97,7 @@ async def _network(folder: Path, name: str, address: str) -> AsyncIterator[Netwo
         yield network
 
 
-class Gate:
+class CallLimiter:
     """Lets a stage begin so many inner steps, and says when it wants to begin one more."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class End:
     """What one end is asked about."""
 
     def __init__(self, name: str) -> None:
-        self.gate = Gate()
+        self.gate = CallLimiter()
         self.loss_nats: float | None = None
         self.num_steps = 0
         self.marks: list[tuple[float, int, int, bool]] = []
@@ -188,7 +188,7 @@ async def _bring_nothing(share: LaneShare) -> None:
     """What a lane leaves behind has no round to go to."""
 
 
-def _tools(network: Network, process: StageProcess, end: End, pipeline: PipelineSection, held: int) -> LaneTools:
+def _tools(network: Network, process: StageProcess, end: End, pipeline: PipelineSection, held: int) -> LaneContext:
     anchor_N = plan.anchor_of(held)  # a peer has it at hand, too, when it takes a seat
 
     def work_of(lane: int, stage: int) -> ProcessWork:
@@ -204,7 +204,7 @@ def _tools(network: Network, process: StageProcess, end: End, pipeline: Pipeline
         pipeline.forward_codec,
         pipeline.backward_codec,
     )
-    return LaneTools(OwnLoop(network), ThreadOffload(), form, work_of, _no_round, _bring_nothing)
+    return LaneContext(OwnLoop(network), ThreadOffload(), form, work_of, _no_round, _bring_nothing)
 
 
 async def _keep(keepers: LaneKeepers, members: tuple[PeerId, ...]) -> None:

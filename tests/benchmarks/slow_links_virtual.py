@@ -19,7 +19,7 @@ from statistics import mean
 from typing import Final
 
 from tests.benchmarks.results import Row, machine
-from tests.simulation.slow_links import CODEC, Links, Pace, Told, run
+from tests.simulation.slow_links import CODEC, EtaEstimator, Links, Told, run
 from tests.simulation.trainer import MIN_DIRECTIONS, STEP_TOKENS
 
 BENCH: Final = "slow_links"
@@ -72,7 +72,7 @@ class Choice:
 
 def measured(links: Links, *, is_blocking: bool) -> tuple[Choice, Told]:
     """What "auto" comes to."""
-    pace, num_rounds = Pace(None, UTILISATION, is_blocking), BLOCKING_ROUNDS if is_blocking else NUM_ROUNDS
+    pace, num_rounds = EtaEstimator(None, UTILISATION, is_blocking), BLOCKING_ROUNDS if is_blocking else NUM_ROUNDS
     told = run(links, pace, lambda told: len(told.rounds) >= SETTLED_AFTER + num_rounds, LIMIT_S)
     return _choice(told, num_rounds), told
 
@@ -104,7 +104,7 @@ def walkable(steps: int) -> int:
 
 
 def _fixed(links: Links, steps: int, num_rounds: int, *, is_blocking: bool) -> Told:
-    pace = Pace(steps, UTILISATION, is_blocking)
+    pace = EtaEstimator(steps, UTILISATION, is_blocking)
     return run(links, pace, lambda told: len(told.rounds) >= num_rounds + 2, LIMIT_S)
 
 
@@ -146,7 +146,7 @@ def _auto_rows(mbit_s: int, links: Links, auto: Choice, best: Choice | None, *, 
 def virtual_rows(num_peers: int) -> list[Row]:
     """Half an hour at 1 Mbit/s, 200 ms there and back, 1% lost."""
     links = Links(1e6, latency_s=0.1, loss=0.01, num_peers=num_peers)
-    told = run(links, Pace(100), lambda told: False, HALF_AN_HOUR_S)
+    told = run(links, EtaEstimator(100), lambda told: False, HALF_AN_HOUR_S)
     print(num_peers, sorted(told.deaths), told.num_partial, len(told.rounds), flush=True)
     settings: Mapping[str, object] = {
         "peers": num_peers, "codec": CODEC, "virtual_s": told.lasted_s, "rounds": len(told.rounds), "machine": machine()

@@ -17,7 +17,7 @@ import trio
 from averaging.codecs import codec_by_name
 from averaging.data.shards import ShardCache
 from averaging.network.seams.offload import ThreadOffload
-from averaging.rounds.lineage.updates import UnitTools, Updates
+from averaging.rounds.lineage.updates import UnitContext, Updates
 from averaging.state.generations import Generations
 from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
@@ -125,7 +125,7 @@ async def _check_unit(run_folder: Path, manifest: RunManifest, start: bytes, fou
     grid = ChunkGrid(schema.num_elements, manifest.config.chunk_elements)
     log, generations = UnitLog(storage), Generations(storage, grid, offload)
     codec = codec_by_name(manifest.config.round.codec)
-    tools = UnitTools(
+    tools = UnitContext(
         manifest.run_id,
         WHOLE_MODEL,
         verifier,

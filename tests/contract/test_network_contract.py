@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import trio
 
-from averaging.arithmetic.slot_buffer import Room
+from averaging.arithmetic.slot_buffer import SlotBuffer
 from averaging.network.seams.directory import seal_record
 from averaging.network.seams.interfaces import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Network, Stream
 from protocol.errors import (
@@ -252,7 +252,7 @@ def test_a_frame_comes_to_lie_where_its_reader_wants_it(run_direct: Runner) -> N
     async def check(world: World) -> None:
         world.bob.serve_streams("three", three)
         stream = await world.alice.open_stream(world.bob.peer_id, "three", timeout_s=5)
-        room = Room(11)
+        room = SlotBuffer(11)
         views = [await stream.receive_view(room.take) for _ in range(3)]
         assert [view == frame for view, frame in zip(views, (b"first", b"", b"second"), strict=True)] == [True] * 3
         assert all(view is not None and view.readonly for view in views)

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from averaging.host.status_address import STATUS_ADDRESS_FILE
-from coordinator.admission.invites import Reach, remember_reach
+from coordinator.admission.invites import InviteAddresses, remember_reach
 from coordinator.checkpoints.verify_report import verify_checkpoint
 from coordinator.command_line import add_commands
 from coordinator.commands import (
@@ -22,7 +22,7 @@ from coordinator.commands import (
     make_invite,
 )
 from coordinator.ledger.ledger import LEDGER_FILE, Applicant, open_ledger
-from coordinator.policy.admission import Decision, Verdict
+from coordinator.policy.admission import AdmissionDecision, Verdict
 from coordinator.run.hosted_folder import fetch_status
 from coordinator.run.run_files import IDENTITY_FILE, load_run, open_run
 from protocol.errors import ConfigError, UnreachableError
@@ -42,7 +42,7 @@ def state(tmp_path: Path) -> Path:
     folder = tmp_path / "state"
     open_run(write_run_file(tmp_path), folder, HOST, now_unix_s=1_700_000_000.0)
     with open_ledger(folder / LEDGER_FILE) as ledger:
-        remember_reach(ledger, Reach(("127.0.0.1:4001",), ()))
+        remember_reach(ledger, InviteAddresses(("127.0.0.1:4001",), ()))
     return folder
 
 
@@ -82,7 +82,9 @@ def _admit(state: Path, *peers: PeerId) -> None:
     with open_ledger(state / LEDGER_FILE) as ledger:
         for peer in peers:
             applicant = Applicant(peer, bytes(32), b"")
-            ledger.admit(applicant, lambda *_: Decision(Verdict.ADMIT_WITH_INVITE, ""), lambda _: b"", now_unix_s=1)
+            ledger.admit(
+                applicant, lambda *_: AdmissionDecision(Verdict.ADMIT_WITH_INVITE, ""), lambda _: b"", now_unix_s=1
+            )
 
 
 def test_ban_signs_an_entry_with_the_hosts_key_while_the_host_holds_it(state: Path) -> None:

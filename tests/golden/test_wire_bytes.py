@@ -9,7 +9,7 @@ from pathlib import Path
 
 from averaging.network.seams.bulk_address import BulkAddress
 from averaging.network.seams.directory import PeerRecord
-from averaging.rounds.traffic.result_ref import ResultWord
+from averaging.rounds.traffic.result_ref import ResultRef
 from protocol.errors import RefusedError
 from protocol.host.calls import (
     AdmitReply,
@@ -38,7 +38,7 @@ from protocol.ids import RunId, UnitName
 from protocol.merkle import leaf_hash, merkle_root
 from protocol.pipeline.messages.lane_wire import encode_lane_message, encode_parcel
 from protocol.rounds.messages.bundle import encode_answer, encode_bundle
-from protocol.rounds.messages.heartbeat_delta import encode_moved, encode_short, likeness
+from protocol.rounds.messages.heartbeat_delta import encode_moved, encode_short, report_digest
 from protocol.rounds.messages.messages import Heartbeat
 from protocol.rounds.messages.wire import (
     commit_id,
@@ -120,11 +120,11 @@ def _wire() -> dict[str, str]:
     for number, message in enumerate(MESSAGES):
         values[f"round message {number} {type(message).__name__}"] = encode_message(message).hex()
     beat = next(message for message in MESSAGES if isinstance(message, Heartbeat))
-    values["ResultWord"] = ResultWord(BASE, 3, 5, ROOT).encode().hex()
+    values["ResultWord"] = ResultRef(BASE, 3, 5, ROOT).encode().hex()
     values["bundle"] = encode_bundle([b"one", b"the other"]).hex()
     values["answer to a bundle"] = encode_answer(["", "refused"]).hex()
-    values["short heartbeat"] = encode_short(beat, likeness(beat), 5).hex()
-    values["short heartbeat after a commit"] = encode_moved(beat, likeness(beat), 6).hex()
+    values["short heartbeat"] = encode_short(beat, report_digest(beat), 5).hex()
+    values["short heartbeat after a commit"] = encode_moved(beat, report_digest(beat), 6).hex()
     for request in FETCHES:
         values[f"fetch {type(request).__name__}"] = encode_fetch(request).hex()
     return {**values, **_coordination(), **_lanes()}

@@ -22,10 +22,10 @@ from averaging.network.seams.interfaces import KeptPart, Snapshot, Trainer, Trai
 from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
-from averaging.rounds.lineage.round_context import RoundTools
+from averaging.rounds.lineage.round_context import RoundContext
 from averaging.rounds.lineage.unit_chain import UnitChain
-from averaging.rounds.lineage.updates import UnitTools
-from averaging.rounds.peer_rounds import PeerRounds, PeerTools
+from averaging.rounds.lineage.updates import UnitContext
+from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.unit_service import RoundService
 from averaging.state.generations import Generations
 from averaging.state.state import UnitState, state_root
@@ -260,7 +260,7 @@ class ExpertSwarm:
         async def is_member(other: PeerId) -> bool:
             return other in members
 
-        tools = PeerTools(peer.network, clock, sealed, is_member, _unsaid)
+        tools = PeerContext(peer.network, clock, sealed, is_member, _unsaid)
         rounds = PeerRounds(RUN_ID, VERIFIER, tools, HeadVector(MemoryStorage(peer.disk)))
         if peer.is_inbound_reachable:
             codec = codec_by_name(settings.codec)
@@ -272,7 +272,7 @@ class ExpertSwarm:
             open_round = await chain.restore()
             if peer.local is not None:
                 await trainer.load(chain.state.anchor_N, schedule_tokens=0)
-            round_tools = RoundTools(peer.network, clock, offload, trainer, sealed, _unsaid)
+            round_tools = RoundContext(peer.network, clock, offload, trainer, sealed, _unsaid)
             service = RoundService(self._config(peer, unit), chain, open_round, round_tools, rounds)
             peer.services[unit] = service
             rounds.add(service)
@@ -283,7 +283,7 @@ class ExpertSwarm:
         storage, offload, grid = MemoryStorage(peer.disk, unit), InlineOffload(), self.settings.grid(unit)
         log, generations = UnitLog(storage), Generations(storage, grid, offload)
         codec = codec_by_name(self.settings.codec)
-        tools = UnitTools(RUN_ID, unit, VERIFIER, codec, grid, offload, log, generations)
+        tools = UnitContext(RUN_ID, unit, VERIFIER, codec, grid, offload, log, generations)
         return UnitChain(tools, start, self.settings.first_state(unit, genesis_id(start)))
 
     def _config(self, peer: SwarmPeer, unit: UnitName) -> RoundConfig:

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from averaging.codecs.boundary import encode_boundary
-from peer.pipeline.stage.lane_compute import ComputeTools, LaneShape
+from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
@@ -25,7 +25,7 @@ def _trainer(stage: int) -> StageTrainer:
     return trainer
 
 
-TOOLS: Final = ComputeTools(
+TOOLS: Final = ComputeContext(
     FORM, _trainer, lambda _, at, number: tokens_of(0, at, number), lambda at: INNER.learning_rate
 )
 

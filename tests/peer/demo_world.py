@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from peer.demo.observation import (
+    Baselines,
     CheckpointRow,
     HeldoutPoint,
     HostStatus,
@@ -11,7 +12,6 @@ from peer.demo.observation import (
     RoundRow,
     TrainPoint,
     UnitRow,
-    Yardsticks,
 )
 
 IDS = {1: "one", 2: "two", 3: "three"}
@@ -56,7 +56,7 @@ def host_status(rounds: tuple[RoundRow, ...], heldout: tuple[float, ...] = ()) -
         heldout=tuple(HeldoutPoint(index=i, tokens=100 * i, nats=nats) for i, nats in enumerate(heldout)),
         train_loss=tuple(TrainPoint(tokens=100 * i, nats=nats) for i, nats in enumerate(heldout)),
         checkpoints=(CheckpointRow(index=index, commit=f"{index:064x}", root=ROOT, path="/tmp/checkpoint"),),
-        yardsticks=Yardsticks(zlib_bits_per_byte=1.9, pairs_nats_per_byte=2.5),
+        yardsticks=Baselines(zlib_bits_per_byte=1.9, pairs_nats_per_byte=2.5),
     )
 
 

@@ -18,23 +18,23 @@ from averaging.network.memory.memory_network import MemorySwarm
 from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.lineage.unit_chain import UnitChain
-from averaging.rounds.traffic.discovery import Looks, announce
+from averaging.rounds.traffic.discovery import DirectoryPoller, announce
 from averaging.state.start_state import start_root
 from peer.holdings.held_stage import OwnStage
 from peer.holdings.verified_holders_core import everybody
 from peer.membership.coordinator_client import CoordinatorClient
-from peer.membership.credential_cache import Roster
+from peer.membership.credential_cache import CredentialCache
 from peer.membership.incarnation import take_incarnation
 from peer.membership.joining import Membership, open_start_record
-from peer.membership.process_takeover import OwnRecord
+from peer.membership.process_takeover import DirectoryClaim
 from peer.pipeline.lane_training import LaneControl, train_in_lanes
 from peer.session.await_state import FirstState
 from peer.session.build import open_chains
 from peer.session.departure import Departure
-from peer.session.session import Joined, Life, SequenceNumbers
+from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.settings.config import PeerConfig
 from peer.status.reporting import Reporter
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from protocol.host.calls import START_DOMAIN
 from protocol.host.reports import PeerReport, ReportReply
 from protocol.identity.credential import CertificateAuthority, make_ca
@@ -88,13 +88,13 @@ class Trainee:
     """
 
     stage: int
-    joined: Joined
+    joined: JoinedSession
     chain: UnitChain
     controls: Controls
     over: trio.Event = field(default_factory=trio.Event)
 
     @property
-    def board(self) -> Board:
+    def board(self) -> StatusBoard:
         """What it says of itself."""
         return self.joined.life.board
 
@@ -162,7 +162,7 @@ class LaneRun:
         votes = await one.chain.votes_on_head()
         first = FirstState(one.chain, votes, lambda: 0, 0, life.board)
         cache = cast(ShardCache, SimpleNamespace(path=lambda sha256: self._folder / "data" / sha256))
-        own = OwnRecord(
+        own = DirectoryClaim(
             life.identity, joined.membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster
         )
         async with trio.open_nursery() as nursery:
@@ -172,22 +172,22 @@ class LaneRun:
             nursery.cancel_scope.cancel()
         one.over.set()
 
-    def _joined(self, stage: int) -> tuple[Joined, Controls]:
+    def _joined(self, stage: int) -> tuple[JoinedSession, Controls]:
         identity, run_id = self._identities[stage], self._manifest.run_id
         config = PeerConfig(state_dir=self._folder / f"peer{stage}", device="cpu", num_threads=1)
         folder = config.state_dir / "run"
         folder.mkdir(parents=True, exist_ok=True)
         self._num_opened += 1
         session = self._num_opened
-        board, controls = Board(identity.peer_id, self._clock, 0.0), Controls()
-        life = Life(
+        board, controls = StatusBoard(identity.peer_id, self._clock, 0.0), Controls()
+        life = PeerSession(
             config, cast("Any", SimpleNamespace(run_id=run_id)), cast("Any", SimpleNamespace(identity=identity)), folder,
             take_incarnation(folder), session, SequenceNumbers(session), cast("Any", self._clock), board, None,
             cast("Any", controls), Departure(),
         )  # fmt: skip
         certificate, key = self._ca.issue_own(identity.peer_id, run_id, now_unix_s=self._clock.unix_s(), days=1)
         verifier = Ed25519Verifier()
-        roster = Roster(
+        roster = CredentialCache(
             run_id, self._ca.certificate_der, HOST.peer_id, certificate, verifier, self._clock, own_tls_key_pem=key
         )
         network = self._swarm.start(identity.peer_id)
@@ -201,6 +201,8 @@ class LaneRun:
         stages = manifest.config.stages
         assert stages is not None
         experts = OwnStage(config, manifest.config, stages, folder, ThreadOffload())
-        looks = Looks(network, run_id)
-        joined = Joined(life, cast(Membership, membership), client, network, roster, reporter, False, experts, looks)
+        looks = DirectoryPoller(network, run_id)
+        joined = JoinedSession(
+            life, cast(Membership, membership), client, network, roster, reporter, False, experts, looks
+        )
         return joined, controls

@@ -17,11 +17,11 @@ from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.seams.offload import InlineOffload
 from peer.pipeline.seats.lane_keeper import LaneKeepers
 from peer.pipeline.seats.lane_member import LaneMember
-from peer.pipeline.stage.lane_compute import ComputeTools, LaneShape, LaneWork
+from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
 from peer.pipeline.stage.stage_passes import StagePasses
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from peer.pipeline.transport.lane_network import OwnLoop
-from peer.pipeline.transport.lane_work import LaneShare, LaneTools, OffloadedWork
+from peer.pipeline.transport.lane_work import LaneContext, LaneShare, OffloadedWork
 from protocol.ids import PeerId
 from protocol.pipeline.lanes import lane_machine as lane
 from protocol.pipeline.micro_batch import MicroBatch
@@ -138,16 +138,16 @@ class LaneSwarm:
         self.listed.append(peer)
         return peer
 
-    def tools(self, peer: PeerId) -> LaneTools:
+    def tools(self, peer: PeerId) -> LaneContext:
         """A new peer, and what it works with in lanes."""
         network = self.networks[peer] = self.swarm.start(peer)
         form, offload = LaneShape(RUN, self.config, STAGES, SHAPE, *self.codecs), InlineOffload()
-        compute = ComputeTools(form, partial(self._trainer, peer), tokens_of, lambda at: INNER.learning_rate)
+        compute = ComputeContext(form, partial(self._trainer, peer), tokens_of, lambda at: INNER.learning_rate)
 
         def work_of(number: int, stage: int) -> OffloadedWork:
             return OffloadedWork(LaneWork(compute, number, stage), offload)
 
-        return LaneTools(OwnLoop(network), offload, form, work_of, self.rounds.average, self._bring)
+        return LaneContext(OwnLoop(network), offload, form, work_of, self.rounds.average, self._bring)
 
     async def _bring(self, share: LaneShare) -> None:
         await self.rounds.average(share)

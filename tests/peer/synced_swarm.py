@@ -18,12 +18,12 @@ from averaging.network.memory.memory_network import MemorySwarm
 from averaging.network.seams.offload import InlineOffload
 from peer.pipeline.lane_service import LaneRole
 from peer.pipeline.seats.synced_owner import SyncedOwner
-from peer.pipeline.stage.lane_compute import ComputeTools, LaneShape
+from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from peer.pipeline.stage.synced_compute import Served, SyncedCompute
 from peer.pipeline.synced_service import SyncedService
 from peer.pipeline.transport.lane_network import OwnLoop
-from peer.pipeline.transport.lane_work import LaneShare, LaneTools, OffloadedSynced
+from peer.pipeline.transport.lane_work import LaneContext, LaneShare, OffloadedSynced
 from protocol.ids import CommitId, PeerId
 from protocol.pipeline.lanes.lane_forming import keeper_order
 from protocol.pipeline.messages.synced_messages import SyncedReply
@@ -265,11 +265,11 @@ class SyncedSwarm:
         for _ in range(self.comes(reply)):
             service.owners.take_reply(sender, reply, data)
 
-    def _tools(self, peer: PeerId) -> LaneTools:
+    def _tools(self, peer: PeerId) -> LaneContext:
         network = OwnLoop(self.swarm.start(peer))
         form = LaneShape(RUN, self.config, STAGES, SHAPE, *self.codecs, self.dtype)
         rate = self.inner.learning_rate
-        compute = ComputeTools(form, partial(self._trainer, peer), self._tokens_of, lambda at: rate)
+        compute = ComputeContext(form, partial(self._trainer, peer), self._tokens_of, lambda at: rate)
 
         def synced_of(number: int, stage: int) -> SlowWork:
             work = SyncedCompute(compute, number, stage)
@@ -281,7 +281,7 @@ class SyncedSwarm:
                 (self.ledger, number),
             )
 
-        return LaneTools(
+        return LaneContext(
             network, InlineOffload(), form, synced_of, partial(self.rounds.average, peer), self._bring,
             synced_of=synced_of, measured=partial(self._measured, peer),
         )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 
 from peer.models.decoder import parameters_in_order
 from peer.models.optimizer import make_optimizer
-from peer.pipeline.stage.stage_passes import Apart
+from peer.pipeline.stage.stage_passes import UncountedPass
 from peer.pipeline.stage.stage_trainer import StageSnapshot, StageTrainer
 from protocol.ids import PeerId
 from protocol.pipeline.synced import synced
@@ -32,7 +32,7 @@ class TorchWorld(SyncedWorld):
     held: dict[Work, torch.Tensor | None] = field(default_factory=dict)
     states: dict[int, StageSnapshot] = field(default_factory=dict)
     _replies: dict[tuple[PeerId, Work], torch.Tensor | None] = field(default_factory=dict)
-    _apart: dict[tuple[PeerId, int], Apart] = field(default_factory=dict)
+    _apart: dict[tuple[PeerId, int], UncountedPass] = field(default_factory=dict)
     _sums: dict[tuple[PeerId, frozenset[int]], list[torch.Tensor]] = field(default_factory=dict)
 
     def _start(self, peer: PeerId, stage: int) -> None:

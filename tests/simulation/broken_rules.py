@@ -11,7 +11,7 @@ import pytest
 from protocol.rounds import attempt, leading, voting
 from protocol.rounds import machine as core
 from protocol.rounds.messages.messages import Promise
-from protocol.rounds.state import OpenRound, Step
+from protocol.rounds.state import OpenRound, RoundStep
 
 
 def ignores_acks(patch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def promises_below_acks(patch: pytest.MonkeyPatch) -> None:
     """Who asked promises its own ballot once it is wanted, whatever it acked or promised meanwhile."""
     real = leading._after_pre_votes
 
-    def after(step: Step, now_s: float) -> Step:
+    def after(step: RoundStep, now_s: float) -> RoundStep:
         promised = step.state.open.promised
         forgetful = replace(step.state, open=replace(step.state.open, promised=None))
         then = real(replace(step, state=forgetful), now_s)

@@ -18,12 +18,12 @@ import trio
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from averaging.network.seams.interfaces import Network
-from averaging.rounds.traffic.discovery import Looks
+from averaging.rounds.traffic.discovery import DirectoryPoller
 from peer.membership import credential_cache as roster
 from peer.membership import membership_upkeep
-from peer.membership.credential_cache import Roster, recent_voters
+from peer.membership.credential_cache import CredentialCache, recent_voters
 from peer.membership.membership_upkeep import MembershipUpkeep
-from peer.membership.process_takeover import OwnRecord
+from peer.membership.process_takeover import DirectoryClaim
 from peer.membership.saved_membership import with_kept
 from protocol.errors import RefusedError, SupersededError, TransportError
 from protocol.identity import credential
@@ -126,11 +126,11 @@ class Standing:
             self.disk.credential = self.authority.issue(self.authority.request(self.node.signer))
         self.disk.host_heard_s = self.authority.now_s()
 
-    def begin(self) -> Roster:
+    def begin(self) -> CredentialCache:
         """For a process that starts with what is on disk."""
         node, world, disk = self.node, self.node.world, self.disk
         self.dialled = (*self.invited_by, *disk.peer_addresses)
-        made = Roster(
+        made = CredentialCache(
             world.run_id,
             self.authority.certificate_der,
             HOST,
@@ -149,7 +149,7 @@ class Standing:
             self.node.roster.host_was_heard()
             self.disk.host_heard_s = self.node.roster.host_heard_s
 
-    async def keep(self, used: Roster) -> None:
+    async def keep(self, used: CredentialCache) -> None:
         """Renew the credential and remember the others, until cancelled."""
         node, world = self.node, self.node.world
         upkeep = MembershipUpkeep(
@@ -177,12 +177,12 @@ class Standing:
 
 
 def own_record(
-    node: Node, used: Roster, network: Network, next_sequence: Callable[[], int]
+    node: Node, used: CredentialCache, network: Network, next_sequence: Callable[[], int]
 ) -> Callable[[float], Awaitable[bytes]]:
     """Makes a process's directory records, and closes it where a newer one of its identity has made some."""
     world = node.world
-    own = OwnRecord(node.signer, world.run_id, node.session, next_sequence, world.verifier, used)
-    looks = Looks(network, world.run_id)
+    own = DirectoryClaim(node.signer, world.run_id, node.session, next_sequence, world.verifier, used)
+    looks = DirectoryPoller(network, world.run_id)
 
     async def make(expires_unix_s: float) -> bytes:
         try:

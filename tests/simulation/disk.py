@@ -76,7 +76,7 @@ class BoundedDisk(MemoryDisk):
 
 
 @dataclass(frozen=True)
-class Room:
+class SlotBuffer:
     """What the files of a unit may weigh, asked of production once: it is compared at every write."""
 
     state_bytes: int
@@ -85,11 +85,11 @@ class Room:
     feedback_bytes: int
 
 
-def room_of(chain: UnitChain) -> Room:
+def room_of(chain: UnitChain) -> SlotBuffer:
     """The bounds of a unit, but for its log, which grows."""
     tools = chain.tools
     updates_bytes = max_updates(tools) * update_bytes(tools.result_codec, tools.grid)
-    return Room(
+    return SlotBuffer(
         STATE_BYTES_PER_VALUE * tools.grid.num_elements,
         updates_bytes,
         chain.disk_bound_bytes - tools.log.bound_bytes,
@@ -97,7 +97,7 @@ def room_of(chain: UnitChain) -> Room:
     )
 
 
-def check_unit(who: str, disk: BoundedDisk, folder: str, log: UnitLog, room: Room) -> None:
+def check_unit(who: str, disk: BoundedDisk, folder: str, log: UnitLog, room: SlotBuffer) -> None:
     """Raises Violation where files of a unit are more, or weigh more, than they may."""
     generations = len(disk.files_in(f"{folder}generations/"))
     incoming_bytes = sum(map(len, disk.files_in(f"{folder}incoming/")))

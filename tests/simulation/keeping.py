@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from averaging.rounds.lineage.unit_chain import UnitChain
-from averaging.rounds.lineage.updates import UnitTools
+from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL
 from averaging.state.generations import Generations
 from averaging.state.unit_log import UnitLog
@@ -52,7 +52,7 @@ class SimulatedKeeper:
         world, timers = self._world, self._world.swarm.timers
         storage, offload = MemoryStorage(self._disk, folder, timers=timers), SimulatedOffload(timers)
         log, generations = UnitLog(storage), Generations(storage, world.grid, offload)
-        tools = UnitTools(
+        tools = UnitContext(
             world.run_id,
             unit,
             world.verifier,

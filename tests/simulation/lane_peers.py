@@ -26,7 +26,7 @@ from peer.pipeline.lane_rounds import StageRounds
 from peer.pipeline.lane_service import LaneRole, LaneService
 from peer.pipeline.stage.lane_compute import LaneShape
 from peer.pipeline.transport.lane_network import OwnLoop
-from peer.pipeline.transport.lane_work import LaneShare, LaneTools
+from peer.pipeline.transport.lane_work import LaneContext, LaneShare
 from protocol.ids import CommitId, PeerId, Root
 from protocol.pipeline.lanes.lane_machine import Dissolve
 from protocol.pipeline.stage_machine import LaneConfig
@@ -86,7 +86,7 @@ class LanePeer:
 
 
 @dataclass(frozen=True)
-class Brought:
+class FetchedResults:
     """What a holder brings into a round, once for each base."""
 
     tokens: int
@@ -122,7 +122,7 @@ class StageUnit:
         """Each holder brings what it has within the exchange, once, whatever the attempts; of those who die or freeze meanwhile all
         may have come, or nothing.
         """
-        brought = dict[PeerId, Brought]()
+        brought = dict[PeerId, FetchedResults]()
         for _ in range(self.world.num_attempts()):
             async with trio.open_nursery() as nursery:
                 for one in self.world.awake(self.stage):
@@ -140,7 +140,7 @@ class StageUnit:
         for one in awake if counted else ():
             await self.give(one, counted[one.peer].tokens if one.peer in counted else 0)
 
-    def _advance(self, counted: Mapping[PeerId, Brought]) -> None:
+    def _advance(self, counted: Mapping[PeerId, FetchedResults]) -> None:
         shares = [(share, peer) for peer, of in counted.items() for share in of.shares]
         for share, peer in shares:
             self.world.ledger.counts(self.stage, share, peer, self.state.anchor_N)
@@ -156,7 +156,7 @@ class StageUnit:
         )
         self.first_ready_s = None
 
-    def _record(self, counted: Mapping[PeerId, Brought]) -> CommitRecord:
+    def _record(self, counted: Mapping[PeerId, FetchedResults]) -> CommitRecord:
         """The real one, with one slice: it cannot be made with a lane twice."""
         first, total = min(counted), sum(of.tokens for of in counted.values())
         of = tuple(Contributor(peer, 1, ROOT, one.tokens, one.tokens, one.lanes) for peer, one in counted.items())
@@ -166,12 +166,12 @@ class StageUnit:
             OuterStep("nesterov", 0.7, 0.9), TARGET_TOKENS, tuple(counted), (1,) * len(counted),
         )  # fmt: skip
 
-    async def _bring(self, one: LanePeer, brought: dict[PeerId, Brought]) -> None:
+    async def _bring(self, one: LanePeer, brought: dict[PeerId, FetchedResults]) -> None:
         try:
             snapshot = await one.rounds.snapshot()
         except NoPart:
             return
-        brought[one.peer] = Brought(snapshot.tokens, snapshot.lanes, list(one.rounds.shares))
+        brought[one.peer] = FetchedResults(snapshot.tokens, snapshot.lanes, list(one.rounds.shares))
 
     async def give(self, one: LanePeer, credited_tokens: int = 0) -> None:
         """A holder comes to stand where the stage does."""
@@ -302,7 +302,7 @@ class LaneWorld:
                 self.ledger.said.add((lane, event.get("stage", -1)))
         return event
 
-    def _tools(self, one: LanePeer, network: MemoryNetwork) -> LaneTools:
+    def _tools(self, one: LanePeer, network: MemoryNetwork) -> LaneContext:
         form, offload = LaneShape(RUN, self.config, STAGES, SHAPE, "fp64", "fp64"), InlineOffload()
 
         def work_of(number: int, stage: int) -> NumberWork:
@@ -321,7 +321,9 @@ class LaneWorld:
             await one.service.bring(share)
 
         self.networks.append(network)
-        return LaneTools(OwnLoop(network), offload, form, work_of, average, bring, one.rounds.take_gift, begins=begins)
+        return LaneContext(
+            OwnLoop(network), offload, form, work_of, average, bring, one.rounds.take_gift, begins=begins
+        )
 
     def _newest(self, one: LanePeer, number: int) -> torch.Tensor:
         anchor_N = one.rounds.newest()[0].double()

@@ -17,12 +17,12 @@ from averaging.network.seams.interfaces import DirectoryEntry, TrafficCount
 from averaging.rounds.exchange import exchange_driver as exchanging
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
-from averaging.rounds.lineage.round_context import RoundTools
+from averaging.rounds.lineage.round_context import RoundContext
 from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch, UnitChain
-from averaging.rounds.lineage.updates import UnitTools
-from averaging.rounds.peer_rounds import PeerRounds, PeerTools
+from averaging.rounds.lineage.updates import UnitContext
+from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.spine_follower import SpineFollower
-from averaging.rounds.traffic.discovery import Looks, Rhythm, announce, list_peers
+from averaging.rounds.traffic.discovery import DirectoryPoller, Rhythm, announce, list_peers
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL
 from averaging.rounds.unit_service import RoundService
 from averaging.state.generations import Generations
@@ -30,8 +30,8 @@ from averaging.state.state import UnitState
 from averaging.state.unit_log import UnitLog
 from averaging.storage.memory_storage import MemoryStorage
 from peer.holdings.host_backup import take_kept
-from peer.membership.credential_cache import Roster
-from peer.status.health import Trouble
+from peer.membership.credential_cache import CredentialCache
+from peer.status.health import HealthNotes
 from protocol.errors import PotluckError
 from protocol.identity.envelope import seal
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -40,7 +40,7 @@ from protocol.rounds.messages.messages import Certificate, Member
 from protocol.rounds.state import OpenRound
 from tests.simulation.bad_donor import Donor
 from tests.simulation.credentials import Standing, own_record
-from tests.simulation.disk import BoundedDisk, Room, check_log, check_unit, room_of
+from tests.simulation.disk import BoundedDisk, SlotBuffer, check_log, check_unit, room_of
 from tests.simulation.full_disk import check_told_vote
 from tests.simulation.host import BanBook
 from tests.simulation.invariants import Observed, Violation, check_applied_bytes
@@ -229,7 +229,7 @@ class Node:
         self.is_rotten = False
         self.is_disk_damaged = False
         self.donor = Donor()
-        self.trouble = Trouble()
+        self.trouble = HealthNotes()
         """What this process tells its owner."""
 
         self.has_credential = False
@@ -239,7 +239,7 @@ class Node:
         self.bans: set[PeerId] = set()
         """Whom the entries of its book name."""
 
-        self.roster: Roster | None = None
+        self.roster: CredentialCache | None = None
         """Who has shown a credential, where a story is about that; everybody is a member otherwise."""
 
         self.standing = Standing(self, world.authority) if world.authority is not None else None
@@ -248,7 +248,7 @@ class Node:
         self.applied: dict[UnitName, CommitId] = {}
         """Where each unit stood last, in any process life."""
 
-        self._rooms: dict[UnitName, Room] = {}
+        self._rooms: dict[UnitName, SlotBuffer] = {}
         self.owed: dict[UnitName, Owed] = {}
         """What each unit of this process owes the run, with error feedback."""
 
@@ -307,7 +307,7 @@ class Node:
         self.process = process = Process()
         PROCESS.set(process)
         self._must_leave = trio.Event()
-        self.trouble = Trouble()
+        self.trouble = HealthNotes()
         self.disk.power_on()
         try:
             with trio.CancelScope() as scope:
@@ -335,7 +335,7 @@ class Node:
         if self.standing is not None:
             self.roster = self.standing.begin()
         told = partial(self._told, process)
-        tools = PeerTools(network, self.clock, sealed, self._is_member, told, self.bans.__contains__)
+        tools = PeerContext(network, self.clock, sealed, self._is_member, told, self.bans.__contains__)
         rounds = await self._rounds(process, tools)
         rounds.serve()
         make_record, used = _no_value, self.roster
@@ -352,13 +352,15 @@ class Node:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(announce, network, self.clock, world.run_id, make_record)
             often_s, rarely_s = world.profile.list_every_s, world.profile.settled_list_every_s
-            nursery.start_soon(list_peers, Looks(network, world.run_id, 0.0), listed, Rhythm(often_s, rarely_s))
+            nursery.start_soon(
+                list_peers, DirectoryPoller(network, world.run_id, 0.0), listed, Rhythm(often_s, rarely_s)
+            )
             nursery.start_soon(self._leave_when_told, rounds)
             if self.standing is not None and used is not None:
                 nursery.start_soon(self.standing.keep, used)
             await rounds.run()
 
-    async def _rounds(self, process: Process, tools: PeerTools) -> PeerRounds:
+    async def _rounds(self, process: Process, tools: PeerContext) -> PeerRounds:
         """All units, restored from the disk."""
         world, storage = self.world, self._storage("")
         vector, spine = HeadVector(storage), world.layout.spine
@@ -380,7 +382,7 @@ class Node:
         return rounds
 
     async def _unit(
-        self, process: Process, tools: PeerTools, rounds: PeerRounds, unit: UnitName, log: UnitLog
+        self, process: Process, tools: PeerContext, rounds: PeerRounds, unit: UnitName, log: UnitLog
     ) -> RoundService:
         world = self.world
         chain = self._chain(unit, log)
@@ -405,7 +407,7 @@ class Node:
         config = replace(world.round_config(me, unit), is_inbound_reachable=self.is_inbound_reachable)
         publish = partial(self._published, process, unit)
         mixing = world.profile.mixing
-        round_tools = RoundTools(tools.network, self.clock, chain.tools.offload, trainer, tools.seal, publish, mixing)
+        round_tools = RoundContext(tools.network, self.clock, chain.tools.offload, trainer, tools.seal, publish, mixing)
         service = RoundService(config, chain, open_round, round_tools, rounds)
         self._rooms[unit] = room_of(chain)
         self.services[unit], self.trainers[unit] = service, trainer
@@ -440,7 +442,7 @@ class Node:
         offload = SimulatedOffload(world.swarm.timers)
         generations = Generations(self._storage(self._folder(unit)), world.grid, offload)
         feedback = self._feedback(unit, offload)
-        tools = UnitTools(
+        tools = UnitContext(
             world.run_id,
             unit,
             world.verifier,

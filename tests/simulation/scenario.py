@@ -22,7 +22,7 @@ from protocol.rounds.lineage.lineage import work_after, work_class
 from protocol.rounds.lineage.quorum import first_opener, tie_holder
 from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import Action, Send
-from protocol.rounds.state import RoundState, Step
+from protocol.rounds.state import RoundState, RoundStep
 from tests.simulation import virtual_time
 from tests.simulation.invariants import KnownCommit, Violation
 from tests.simulation.lives import COUNTED, MINTED, READY
@@ -45,7 +45,7 @@ class Seen:
     node: Node
     before: RoundState
     event: Event
-    step: Step
+    step: RoundStep
 
     @property
     def after(self) -> RoundState:
@@ -367,7 +367,7 @@ def _watched(scenes: list[Scene]) -> Iterator[None]:
     """Show the scene every step of every round machine."""
     real = core.step
 
-    def step(before: RoundState, event: Event, now_s: float) -> Step:
+    def step(before: RoundState, event: Event, now_s: float) -> RoundStep:
         taken = real(before, event, now_s)
         scene = scenes[0]
         if before.config.unit != scene.unit:

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from peer.membership.credential_cache import HOST_AWAY_S, Roster, recent_voters
+from peer.membership.credential_cache import HOST_AWAY_S, CredentialCache, recent_voters
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.ids import PeerId
 from tests.simulation.host import Copy, Host
@@ -156,7 +156,7 @@ class _Authority:
         """For its next process: the host was heard, by the node's own clock, some time before the beginning."""
         own = self.issue(node, self.begin_s + ENDS_IN_S)
         heard_s = self.begin_s + AWAY_IN_S - HOST_AWAY_S + node.clock.unix_s() - self.now_s()
-        roster = Roster(
+        roster = CredentialCache(
             RUN_ID, self._ca.certificate_der, PeerId("host"), own, self._scene.world.verifier, node.clock, heard_s
         )
         roster.rely_on(lambda: recent_voters(node.service.chain.links) if node.service is not None else ())

@@ -28,7 +28,7 @@ from protocol.rounds.events import Event
 from protocol.rounds.messages.messages import Member
 from protocol.rounds.orders import DropMember
 from protocol.rounds.schedule.target import MeasuredRound, RoundTarget
-from protocol.rounds.state import RoundConfig, RoundState, Step
+from protocol.rounds.state import RoundConfig, RoundState, RoundStep
 from protocol.run.traffic import update_bytes
 from tests.simulation import node as nodes
 from tests.simulation import swarm as worlds
@@ -91,7 +91,7 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class EtaEstimator:
     """How rounds are due: after so many local steps of each peer, or, with None, as measured for this utilisation."""
 
     steps: int | None
@@ -181,7 +181,7 @@ class StandingTrainer(SimulatedTrainer):
 class LinkedWorld(World):
     """A world whose rounds are due as a pace says."""
 
-    pace: Pace
+    pace: EtaEstimator
 
     def round_config(self, me: Member, unit: UnitName) -> RoundConfig:
         """With the rule for targets."""
@@ -209,7 +209,7 @@ def _listening(told: Told) -> Iterator[None]:
     """To every step of every round machine, and to every measurement."""
     real_step, real_after = core.step, RoundTarget.after
 
-    def step(before: RoundState, event: Event, now_s: float) -> Step:
+    def step(before: RoundState, event: Event, now_s: float) -> RoundStep:
         taken = real_step(before, event, now_s)
         link = taken.state.link
         dropped = [order.peer for order in taken.actions if isinstance(order, DropMember)]
@@ -227,7 +227,7 @@ def _listening(told: Told) -> Iterator[None]:
         yield
 
 
-def run(links: Links, pace: Pace, until: Callable[[Told], bool], limit_s: float, *, seed: int = 1) -> Told:
+def run(links: Links, pace: EtaEstimator, until: Callable[[Told], bool], limit_s: float, *, seed: int = 1) -> Told:
     """A swarm from its start until enough was told, or until so much virtual time has passed."""
     told = Told(links.num_peers, links.step_s)
     trainer = StandingTrainer if pace.is_blocking else SimulatedTrainer
@@ -243,7 +243,9 @@ def run(links: Links, pace: Pace, until: Callable[[Told], bool], limit_s: float,
     return told
 
 
-async def _play(links: Links, pace: Pace, told: Told, until: Callable[[Told], bool], limit_s: float, seed: int) -> None:
+async def _play(
+    links: Links, pace: EtaEstimator, told: Told, until: Callable[[Told], bool], limit_s: float, seed: int
+) -> None:
     profile = Profile(
         "slow links",
         tokens_per_s=STEP_TOKENS / links.step_s,

@@ -23,9 +23,9 @@ from protocol.rounds.events import (
     PeerLost,
     Progressed,
     PromiseLogged,
+    RoundTicked,
     Switched,
     SwitchPrepared,
-    Ticked,
 )
 from protocol.rounds.lineage.chain import ChainLink
 from protocol.rounds.messages.messages import (
@@ -96,7 +96,7 @@ def _contested(num_peers: int) -> Table:
         seat.tokens = 300
     acquaint(table)
     opener = table.opener()
-    opener.feed(Ticked())
+    opener.feed(RoundTicked())
     table.drops = lambda sender, to, message: isinstance(message, Heartbeat) and sender == opener.peer
     _deliver_plain(table)
     for seat in table.others(opener):
@@ -153,7 +153,7 @@ def _happen(table: Table, what: int, pick: int) -> None:
     else:  # time passes for one of them
         table.now_s += (0.0, 0.5, 1.0, 3.0)[pick // 4 % 4]
         seat.feed(Progressed(seat.tokens, True))
-        seat.feed(Ticked())
+        seat.feed(RoundTicked())
 
 
 SCHEDULES = st.lists(st.tuples(st.integers(0, 15), st.integers(0, 63)), min_size=60, max_size=200)
@@ -357,7 +357,7 @@ def test_no_well_formed_word_of_anybody_makes_the_machine_raise(num_ticks: int, 
         raw = babble.one_of(sender.sealed(encoded), sender.sealed(encoded), b"")
         waiting: list[Event] = [MessageArrived(sender.peer, decode_message(encoded), raw)]
         table.now_s += babble.one_of(0.0, 0.1, 1.0, 10.0)
-        often = (Ticked(), Ticked(3.0), Progressed(300, True)) * 5
+        often = (RoundTicked(), RoundTicked(3.0), Progressed(300, True)) * 5
         waiting.append(babble.one_of(*often, PeerLost(babble.who().peer), Progressed(0, False), LeaveOrdered()))
         for _ in range(20):
             if not waiting:

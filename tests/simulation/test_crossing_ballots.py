@@ -35,7 +35,15 @@ from hypothesis.stateful import (
 )
 
 from protocol.ids import PeerId
-from protocol.rounds.events import AckLogged, BytesHeld, MessageArrived, PeerLost, Progressed, PromiseLogged, Ticked
+from protocol.rounds.events import (
+    AckLogged,
+    BytesHeld,
+    MessageArrived,
+    PeerLost,
+    Progressed,
+    PromiseLogged,
+    RoundTicked,
+)
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.quorum import first_opener
 from protocol.rounds.messages import messages as wire
@@ -289,7 +297,7 @@ class CrossingBallots(RuleBasedStateMachine):
         if opener.is_up:
             self.table.give_signs_of_life(*silent)
             opener.state = replace(opener.state, alone_since_s=None)  # commits without a quorum are no ballots
-            opener.feed(Ticked())
+            opener.feed(RoundTicked())
             self.table.talk_plainly()
 
     # --- messages -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from protocol.rounds import machine as core
 from protocol.rounds.events import Event
 from protocol.rounds.messages.messages import Proposal
 from protocol.rounds.orders import Send
-from protocol.rounds.state import RoundState, Step
+from protocol.rounds.state import RoundState, RoundStep
 from tests.simulation import virtual_time
 from tests.simulation.layouts import FRAGMENTS
 from tests.simulation.profiles import Profile
@@ -54,7 +54,7 @@ async def _opened(befalls: Befalls, monkeypatch: pytest.MonkeyPatch) -> tuple[Op
     seen = set[tuple[UnitName, CommitId]]()
     real = core.step
 
-    def step(before: RoundState, event: Event, now_s: float) -> Step:
+    def step(before: RoundState, event: Event, now_s: float) -> RoundStep:
         taken = real(before, event, now_s)
         place = before.config.unit, before.link.commit
         is_one = any(isinstance(order, Send) and isinstance(order.message, Proposal) for order in taken.actions)

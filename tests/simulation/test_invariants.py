@@ -17,7 +17,7 @@ from protocol.rounds import following
 from protocol.rounds.lineage.chain import ChainLink, link_after
 from protocol.rounds.messages.messages import NO_SPINE, SliceRecord
 from protocol.rounds.messages.wire import encode_record
-from protocol.rounds.state import Step
+from protocol.rounds.state import RoundStep
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.protocol.rounds.made_commits import record_on
 from tests.protocol.rounds.round_table import NUM_CHUNKS, TARGET_TOKENS, UNIT
@@ -199,8 +199,8 @@ def _only(kind: str, **changed: object) -> Profile:
 
 
 def test_who_never_comes_to_the_head_of_the_others_is_found_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def deaf(state: Any, *_: object) -> Step:
-        return Step(state, remark="commits are not followed")
+    def deaf(state: Any, *_: object) -> RoundStep:
+        return RoundStep(state, remark="commits are not followed")
 
     monkeypatch.setattr(following, "commits_fetched", deaf)
     assert "agreement did not happen" in simulate(0, _only("join", spread_s=30.0), THREE_PEERS).error

@@ -20,7 +20,7 @@ from protocol.rounds import machine as core
 from protocol.rounds.events import Event
 from protocol.rounds.messages.messages import CommitRecord
 from protocol.rounds.proposal import covered_chunks
-from protocol.rounds.state import RoundState, Step
+from protocol.rounds.state import RoundState, RoundStep
 from tests.simulation import swarm as worlds
 from tests.simulation import trainer, virtual_time
 from tests.simulation.node import Node
@@ -45,7 +45,7 @@ def _slow_and_seen(world: World, states: dict[PeerId, RoundState], *, is_thin: b
     """Each frame takes its time, on a thin line by its length; how each machine stands."""
     real_step, real_delay = core.step, world.swarm.frame_delay_s
 
-    def step(before: RoundState, event: Event, now_s: float) -> Step:
+    def step(before: RoundState, event: Event, now_s: float) -> RoundStep:
         taken = real_step(before, event, now_s)
         states[taken.state.config.me.peer] = taken.state
         return taken

@@ -16,7 +16,7 @@ from protocol.rounds import machine as core
 from protocol.rounds.events import Event
 from protocol.rounds.failure_probes import NUM_BESIDE, do_watch
 from protocol.rounds.orders import DropMember, SendHeartbeat
-from protocol.rounds.state import RoundState, Step
+from protocol.rounds.state import RoundState, RoundStep
 from tests.simulation import virtual_time
 from tests.simulation.node import Node
 from tests.simulation.profiles import Profile
@@ -41,7 +41,7 @@ class Heard:
     states: dict[PeerId, RoundState] = field(default_factory=dict)
     _since_s: dict[PeerId, float] = field(default_factory=dict)
 
-    def note(self, step: Step, now_s: float) -> None:
+    def note(self, step: RoundStep, now_s: float) -> None:
         """One step of one machine."""
         opened, me = step.state.open, step.state.config.me.peer
         self.states[me] = step.state
@@ -63,7 +63,7 @@ class Heard:
 def _listening(heard: Heard, world: World) -> Iterator[None]:
     real_step, real_delay = core.step, world.swarm.frame_delay_s
 
-    def step(before: RoundState, event: Event, now_s: float) -> Step:
+    def step(before: RoundState, event: Event, now_s: float) -> RoundStep:
         taken = real_step(before, event, now_s)
         heard.note(taken, trio.current_time())
         return taken

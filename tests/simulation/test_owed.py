@@ -14,7 +14,7 @@ from averaging.rounds.lineage import adoption
 from averaging.rounds.lineage import trainer_updates as adopting
 from averaging.rounds.lineage import unit_feedback as feedback
 from averaging.rounds.lineage.adoption import Mixed
-from averaging.rounds.lineage.trainer_updates import Adopter
+from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from tests.simulation.beside import Beside, Play
 from tests.simulation.collection import SCENARIOS
 from tests.simulation.profiles import PROFILES
@@ -88,12 +88,12 @@ def _forgets_what_the_codec_left_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def _mixes_however_late(patch: pytest.MonkeyPatch) -> None:
-    real: Callable[..., Any] = Adopter._mixed
-    patch.setattr(Adopter, "_mixed", lambda self, contribution, ready: real(self, contribution, 0))
+    real: Callable[..., Any] = TrainerUpdater._mixed
+    patch.setattr(TrainerUpdater, "_mixed", lambda self, contribution, ready: real(self, contribution, 0))
 
 
 def _never_mixes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Adopter, "_mixed", lambda self, contribution, ready: None)
+    patch.setattr(TrainerUpdater, "_mixed", lambda self, contribution, ready: None)
 
 
 def _mixes_what_was_not_counted(patch: pytest.MonkeyPatch) -> None:

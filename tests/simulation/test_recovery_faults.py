@@ -11,7 +11,7 @@ import pytest
 from averaging.rounds.lineage.round_context import Tasks
 from averaging.state.unit_log import UnitLog
 from peer.membership import saved_membership as membership_file
-from peer.status.health import Trouble
+from peer.status.health import HealthNotes
 from protocol.errors import StorageError
 from protocol.rounds.lineage.chain import ChainLink
 from tests.simulation import faults, full_disk, seeds
@@ -97,7 +97,7 @@ def _swallows_refusals(patch: pytest.MonkeyPatch) -> None:
 
 
 def _tells_nobody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Trouble, "take", lambda *_: None)
+    patch.setattr(HealthNotes, "take", lambda *_: None)
 
 
 def _falls_with_a_task(patch: pytest.MonkeyPatch) -> None:

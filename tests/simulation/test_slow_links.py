@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.benchmarks.slow_links_virtual import walkable
-from tests.simulation.slow_links import Links, Pace, Told, run
+from tests.simulation.slow_links import EtaEstimator, Links, Told, run
 
 BEFORE, SETTLING, STEADY = 12, 5, 6
 """Rounds until the lines change; from then until rounds are as long as the new ones ask for; and those that are looked at."""
@@ -30,7 +30,7 @@ class Change:
 
     def play(self) -> Told:
         links = Links(self.first, num_peers=2, then_bits_per_s=self.then, changes_after=BEFORE)
-        pace, num_rounds = Pace(None, 0.95, self.is_blocking), BEFORE + SETTLING + STEADY
+        pace, num_rounds = EtaEstimator(None, 0.95, self.is_blocking), BEFORE + SETTLING + STEADY
         return run(links, pace, lambda told: len(told.rounds) >= num_rounds, 40_000.0)
 
     def check(self, told: Told, most_off: float) -> None:
@@ -69,12 +69,12 @@ def test_where_training_waits_the_step_that_was_under_way_is_no_waiting_and_meas
     None
 ):
     """Half a step is 8% of this exchange: rounds that paid for it, too, were as much longer, and trained for 95.4% of the time."""
-    told = run(Links(100e6, num_peers=2), Pace(None, 0.95, True), lambda told: len(told.rounds) >= 36, 4000.0)
+    told = run(Links(100e6, num_peers=2), EtaEstimator(None, 0.95, True), lambda told: len(told.rounds) >= 36, 4000.0)
     assert told.utilisation(24) == pytest.approx(0.95, abs=0.002)
 
 
 def test_at_a_thousandth_of_a_gigabit_with_losses_rounds_go_on_and_nobody_is_taken_for_dead() -> None:
-    told = run(Links(1e6, latency_s=0.1, loss=0.01, num_peers=2), Pace(100), lambda told: False, 900.0)
+    told = run(Links(1e6, latency_s=0.1, loss=0.01, num_peers=2), EtaEstimator(100), lambda told: False, 900.0)
     assert (told.deaths, told.num_partial) == (set(), 0)
     assert told.rounds
 

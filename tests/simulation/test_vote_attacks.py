@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.rounds.events import LeaveOrdered, PeerLost, Ticked
+from protocol.rounds.events import LeaveOrdered, PeerLost, RoundTicked
 from protocol.rounds.messages.messages import (
     Ack,
     Ballot,
@@ -55,7 +55,7 @@ def _until_asking(table: Table, *seats: Seat) -> None:
         table.now_s += 0.2
         for seat in seats:
             if seat.state.open.leading is None:
-                seat.feed(Ticked())
+                seat.feed(RoundTicked())
     raise AssertionError([seat.reasons[-3:] for seat in seats])
 
 
@@ -147,7 +147,7 @@ def test_three_ballots_and_late_pre_votes_make_no_two_certificates_of_one_base()
 def _first_to_lead(table: Table, *seats: Seat) -> Seat:
     for _ in range(60):
         for seat in seats:
-            seat.feed(Ticked())
+            seat.feed(RoundTicked())
             if seat.state.open.leading is not None:
                 return seat
         table.now_s += 0.2
@@ -162,7 +162,7 @@ def test_two_of_three_go_on_when_their_leader_goes_with_a_slice_that_nobody_else
     leader = table.opener()
     others = table.others(leader)
     table.withheld, table.no_uploads = {leader.peer}, {leader.peer}
-    leader.feed(Ticked())
+    leader.feed(RoundTicked())
     table.talk()
     leader.disk.results |= {header.result_hash for header in leader.state.open.results.values()}
     table.retry(leader)

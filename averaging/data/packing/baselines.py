@@ -54,7 +54,7 @@ class PairCounter:
             self._waiting, self._num_waiting = [tokens[-1:]], 1
 
 
-class Yardsticks:
+class Baselines:
     """Both yardsticks, fed with the text while it is packed."""
 
     def __init__(self, max_bytes: int = YARDSTICK_BYTES) -> None:

@@ -18,7 +18,7 @@ from averaging.network.direct.dialling import RedialPause
 from averaging.network.direct.tls_calls import CallConnection, CallRules
 from averaging.network.direct.tls_socket import TlsSocket
 from averaging.network.seams.bulk_address import BulkAddress
-from averaging.network.seams.call_limits import MAX_CALLS, MAX_CALLS_PER_PEER, Admits, Gate, VerdictBook
+from averaging.network.seams.call_limits import MAX_CALLS, MAX_CALLS_PER_PEER, Admits, CallLimiter, VerdictBook
 from averaging.network.seams.frames import Status
 from protocol.ids import PeerId
 
@@ -112,7 +112,7 @@ class DirectCalls:
         self._connections: dict[PeerId, list[CallConnection]] = {}
         self._attempts: dict[PeerId, _Attempt] = {}
         self._dials = trio.Semaphore(MAX_DIALS)
-        self._places = Gate(MAX_CALLS_PER_PEER, MAX_CALLS)
+        self._places = CallLimiter(MAX_CALLS_PER_PEER, MAX_CALLS)
         self._verdicts = RecentVerdicts(host.admits)
         self.num_found = 0
         """How often a call found a connection."""

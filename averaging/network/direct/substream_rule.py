@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from averaging.network.pacing.line_rate import PathLook, is_queued
+from averaging.network.pacing.line_rate import PathStats, is_queued
 
 MOST_STRANDS: Final = 8
 """Of a stream, beside the connection that it was opened with: what CUBIC needs on 100 ms with one in a thousand lost, at 40 Mbit/s."""
@@ -60,7 +60,7 @@ class StrandRule:
         self._num_judged = 0
         self._is_settled = False
 
-    def look(self, paths: Sequence[PathLook], paced_bytes_per_s: float, now_s: float) -> int:
+    def look(self, paths: Sequence[PathStats], paced_bytes_per_s: float, now_s: float) -> int:
         """How many connections the stream should have, mostly as many as it has. To be asked some four times a second, while more is
         to be sent.
 
@@ -104,7 +104,7 @@ class StrandRule:
         return True
 
 
-def _begin(paths: Sequence[PathLook], now_s: float) -> _Begin:
+def _begin(paths: Sequence[PathStats], now_s: float) -> _Begin:
     return _Begin(
         now_s,
         len(paths),

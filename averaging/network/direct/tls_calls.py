@@ -22,7 +22,7 @@ import structlog
 import trio
 
 from averaging.network.direct.tls_socket import RECORD_BYTES, TlsSocket
-from averaging.network.seams.call_limits import MEMBER_WITHIN_S, NOT_ADMITTED, Gate
+from averaging.network.seams.call_limits import MEMBER_WITHIN_S, NOT_ADMITTED, CallLimiter
 from averaging.network.seams.frames import MAX_CHANNEL_BYTES, MAX_REASON_BYTES, Status, refusal
 from averaging.network.seams.interfaces import MAX_CONTROL_BYTES
 from protocol.errors import ConnectionReset, PotluckError, RemoteProtocolError
@@ -77,7 +77,7 @@ class CallRules:
 
     admits: Callable[[PeerId], Awaitable[bool | None]]
     open_channels: frozenset[str]
-    places: Gate
+    places: CallLimiter
     answer: Callable[[PeerId, str, bytes], Awaitable[tuple[Status, bytes]]]
     start_soon: Callable[[Callable[[], Awaitable[None]]], None]
     idle_s: float

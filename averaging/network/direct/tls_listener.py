@@ -26,7 +26,7 @@ from averaging.network.direct.tls_identity import CheckCredential
 from averaging.network.direct.tls_socket import TlsSocket, wrap
 from averaging.network.direct.tls_stream import Ending, Ends, KeepUntilDone, TlsStream, receive_opening, send_status
 from averaging.network.pacing.bulk_lane import BulkLane
-from averaging.network.seams.call_limits import Admits, Gate
+from averaging.network.seams.call_limits import Admits, CallLimiter
 from averaging.network.seams.frames import Status
 from averaging.network.seams.interfaces import Stream
 from averaging.network.seams.lag_patience import patient_for
@@ -125,7 +125,7 @@ def _listener(host: str, port: int) -> socket.socket:
 class _Place:
     """A peer's place at the gate, given back when its handler and the end of its stream are both done."""
 
-    def __init__(self, gate: Gate, peer: PeerId) -> None:
+    def __init__(self, gate: CallLimiter, peer: PeerId) -> None:
         self._gate = gate
         self._peer = peer
         self._num_holders = 1
@@ -149,8 +149,8 @@ class TlsDoor:
         self._lane = lane
         self._keep_until_done = keep_until_done
         self._handshakes: dict[str, int] = {}
-        self._gate = Gate(MAX_STREAMS_PER_PEER, MAX_STREAMS)
-        self._strand_gate = Gate(MAX_STRANDS_PER_PEER, MAX_STRANDS)
+        self._gate = CallLimiter(MAX_STREAMS_PER_PEER, MAX_STREAMS)
+        self._strand_gate = CallLimiter(MAX_STRANDS_PER_PEER, MAX_STRANDS)
         self._resting = Resting()
         self._verdicts = RecentVerdicts(rules.admits)
         self._desk = StrandDesk()

@@ -20,7 +20,7 @@ from typing import Final
 
 import trio
 
-from averaging.network.pacing.line_rate import PathLook
+from averaging.network.pacing.line_rate import PathStats
 
 RECORD_BYTES: Final = 16_384
 RECORDS_AT_ONCE: Final = 32
@@ -296,7 +296,7 @@ class TlsSocket:
             if option is not None:
                 self._connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
-    def look(self) -> PathLook | None:
+    def look(self) -> PathStats | None:
         """What the kernel says of what we send; None where it says nothing."""
         option = getattr(socket, "TCP_INFO", None)
         if self._is_closed or option is None or sys.platform != "linux":
@@ -313,7 +313,7 @@ class TlsSocket:
         told = told.ljust(_TCP_INFO.size, b"\0")
         unacked, rtt_us, num_again, acked_bytes, waiting_bytes, best_us, no_room_us, held_us = _TCP_INFO.unpack(told)
         best_s = min(rtt_us, best_us) / 1e6  # of a connection without one it is 2^32 - 1
-        return PathLook(
+        return PathStats(
             acked_bytes,
             waiting_bytes,
             not (unacked or waiting_bytes),

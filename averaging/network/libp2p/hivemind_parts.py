@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
 from typing import Any, Final
 
-from averaging.gc_freeze import uncollected
+from averaging.gc_freeze import frozen_imports
 
 PARTS: Final = ("hivemind.dht.node", "hivemind.p2p", "hivemind.utils.multiaddr")
 
@@ -27,7 +27,7 @@ def import_hivemind() -> None:
     if all(part in sys.modules for part in PARTS):
         return
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    with uncollected():
+    with frozen_imports():
         import_parts("hivemind", PARTS)
 
 

@@ -27,10 +27,10 @@ from averaging.network.seams.call_limits import (
     NOT_ADMITTED,
     STRANGER_WITHIN_S,
     Admits,
-    Door,
-    Gate,
-    Verdicts,
-    Visit,
+    CallAdmission,
+    CallLimiter,
+    CallSlot,
+    RecentVerdicts,
 )
 from averaging.network.seams.directory import Record, RecordRule
 from averaging.network.seams.frames import (
@@ -140,12 +140,12 @@ class Session:
         self._listener: asyncio.Server | None = None
         self._node: Any = None
         self._hooks = hooks
-        verdicts = Verdicts(hooks.admits)
-        self._calls = Door(verdicts, Gate(MAX_CALLS_PER_PEER, MAX_CALLS), hooks.open_channels)
-        self._streams = Door(verdicts, Gate(MAX_STREAMS_PER_PEER, MAX_STREAMS), frozenset())
-        self._pings = Gate(MAX_PER_STRANGER, MAX_PINGS)
-        self._turned_away = Gate(MAX_TURNED_AWAY_PER_PEER, MAX_TURNED_AWAY)
-        self._strangers_turned_away = Gate(MAX_PER_STRANGER, MAX_STRANGERS)
+        verdicts = RecentVerdicts(hooks.admits)
+        self._calls = CallAdmission(verdicts, CallLimiter(MAX_CALLS_PER_PEER, MAX_CALLS), hooks.open_channels)
+        self._streams = CallAdmission(verdicts, CallLimiter(MAX_STREAMS_PER_PEER, MAX_STREAMS), frozenset())
+        self._pings = CallLimiter(MAX_PER_STRANGER, MAX_PINGS)
+        self._turned_away = CallLimiter(MAX_TURNED_AWAY_PER_PEER, MAX_TURNED_AWAY)
+        self._strangers_turned_away = CallLimiter(MAX_PER_STRANGER, MAX_STRANGERS)
         self._verdict = verdicts.known
 
     @property
@@ -335,7 +335,7 @@ class Session:
         finally:
             visit.leave()
 
-    async def _serve_visit(self, visit: Visit, stream: RawStream) -> None:
+    async def _serve_visit(self, visit: CallSlot, stream: RawStream) -> None:
         """One call. Its socket is closed or somebody else's to close, unless this raises."""
         async with asyncio.timeout(visit.within_s):
             channel = (await stream.frames.read(MAX_CHANNEL_BYTES)).decode("ascii")

@@ -14,7 +14,7 @@ from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, Remo
 from protocol.ids import PeerId
 
 if TYPE_CHECKING:
-    from averaging.network.memory.memory_network import Host, MemorySwarm
+    from averaging.network.memory.memory_network import MemoryHost, MemorySwarm
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class CallServer:
 
     __slots__ = ("_call", "_host", "_idle", "_number", "_task")
 
-    def __init__(self, host: Host, call: Call, number: int) -> None:
+    def __init__(self, host: MemoryHost, call: Call, number: int) -> None:
         self._host = host
         self._idle = host.idle_servers
         self._call = call
@@ -177,7 +177,7 @@ class Call:
     def __init__(
         self,
         swarm: MemorySwarm,
-        caller: Host,
+        caller: MemoryHost,
         peer: PeerId,
         channel: str,
         request: bytes,
@@ -215,7 +215,7 @@ class Call:
         else:
             host.parked.append(partial(host.start_call, self, number))
 
-    async def serve(self, host: Host, number: int) -> None:
+    async def serve(self, host: MemoryHost, number: int) -> None:
         """Have the host's handler answer, and send that back."""
         handler = host.calls.get(self._channel)
         reply: bytes | PotluckError
@@ -232,7 +232,7 @@ class Call:
         else:
             host.parked.append(partial(self._reply, host, number, reply))
 
-    def _reply(self, host: Host, number: int, reply: bytes | PotluckError) -> None:
+    def _reply(self, host: MemoryHost, number: int, reply: bytes | PotluckError) -> None:
         host.serving.pop(number, None)
         num_bytes = 0
         if isinstance(reply, bytes):

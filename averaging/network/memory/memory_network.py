@@ -57,7 +57,7 @@ class LinkSpeed:
 
 
 @dataclass(slots=True, eq=False)
-class Host:
+class MemoryHost:
     """One process on the network. A restart is a new host under the same id."""
 
     peer: PeerId
@@ -160,7 +160,7 @@ class MemorySwarm:
         self._nursery = nursery
         self._random = chooser
         self._default_speed = speed or LinkSpeed()
-        self._hosts: dict[PeerId, Host] = {}
+        self._hosts: dict[PeerId, MemoryHost] = {}
         self._next_number = 0
         self._cuts: dict[tuple[PeerId, PeerId], int] = {}
         self._held: list[tuple[PeerId, PeerId, Callable[[], None]]] = []
@@ -185,7 +185,7 @@ class MemorySwarm:
         """
         if not is_elsewhere:
             self.kill(peer)
-        host = Host(peer, contextvars.copy_context())
+        host = MemoryHost(peer, contextvars.copy_context())
         self._hosts[peer] = host
         host.context.run(self._nursery.start_soon, host.run)
         return MemoryNetwork(self, host)
@@ -204,7 +204,7 @@ class MemorySwarm:
         if host.is_alive:
             self._end(host)
 
-    def _end(self, host: Host) -> None:
+    def _end(self, host: MemoryHost) -> None:
         host.is_alive = False
         host.parked.clear()
         host.thaw()
@@ -270,7 +270,7 @@ class MemorySwarm:
         for sender, receiver, callback in held:
             self.when_passable(sender, receiver, callback)
 
-    def host_of(self, sender: PeerId, peer: PeerId) -> Host | None:
+    def host_of(self, sender: PeerId, peer: PeerId) -> MemoryHost | None:
         """The live host; None when the message vanishes on its way. Raises PeerUnreachable when it is refused."""
         if self._cuts and (sender, peer) in self._cuts:
             return None
@@ -330,7 +330,7 @@ class MemorySwarm:
         self._next_number += 1
         return self._next_number
 
-    def connect(self, opener: Host, server: Host, channel: str, handler: StreamHandler) -> Stream:
+    def connect(self, opener: MemoryHost, server: MemoryHost, channel: str, handler: StreamHandler) -> Stream:
         """A new pipe; the server's handler of this channel runs with the other end."""
         pipe = Pipe(self, self.next_number(), opener, server)
 
@@ -372,12 +372,12 @@ def _unanswered(channel: str, timeout_s: float, peer: PeerId) -> CallTimeout:
 class MemoryNetwork:
     """One process's Network in a MemorySwarm."""
 
-    def __init__(self, swarm: MemorySwarm, host: Host) -> None:
+    def __init__(self, swarm: MemorySwarm, host: MemoryHost) -> None:
         self._swarm = swarm
         self._host = host
 
     @property
-    def host(self) -> Host:
+    def host(self) -> MemoryHost:
         """The process on this network."""
         return self._host
 
@@ -431,7 +431,7 @@ class MemoryNetwork:
             if host is not None and swarm.is_passable(peer, me.peer):
                 host.when_awake(lambda: accept(host))
 
-        def accept(host: Host) -> None:
+        def accept(host: MemoryHost) -> None:
             handler = host.handlers.get(channel)
             if handler is None or not host.is_alive or not me.is_alive:
                 answer.fail(PeerUnreachable(f"{peer} does not serve {channel}", "a served channel"))

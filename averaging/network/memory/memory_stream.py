@@ -13,7 +13,7 @@ from protocol.errors import ConnectionReset, LocalProtocolError
 from protocol.ids import PeerId
 
 if TYPE_CHECKING:
-    from averaging.network.memory.memory_network import Host, MemorySwarm
+    from averaging.network.memory.memory_network import MemoryHost, MemorySwarm
 
 FRAME_BUFFER: Final = 4
 """Frames on their way or unread before a sender waits: a slow reader slows its writer, nothing piles up."""
@@ -25,7 +25,7 @@ STALL_LIMIT_S: Final = 40.0
 class _Flow:
     """One direction. None among the frames is the clean end."""
 
-    def __init__(self, pipe: Pipe, sender: Host, receiver: Host) -> None:
+    def __init__(self, pipe: Pipe, sender: MemoryHost, receiver: MemoryHost) -> None:
         self.pipe = pipe
         self.sender = sender
         self.receiver = receiver
@@ -116,7 +116,7 @@ class _Flow:
 class Pipe:
     """Two flows between two hosts; flow 0 goes from the opener to the server."""
 
-    def __init__(self, swarm: MemorySwarm, number: int, opener: Host, server: Host) -> None:
+    def __init__(self, swarm: MemorySwarm, number: int, opener: MemoryHost, server: MemoryHost) -> None:
         self.swarm = swarm
         self.number = number
         self.hosts = (opener, server)
@@ -134,7 +134,7 @@ class Pipe:
             flow.wake_reader()
             flow.wake_writers()
 
-    def lose(self, dead: Host) -> None:
+    def lose(self, dead: MemoryHost) -> None:
         """One end's process is gone: the other hears of it as soon as anything passes."""
         dead.pipes.pop(self.number, None)
         far = self.hosts[0] if dead is self.hosts[1] else self.hosts[1]

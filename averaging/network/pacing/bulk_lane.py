@@ -9,8 +9,8 @@ import structlog
 import trio
 
 from averaging.network.pacing.bulk_counters import BulkTally
-from averaging.network.pacing.bulk_limiter import Pacer
-from averaging.network.pacing.line_shaper import PacedLine
+from averaging.network.pacing.bulk_limiter import BulkLimiter
+from averaging.network.pacing.line_shaper import LineShaper
 from averaging.network.seams.interfaces import BulkKind
 from protocol.errors import CallTimeout, TransportError
 from protocol.ids import PeerId
@@ -30,9 +30,9 @@ class BulkLane:
 
     def __init__(self, upload_bytes_per_s: float | None = None) -> None:
         self.tally = BulkTally()
-        self.line = PacedLine()
-        self._pacer = Pacer(upload_bytes_per_s)
-        self._down_pacer = Pacer()
+        self.line = LineShaper()
+        self._pacer = BulkLimiter(upload_bytes_per_s)
+        self._down_pacer = BulkLimiter()
         self._began = trio.Event()
         self._peer: PeerId | None = None
 

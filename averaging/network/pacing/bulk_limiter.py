@@ -1,7 +1,7 @@
 """The pacer of the bulk lane: a token bucket whose rate is learned from what bulk does to pings.
 
 Control messages share the link with bulk. When bulk fills the link's queue, pings wait behind it: at 1 Mbit/s unpaced bulk
-holds them up for 2 s, long enough to be taken for dead; paced at 70% of the link, 0.12 s. The bucket below is pure; `Pacer`
+holds them up for 2 s, long enough to be taken for dead; paced at 70% of the link, 0.12 s. The bucket below is pure; `BulkLimiter`
 is its shell.
 """
 
@@ -146,7 +146,7 @@ def _with_ping(state: PacerState, ping_s: float) -> PacerState:
     return replace(state, best_ping_s=ping_s, best_before_s=state.best_ping_s, window_pings=1)
 
 
-class Pacer:
+class BulkLimiter:
     """The bucket of one Network: every bulk frame passes through it."""
 
     def __init__(self, limit_bytes_per_s: float | None = None) -> None:

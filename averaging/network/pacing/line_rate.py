@@ -117,7 +117,7 @@ the rate goes up again: after 0.2 s at 20 kB/s a stream stood still for 3 s.
 
 
 @dataclass(frozen=True, slots=True)
-class PathLook:
+class PathStats:
     """What the kernel says of one stream that is sending.
 
     Attributes:
@@ -141,12 +141,12 @@ class PathLook:
     no_room_s: float = 0.0
 
 
-def is_queued(path: PathLook) -> bool:
+def is_queued(path: PathStats) -> bool:
     """Whether acknowledgements take longer than the way: packets of somebody wait before a line."""
     return path.rtt_s - path.best_rtt_s > max(QUEUE_S, QUEUE_RTTS * path.best_rtt_s)
 
 
-class LinePace:
+class LineRate:
     """Looks at all streams that send, some twenty times a second, and says how fast each may be.
 
     `bytes_per_s` is what all may send together, infinite while nothing is known of the line. It outlives the streams.
@@ -156,7 +156,7 @@ class LinePace:
         self.bytes_per_s = inf
         self._began_s = 0.0
         self._window_s = WINDOW_S
-        self._begun: dict[object, PathLook] = {}
+        self._begun: dict[object, PathStats] = {}
         """How this window began, of those streams that have had something waiting since then."""
 
         self._queues: list[bool] = []
@@ -193,7 +193,7 @@ class LinePace:
         self._drained_s = 0.0
         self._unpaced_until_s = 0.0
 
-    def look(self, paths: Mapping[object, PathLook], now_s: float) -> dict[object, float]:
+    def look(self, paths: Mapping[object, PathStats], now_s: float) -> dict[object, float]:
         """What each of these streams may send, bytes a second; infinite while the line is not known.
 
         Args:
@@ -211,12 +211,12 @@ class LinePace:
         self._parts = dict.fromkeys(paths, self._even_part(len(paths)))
         return dict(self._parts)
 
-    def _begin(self, waiting: Mapping[object, PathLook], now_s: float) -> None:
+    def _begin(self, waiting: Mapping[object, PathStats], now_s: float) -> None:
         self._began_s, self._queues = now_s, []
         self._begun = dict(waiting)
         self._window_s = max([WINDOW_S, *(WINDOW_RTTS * path.best_rtt_s for path in waiting.values())])
 
-    def _judge(self, waiting: Mapping[object, PathLook], now_s: float) -> None:
+    def _judge(self, waiting: Mapping[object, PathStats], now_s: float) -> None:
         seconds = now_s - self._began_s
         waited_s = self._waits_s
         self._waits_s = min(waiting[each].rtt_s - waiting[each].best_rtt_s for each in self._begun)

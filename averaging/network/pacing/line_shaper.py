@@ -1,4 +1,4 @@
-"""The shell of `LinePace`: asks the kernel of the streams that send, and tells it how fast each may be."""
+"""The shell of `LineRate`: asks the kernel of the streams that send, and tells it how fast each may be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import trio
 
-from averaging.network.pacing.line_rate import LinePace, PathLook
+from averaging.network.pacing.line_rate import LineRate, PathStats
 
 LOOK_EVERY_S: Final = 0.05
 LOOK_STREAM_S: Final = 0.002
@@ -18,7 +18,7 @@ LOOK_STREAM_S: Final = 0.002
 class PacedSocket(Protocol):
     """A connection that tells how it goes, and lets itself be held back (`TlsSocket`)."""
 
-    def look(self) -> PathLook | None:
+    def look(self) -> PathStats | None:
         """What the kernel says of what it sends; None where it says nothing."""
         ...
 
@@ -27,13 +27,13 @@ class PacedSocket(Protocol):
         ...
 
 
-class PacedLine:
+class LineShaper:
     """All direct bulk of one Network. Streams say when they send, and when they are over; one that has sent all, and hears that it has
     arrived, is forgotten by itself.
     """
 
     def __init__(self) -> None:
-        self._pace = LinePace()
+        self._pace = LineRate()
         self._sending: set[PacedSocket] = set()
         self._looked_s = 0.0
 
@@ -63,7 +63,7 @@ class PacedLine:
     def _look(self, newcomers: Collection[PacedSocket] = ()) -> None:
         self._looked_s = trio.current_time()
         looks = {connection: connection.look() for connection in self._sending}
-        paths: dict[object, PathLook] = {}
+        paths: dict[object, PathStats] = {}
         for connection, path in looks.items():
             if path is None or (path.is_idle and connection not in newcomers):
                 self._sending.discard(connection)

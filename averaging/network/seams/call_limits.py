@@ -50,7 +50,7 @@ async def admit_all(_: PeerId) -> bool:
     return True
 
 
-class Gate:
+class CallLimiter:
     """Counts what is open, for each peer and in all."""
 
     def __init__(self, most_per_peer: int, most_in_all: int) -> None:
@@ -96,7 +96,7 @@ class VerdictBook:
         self._until_s[peer] = (verdict, now_s + lasts_s)
 
 
-class Verdicts:
+class RecentVerdicts:
     """Who was let in or refused a moment ago. `admits` judges the others and may take seconds; None: it could not be asked."""
 
     def __init__(self, admits: Admits, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -132,12 +132,12 @@ class Verdicts:
 
 
 @dataclass(slots=True)
-class Visit:
+class CallSlot:
     """One call or stream of a peer, from its first byte to its end."""
 
     peer: PeerId
     is_member: bool
-    gate: Gate | None
+    gate: CallLimiter | None
 
     @property
     def within_s(self) -> float:
@@ -156,22 +156,22 @@ class Visit:
             self.gate = None
 
 
-class Door:
+class CallAdmission:
     """The door of one protocol: its own places, the common verdicts."""
 
-    def __init__(self, verdicts: Verdicts, members: Gate, open_channels: frozenset[str]) -> None:
+    def __init__(self, verdicts: RecentVerdicts, members: CallLimiter, open_channels: frozenset[str]) -> None:
         self._verdicts = verdicts
         self._members = members
-        self._strangers = Gate(MAX_PER_STRANGER, MAX_STRANGERS)
+        self._strangers = CallLimiter(MAX_PER_STRANGER, MAX_STRANGERS)
         self._open_channels = open_channels
 
-    def enter(self, peer: PeerId) -> Visit | None:
+    def enter(self, peer: PeerId) -> CallSlot | None:
         """Before the first byte is read; None when there is no place."""
         is_member = self._verdicts.known(peer) is True
         gate = self._members if is_member else self._strangers
-        return Visit(peer, is_member, gate) if gate.enter(peer) else None
+        return CallSlot(peer, is_member, gate) if gate.enter(peer) else None
 
-    async def pass_to(self, visit: Visit, channel: str) -> Status:
+    async def pass_to(self, visit: CallSlot, channel: str) -> Status:
         """Before the request is read: FINE, FAILED for a stranger at a channel of members, or BUSY."""
         if visit.is_member or channel in self._open_channels:
             return Status.FINE

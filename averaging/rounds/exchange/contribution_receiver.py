@@ -10,8 +10,8 @@ import trio
 
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.exchange.contribution_sender import END, OFFER, SEND_ON
-from averaging.rounds.exchange.exchange_context import ExchangeTools
-from averaging.rounds.exchange.offered_contributions import Offer, Offers
+from averaging.rounds.exchange.exchange_context import ExchangeContext
+from averaging.rounds.exchange.offered_contributions import OfferedContribution, Offers
 from averaging.rounds.exchange.reduction import Reduction
 from averaging.rounds.traffic.batches import BATCH_BYTES, CHUNK_HEAD, Batch, split_batch
 from averaging.rounds.traffic.spans import Moving
@@ -28,7 +28,7 @@ AT_ONCE_BYTES: Final = BATCH_BYTES
 class Receiving:
     """Takes the streams of one attempt's members. `came` hears of every frame and whose it is."""
 
-    def __init__(self, tools: ExchangeTools, offers: Offers, came: Callable[[PeerId, memoryview], None]) -> None:
+    def __init__(self, tools: ExchangeContext, offers: Offers, came: Callable[[PeerId, memoryview], None]) -> None:
         self._tools = tools
         self._offers = offers
         self._came = came
@@ -66,7 +66,9 @@ class Receiving:
                 await self._take_batch(proposal, reduction, offer, batch)
             await self._take_chunks(proposal, reduction, offer, stream, moving)
 
-    def _admit(self, proposal: Proposal, sender: PeerId, hello: ExchangeHello, reduction: Reduction) -> Offer:
+    def _admit(
+        self, proposal: Proposal, sender: PeerId, hello: ExchangeHello, reduction: Reduction
+    ) -> OfferedContribution:
         offer = self._offers.admit(sender, proposal, reduction.part, hello)
         reduction.set_present(sender)
         return offer
@@ -77,14 +79,16 @@ class Receiving:
             raise RemoteProtocolError("another frame than expected", "an end mark: this member offers no chunks")
 
     async def _take_chunks(
-        self, proposal: Proposal, reduction: Reduction, offer: Offer, stream: Stream, moving: Moving
+        self, proposal: Proposal, reduction: Reduction, offer: OfferedContribution, stream: Stream, moving: Moving
     ) -> None:
         while not isinstance(found := await self._next(reduction, stream, moving), bytes):
             await self._take_batch(proposal, reduction, offer, found)
         if found != END:
             raise RemoteProtocolError("two headers of a contribution", "one")
 
-    async def _take_batch(self, proposal: Proposal, reduction: Reduction, offer: Offer, batch: Batch) -> None:
+    async def _take_batch(
+        self, proposal: Proposal, reduction: Reduction, offer: OfferedContribution, batch: Batch
+    ) -> None:
         """Check the chunks of a frame, keep them, and sum those that all have brought now."""
         tools = self._tools
         if sum(len(data) for _, data in batch) <= AT_ONCE_BYTES:

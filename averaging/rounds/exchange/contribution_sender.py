@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from averaging.network.seams.interfaces import Stream
-from averaging.rounds.exchange.exchange_context import ExchangeTools
+from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.streamed_contribution import GrowingContribution
 from averaging.rounds.traffic.batches import CHUNK_HEAD
 from averaging.rounds.traffic.contribution import EncodedContribution, hello_before, hello_of
@@ -39,7 +39,7 @@ class Scattering:
         is_known: set when our contribution is here, or there is none.
     """
 
-    def __init__(self, tools: ExchangeTools, last_upload_s: float) -> None:
+    def __init__(self, tools: ExchangeContext, last_upload_s: float) -> None:
         self.upload = UploadMeter(last_upload_s)
         self.contribution: EncodedContribution | None = None
         self.has_begun = trio.Event()

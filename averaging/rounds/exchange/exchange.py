@@ -25,11 +25,11 @@ import structlog
 import trio
 
 from averaging.arithmetic.batched_codec import run_chunks, span_bytes
-from averaging.arithmetic.slot_buffer import Room
+from averaging.arithmetic.slot_buffer import SlotBuffer
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.exchange.contribution_receiver import Receiving
 from averaging.rounds.exchange.contribution_sender import Scattering
-from averaging.rounds.exchange.exchange_context import ExchangeTools
+from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.offered_contributions import Offers
 from averaging.rounds.exchange.reduction import Reduction, SliceResult
 from averaging.rounds.exchange.result_receiver import RefusedResult, take_result
@@ -38,8 +38,8 @@ from averaging.rounds.lineage.next_state import SliceBytes
 from averaging.rounds.traffic.arrivals import Arrivals
 from averaging.rounds.traffic.contribution import EncodedContribution
 from averaging.rounds.traffic.fair_sending import EvenSending, send_evenly
-from averaging.rounds.traffic.partial_results import HalfResult, HalfResults
-from averaging.rounds.traffic.result_ref import NamedResult, need_from, read_need, read_word, word_of
+from averaging.rounds.traffic.partial_results import HalfResults, PartialResult
+from averaging.rounds.traffic.result_ref import NamedResult, need_from, read_need, read_word, ref_of
 from averaging.rounds.traffic.spans import Moving
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError, VersionError
 from protocol.identity.envelope import open_envelope
@@ -88,7 +88,7 @@ class Exchange:
     def __init__(
         self,
         proposal: Proposal,
-        tools: ExchangeTools,
+        tools: ExchangeContext,
         offers: Offers,
         last_upload_s: float = 0.0,
         halves: HalfResults | None = None,
@@ -106,7 +106,7 @@ class Exchange:
         self._receiving = Receiving(tools, offers, self.arrivals.came)
         self._even_results = EvenSending()
         results = tools.result_codec, tools.grid
-        self._results = Room(len(span_bytes(*results, 0, tools.grid.num_chunks)))
+        self._results = SlotBuffer(len(span_bytes(*results, 0, tools.grid.num_chunks)))
         """All slices' results, each at its place."""
 
         self._began_s = 0.0
@@ -304,7 +304,7 @@ class Exchange:
             raise TransportError("an attempt that ended before its slice closed", "a result", "a later attempt has it")
         stream.count_as(self.proposal.unit, self._tools.result_codec.name)
         header, is_leader = reduction.result.header, sender == self.proposal.ballot.peer
-        await stream.send_frame(reduction.signed_header if is_leader else word_of(header).encode())
+        await stream.send_frame(reduction.signed_header if is_leader else ref_of(header).encode())
         answer: bytes | None = None
         with trio.move_on_after(ANSWER_WITHIN_S):
             answer = await stream.receive_frame()
@@ -384,7 +384,7 @@ class Exchange:
         else:
             await self._contributions_first()
             place = span_bytes(tools.result_codec, tools.grid, part.first_chunk, part.stop_chunk)
-            half = self._halves.take(part, named) or HalfResult(self._results.take_at(place.start, place.stop))
+            half = self._halves.take(part, named) or PartialResult(self._results.take_at(place.start, place.stop))
             await stream.send_frame(need_from(len(half.hashes)))
             with self._tools.spanned(self.proposal, "receive", f"a result of {short(part.reducer)}") as moving:
                 await self._take_result_chunks(part, named, half, stream, moving)
@@ -412,7 +412,7 @@ class Exchange:
         return header
 
     async def _take_result_chunks(
-        self, part: SliceSpec, named: NamedResult, half: HalfResult, stream: Stream, moving: Moving
+        self, part: SliceSpec, named: NamedResult, half: PartialResult, stream: Stream, moving: Moving
     ) -> None:
         tools, room, hashes = self._tools, half.room(), list(half.hashes)
 
@@ -438,7 +438,7 @@ class Exchange:
 
     def _keep_half(self, part: SliceSpec, named: NamedResult, memory: memoryview, hashes: list[bytes]) -> None:
         came = span_bytes(self._tools.result_codec, self._tools.grid, part.first_chunk, part.first_chunk + len(hashes))
-        half = HalfResult(memory, len(came), tuple(hashes))
+        half = PartialResult(memory, len(came), tuple(hashes))
         self._halves.keep(self.proposal.ballot, part.reducer, named, half)
 
     async def _refuse(self, reducer: PeerId, error: RemoteProtocolError, result_hash: Root | None) -> None:

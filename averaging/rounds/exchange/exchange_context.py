@@ -27,7 +27,7 @@ async def _nothing(_: ResultReady | ResultRefused) -> None:
 
 
 @dataclass(frozen=True)
-class ExchangeTools:
+class ExchangeContext:
     """What every exchange of a unit works with."""
 
     run_id: RunId

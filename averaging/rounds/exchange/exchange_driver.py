@@ -15,13 +15,13 @@ from averaging.arithmetic.batched_codec import runs_in
 from averaging.arithmetic.error_feedback import FedDelta
 from averaging.network.seams.interfaces import BegunFile, NoPart, Snapshot, Stream
 from averaging.rounds.exchange.exchange import Exchange
-from averaging.rounds.exchange.exchange_context import ExchangeTools
+from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.offered_contributions import Offers
 from averaging.rounds.exchange.streamed_contribution import GrowingContribution
 from averaging.rounds.fetching.gather_results import EXCHANGE_PATIENCE_S
 from averaging.rounds.lineage.next_state import Encoded, SliceBytes
-from averaging.rounds.lineage.round_context import Changes, RoundTools, SendMessage, Tasks, Tell, tell_failure
-from averaging.rounds.lineage.trainer_updates import Adopter
+from averaging.rounds.lineage.round_context import Changes, RoundContext, SendMessage, Tasks, Tell, tell_failure
+from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.arrivals import Arrivals
 from averaging.rounds.traffic.contribution import DeltaEncoder, EncodedContribution, stretches
@@ -62,11 +62,11 @@ FETCHED_WITHIN_S: Final = 2.0
 """So long a result that its reducer offers may be on its way from elsewhere before it is taken from there as well."""
 
 
-class Exchanging:
+class ExchangeDriver:
     """Takes the delta, and runs one exchange at a time. `send(peers, message)` signs and sends a round message."""
 
     def __init__(
-        self, config: RoundConfig, chain: UnitChain, tools: RoundTools, tasks: Tasks, tell: Tell, send: SendMessage
+        self, config: RoundConfig, chain: UnitChain, tools: RoundContext, tasks: Tasks, tell: Tell, send: SendMessage
     ) -> None:
         self._config = config
         self._chain = chain
@@ -97,14 +97,14 @@ class Exchanging:
 
     # --- our contribution -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, base: CommitId, adopter: Adopter) -> None:
+    def prepare(self, base: CommitId, adopter: TrainerUpdater) -> None:
         """Take the delta on `base` at the next step boundary, encode it, write its root to disk, and tell. An exchange that begins
         meanwhile waits for it, whatever came of an earlier one.
         """
         self._without_delta = None
         self._tasks.spawn(self._prepare, base, adopter)
 
-    async def _prepare(self, base: CommitId, adopter: Adopter) -> None:
+    async def _prepare(self, base: CommitId, adopter: TrainerUpdater) -> None:
         try:
             contribution, fed, taken_s = await self._take_delta(base, adopter)
         except (PotluckError, trio.TooSlowError) as error:
@@ -125,7 +125,9 @@ class Exchanging:
         taken_ago_s = trio.current_time() - taken_s
         await self._tell(ContributionReady(base, contribution.root, contribution.tokens, taken_ago_s))
 
-    async def _take_delta(self, base: CommitId, adopter: Adopter) -> tuple[EncodedContribution, FedDelta | None, float]:
+    async def _take_delta(
+        self, base: CommitId, adopter: TrainerUpdater
+    ) -> tuple[EncodedContribution, FedDelta | None, float]:
         """With what it leaves for later rounds, and when it was taken."""
         chain, tools = self._chain, self._tools
         with trio.fail_after(SNAPSHOT_WITHIN_S):
@@ -286,9 +288,9 @@ class Exchanging:
         upload_s = None if self._exchange is None else self._exchange.upload_s(trio.current_time())
         return max(EXCHANGE_PATIENCE_S, PATIENCE_SHARE * (upload_s or 0.0))
 
-    def _exchange_tools(self) -> ExchangeTools:
+    def _exchange_tools(self) -> ExchangeContext:
         chain, tools = self._chain.tools, self._tools
-        return ExchangeTools(
+        return ExchangeContext(
             run_id=self._config.run_id,
             me=self._config.me,
             network=tools.network,

@@ -25,7 +25,7 @@ from protocol.tensors.tensor_schema import ChunkGrid
 
 
 @dataclass
-class Offer:
+class OfferedContribution:
     """One member's checked header, the hashes of its chunks as far as they are known, and the chunks of it that are here (both by
     number, over all attempts).
     """
@@ -47,9 +47,9 @@ class Offers:
         self._verifier = verifier
         self.codec = codec
         self._grid = grid
-        self._offers: dict[PeerId, Offer] = {}
+        self._offers: dict[PeerId, OfferedContribution] = {}
 
-    def admit(self, sender: PeerId, proposal: Proposal, part: SliceSpec, hello: ExchangeHello) -> Offer:
+    def admit(self, sender: PeerId, proposal: Proposal, part: SliceSpec, hello: ExchangeHello) -> OfferedContribution:
         """Check what a member brings for a slice: its header by the proposal, the hashes of the slice's chunks by the header.
 
         Raises:
@@ -64,14 +64,14 @@ class Offers:
         self._offers[sender] = offer
         return offer
 
-    def admit_own(self, me: PeerId, proposal: Proposal, header: bytes, hashes: Sequence[bytes]) -> Offer:
+    def admit_own(self, me: PeerId, proposal: Proposal, header: bytes, hashes: Sequence[bytes]) -> OfferedContribution:
         """Our own contribution, with the hashes of all of its chunks. Raises as `admit`."""
         offer = self._headed(me, proposal, header)
         offer.hashes.update(enumerate(hashes))
         self._offers[me] = offer
         return offer
 
-    def _headed(self, sender: PeerId, proposal: Proposal, signed: bytes) -> Offer:
+    def _headed(self, sender: PeerId, proposal: Proposal, signed: bytes) -> OfferedContribution:
         """The offer of a signed header; one root per session. A peer that was restarted may offer again, in an attempt that names its
         new session: what its session before sent is then no longer counted.
         """
@@ -90,14 +90,14 @@ class Offers:
             if known.header.root != header.root:
                 raise RemoteProtocolError(f"two contributions of {sender} on one base", "one, whatever the attempts")
             return known
-        return Offer(header)
+        return OfferedContribution(header)
 
-    def check_batch(self, offer: Offer, batch: Batch) -> None:
+    def check_batch(self, offer: OfferedContribution, batch: Batch) -> None:
         """Whether these are chunks of the offer; may run in a thread. Raises as `check_chunk`."""
         for chunk, data in batch:
             self.check_chunk(offer, chunk, data)
 
-    def check_chunk(self, offer: Offer, chunk: int, data: bytes | memoryview) -> None:
+    def check_chunk(self, offer: OfferedContribution, chunk: int, data: bytes | memoryview) -> None:
         """Whether this is a chunk of the offer.
 
         Raises:
@@ -113,6 +113,6 @@ class Offers:
         if leaf_hash(data) != offer.hashes.get(chunk):
             raise RemoteProtocolError(f"chunk {chunk} with another hash", "the chunk that was signed")
 
-    def get(self, peer: PeerId) -> Offer | None:
+    def get(self, peer: PeerId) -> OfferedContribution | None:
         """The offer of a peer."""
         return self._offers.get(peer)

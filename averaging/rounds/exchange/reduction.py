@@ -18,11 +18,11 @@ import torch
 import trio
 
 from averaging.arithmetic.batched_codec import decode_run, encode_run, run_chunks, span_bytes
-from averaging.arithmetic.slot_buffer import Room
+from averaging.arithmetic.slot_buffer import SlotBuffer
 from averaging.arithmetic.squared_norm import left_out, lost_ppm
 from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import Codec
-from averaging.rounds.exchange.offered_contributions import Offer, Offers
+from averaging.rounds.exchange.offered_contributions import OfferedContribution, Offers
 from averaging.rounds.traffic.batches import CHUNK_HEAD, Batch, consecutive
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import HASH_BYTES, PeerId, Root
@@ -90,7 +90,7 @@ class _UndecodableError(Exception):
         self.peer = peer
 
 
-_Counted = Sequence[tuple[PeerId, Offer]]
+_Counted = Sequence[tuple[PeerId, OfferedContribution]]
 """Members in the order of their ids, whose contributions are summed."""
 
 
@@ -108,7 +108,7 @@ class Reduction:
         offers: Offers,
         result_codec: Codec,
         grid: ChunkGrid,
-        results: Room | None = None,
+        results: SlotBuffer | None = None,
     ) -> None:
         self.part = part
         self._proposal = proposal
@@ -122,16 +122,16 @@ class Reduction:
         self._began_s = 0.0
         self._begun: set[int] = set()
         self._sums: dict[int, _Sum] = {}
-        self._results = results or Room(0)
+        self._results = results or SlotBuffer(0)
         self._written: _Written | None = None
         """What was summed last is written here; what is summed of others after it goes elsewhere."""
 
         self._lock = threading.Lock()
         self._whole_bytes = CHUNK_HEAD.size + len(span_bytes(offers.codec, grid, part.first_chunk, part.stop_chunk))
-        self._room = Room(_scattered_bytes(proposal, part, offers.codec, grid))
+        self._room = SlotBuffer(_scattered_bytes(proposal, part, offers.codec, grid))
         """Where the members' chunks lie as they come."""
 
-        self._num_left: dict[PeerId, tuple[Offer | None, int]] = {}
+        self._num_left: dict[PeerId, tuple[OfferedContribution | None, int]] = {}
         """Chunks that members have still to bring of an offer, once they have brought some."""
 
         self.nearly_in = trio.Event()
@@ -195,7 +195,7 @@ class Reduction:
         """The deadline is so long after we began to wait, where that is later; nothing is changed once it has passed."""
         self._waiting.deadline = max(self._waiting.deadline, self._began_s + within_s)
 
-    def _whole_offers(self) -> list[tuple[PeerId, Offer]]:
+    def _whole_offers(self) -> list[tuple[PeerId, OfferedContribution]]:
         members = sorted(member.peer for member in self._proposal.members)
         offers = [(peer, self._offers.get(peer)) for peer in members]
         return [
@@ -206,7 +206,7 @@ class Reduction:
 
     # --- the sum ---
 
-    def take(self, offer: Offer, batch: Batch) -> Callable[[], None] | None:
+    def take(self, offer: OfferedContribution, batch: Batch) -> Callable[[], None] | None:
         """Keep checked chunks of a member that are not here yet. Returns the summing of those that all who are still expected have
         brought now, to be run beside trio; None when there is none.
         """
@@ -214,7 +214,7 @@ class Reduction:
         offer.chunks.update(batch)
         self._count(offer, len(batch))
         expected = sorted(member.peer for member in self._proposal.members if member.peer not in self._absent)
-        counted: list[tuple[PeerId, Offer]] = []
+        counted: list[tuple[PeerId, OfferedContribution]] = []
         for peer in expected:
             theirs = self._offers.get(peer)
             if theirs is None:
@@ -232,7 +232,7 @@ class Reduction:
         self._begun.update(complete)
         return partial(self._sum_early, complete, counted)
 
-    def _count(self, offer: Offer, num_new: int) -> None:
+    def _count(self, offer: OfferedContribution, num_new: int) -> None:
         """How much is still to come."""
         if self.nearly_in.is_set():
             return
@@ -353,7 +353,7 @@ class Reduction:
                 raise _UndecodableError(peer, error) from error
         return total
 
-    def _decode(self, offer: Offer, run: range) -> torch.Tensor:
+    def _decode(self, offer: OfferedContribution, run: range) -> torch.Tensor:
         begin, stop = self._grid.span(run.start, run.stop)
         size = self._grid.chunk_elements
         values_n = decode_run(self._offers.codec, [offer.chunks[chunk] for chunk in run], size, stop - begin)
@@ -388,7 +388,7 @@ class Reduction:
         )
 
 
-def _new(offer: Offer, batch: Batch) -> Batch:
+def _new(offer: OfferedContribution, batch: Batch) -> Batch:
     """Those chunks of a frame that are not here yet. A stream that broke may have brought some of them. Where only a part is new it is
     copied, for each chunk that is kept keeps all of its frame: else who brings one new chunk a frame would fill our memory.
     """
@@ -396,7 +396,7 @@ def _new(offer: Offer, batch: Batch) -> Batch:
     return new if len(new) == len(batch) else [(chunk, memoryview(bytes(data))) for chunk, data in new]
 
 
-def _each_lane_once(whole: _Counted) -> tuple[list[tuple[PeerId, Offer]], dict[PeerId, str]]:
+def _each_lane_once(whole: _Counted) -> tuple[list[tuple[PeerId, OfferedContribution]], dict[PeerId, str]]:
     """Who is counted; and who is not because another brings a lane of theirs, and why."""
     twice = brought_twice({peer: offer.header.lanes for peer, offer in whole})
     return [(peer, offer) for peer, offer in whole if peer not in twice], twice
@@ -412,7 +412,7 @@ def _names(counted: _Counted) -> _Names:
     return tuple((peer, offer.header.root) for peer, offer in counted)
 
 
-def _included(peer: PeerId, offer: Offer) -> Included:
+def _included(peer: PeerId, offer: OfferedContribution) -> Included:
     header = offer.header
     attested = (header.attested, header.attested_root)
     return Included(peer, header.member.incarnation, header.root, header.tokens, *attested, header.lanes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from averaging.arithmetic.batched_codec import span_bytes
-from averaging.arithmetic.slot_buffer import Room
+from averaging.arithmetic.slot_buffer import SlotBuffer
 from averaging.network.seams.interfaces import BegunFile, Stream
-from averaging.rounds.exchange.exchange_context import ExchangeTools
+from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.lineage.next_state import SliceBytes
 from averaging.rounds.traffic.batches import Batch, split_batch
 from averaging.rounds.traffic.result_ref import NamedResult
@@ -29,9 +29,9 @@ async def take_result(
     part: SliceSpec,
     named: NamedResult,
     stream: Stream,
-    room: Room,
+    room: SlotBuffer,
     hashes: list[bytes],
-    tools: ExchangeTools,
+    tools: ExchangeContext,
     came: Callable[[memoryview], None],
     begun: BegunFile,
 ) -> SliceBytes:
@@ -73,7 +73,7 @@ async def take_result(
     return SliceBytes(room.taken, tuple(hashes))
 
 
-def _batch(frame: memoryview, first_chunk: int, part: SliceSpec, tools: ExchangeTools) -> Batch:
+def _batch(frame: memoryview, first_chunk: int, part: SliceSpec, tools: ExchangeContext) -> Batch:
     try:
         return split_batch(frame, first_chunk, part.stop_chunk, tools.result_codec, tools.grid)
     except RemoteProtocolError as error:

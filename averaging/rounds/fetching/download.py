@@ -17,11 +17,11 @@ import trio
 from averaging.network.seams.interfaces import Network, Offload
 from averaging.rounds.lineage.retention import update_bytes
 from averaging.rounds.lineage.round_context import Changes
-from averaging.rounds.lineage.updates import UnitTools
+from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic import striping
 from averaging.rounds.traffic.striping import Striping
 from averaging.rounds.traffic.transfer import Donor, ask_generation, fetch_chunks, fetch_hashes
-from averaging.state.partial_download import Incoming
+from averaging.state.partial_download import PartialDownload
 from averaging.state.state import STATE_BYTES_PER_VALUE, StateParts, UnitState
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, UnitName, short
@@ -63,25 +63,25 @@ Told = Callable[[DownloadProgress], None]
 
 
 @dataclass(frozen=True)
-class DownloadTools:
+class DownloadContext:
     """What a download works with. Without `incoming` it begins anew after a crash. `update_bytes`: what replaying one commit moves."""
 
     network: Network
     offload: Offload
     unit: UnitName
     grid: ChunkGrid
-    incoming: Incoming | None = None
+    incoming: PartialDownload | None = None
     update_bytes: int = 0
 
 
-def download_tools(network: Network, unit: UnitTools) -> DownloadTools:
+def download_tools(network: Network, unit: UnitContext) -> DownloadContext:
     """For a unit that is held here."""
     one_bytes = update_bytes(unit.result_codec, unit.grid)
-    return DownloadTools(network, unit.offload, unit.unit, unit.grid, unit.generations.incoming, one_bytes)
+    return DownloadContext(network, unit.offload, unit.unit, unit.grid, unit.generations.incoming, one_bytes)
 
 
 async def download_state(
-    tools: DownloadTools, donors: Sequence[PeerId], roots: Mapping[CommitId, Root], told: Told = lambda progress: None
+    tools: DownloadContext, donors: Sequence[PeerId], roots: Mapping[CommitId, Root], told: Told = lambda progress: None
 ) -> UnitState:
     """A state at one of the commits of `roots`, checked against its root (attested by a later commit, or the genesis root).
 
@@ -110,7 +110,7 @@ async def download_state(
     )
 
 
-async def _ranked(tools: DownloadTools, offers: Mapping[CommitId, Sequence[Donor]]) -> Sequence[Sequence[Donor]]:
+async def _ranked(tools: DownloadContext, offers: Mapping[CommitId, Sequence[Donor]]) -> Sequence[Sequence[Donor]]:
     """The states to try, one after another: by preference, but first one of which a part is here, where less is left of it, shared
     among those who offer it, with the updates that lead on from there to the newest.
     """
@@ -137,7 +137,7 @@ def _preference(offered: Sequence[Donor], offers: Mapping[CommitId, Sequence[Don
 
 
 async def _first_offers(
-    tools: DownloadTools, donors: Sequence[PeerId], roots: Mapping[CommitId, Root]
+    tools: DownloadContext, donors: Sequence[PeerId], roots: Mapping[CommitId, Root]
 ) -> tuple[dict[CommitId, list[Donor]], list[str]]:
     """Of the first MAX_DONORS; of the next ones only where none of them has anything."""
     offers: dict[CommitId, list[Donor]] = {}
@@ -151,7 +151,7 @@ async def _first_offers(
 
 
 async def _offers(
-    tools: DownloadTools, donors: Sequence[PeerId], roots: Mapping[CommitId, Root]
+    tools: DownloadContext, donors: Sequence[PeerId], roots: Mapping[CommitId, Root]
 ) -> tuple[dict[CommitId, list[Donor]], list[str]]:
     """Who has which of the wanted states; all are asked at once."""
     offers: dict[CommitId, list[Donor]] = {}
@@ -186,7 +186,7 @@ async def _offers(
 class _Download:
     """One state from several donors."""
 
-    def __init__(self, tools: DownloadTools, donors: Sequence[Donor], hashes: Sequence[bytes], told: Told) -> None:
+    def __init__(self, tools: DownloadContext, donors: Sequence[Donor], hashes: Sequence[bytes], told: Told) -> None:
         self._tools = tools
         self._donors = donors
         self._header = donors[0].header

@@ -13,7 +13,7 @@ import trio
 
 from averaging.network.seams.interfaces import Network, Publish
 from averaging.rounds.fetching.download import download_state, download_tools
-from averaging.rounds.lineage.trainer_updates import Adopter
+from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.state.state import UnitState
 from protocol.errors import PotluckError
@@ -33,7 +33,7 @@ class Healer:
         self,
         chain: UnitChain,
         network: Network,
-        adopter: Adopter,
+        adopter: TrainerUpdater,
         publish: Publish,
         peers: Callable[[], tuple[PeerId, ...]],
     ) -> None:

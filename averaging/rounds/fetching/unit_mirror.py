@@ -53,7 +53,7 @@ class _Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DonorAnswer:
     """What became of asking one donor.
 
     Attributes:
@@ -78,7 +78,7 @@ async def trail(
     may_leave: bool,
     spine: SpineView | None = None,
     is_lost: bool = False,
-    asked: Callable[[Asked], None] = lambda _asked: None,
+    asked: Callable[[DonorAnswer], None] = lambda _asked: None,
 ) -> bool:
     """Come to where the first donor stands that has anything new; True where our head has moved.
 
@@ -119,10 +119,10 @@ async def trail(
     return False
 
 
-def _asked(donor: PeerId, way: _Way | None, took_s: float, error: PotluckError | None) -> Asked:
+def _asked(donor: PeerId, way: _Way | None, took_s: float, error: PotluckError | None) -> DonorAnswer:
     is_lie = way is None and isinstance(error, RemoteProtocolError)
     links = way.links if way is not None else ()
-    return Asked(donor, links, took_s, error.one_line() if error is not None else "", is_lie=is_lie)
+    return DonorAnswer(donor, links, took_s, error.one_line() if error is not None else "", is_lie=is_lie)
 
 
 async def _shown_way(network: Network, donor: PeerId, chain: UnitChain) -> _Way | None:

@@ -39,7 +39,7 @@ from protocol.tensors.tensor_schema import ChunkGrid
 
 
 @dataclass(frozen=True)
-class Adoption:
+class ParameterShift:
     """What to tell the trainer: theta <- kept theta + shift.
 
     Attributes:
@@ -96,7 +96,7 @@ def adopt_commit(
     contribution: EncodedContribution | None,
     grid: ChunkGrid,
     mixed: Mixed | None = None,
-) -> Adoption:
+) -> ParameterShift:
     """One more commit on our lineage; `mixed` where what it counted is to be mixed into theta."""
     entry = record.contributor(me)
     is_ours = entry is not None and contribution is not None and entry.root == contribution.root
@@ -107,7 +107,7 @@ def adopt_commit(
         for first, stop in covered_chunks(record, me):
             kept |= dict.fromkeys(range(first, stop), mixed.alpha)
             _mix(shift_N, applied, contribution, range(first, stop), grid, mixed)
-    return Adoption(shift_N, consumed_tokens(record, me) if is_ours else 0, kept=kept)
+    return ParameterShift(shift_N, consumed_tokens(record, me) if is_ours else 0, kept=kept)
 
 
 def _mix(
@@ -130,7 +130,7 @@ def _mix(
         shift_N[begin:stop] = torch.add(shift_N[begin:stop], torch.mul(unsent_n, mixed.alpha))
 
 
-def one_after_another(first: Adoption, second: Adoption, grid: ChunkGrid) -> Adoption:
+def one_after_another(first: ParameterShift, second: ParameterShift, grid: ChunkGrid) -> ParameterShift:
     """Two adoptions as one: k2 (k1 theta + s1) + s2. What is loaded by the second is loaded."""
     if first.shift_N is None or second.shift_N is None:
         return second if second.shift_N is None else first
@@ -143,7 +143,7 @@ def one_after_another(first: Adoption, second: Adoption, grid: ChunkGrid) -> Ado
     both = first.kept.keys() | second.kept.keys()
     kept = {chunk: first.kept.get(chunk, 1.0) * second.kept.get(chunk, 1.0) for chunk in both}
     credited = first.credited_tokens + second.credited_tokens
-    return Adoption(torch.add(shift_N, second.shift_N), credited, kept=kept)
+    return ParameterShift(torch.add(shift_N, second.shift_N), credited, kept=kept)
 
 
 def kept_parts(kept: Mapping[int, float], grid: ChunkGrid) -> tuple[KeptPart, ...]:
@@ -166,7 +166,7 @@ def adopt_switch(
     codec: Codec,
     grid: ChunkGrid,
     feedback: Feedback | None = None,
-) -> Adoption:
+) -> ParameterShift:
     """Another lineage: theta <- A_win - (A_fork - theta), tokens ready = own since the fork (rule 24).
 
     Where a commit of the winning lineage counted a contribution of ours, that is in A_win and taken out of theta; where its bytes are
@@ -205,8 +205,8 @@ def adopt_switch(
                 feedback = _carried(feedback, root, chunks - lost_chunks.get(root, set()), shift_N)
     if not is_here:
         remark = "the other lineage counted work of ours that is no longer here: starting from its anchor"
-        return Adoption(None, 0, remark, feedback)
-    return Adoption(shift_N, spent - regained, remark, feedback)
+        return ParameterShift(None, 0, remark, feedback)
+    return ParameterShift(shift_N, spent - regained, remark, feedback)
 
 
 def _carried(feedback: Feedback, root: Root, chunks: AbstractSet[int], shift_N: torch.Tensor) -> Feedback:

@@ -23,7 +23,7 @@ Path = tuple[TreeNode, ...]
 """What another lineage has after the fork, oldest first."""
 
 
-class Brought:
+class FetchedResults:
     """Of one unit, in one process: what a process before it left goes with the updates that are too old (keeping.py)."""
 
     def __init__(self, unit_log: UnitLog) -> None:

@@ -10,7 +10,7 @@ import trio
 
 from averaging.arithmetic.batched_codec import span_bytes
 from averaging.codecs import Codec
-from averaging.rounds.lineage.updates import APPLY_COST_S, UnitTools
+from averaging.rounds.lineage.updates import APPLY_COST_S, UnitContext
 from averaging.state.generations import MAX_PINNED
 from averaging.state.state import STATE_BYTES_PER_VALUE, UnitState
 from protocol.errors import StorageError
@@ -39,7 +39,7 @@ and need not be held in memory for that.
 """
 
 
-async def genesis_state(genesis: Genesis, tools: UnitTools) -> UnitState:
+async def genesis_state(genesis: Genesis, tools: UnitContext) -> UnitState:
     """The state before the first commit."""
     return genesis if isinstance(genesis, UnitState) else await tools.offload.run(genesis, cost_s=APPLY_COST_S)
 
@@ -49,7 +49,7 @@ def update_bytes(codec: Codec, grid: ChunkGrid) -> int:
     return len(span_bytes(codec, grid, 0, grid.num_chunks))
 
 
-def num_kept_updates(tools: UnitTools) -> int:
+def num_kept_updates(tools: UnitContext) -> int:
     """Updates are kept until they weigh more than some snapshots: beyond that a snapshot is the shorter way (rule 24)."""
     return (
         KEPT_UPDATE_SNAPSHOTS
@@ -59,7 +59,7 @@ def num_kept_updates(tools: UnitTools) -> int:
     )
 
 
-def num_kept_votes(tools: UnitTools) -> int:
+def num_kept_votes(tools: UnitContext) -> int:
     """On so many of the newest bases acks are kept in full: a start that has lost results comes back to one of them, mostly."""
     return max(KEPT_VOTES, num_kept_updates(tools))
 
@@ -69,7 +69,7 @@ def last_agreed(links: Sequence[ChainLink]) -> ChainLink:
     return next((link for link in reversed(links) if not link.is_lone), links[0])
 
 
-def kept_generations(tools: UnitTools, links: Sequence[ChainLink]) -> set[CommitId]:
+def kept_generations(tools: UnitContext, links: Sequence[ChainLink]) -> set[CommitId]:
     """The two newest of a lineage, a few older ones from which the kept updates lead to every fork among them, and the commit on which
     we went on without a quorum, however long ago: the others went on from there, too.
     """
@@ -79,19 +79,19 @@ def kept_generations(tools: UnitTools, links: Sequence[ChainLink]) -> set[Commit
     return {link.commit for link in (*old, *links[-2:], last_agreed(links))}
 
 
-def kept_bases(tools: UnitTools, commits: Sequence[CommitId]) -> Sequence[CommitId]:
+def kept_bases(tools: UnitContext, commits: Sequence[CommitId]) -> Sequence[CommitId]:
     """The bases whose results stay: of the kept updates, and of the round on the head. `commits`: a lineage, oldest first."""
     return commits[-(num_kept_updates(tools) + 1) :]
 
 
-def max_updates(tools: UnitTools) -> int:
+def max_updates(tools: UnitContext) -> int:
     """Results of so many commits lie on the disk at most: the kept ones; beside them, until the head moves there, those of a lineage
     that is being brought here, of which nobody has more than we keep of ours; and those of the open round's attempts.
     """
     return 2 * (num_kept_updates(tools) + 1) + OPEN_UPDATES
 
 
-def disk_bound_bytes(tools: UnitTools) -> int:
+def disk_bound_bytes(tools: UnitContext) -> int:
     """What a unit takes of the disk at most: generations (the two newest, three old ones, the last that a quorum made, those that
     joiners are downloading, one being written), a download of our own, updates (`max_updates`), the residuals of error feedback, and
     the log: twice what would stay of it if it were written anew, and 1 MiB. What stays grows by a certificate a round; of it 1 MiB at
@@ -105,7 +105,7 @@ def disk_bound_bytes(tools: UnitTools) -> int:
 
 
 async def keep_generation(
-    tools: UnitTools, links: Sequence[ChainLink], state: UnitState, root: Root, doubtful: Collection[CommitId] = ()
+    tools: UnitContext, links: Sequence[ChainLink], state: UnitState, root: Root, doubtful: Collection[CommitId] = ()
 ) -> None:
     """Write the state at the head of a lineage, drop what is too old or `doubtful`. The log is the truth: a disk that refuses costs
     only a longer replay.
@@ -129,7 +129,7 @@ async def keep_generation(
         log.warning("generation_not_written", reason=error.one_line(), index=head.index)
 
 
-async def _drop_updates(tools: UnitTools, links: Sequence[ChainLink]) -> None:
+async def _drop_updates(tools: UnitContext, links: Sequence[ChainLink]) -> None:
     """Those of attempts on the head's base that came to nothing, and all of the lineage that are too old: also those that an earlier
     call could not drop, or that a commit passed by which came before its predecessor was kept.
     """
@@ -143,7 +143,7 @@ async def _drop_updates(tools: UnitTools, links: Sequence[ChainLink]) -> None:
 
 
 async def _newest_on_disk(
-    tools: UnitTools, links: Sequence[ChainLink], doubtful: Collection[CommitId]
+    tools: UnitContext, links: Sequence[ChainLink], doubtful: Collection[CommitId]
 ) -> set[CommitId]:
     """The generation of a lineage that the next start would take; empty where there is none."""
     good = {link.commit for link in links} - set(doubtful)

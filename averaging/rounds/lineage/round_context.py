@@ -86,7 +86,7 @@ class Peerwide(Protocol):
 
 
 @dataclass(frozen=True)
-class RoundTools:
+class RoundContext:
     """The seams and the keys of one unit's rounds; `trainer` is its part of the local training, `mixing` how commits are mixed into
     it, where they are; `record` hears what took how long.
     """

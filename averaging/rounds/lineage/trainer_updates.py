@@ -15,9 +15,9 @@ import trio
 
 from averaging.network.seams.interfaces import Offload, Trainer
 from averaging.rounds.lineage.adoption import (
-    Adoption,
     Mixed,
     Mixing,
+    ParameterShift,
     adopt_commit,
     adopt_switch,
     kept_parts,
@@ -59,14 +59,14 @@ class _Task:
     together.
     """
 
-    adopt: Callable[[int], Adoption]
+    adopt: Callable[[int], ParameterShift]
     anchor_N: torch.Tensor
     schedule_tokens: int
     is_commit: bool = False
     round_index: int = 0
 
 
-class Adopter:
+class TrainerUpdater:
     """Tells the trainer about commits and switches. `run` does it, one after another.
 
     `run_tokens(own)` gives the tokens of the run that schedules go by, for a unit that has counted `own`: those of the spine.
@@ -147,7 +147,7 @@ class Adopter:
         if entry is not None and contribution is not None and entry.root == contribution.root:
             self.pending_tokens += consumed_tokens(record, self._me)
 
-        def adopt(tokens_ready: int) -> Adoption:
+        def adopt(tokens_ready: int) -> ParameterShift:
             if self._feedback is not None:
                 self._feedback.commit(link)
             mixed = self._mixed(contribution, tokens_ready)
@@ -168,7 +168,7 @@ class Adopter:
         offers, tools = {root: offer for root, (_, offer) in self._offers.items()}, self._chain.tools
         me, feedback = self._me, self._feedback
 
-        def adopt(tokens_ready: int) -> Adoption:
+        def adopt(tokens_ready: int) -> ParameterShift:
             state = feedback.state if feedback is not None else None
             adoption = adopt_switch(prepared, lost, anchor_N, me, offers, tools.codec, tools.grid, state)
             if feedback is not None and adoption.feedback is not None:
@@ -179,11 +179,11 @@ class Adopter:
 
     async def correct(self, shift_N: torch.Tensor, state: UnitState) -> None:
         """The anchor was wrong by `shift_N`, (N,) float32, and is right now: local work is kept."""
-        await self._put(lambda tokens_ready: Adoption(shift_N, 0), state.anchor_N, state.total_tokens)
+        await self._put(lambda tokens_ready: ParameterShift(shift_N, 0), state.anchor_N, state.total_tokens)
 
     async def _put(
         self,
-        adopt: Callable[[int], Adoption],
+        adopt: Callable[[int], ParameterShift],
         anchor_N: torch.Tensor,
         schedule_tokens: int,
         *,
@@ -208,7 +208,7 @@ class Adopter:
                 adoption = await self._take(tasks, _LONG_AGO)
                 self._waiting.appendleft(replace(tasks[-1], adopt=lambda tokens_ready: adoption))
 
-    async def _take(self, tasks: list[_Task], tokens_ready: int) -> Adoption:
+    async def _take(self, tasks: list[_Task], tokens_ready: int) -> ParameterShift:
         """What the first of those that wait come to together; they wait no longer."""
         grid = self._chain.tools.grid
         try:
@@ -232,7 +232,7 @@ class Adopter:
         with spanned(self._record, "adopt", self._chain.tools.unit, what, tasks[-1].round_index):
             await self._tell(adoption, tasks[-1])
 
-    async def _tell(self, adoption: Adoption, last: _Task) -> None:
+    async def _tell(self, adoption: ParameterShift, last: _Task) -> None:
         await self._trainer.set_anchor(last.anchor_N)
         if adoption.shift_N is None:
             await self._trainer.load(last.anchor_N, schedule_tokens=last.schedule_tokens)
@@ -245,6 +245,6 @@ class Adopter:
         )
 
 
-def _together(adoptions: list[Adoption], grid: ChunkGrid) -> Adoption:
+def _together(adoptions: list[ParameterShift], grid: ChunkGrid) -> ParameterShift:
     """Shifts one after another are one shift."""
     return reduce(lambda first, second: one_after_another(first, second, grid), adoptions)

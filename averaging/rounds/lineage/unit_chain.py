@@ -14,7 +14,7 @@ import trio
 from averaging.rounds.lineage import retention as keeping
 from averaging.rounds.lineage.abandoned_commits import with_displaced
 from averaging.rounds.lineage.earlier_votes import EarlierVotes
-from averaging.rounds.lineage.updates import UnitTools, Updates
+from averaging.rounds.lineage.updates import UnitContext, Updates
 from averaging.state.state import UnitState
 from averaging.state.unit_log import LoggedContribution, LoggedRounds
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
@@ -64,7 +64,7 @@ class UnitChain:
     """The lineage that is followed here, and the outer state at its head. `remake` is as of `keeping.Genesis`."""
 
     def __init__(
-        self, tools: UnitTools, start_record: bytes, genesis: UnitState, remake: Callable[[], UnitState] | None = None
+        self, tools: UnitContext, start_record: bytes, genesis: UnitState, remake: Callable[[], UnitState] | None = None
     ) -> None:
         self.tools = tools
         self.updates = Updates(tools)

@@ -38,7 +38,7 @@ ends; one that is held up for so long still writes into it, and all is made anew
 
 
 @dataclass(frozen=True)
-class UnitTools:
+class UnitContext:
     """What a unit's state works with; `feedback` where the run has error feedback."""
 
     run_id: RunId
@@ -62,7 +62,7 @@ class UnitTools:
 class Updates:
     """The results of one unit on our disk."""
 
-    def __init__(self, tools: UnitTools) -> None:
+    def __init__(self, tools: UnitContext) -> None:
         self._tools = tools
         self._fresh: dict[Root, SliceBytes] = {}
         self._fresh_base: CommitId | None = None

@@ -39,7 +39,7 @@ def directory_key(run_id: RunId) -> str:
     return f"potluck/{run_id.hex()}/peers"
 
 
-class Looks:
+class DirectoryPoller:
     """Looks at the records of a run, for all in this process who want to know: one look brings every record.
 
     Args:
@@ -143,7 +143,7 @@ async def announce(
 
 
 async def list_peers(
-    looks: Looks, take: Callable[[Sequence[DirectoryEntry]], Awaitable[None]], rhythm: Rhythm = OFTEN
+    looks: DirectoryPoller, take: Callable[[Sequence[DirectoryEntry]], Awaitable[None]], rhythm: Rhythm = OFTEN
 ) -> None:
     """Look who is there again and again, until cancelled."""
     here, wait_s, again_s = frozenset[str](), rhythm.every_s, AGAIN_FIRST_S

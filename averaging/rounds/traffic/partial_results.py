@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from averaging.arithmetic.slot_buffer import Room
-from averaging.rounds.traffic.result_ref import NamedResult, ResultWord, word_of
+from averaging.arithmetic.slot_buffer import SlotBuffer
+from averaging.rounds.traffic.result_ref import NamedResult, ResultRef, ref_of
 from protocol.ids import PeerId
 from protocol.rounds.messages.messages import Ballot, SliceSpec
 
 
 @dataclass(frozen=True, slots=True)
-class HalfResult:
+class PartialResult:
     """The first chunks of a result, fit to be applied, but not yet known to be what their hash names: the rest will tell.
 
     Attributes:
@@ -28,9 +28,9 @@ class HalfResult:
     num_bytes: int = 0
     hashes: tuple[bytes, ...] = ()
 
-    def room(self) -> Room:
+    def room(self) -> SlotBuffer:
         """Gives out what lies behind them."""
-        room = Room.over(self.memory)
+        room = SlotBuffer.over(self.memory)
         if self.num_bytes:
             room.take(self.num_bytes)
         return room
@@ -41,9 +41,9 @@ class HalfResults:
 
     def __init__(self) -> None:
         self._ballot: Ballot | None = None
-        self._kept: dict[tuple[PeerId, ResultWord], HalfResult] = {}
+        self._kept: dict[tuple[PeerId, ResultRef], PartialResult] = {}
 
-    def keep(self, ballot: Ballot, reducer: PeerId, named: NamedResult, half: HalfResult) -> None:
+    def keep(self, ballot: Ballot, reducer: PeerId, named: NamedResult, half: PartialResult) -> None:
         """It came from this reducer alone, in this attempt."""
         if ballot != self._ballot:
             self._ballot = ballot
@@ -51,12 +51,12 @@ class HalfResults:
         if half.hashes:
             self._kept[(reducer, _word(named))] = half
 
-    def take(self, part: SliceSpec, named: NamedResult) -> HalfResult | None:
+    def take(self, part: SliceSpec, named: NamedResult) -> PartialResult | None:
         """What is here of the result that the slice's reducer names now; nobody gets it twice, so bytes that turn out to be others
         than were named are gone with it.
         """
         return self._kept.pop((part.reducer, _word(named)), None)
 
 
-def _word(named: NamedResult) -> ResultWord:
-    return named if isinstance(named, ResultWord) else word_of(named)
+def _word(named: NamedResult) -> ResultRef:
+    return named if isinstance(named, ResultRef) else ref_of(named)

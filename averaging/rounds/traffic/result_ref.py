@@ -20,7 +20,7 @@ _PLACE: Final = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
-class ResultWord:
+class ResultRef:
     """The result of one slice on one base."""
 
     base: CommitId
@@ -33,21 +33,21 @@ class ResultWord:
         return _WORD.pack(self.first_chunk, self.stop_chunk, self.result_hash)
 
 
-NamedResult = ResultHeader | ResultWord
+NamedResult = ResultHeader | ResultRef
 """Names the bytes of a result, with all that its reducer says of them or without."""
 
 
-def word_of(header: ResultHeader) -> ResultWord:
+def ref_of(header: ResultHeader) -> ResultRef:
     """The part of a header that names the bytes."""
-    return ResultWord(header.base, header.first_chunk, header.stop_chunk, header.result_hash)
+    return ResultRef(header.base, header.first_chunk, header.stop_chunk, header.result_hash)
 
 
-def read_word(frame: bytes, base: CommitId) -> ResultWord:
+def read_word(frame: bytes, base: CommitId) -> ResultRef:
     """Raises RemoteProtocolError for a frame of another length."""
     if len(frame) != _WORD.size:
         raise RemoteProtocolError(f"a result's word of {len(frame)} bytes", f"{_WORD.size}")
     first_chunk, stop_chunk, result_hash = _WORD.unpack(frame)
-    return ResultWord(base, first_chunk, stop_chunk, Root(result_hash))
+    return ResultRef(base, first_chunk, stop_chunk, Root(result_hash))
 
 
 def need_from(place: int) -> bytes:

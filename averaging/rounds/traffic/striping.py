@@ -38,7 +38,7 @@ def lay_out(num_chunks: int, chunks_each: int, num_at_once: int) -> tuple[range,
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StripeRequest:
     """A request on its way: whom, for which stripe, since when (monotonic)."""
 
     donor: PeerId
@@ -58,7 +58,7 @@ class Striping:
 
     num_stripes: int
     done: frozenset[int] = frozenset()
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[StripeRequest, ...] = ()
     pace_s: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     failures: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
     dropped: Mapping[PeerId, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -84,7 +84,7 @@ def _slow_one(state: Striping, donor: PeerId, now_s: float) -> int | None:
     own_s = state.pace_s.get(donor)
     if own_s is None:
         return None
-    askers: dict[int, list[Asked]] = {}
+    askers: dict[int, list[StripeRequest]] = {}
     for asked in state.asked:
         askers.setdefault(asked.stripe, []).append(asked)
     late: list[tuple[float, int]] = []
@@ -97,7 +97,7 @@ def _slow_one(state: Striping, donor: PeerId, now_s: float) -> int | None:
     return min(late)[1] if late else None
 
 
-def _left_s(state: Striping, asked: Asked, now_s: float) -> float:
+def _left_s(state: Striping, asked: StripeRequest, now_s: float) -> float:
     """How much longer a request will take. One that is over its time is taken to be in the middle: who is late comes later still."""
     waited_s = now_s - asked.since_s
     pace_s = state.pace_s.get(asked.donor, 0.0)
@@ -106,7 +106,7 @@ def _left_s(state: Striping, asked: Asked, now_s: float) -> float:
 
 def ask(state: Striping, donor: PeerId, stripe: int, now_s: float) -> Striping:
     """A donor was asked."""
-    return replace(state, asked=(*state.asked, Asked(donor, stripe, now_s)))
+    return replace(state, asked=(*state.asked, StripeRequest(donor, stripe, now_s)))
 
 
 def arrived(state: Striping, donor: PeerId, stripe: int, now_s: float) -> Striping:

@@ -19,7 +19,7 @@ from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolErro
 from protocol.ids import PeerId, short
 from protocol.pipeline.lanes import ended_lanes
 from protocol.pipeline.lanes import lane_machine as lane
-from protocol.pipeline.messages import lane_messages as said
+from protocol.pipeline.messages import lane_messages as msg
 from protocol.pipeline.messages.lane_wire import Said, decode_lane_message, encode_parcel
 from protocol.pipeline.stage_machine import LaneConfig, Point
 
@@ -35,11 +35,11 @@ count the lane at some stages alone.
 Spares = Callable[[], tuple[tuple[PeerId, frozenset[int]], ...]]
 """Who could take a place, and at which stages, the best first."""
 
-SpareHeard = Callable[[PeerId, said.LaneSpare], str]
+SpareHeard = Callable[[PeerId, msg.LaneSpare], str]
 """(who serves no lane, what it says) to why nobody here has a use for it; empty where somebody does."""
 
 
-def _nobody(_peer: PeerId, _spare: said.LaneSpare) -> str:
+def _nobody(_peer: PeerId, _spare: msg.LaneSpare) -> str:
     return "no lanes are kept here"
 
 
@@ -111,7 +111,7 @@ class LaneKeepers:
         if ended.end.tokens:
             self._giving_s = {**self._giving(), number: trio.current_time()}
 
-    def _claim(self, asker: PeerId, claim: said.LaneClaim) -> str:
+    def _claim(self, asker: PeerId, claim: msg.LaneClaim) -> str:
         done = ended_lanes.claimed(self._ended, asker, claim)
         self._ended = done.state
         return done.reason
@@ -119,19 +119,19 @@ class LaneKeepers:
     async def _called(self, sender: PeerId, request: bytes) -> bytes:
         try:
             message = decode_lane_message(request)
-            if isinstance(message, said.LaneSpare):
+            if isinstance(message, msg.LaneSpare):
                 reason = self._spare_heard(sender, message)
-                return encode_parcel(said.LaneAnswer(reason, 0 if reason else self.num_due))
-            if isinstance(message, said.LaneClaim):
-                return encode_parcel(said.LaneAnswer(self._claim(sender, message)[:200]))
+                return encode_parcel(msg.LaneAnswer(reason, 0 if reason else self.num_due))
+            if isinstance(message, msg.LaneClaim):
+                return encode_parcel(msg.LaneAnswer(self._claim(sender, message)[:200]))
             kept = self._kept.get(message.lane)
             if kept is None:
                 raise RemoteProtocolError(f"a word about lane {message.lane}", "a lane that is kept here")
             kept.hear(sender, message)
         except RemoteProtocolError as error:
             log.warning("lane_refused", sender=short(sender), reason=error.one_line())
-            return encode_parcel(said.LaneAnswer(error.one_line()[:200]))
-        return encode_parcel(said.LaneAnswer(""))
+            return encode_parcel(msg.LaneAnswer(error.one_line()[:200]))
+        return encode_parcel(msg.LaneAnswer(""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +160,12 @@ class _KeptLane:
         """From its beginning to its end."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            begin = said.LaneBegin(self._number, self.state.epoch, self.state.at, self.state.members)
+            begin = msg.LaneBegin(self._number, self.state.epoch, self.state.at, self.state.members)
             self._tell(self.state.members, begin)
             ticked_s = trio.current_time()
             while not self._over.is_set():
                 self._feed(lane.SparesListed(self._spares()))
-                self._feed(lane.Ticked(max(0.0, trio.current_time() - ticked_s - 2 * TICK_S)))
+                self._feed(lane.LaneTicked(max(0.0, trio.current_time() - ticked_s - 2 * TICK_S)))
                 ticked_s = trio.current_time()
                 with trio.move_on_after(TICK_S):
                     await self._over.wait()
@@ -207,25 +207,25 @@ class _KeptLane:
         number, epoch, living = self._number, self.state.epoch, self.state.living
         match order:
             case lane.AgreeStep():
-                self._tell(living, said.LaneStep(number, order.epoch, order.at, order.whole_square))
+                self._tell(living, msg.LaneStep(number, order.epoch, order.at, order.whole_square))
             case lane.KeepFrom():
-                self._tell(living, said.LanePing(number, epoch, self._told.num_lanes()))  # a busy lane hears no other
-                self._tell(living, said.LaneKeep(number, epoch, order.at))
+                self._tell(living, msg.LanePing(number, epoch, self._told.num_lanes()))  # a busy lane hears no other
+                self._tell(living, msg.LaneKeep(number, epoch, order.at))
             case lane.GoBack():
-                back = said.LaneBack(number, order.epoch, order.at, order.counted, order.members)
+                back = msg.LaneBack(number, order.epoch, order.at, order.counted, order.members)
                 self._hang_up(set(self._lines) - set(order.members))
                 self._tell(order.members, back, is_instead=True)
             case lane.Resume():
-                self._tell(living, said.LaneResume(number, order.epoch))
+                self._tell(living, msg.LaneResume(number, order.epoch))
             case lane.Dissolve():
-                end = said.LaneEnd(number, epoch, order.at, order.tokens, order.holders, order.reason[:200])
+                end = msg.LaneEnd(number, epoch, order.at, order.tokens, order.holders, order.reason[:200])
                 self._end = order
                 self._told.ends(ended_lanes.EndedLane(self.state.members, order))
                 self._hang_up(set(self._lines) - set(order.survivors))
                 self._tell(order.survivors, end, is_instead=True)
                 self._over.set()
 
-    def _tell(self, members: tuple[PeerId, ...], message: said.FromKeeper, *, is_instead: bool = False) -> None:
+    def _tell(self, members: tuple[PeerId, ...], message: msg.FromKeeper, *, is_instead: bool = False) -> None:
         for member in members:
             line = self._lines.get(member) or self._call(member)
             if line is not None:
@@ -237,13 +237,13 @@ class _KeptLane:
             return None
         line = self._lines[member] = CallLine(
             self._network, member, MEMBER_CHANNEL, lambda message, refused: self._answered(member, message, refused),
-            lambda: said.LanePing(self._number, self.state.epoch, self._told.num_lanes()),
+            lambda: msg.LanePing(self._number, self.state.epoch, self._told.num_lanes()),
         )  # fmt: skip
         self._nursery.start_soon(self._run_line, member, line)
         return line
 
     def _answered(self, member: PeerId, message: Said, refused: str) -> None:
-        if isinstance(message, said.LaneEnd):
+        if isinstance(message, msg.LaneEnd):
             self._hang_up({member})
         elif refused:
             log.info("lane_refused", lane=self._number, member=short(member), reason=refused)
@@ -279,17 +279,17 @@ class _KeptLane:
 
 def _event(sender: PeerId, message: Said) -> lane.Event:
     match message:
-        case said.LaneSquare():
+        case msg.LaneSquare():
             return lane.SquareTold(sender, message.epoch, message.at, message.square)
-        case said.LaneCopied():
+        case msg.LaneCopied():
             return lane.SnapshotTold(sender, message.epoch, message.at)
-        case said.LaneLoaded():
+        case msg.LaneLoaded():
             return lane.LoadedTold(sender, message.epoch)
-        case said.LaneLoadFailed():
+        case msg.LaneLoadFailed():
             return lane.LoadFailed(sender, message.epoch)
-        case said.LaneLeave():
+        case msg.LaneLeave():
             return lane.MemberLost(sender)
-        case said.LaneHere():
+        case msg.LaneHere():
             return lane.MemberHeard(sender)
         case _:
             raise RemoteProtocolError(f"{type(message).__name__} from a member", "a member's word")

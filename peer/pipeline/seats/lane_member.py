@@ -27,11 +27,11 @@ from peer.pipeline.transport.lane_outbox import (
     receive_in_time,
     skip_bytes,
 )
-from peer.pipeline.transport.lane_work import PASS_COST_S, LaneShare, LaneTools
+from peer.pipeline.transport.lane_work import PASS_COST_S, LaneContext, LaneShare
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, TransportError
 from protocol.ids import PeerId, short
 from protocol.pipeline import stage_machine as lane_stage
-from protocol.pipeline.messages import lane_messages as said
+from protocol.pipeline.messages import lane_messages as msg
 from protocol.pipeline.messages import synced_messages as synced
 from protocol.pipeline.messages.lane_wire import (
     Parcel,
@@ -69,7 +69,7 @@ class LaneMember:
 
     def __init__(
         self,
-        tools: LaneTools,
+        tools: LaneContext,
         keeper_of: Callable[[int], PeerId | None],
         takes_reply: TakesReply | None = None,
         awaits_reply: AwaitsReply | None = None,
@@ -121,26 +121,26 @@ class LaneMember:
             self._hear(sender, decode_lane_message(request))
         except RemoteProtocolError as error:
             self._count(sender, error)
-            return encode_parcel(said.LaneAnswer(error.one_line()[:200]))
-        return encode_parcel(said.LaneAnswer(""))
+            return encode_parcel(msg.LaneAnswer(error.one_line()[:200]))
+        return encode_parcel(msg.LaneAnswer(""))
 
     def _hear(self, sender: PeerId, message: Said) -> None:
-        if isinstance(message, said.LaneSpare | said.LaneClaim):
+        if isinstance(message, msg.LaneSpare | msg.LaneClaim):
             raise RemoteProtocolError(f"{type(message).__name__} to a member", "one to its keeper")
         if self._keeper_of(message.lane) != sender:
             raise RemoteProtocolError(f"{short(sender)} about lane {message.lane}", "its keeper")
-        if not isinstance(message, said.FromKeeper | synced.SyncedFromOwner):
+        if not isinstance(message, msg.FromKeeper | synced.SyncedFromOwner):
             raise RemoteProtocolError(f"{type(message).__name__} from a keeper", "a keeper's word")
         seat = self._seat if self._seat is not None and self._seat.lane == message.lane else None
-        if isinstance(message, said.LanePing):
+        if isinstance(message, msg.LanePing):
             self.num_lanes = message.num_lanes
-        if isinstance(message, said.LaneBegin | said.LaneBack):
+        if isinstance(message, msg.LaneBegin | msg.LaneBack):
             self._placed(seat, sender, message)
         elif isinstance(message, synced.SyncedBegin) and seat is None:
             self._take_replica(sender, message)
-        elif isinstance(seat, SyncedSeat) or (seat is not None and isinstance(message, said.FromKeeper)):
+        elif isinstance(seat, SyncedSeat) or (seat is not None and isinstance(message, msg.FromKeeper)):
             seat.hear(message)
-        elif not isinstance(message, said.LaneEnd):
+        elif not isinstance(message, msg.LaneEnd):
             raise RemoteProtocolError(f"a word about lane {message.lane}", "a lane that this peer has a seat in")
         self._change()
 
@@ -160,7 +160,7 @@ class LaneMember:
         log.info("synced_joined", lane=message.lane, stage=message.stage, at=str(message.at))
 
     def _placed(
-        self, seat: LaneSeat | SyncedSeat | None, keeper: PeerId, message: said.LaneBegin | said.LaneBack
+        self, seat: LaneSeat | SyncedSeat | None, keeper: PeerId, message: msg.LaneBegin | msg.LaneBack
     ) -> None:
         """A seat is given, kept, or taken away."""
         if isinstance(seat, SyncedSeat) or self._tools.is_synced:
@@ -183,11 +183,11 @@ class LaneMember:
         else:
             self._take_seat(keeper, message)
 
-    def _take_seat(self, keeper: PeerId, message: said.LaneBegin | said.LaneBack) -> None:
+    def _take_seat(self, keeper: PeerId, message: msg.LaneBegin | msg.LaneBack) -> None:
         if self._nursery is None:
             raise RemoteProtocolError("a seat in a lane", "a peer that has begun to work")
         config, stage = self._tools.config, message.members.index(self._tools.network.peer_id)
-        if isinstance(message, said.LaneBegin):
+        if isinstance(message, msg.LaneBegin):
             if reason := self._why_no_lane():
                 raise RemoteProtocolError(reason, "a lane of those who stand where they said")
             self._tools.begins(message.at.round)
@@ -226,7 +226,7 @@ class LaneMember:
             return
         except RemoteProtocolError as error:
             self._count(sender, error)
-            refusal = said.Refusal.CONTENT if isinstance(error, WrongContent) else said.Refusal.OTHER
+            refusal = msg.Refusal.CONTENT if isinstance(error, WrongContent) else msg.Refusal.OTHER
             with suppress(TransportError):
                 await answer(stream, error.one_line(), refusal)
 
@@ -235,7 +235,7 @@ class LaneMember:
         none any more: its sender tries again until its keeper tells it what has changed.
         """
         parcel = decode_parcel(frame)
-        if isinstance(parcel, said.LaneGift):
+        if isinstance(parcel, msg.LaneGift):
             await self._take_gift(sender, parcel, stream)
             return await receive_in_time(stream)
         if isinstance(parcel, synced.SyncedReply):
@@ -261,7 +261,7 @@ class LaneMember:
             await skip_bytes(stream, reply.num_bytes)
         await answer(stream)
 
-    async def _take_gift(self, sender: PeerId, gift: said.LaneGift, stream: Stream) -> None:
+    async def _take_gift(self, sender: PeerId, gift: msg.LaneGift, stream: Stream) -> None:
         """A stage's part of a lane that is no more.
 
         Raises:
@@ -284,12 +284,12 @@ class LaneMember:
             raise RemoteProtocolError(reason, "a part of this round")
         await answer(stream)
 
-    async def _confirm(self, giver: PeerId, gift: said.LaneGift) -> str:
+    async def _confirm(self, giver: PeerId, gift: msg.LaneGift) -> str:
         """Whether the lane ended so that this is the giver's to give: its keeper decided that, and tells one only."""
         keeper = self._keeper_of(gift.lane)
         if keeper is None:
             return f"a part of lane {gift.lane}, and nobody is known here who kept it"
-        claim = said.LaneClaim(gift.lane, gift.at, gift.stage, gift.tokens, giver)
+        claim = msg.LaneClaim(gift.lane, gift.at, gift.stage, gift.tokens, giver)
         try:
             request, within_s = encode_lane_message(claim), 2 * CALL_WITHIN_S
             reply = await call_again(self._tools.network, keeper, KEEPER_CHANNEL, request, timeout_s=within_s)
@@ -298,7 +298,7 @@ class LaneMember:
             return f"the keeper of lane {gift.lane} cannot be asked: {error.one_line()}"
 
     async def _seat_of(self, parcel: Parcel) -> LaneSeat | SyncedSeat | None:
-        if isinstance(parcel, said.LaneAnswer | said.LaneGift):
+        if isinstance(parcel, msg.LaneAnswer | msg.LaneGift):
             raise RemoteProtocolError("an answer to nothing", "a parcel")
         epoch = 0 if isinstance(parcel, synced.SyncedParcel) else parcel.epoch
         with trio.move_on_after(SEAT_WITHIN_S):

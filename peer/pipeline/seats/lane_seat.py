@@ -19,12 +19,12 @@ from averaging.network.seams.interfaces import Stream
 from peer.pipeline.stage.stage_snapshot import decode_snapshot, most_snapshot_bytes
 from peer.pipeline.transport.lane_calls import KEEPER_CHANNEL, CallLine, until_silent
 from peer.pipeline.transport.lane_outbox import Outbox, Postable, fetch_copy, receive_bytes, send_parcel
-from peer.pipeline.transport.lane_work import PASS_COST_S, LaneShare, LaneTools
+from peer.pipeline.transport.lane_work import PASS_COST_S, LaneContext, LaneShare
 from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
 from protocol.pipeline import stage_machine as lane_stage
 from protocol.pipeline.lanes.lane_machine import neighbour
-from protocol.pipeline.messages import lane_messages as said
+from protocol.pipeline.messages import lane_messages as msg
 from protocol.pipeline.messages.lane_wire import Said
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
@@ -48,7 +48,12 @@ class LaneSeat:
     """
 
     def __init__(
-        self, tools: LaneTools, lane: int, keeper: PeerId, members: tuple[PeerId, ...], begun: lane_stage.Step
+        self,
+        tools: LaneContext,
+        lane: int,
+        keeper: PeerId,
+        members: tuple[PeerId, ...],
+        begun: lane_stage.StageTransition,
     ) -> None:
         self.lane = lane
         self.keeper = keeper
@@ -76,7 +81,7 @@ class LaneSeat:
         """Those of the stage whose neighbour this one is."""
 
         self._copied_to: dict[Point, PeerId] = {}
-        self._ended: said.LaneEnd | None = None
+        self._ended: msg.LaneEnd | None = None
 
     @property
     def stage(self) -> int:
@@ -125,24 +130,24 @@ class LaneSeat:
         """The keeper's word; what is of a former time line the machine passes over."""
         self._heard_s = trio.current_time()
         match message:
-            case said.LaneStep():
+            case msg.LaneStep():
                 self._feed(lane_stage.StepAgreed(message.epoch, message.at, message.whole_square))
-            case said.LaneKeep():
+            case msg.LaneKeep():
                 self._keep_from(message)
-            case said.LaneResume():
+            case msg.LaneResume():
                 self._feed(lane_stage.Resumed(message.epoch))
-            case said.LaneBack():
+            case msg.LaneBack():
                 self._go_back(message)
-            case said.LaneEnd():
+            case msg.LaneEnd():
                 self._ended = message
                 self.finish(f"the lane is no more: {message.reason}")
-            case said.LaneBegin() | said.LanePing():
+            case msg.LaneBegin() | msg.LanePing():
                 pass
 
     def leave(self, reason: str) -> None:
         """Say goodbye to the keeper; the seat is over when it has heard it."""
         log.info("lane_left", lane=self.lane, stage=self.stage, reason=reason)
-        self._line.put(said.LaneLeave(self.lane, self.state.epoch, reason[:200]))
+        self._line.put(msg.LaneLeave(self.lane, self.state.epoch, reason[:200]))
 
     def finish(self, reason: str) -> None:
         """The seat is over."""
@@ -151,14 +156,14 @@ class LaneSeat:
         self._working.cancel()
         self._has_more.set()
 
-    def _keep_from(self, message: said.LaneKeep) -> None:
+    def _keep_from(self, message: msg.LaneKeep) -> None:
         if message.epoch == self.state.epoch:
             for kept in (self._own, self._copies, self._copied_to):
                 for at in [at for at in kept if at < message.at]:
                     del kept[at]
         self._feed(lane_stage.SnapshotWhole(message.epoch, message.at))
 
-    def _go_back(self, message: said.LaneBack) -> None:
+    def _go_back(self, message: msg.LaneBack) -> None:
         if message.epoch <= self.state.epoch:
             return
         self.members = message.members
@@ -187,9 +192,9 @@ class LaneSeat:
     # --- what the keeper is told ---
 
     def _answered(self, message: Said, refused: str) -> None:
-        if not isinstance(message, said.LaneHere):  # it lives, and is to call us all the same
+        if not isinstance(message, msg.LaneHere):  # it lives, and is to call us all the same
             self._heard_s = trio.current_time()
-        if isinstance(message, said.LaneLeave):
+        if isinstance(message, msg.LaneLeave):
             self.finish(message.reason)
         elif refused:
             self.finish(f"the lane's keeper refuses what this stage says: {refused}")
@@ -202,7 +207,7 @@ class LaneSeat:
 
     async def _watch_keeper(self) -> None:
         await until_silent(
-            self._line, lambda: said.LaneHere(self.lane, self.epoch), lambda: self._heard_s, KEEPER_SILENT_S
+            self._line, lambda: msg.LaneHere(self.lane, self.epoch), lambda: self._heard_s, KEEPER_SILENT_S
         )
         self.finish(f"the lane's keeper was not heard for {KEEPER_SILENT_S:g} s")
 
@@ -232,7 +237,7 @@ class LaneSeat:
                 await self._perform(epoch, order)
             except PotluckError as error:
                 if isinstance(order, lane_stage.LoadSnapshot):
-                    self._line.put(said.LaneLoadFailed(self.lane, epoch, error.one_line()[:200]))
+                    self._line.put(msg.LaneLoadFailed(self.lane, epoch, error.one_line()[:200]))
                 else:
                     self.leave(error.one_line())
 
@@ -242,7 +247,7 @@ class LaneSeat:
                 await self._run_pass(epoch, order)
             case lane_stage.TellSquare():
                 square = await self._work.square()
-                self._line.put(said.LaneSquare(self.lane, epoch, order.at, square))
+                self._line.put(msg.LaneSquare(self.lane, epoch, order.at, square))
             case lane_stage.TakeStep():
                 counts = await self._work.take_step(order.at, order.whole_square)
                 self._feed(lane_stage.StepTaken(epoch, order.at, counts))
@@ -250,7 +255,7 @@ class LaneSeat:
                 self._own[order.at] = await self._work.snapshot()
                 await self._copy_beside(epoch, order.at)
                 self._feed(lane_stage.SnapshotHeld(epoch, order.at))
-                self._line.put(said.LaneCopied(self.lane, epoch, order.at))
+                self._line.put(msg.LaneCopied(self.lane, epoch, order.at))
             case lane_stage.LoadSnapshot():
                 await self._load(epoch, order.at)
             case lane_stage.Contribute():
@@ -272,7 +277,7 @@ class LaneSeat:
         message = await self._work.run_pass(epoch, at, work)
         if message is not None:
             to = self.members[self.stage - 1 if work.is_backward else self.stage + 1]
-            passed = said.LanePassed(self.lane, epoch, at, work.number, work.is_backward, len(message))
+            passed = msg.LanePassed(self.lane, epoch, at, work.number, work.is_backward, len(message))
             self._outbox(to, is_copy=False).put(passed, message)
         self._feed(lane_stage.PassDone(epoch, at, work))
 
@@ -280,7 +285,7 @@ class LaneSeat:
         """The neighbour holds our snapshot of this point once this returns."""
         if self._beside != self.members[self.stage] and self._copied_to.get(at) != self._beside:
             beside, data = self._beside, self._own[at]
-            copy = said.LaneCopy(self.lane, epoch, at, self.stage, len(data))
+            copy = msg.LaneCopy(self.lane, epoch, at, self.stage, len(data))
             if await self._outbox(beside, is_copy=True).put(copy, data).wait() is None:
                 raise PeerUnreachable(f"{short(beside)} has no copy of stage {self.stage}", "a neighbour that takes it")
             self._copied_to[at] = beside
@@ -293,10 +298,10 @@ class LaneSeat:
         await self._work.restore(self._own[at])
         await self._copy_beside(epoch, at)
         self._feed(lane_stage.SnapshotLoaded(epoch))
-        self._line.put(said.LaneLoaded(self.lane, epoch))
+        self._line.put(msg.LaneLoaded(self.lane, epoch))
 
     async def _fetch(self, epoch: int, at: Point) -> None:
-        beside, wanted = self._beside, said.LaneFetch(self.lane, epoch, at, self.stage)
+        beside, wanted = self._beside, msg.LaneFetch(self.lane, epoch, at, self.stage)
         most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self.stage))
         self._own[at] = await fetch_copy(self._tools.network, beside, wanted, most_bytes, tries=_FETCH_TRIES)
         self._copied_to[at] = beside
@@ -330,7 +335,7 @@ class LaneSeat:
             self.leave(error.one_line())
 
     def _refused(self, parcel: Postable, reason: str) -> None:
-        if not isinstance(parcel, said.LanePassed | said.LaneCopy):
+        if not isinstance(parcel, msg.LanePassed | msg.LaneCopy):
             return
         if parcel.epoch == self.state.epoch and self.state.phase != "over":
             self.leave(f"what this stage sends is refused: {reason}")
@@ -347,25 +352,25 @@ class LaneSeat:
             finally:
                 del self._serving[id(scope)]
 
-    async def serve(self, sender: PeerId, parcel: said.LaneParcel, stream: Stream) -> bool:
+    async def serve(self, sender: PeerId, parcel: msg.LaneParcel, stream: Stream) -> bool:
         """Take what a member brings in this time line, or give what it asks for; whether it is to be answered.
 
         Raises:
             RemoteProtocolError: why it is refused; nothing was computed, nothing counts.
         """
         match parcel:
-            case said.LanePassed():
+            case msg.LanePassed():
                 await self._take_passed(sender, parcel, stream)
-            case said.LaneCopy():
+            case msg.LaneCopy():
                 await self._take_copy(sender, parcel, stream)
-            case said.LaneFetch():
+            case msg.LaneFetch():
                 await self._give_copy(sender, parcel, stream)
                 return False
             case _:
                 raise RemoteProtocolError("an answer to nothing", "a parcel")
         return True
 
-    async def _take_passed(self, sender: PeerId, parcel: said.LanePassed, stream: Stream) -> None:
+    async def _take_passed(self, sender: PeerId, parcel: msg.LanePassed, stream: Stream) -> None:
         place = self.stage + 1 if parcel.is_backward else self.stage - 1
         self._require_member(sender, place, f"{'gradients' if parcel.is_backward else 'activations'}")
         key, event = (parcel.at, parcel.work), lane_stage.Arrived(parcel.epoch, parcel.at, parcel.work)
@@ -397,7 +402,7 @@ class LaneSeat:
             (at, work) for at, work in self._taken if now_step - (at.round * inner_steps + at.step) <= _STEPS_REMEMBERED
         }
 
-    async def _take_copy(self, sender: PeerId, parcel: said.LaneCopy, stream: Stream) -> None:
+    async def _take_copy(self, sender: PeerId, parcel: msg.LaneCopy, stream: Stream) -> None:
         self._require_member(sender, self._before, "a snapshot")
         most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self._before))
         if parcel.stage != self._before or parcel.num_bytes > most_bytes:
@@ -408,12 +413,12 @@ class LaneSeat:
         if parcel.epoch == self.state.epoch:
             self._copies[parcel.at] = data
 
-    async def _give_copy(self, sender: PeerId, parcel: said.LaneFetch, stream: Stream) -> None:
+    async def _give_copy(self, sender: PeerId, parcel: msg.LaneFetch, stream: Stream) -> None:
         self._require_member(sender, self._before, "a wish for a snapshot")
         data = self._copies.get(parcel.at)
         if data is None or parcel.stage != self._before:
             raise RemoteProtocolError(f"stage {parcel.stage} at {parcel.at}", "a snapshot that is here")
-        await send_parcel(stream, said.LaneCopy(self.lane, parcel.epoch, parcel.at, parcel.stage, len(data)), data)
+        await send_parcel(stream, msg.LaneCopy(self.lane, parcel.epoch, parcel.at, parcel.stage, len(data)), data)
 
     def _require_member(self, sender: PeerId, stage: int, what: str) -> None:
         is_there = 0 <= stage < len(self.members)

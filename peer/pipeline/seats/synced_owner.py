@@ -17,11 +17,11 @@ from averaging.codecs.boundary import Boundary, decode_boundary
 from peer.pipeline.seats.lane_keeper import GOODBYE_WITHIN_S, TICK_S
 from peer.pipeline.transport.lane_calls import MEMBER_CHANNEL, CallLine
 from peer.pipeline.transport.lane_outbox import Outbox, Postable
-from peer.pipeline.transport.lane_work import PASS_COST_S, LaneTools
+from peer.pipeline.transport.lane_work import PASS_COST_S, LaneContext
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
-from protocol.pipeline.messages import lane_messages as lane_said
-from protocol.pipeline.messages import synced_messages as said
+from protocol.pipeline.messages import lane_messages as lane_msg
+from protocol.pipeline.messages import synced_messages as synced_msg
 from protocol.pipeline.messages.lane_wire import Said
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
@@ -46,7 +46,7 @@ class SyncedOwner:
     def __init__(
         self,
         number: int,
-        tools: LaneTools,
+        tools: LaneContext,
         begun: tuple[group.GroupConfig, Mapping[PeerId, int], Point],
         spares: Spares,
     ) -> None:
@@ -67,7 +67,7 @@ class SyncedOwner:
         self._lines: dict[PeerId, CallLine] = {}
         self._outboxes: dict[PeerId, Outbox] = {}
         self._held: dict[Work, bytes] = {}
-        self._arrived: dict[tuple[PeerId, Point, Work], tuple[said.SyncedReply, bytes]] = {}
+        self._arrived: dict[tuple[PeerId, Point, Work], tuple[synced_msg.SyncedReply, bytes]] = {}
         """Not yet looked at, in the order in which they came."""
 
         self._has_more = trio.Event()
@@ -131,25 +131,25 @@ class SyncedOwner:
         if member is None:
             raise RemoteProtocolError(f"{short(sender)} about group {self.number}", "a replica of it")
         match message:
-            case said.SyncedReady():
+            case synced_msg.SyncedReady():
                 self._feed(group.Ready(sender, message.at, message.weights_hash))
-            case said.SyncedSummed():
+            case synced_msg.SyncedSummed():
                 numbers = frozenset(message.numbers)
                 self._feed(group.InStep(message.at, synced.SumDelivered(sender, numbers)))
-            case said.SyncedNotSummed():
+            case synced_msg.SyncedNotSummed():
                 self._feed(group.InStep(message.at, synced.ReplicaLost(sender)))
                 self._feed(group.InStep(message.at, synced.ReplicaJoined(sender, member.stage)))
-            case lane_said.LaneSquare():
+            case lane_msg.LaneSquare():
                 self._feed(group.Squared(sender, message.at, message.square))
-            case lane_said.LaneLeave():
+            case lane_msg.LaneLeave():
                 self._hang_up(sender)
                 self._feed(group.Lost(sender))
-            case lane_said.LaneHere():
+            case lane_msg.LaneHere():
                 self._feed(group.Heard(sender))
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} from a replica", "a replica's word")
 
-    def await_reply(self, sender: PeerId, reply: said.SyncedReply) -> bool:
+    def await_reply(self, sender: PeerId, reply: synced_msg.SyncedReply) -> bool:
         """Before what came of work is taken: whose word it is, of which work, how long what follows has to be, and whether that is
         wanted. It is not where it is late, is here already, or waits here of the same replica, whatever else that says of it.
 
@@ -175,7 +175,7 @@ class SyncedOwner:
             return False
         return True
 
-    def take_reply(self, sender: PeerId, reply: said.SyncedReply, data: bytes) -> None:
+    def take_reply(self, sender: PeerId, reply: synced_msg.SyncedReply, data: bytes) -> None:
         """What came of work, where it is wanted.
 
         Raises:
@@ -194,7 +194,7 @@ class SyncedOwner:
             await self._take(key[0], *self._arrived[key])
             del self._arrived[key]
 
-    async def _take(self, sender: PeerId, reply: said.SyncedReply, data: bytes) -> None:
+    async def _take(self, sender: PeerId, reply: synced_msg.SyncedReply, data: bytes) -> None:
         work, at = reply.work, reply.at
         if at != self.state.at:
             return
@@ -216,7 +216,7 @@ class SyncedOwner:
         for stage in range(self._form.config.num_stages):
             self._held.pop(Work(number, stage, False), None)
 
-    async def _is_sound(self, sender: PeerId, reply: said.SyncedReply, data: bytes) -> bool:
+    async def _is_sound(self, sender: PeerId, reply: synced_msg.SyncedReply, data: bytes) -> bool:
         """Checked to the last value: what is held is given to others."""
         boundary = self._boundary_of(reply.work, reply.at)
         if boundary is None:
@@ -256,11 +256,11 @@ class SyncedOwner:
         number = self.number
         match order:
             case group.Begin():
-                self._tell(order.peer, said.SyncedBegin(number, order.at, order.stage, order.donors))
-                self._tell(order.peer, lane_said.LanePing(number, 0, 1))  # who is told much hears no other
+                self._tell(order.peer, synced_msg.SyncedBegin(number, order.at, order.stage, order.donors))
+                self._tell(order.peer, lane_msg.LanePing(number, 0, 1))  # who is told much hears no other
             case group.Beside():
                 for peer in order.peers:
-                    self._tell(peer, said.SyncedBeside(number, order.peers))
+                    self._tell(peer, synced_msg.SyncedBeside(number, order.peers))
                 for peer in [peer for peer in self._lines if peer not in self.state.members]:
                     self._hang_up(peer)
             case group.OfStep():
@@ -268,14 +268,14 @@ class SyncedOwner:
             case group.TakeStep():
                 self._held.clear()
                 for peer in order.peers:
-                    self._tell(peer, said.SyncedStep(number, order.at, order.whole_square, order.counted))
+                    self._tell(peer, synced_msg.SyncedStep(number, order.at, order.whole_square, order.counted))
             case group.Bring():
                 for peer, tokens in order.tokens:
-                    self._tell(peer, said.SyncedBring(number, order.at, tokens))
+                    self._tell(peer, synced_msg.SyncedBring(number, order.at, tokens))
             case group.End():
                 log.info("synced_ends", lane=number, reason=order.reason, lost_tokens=order.lost_tokens)
                 for peer in order.peers:
-                    self._tell(peer, lane_said.LaneEnd(number, 0, self.state.at, 0, (), order.reason[:200]))
+                    self._tell(peer, lane_msg.LaneEnd(number, 0, self.state.at, 0, (), order.reason[:200]))
                 if self.state.phase == "over":
                     self._held.clear()
                     self._over.set()
@@ -286,13 +286,13 @@ class SyncedOwner:
             case synced.Ask():
                 self._ask(order.peer, at, order.work)
             case synced.Grant():
-                self._tell(order.peer, said.SyncedGrant(number, at, order.number))
+                self._tell(order.peer, synced_msg.SyncedGrant(number, at, order.number))
             case synced.Drop():
-                self._tell(order.peer, said.SyncedDrop(number, at, order.number))
+                self._tell(order.peer, synced_msg.SyncedDrop(number, at, order.number))
             case synced.StartAgain():
-                self._tell(order.peer, said.SyncedAgain(number, at, order.reason[:200]))
+                self._tell(order.peer, synced_msg.SyncedAgain(number, at, order.reason[:200]))
             case synced.Sum():
-                self._tell(order.peer, said.SyncedTellSum(number, at, said.as_numbers(order.numbers)))
+                self._tell(order.peer, synced_msg.SyncedTellSum(number, at, synced_msg.as_numbers(order.numbers)))
             case synced.Commit():
                 self._commit(at, order)
             case synced.Measured():
@@ -304,14 +304,16 @@ class SyncedOwner:
         if order.removed:
             log.warning("micro_batches_removed", lane=self.number, at=str(at), numbers=sorted(order.removed))
         for stage, sums in order.sums:
-            parts = tuple(said.SyncedPart(peer, said.as_numbers(numbers)) for peer, numbers in sums)
+            parts = tuple(synced_msg.SyncedPart(peer, synced_msg.as_numbers(numbers)) for peer, numbers in sums)
             for peer in self.state.of_stage(stage, ready=True):
-                self._tell(peer, said.SyncedCommit(self.number, at, parts))
+                self._tell(peer, synced_msg.SyncedCommit(self.number, at, parts))
 
     def _ask(self, peer: PeerId, at: Point, work: Work) -> None:
         forward = self._held.get(Work(work.number, work.stage - 1, False), b"")
         backward = self._held.get(Work(work.number, work.stage + 1, True), b"") if work.is_backward else b""
-        parcel = said.SyncedAsk(self.number, at, work.stage, work.number, work.is_backward, len(forward), len(backward))
+        parcel = synced_msg.SyncedAsk(
+            self.number, at, work.stage, work.number, work.is_backward, len(forward), len(backward)
+        )
         self._outbox(peer).put(parcel, forward + backward)
 
     # --- the ways to replicas ---
@@ -321,14 +323,14 @@ class SyncedOwner:
         if line is None and self._nursery is not None:
             line = self._lines[peer] = CallLine(
                 self._network, peer, MEMBER_CHANNEL, partial(self._answered, peer),
-                lambda: lane_said.LanePing(self.number, 0, 1),
+                lambda: lane_msg.LanePing(self.number, 0, 1),
             )  # fmt: skip
             self._nursery.start_soon(self._run_line, peer, line)
         if line is not None:
             line.put(message)
 
     def _answered(self, peer: PeerId, message: Said, refused: str) -> None:
-        if isinstance(message, lane_said.LaneEnd):
+        if isinstance(message, lane_msg.LaneEnd):
             self._hang_up(peer)
         elif refused:
             log.info("synced_refused", lane=self.number, member=short(peer), reason=refused)
@@ -370,6 +372,8 @@ class SyncedOwner:
 
     def _refused(self, peer: PeerId, parcel: Postable, reason: str) -> None:
         log.info("synced_refused", lane=self.number, member=short(peer), reason=reason)
-        if isinstance(parcel, said.SyncedAsk) and parcel.at == self.state.at:  # what fits nobody here is not sent again
+        if (
+            isinstance(parcel, synced_msg.SyncedAsk) and parcel.at == self.state.at
+        ):  # what fits nobody here is not sent again
             self._hang_up(peer)
             self._feed(group.Lost(peer))

@@ -33,11 +33,11 @@ from peer.pipeline.transport.lane_outbox import (
     receive_bytes,
     send_parcel,
 )
-from peer.pipeline.transport.lane_work import PASS_COST_S, LaneShare, LaneTools
+from peer.pipeline.transport.lane_work import PASS_COST_S, LaneContext, LaneShare
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
-from protocol.pipeline.messages import lane_messages as lane_said
-from protocol.pipeline.messages import synced_messages as said
+from protocol.pipeline.messages import lane_messages as lane_msg
+from protocol.pipeline.messages import synced_messages as synced_msg
 from protocol.pipeline.messages.lane_wire import Parcel, Said
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
@@ -58,7 +58,7 @@ class SyncedSeat:
 
     epoch: Final = 0  # a group has one time line
 
-    def __init__(self, tools: LaneTools, keeper: PeerId, begun: said.SyncedBegin) -> None:
+    def __init__(self, tools: LaneContext, keeper: PeerId, begun: synced_msg.SyncedBegin) -> None:
         self.lane = begun.lane
         self.keeper = keeper
         self.stage = begun.stage
@@ -140,26 +140,26 @@ class SyncedSeat:
         """The owner's word; what is of another step the machine passes over."""
         self._heard_s = trio.current_time()
         match message:
-            case said.SyncedBegin():
+            case synced_msg.SyncedBegin():
                 self._begin_again(message)
-            case said.SyncedBeside():
+            case synced_msg.SyncedBeside():
                 self._sums.served_by(message.peers)
                 self._change()
-            case said.SyncedGrant():
+            case synced_msg.SyncedGrant():
                 self._feed(replica.Granted(self._weights(message.at), message.number))
-            case said.SyncedDrop():
+            case synced_msg.SyncedDrop():
                 self._feed(replica.Dropped(self._weights(message.at), message.number))
-            case said.SyncedAgain():
+            case synced_msg.SyncedAgain():
                 self._feed(replica.ToldToStartAgain(self._weights(message.at)))
-            case said.SyncedTellSum():
+            case synced_msg.SyncedTellSum():
                 self._feed(replica.ToldToSum(self._weights(message.at), frozenset(message.numbers)))
-            case said.SyncedCommit():
+            case synced_msg.SyncedCommit():
                 self._do_later(partial(self._total, message))
-            case said.SyncedStep():
+            case synced_msg.SyncedStep():
                 self._do_later(partial(self._step, message))
-            case said.SyncedBring():
+            case synced_msg.SyncedBring():
                 self._do_later(partial(self._bring, message))
-            case lane_said.LaneEnd():
+            case lane_msg.LaneEnd():
                 self.finish(message.reason)
             case _:
                 pass
@@ -167,7 +167,7 @@ class SyncedSeat:
     def leave(self, reason: str) -> None:
         """Say goodbye to the owner; the seat is over when it has heard it."""
         log.info("synced_left", lane=self.lane, stage=self.stage, reason=reason)
-        self._line.put(lane_said.LaneLeave(self.lane, 0, _cut(reason)))
+        self._line.put(lane_msg.LaneLeave(self.lane, 0, _cut(reason)))
 
     def finish(self, reason: str) -> None:
         """The seat is over."""
@@ -175,11 +175,11 @@ class SyncedSeat:
         self._over.cancel()
 
     def _answered(self, message: Said, refused: str) -> None:
-        if isinstance(message, lane_said.LaneHere):  # it lives, and is to call us all the same
+        if isinstance(message, lane_msg.LaneHere):  # it lives, and is to call us all the same
             self.has_lost_owner = bool(refused)
         else:
             self._heard_s = trio.current_time()
-        if isinstance(message, lane_said.LaneLeave):
+        if isinstance(message, lane_msg.LaneLeave):
             self.finish(message.reason)
         elif refused:
             self.finish(f"the owner refuses what this replica says: {refused}")
@@ -193,20 +193,20 @@ class SyncedSeat:
 
     async def _watch_owner(self) -> None:
         await until_silent(
-            self._line, lambda: lane_said.LaneHere(self.lane, self.epoch), lambda: self._heard_s, KEEPER_SILENT_S
+            self._line, lambda: lane_msg.LaneHere(self.lane, self.epoch), lambda: self._heard_s, KEEPER_SILENT_S
         )
         self.has_lost_owner = True
         self.finish(f"the owner was not heard for {KEEPER_SILENT_S:g} s")
 
     # --- beginning, steps, rounds ---
 
-    def _begin_again(self, begun: said.SyncedBegin) -> None:
+    def _begin_again(self, begun: synced_msg.SyncedBegin) -> None:
         if begun.stage != self.stage:
             raise RemoteProtocolError(f"stage {begun.stage} in the same group", f"stage {self.stage}")
         self._is_ready = False
         self._do_later(partial(self._begin, begun))
 
-    async def _begin(self, begun: said.SyncedBegin) -> None:
+    async def _begin(self, begun: synced_msg.SyncedBegin) -> None:
         if not self._is_open:
             await self._work.open()
             self._is_open = True
@@ -214,14 +214,14 @@ class SyncedSeat:
             await self._work.restore(await self._fetched(begun))
         await self._moved_to(begun.at)
 
-    async def _fetched(self, begun: said.SyncedBegin) -> bytes:
+    async def _fetched(self, begun: synced_msg.SyncedBegin) -> bytes:
         """The stage as the others hold it.
 
         Raises:
             PotluckError: nobody of them gives it.
         """
         most_bytes = most_snapshot_bytes(self._schema)
-        wanted, reasons = lane_said.LaneFetch(self.lane, 0, begun.at, self.stage), list[str]()
+        wanted, reasons = lane_msg.LaneFetch(self.lane, 0, begun.at, self.stage), list[str]()
         for donor in begun.donors:
             try:
                 return await fetch_copy(self._tools.network, donor, wanted, most_bytes)
@@ -238,7 +238,7 @@ class SyncedSeat:
         weights_hash = b""
         if at.step == 0:
             weights_hash = _hash_of(await self._work.theta())
-        self._line.put(said.SyncedReady(self.lane, at, weights_hash))
+        self._line.put(synced_msg.SyncedReady(self.lane, at, weights_hash))
 
     def _clear(self) -> None:
         self._forget_work_done()
@@ -251,7 +251,7 @@ class SyncedSeat:
         self._left.clear()
         self._sums.forget_own()
 
-    async def _total(self, message: said.SyncedCommit) -> None:
+    async def _total(self, message: synced_msg.SyncedCommit) -> None:
         if message.at != self.at or not self._is_ready:
             return
         try:
@@ -260,9 +260,9 @@ class SyncedSeat:
             self._is_ready = False
             raise
         square = await self._work.total(sums)
-        self._line.put(lane_said.LaneSquare(self.lane, 0, self.at, square))
+        self._line.put(lane_msg.LaneSquare(self.lane, 0, self.at, square))
 
-    async def _step(self, message: said.SyncedStep) -> None:
+    async def _step(self, message: synced_msg.SyncedStep) -> None:
         if message.at != self.at or not self._is_ready:
             return
         await self._work.take_mean_step(self.at, message.whole_square, message.counted)
@@ -272,7 +272,7 @@ class SyncedSeat:
         self._clear()
         self._feed(replica.Committed(self._weights(self.at)))
 
-    async def _bring(self, message: said.SyncedBring) -> None:
+    async def _bring(self, message: synced_msg.SyncedBring) -> None:
         if message.at != self.at or not self._is_ready:
             return
         theta_N = await self._work.theta()
@@ -310,9 +310,9 @@ class SyncedSeat:
                 self._forget_work_done()
                 self._do_later(self._work.forget)
             case replica.DeliverSum():
-                self._do_later(partial(self._deliver, said.as_numbers(order.numbers), self._forgotten))
+                self._do_later(partial(self._deliver, synced_msg.as_numbers(order.numbers), self._forgotten))
             case replica.RefuseSum():
-                self._line.put(said.SyncedNotSummed(self.lane, self.at, _cut(order.reason)))
+                self._line.put(synced_msg.SyncedNotSummed(self.lane, self.at, _cut(order.reason)))
 
     async def _compute(self, work: Work, forgotten: int) -> None:
         given = self._given.pop(work, None)
@@ -334,13 +334,15 @@ class SyncedSeat:
 
     def _reply(self, work: Work, served: Served) -> None:
         at, is_spoilt, loss = self.at, served.is_spoilt, served.loss_nats
-        reply = said.SyncedReply(
+        reply = synced_msg.SyncedReply(
             self.lane, at, self.stage, work.number, work.is_backward, len(served.left), "", is_spoilt, loss
         )
         self._outbox(self.keeper).put(reply, served.left)
 
     def _decline(self, work: Work, reason: str) -> None:
-        reply = said.SyncedReply(self.lane, self.at, self.stage, work.number, work.is_backward, 0, _cut(reason) or "no")
+        reply = synced_msg.SyncedReply(
+            self.lane, self.at, self.stage, work.number, work.is_backward, 0, _cut(reason) or "no"
+        )
         self._outbox(self.keeper).put(reply, b"")
 
     async def _deliver(self, numbers: tuple[int, ...], forgotten: int) -> None:
@@ -355,11 +357,11 @@ class SyncedSeat:
                 return
             self._sums.put_own(numbers, own)
         if self._nursery is not None:
-            (own,) = self._sums.of((said.SyncedPart(self._me, numbers),))
-            self._sums.deliver(said.SyncedSum(self.lane, self.at, numbers, len(own)), self._nursery)
+            (own,) = self._sums.of((synced_msg.SyncedPart(self._me, numbers),))
+            self._sums.deliver(synced_msg.SyncedSum(self.lane, self.at, numbers, len(own)), self._nursery)
 
     def _say_summed(self, numbers: tuple[int, ...]) -> None:
-        self._line.put(said.SyncedSummed(self.lane, self.at, numbers))
+        self._line.put(synced_msg.SyncedSummed(self.lane, self.at, numbers))
 
     def _outbox(self, peer: PeerId) -> Outbox:
         outbox = self._outboxes.get(peer)
@@ -399,20 +401,20 @@ class SyncedSeat:
             RemoteProtocolError: why it is refused; nothing was computed, nothing counts.
         """
         match parcel:
-            case said.SyncedAsk():
+            case synced_msg.SyncedAsk():
                 await self._take_work(sender, parcel, stream)
-            case said.SyncedSum():
+            case synced_msg.SyncedSum():
                 if reason := await self._take_sum(sender, parcel, stream):
-                    await answer(stream, reason, lane_said.Refusal.NOT_YET)
+                    await answer(stream, reason, lane_msg.Refusal.NOT_YET)
                     return False
-            case lane_said.LaneFetch():
+            case lane_msg.LaneFetch():
                 await self._give(parcel, stream)
                 return False
             case _:
                 raise RemoteProtocolError(f"{type(parcel).__name__} to a replica of synced steps", "work, or a sum")
         return True
 
-    async def _take_work(self, sender: PeerId, parcel: said.SyncedAsk, stream: Stream) -> None:
+    async def _take_work(self, sender: PeerId, parcel: synced_msg.SyncedAsk, stream: Stream) -> None:
         expected = self._expected_bytes(parcel)
         if sender != self.keeper or (parcel.forward_bytes, parcel.backward_bytes) != expected:
             found = f"{parcel.forward_bytes} and {parcel.backward_bytes} bytes of work from {short(sender)}"
@@ -422,7 +424,9 @@ class SyncedSeat:
         await self._at(parcel.at)
         if parcel.at != self.at or not self._is_ready:
             work, why_not = parcel.work, f"it is at {self.at} here"
-            declined = said.SyncedReply(parcel.lane, parcel.at, work.stage, work.number, work.is_backward, 0, why_not)
+            declined = synced_msg.SyncedReply(
+                parcel.lane, parcel.at, work.stage, work.number, work.is_backward, 0, why_not
+            )
             self._outbox(self.keeper).put(declined, b"")
             return
         self._given[parcel.work] = forward, backward
@@ -432,7 +436,7 @@ class SyncedSeat:
         with trio.move_on_after(STEP_WITHIN_S):
             await self._until(lambda: self.at >= at and (self._is_ready or self.at > at))
 
-    def _expected_bytes(self, parcel: said.SyncedAsk) -> tuple[int, int]:
+    def _expected_bytes(self, parcel: synced_msg.SyncedAsk) -> tuple[int, int]:
         """What this work needs of bytes; of another stage's work nothing fits."""
         form, stages = self._tools.form, self._tools.form.stages
         is_heldout = parcel.at.step == 0 and not parcel.is_backward
@@ -445,7 +449,7 @@ class SyncedSeat:
         is_fed_back = parcel.is_backward and not stages.is_last(self.stage)
         return (0 if stages.is_first(self.stage) else forward, backward if is_fed_back else 0)
 
-    async def _take_sum(self, sender: PeerId, parcel: said.SyncedSum, stream: Stream) -> str:
+    async def _take_sum(self, sender: PeerId, parcel: synced_msg.SyncedSum, stream: Stream) -> str:
         """Why it cannot be taken here now; empty where it is."""
         most_bytes = most_sum_bytes(self._schema, self._tools.form.dtype)
         with trio.move_on_after(STEP_WITHIN_S):  # who sums beside us is said to each of us by a call of its own
@@ -470,7 +474,7 @@ class SyncedSeat:
         except RemoteProtocolError as error:
             raise WrongContent(f"{short(sender)} brings {error.found}", error.expected) from error
 
-    async def _give(self, parcel: lane_said.LaneFetch, stream: Stream) -> None:
+    async def _give(self, parcel: lane_msg.LaneFetch, stream: Stream) -> None:
         if parcel.stage != self.stage:
             raise RemoteProtocolError(f"stage {parcel.stage}", f"stage {self.stage}, which is here")
         await self._at(parcel.at)
@@ -489,7 +493,7 @@ class SyncedSeat:
             await done.wait()
         if not found:
             raise RemoteProtocolError(f"stage {parcel.stage} at {parcel.at}", f"what is here, at {self.at}")
-        await send_parcel(stream, lane_said.LaneCopy(self.lane, 0, parcel.at, self.stage, len(found[0])), found[0])
+        await send_parcel(stream, lane_msg.LaneCopy(self.lane, 0, parcel.at, self.stage, len(found[0])), found[0])
 
 
 def _hash_of(theta_N: torch.Tensor) -> bytes:

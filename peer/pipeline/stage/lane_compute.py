@@ -53,7 +53,7 @@ class LaneShape:
 
 
 @dataclass(frozen=True)
-class ComputeTools:
+class ComputeContext:
     """What a stage is computed with.
 
     Attributes:
@@ -72,7 +72,7 @@ class ComputeTools:
 class LaneWork:
     """One stage in one lane, blocking; `open` makes its trainer, which the rest needs but for `arrived`."""
 
-    def __init__(self, tools: ComputeTools, lane: int, stage: int) -> None:
+    def __init__(self, tools: ComputeContext, lane: int, stage: int) -> None:
         self.loss_nats: float | None = None
         """Mean over the tokens of the last inner step, at the last stage alone."""
 

@@ -40,7 +40,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class UncountedPass:
     """A backward pass whose gradients do not count yet.
 
     Attributes:
@@ -154,7 +154,7 @@ class StagePasses:
         *,
         targets_BT: torch.Tensor | None = None,
         share: float = 1.0,
-    ) -> Apart:
+    ) -> UncountedPass:
         """Both passes at once from what the owner holds, whatever was kept here before; no parameter's gradient moves.
 
         Raises:
@@ -168,7 +168,7 @@ class StagePasses:
         wanted = self._parameters if self._model.is_first else [arrived, *self._parameters]
         found = torch.autograd.grad(out, wanted, grad_BTD)
         loss = float(left.detach()) if self._model.is_last else None
-        return Apart(None, found, loss) if self._model.is_first else Apart(found[0], found[1:], loss)
+        return UncountedPass(None, found, loss) if self._model.is_first else UncountedPass(found[0], found[1:], loss)
 
     def fold(self, gradients: Iterable[torch.Tensor]) -> None:
         """Add gradients that were apart to the parameters'."""

@@ -17,7 +17,7 @@ import torch
 import trio
 
 from peer.pipeline.stage.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
-from peer.training.training_process import SLOW_RESTART_S, Incoming, TrainingProcess, no_process, restart_pause_s
+from peer.training.training_process import SLOW_RESTART_S, MessageReader, TrainingProcess, no_process, restart_pause_s
 from peer.training.worker_channel import Area, frame, with_bytes
 from peer.training.worker_process import EarlyWorker
 from protocol.errors import LocalProtocolError, RemoteProtocolError, TemporaryError
@@ -152,7 +152,7 @@ class StageProcess:
         except LocalProtocolError as error:
             log.warning("stage_process_unreadable", reason=error.one_line())
 
-    async def _listen(self, incoming: Incoming) -> None:
+    async def _listen(self, incoming: MessageReader) -> None:
         if self.started_in_s is None:
             self.started_in_s = trio.current_time() - self._made_s
         try:
@@ -202,7 +202,7 @@ Newest = Callable[[], tuple[torch.Tensor, int]]
 """A stage's newest outer parameters (N,), and the run's committed tokens with them."""
 
 
-class Told(Protocol):
+class StageListener(Protocol):
     """Who hears what the process says of its work."""
 
     def stepped(self, reply: StageReply) -> None:
@@ -221,7 +221,7 @@ class Told(Protocol):
 class ProcessWork:
     """One seat's compute in the training process (peer/pipeline/transport/lane_work.py)."""
 
-    def __init__(self, process: StageProcess, lane: int, newest: Newest, told: Told) -> None:
+    def __init__(self, process: StageProcess, lane: int, newest: Newest, told: StageListener) -> None:
         self._process = process
         self._lane = lane
         self._newest = newest

@@ -13,7 +13,7 @@ from protocol.pipeline.schedule import Pass
 KEPT_STEPS: Final = 8
 
 
-class StagePace:
+class StageThroughput:
     """Of one stage at one peer, over its last steps.
 
     Args:

@@ -21,7 +21,7 @@ from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenReader
 from peer.machine.device import choose_device, limit_memory
 from peer.models.stage_model import StageDecoder
-from peer.pipeline.stage.lane_compute import ComputeTools, LaneShape, LaneWork
+from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
 from peer.pipeline.stage.stage_channel import STAGE_KIND, StageOrder, StagePlan, StageReply
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from peer.pipeline.stage.synced_compute import SyncedCompute
@@ -184,7 +184,7 @@ class StageWorker:
             plan.pipeline.backward_codec,
         )
         anchor_N = self._vectors.read(Area.IN)
-        tools = ComputeTools(form, partial(self._trainer, anchor_N), self._tokens_of, self._learning_rate)
+        tools = ComputeContext(form, partial(self._trainer, anchor_N), self._tokens_of, self._learning_rate)
         kind = SyncedCompute if plan.pipeline.mode == "synced" else LaneWork
         self._work = kind(tools, order.lane, plan.stage)
         self._work.open()

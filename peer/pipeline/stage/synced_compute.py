@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from averaging.codecs.boundary import Boundary, decode_boundary, encode_boundary
-from peer.pipeline.stage.lane_compute import ComputeTools, LaneWork
-from peer.pipeline.stage.stage_passes import Apart
+from peer.pipeline.stage.lane_compute import ComputeContext, LaneWork
+from peer.pipeline.stage.stage_passes import UncountedPass
 from peer.pipeline.stage.stage_snapshot import decode_sum, encode_snapshot
 from peer.pipeline.stage.stage_trainer import StageSnapshot
 from protocol.errors import LocalProtocolError
@@ -41,9 +41,9 @@ class Served:
 class SyncedCompute(LaneWork):
     """One stage's replica, blocking; `open` makes its trainer."""
 
-    def __init__(self, tools: ComputeTools, lane: int, stage: int) -> None:
+    def __init__(self, tools: ComputeContext, lane: int, stage: int) -> None:
         super().__init__(tools, lane, stage)
-        self._apart: dict[int, Apart] = {}
+        self._apart: dict[int, UncountedPass] = {}
 
     @property
     def in_flight(self) -> frozenset[int]:

@@ -148,7 +148,7 @@ def _untold(_round: int) -> None:
 
 
 @dataclass(frozen=True)
-class LaneTools:
+class LaneContext:
     """What every lane of a peer works with.
 
     Attributes:

@@ -114,7 +114,7 @@ def spares_listed(state: FormingState, now_s: float) -> tuple[tuple[PeerId, froz
     return tuple((peer, frozenset([spare.stage])) for peer, spare in sorted(_fresh(state, now_s).items()))
 
 
-def look(state: FormingState, round_: int, running: Collection[Point], now_s: float) -> Formed:
+def decide(state: FormingState, round_: int, running: Collection[Point], now_s: float) -> Formed:
     """Form as many lanes as there are peers for.
 
     Args:
@@ -147,7 +147,7 @@ def look(state: FormingState, round_: int, running: Collection[Point], now_s: fl
 def look_for_group(state: FormingState, round_: int, now_s: float) -> tuple[Formed, dict[PeerId, int]]:
     """As `look` where nothing is kept yet, for synced steps: one group of all who are free, by the stages that they serve."""
     fresh = _fresh(state, now_s)
-    formed = look(state, round_, (), now_s)
+    formed = decide(state, round_, (), now_s)
     if not formed.lanes:
         return formed, {}
     rounds = {fresh[peer].index for members in formed.lanes for peer in members}

@@ -92,13 +92,13 @@ class SparesListed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
+class LaneTicked:
     """Time passed; for `lag_s` of it the keeper itself was not running, and heard nobody."""
 
     lag_s: float = 0.0
 
 
-Event = SquareTold | SnapshotTold | LoadedTold | LoadFailed | MemberHeard | MemberLost | SparesListed | Ticked
+Event = SquareTold | SnapshotTold | LoadedTold | LoadFailed | MemberHeard | MemberLost | SparesListed | LaneTicked
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def neighbour(stage: int, num_stages: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LaneTransition:
     """The state after an event, what is ordered, and why an event was passed over."""
 
     state: LaneState
@@ -233,29 +233,29 @@ def begin(config: LaneConfig, members: tuple[PeerId, ...], at: Point, now_s: flo
     return LaneState(config, members, heard, at, counted=MappingProxyType({at: 0}), moved_s=now_s)
 
 
-def step(state: LaneState, event: Event, now_s: float) -> Step:
+def step(state: LaneState, event: Event, now_s: float) -> LaneTransition:
     """Take one event."""
     if state.phase == "over":
-        return Step(state, remark="the lane is no more")
+        return LaneTransition(state, remark="the lane is no more")
     done = _step(state, event, now_s)
     after = done.state
     if (after.at, after.phase, after.saved) == (state.at, state.phase, state.saved):
         return done
     took_s = now_s - state.moved_s if after.at > state.at else 0.0
     moved = replace(after, moved_s=now_s, slowest_s=max(state.slowest_s, took_s))
-    return Step(moved, done.orders, done.remark)
+    return LaneTransition(moved, done.orders, done.remark)
 
 
-def _step(state: LaneState, event: Event, now_s: float) -> Step:
+def _step(state: LaneState, event: Event, now_s: float) -> LaneTransition:
     match event:
         case SparesListed():
             return _replaced(replace(state, spares=event.spares), now_s)
-        case Ticked():
+        case LaneTicked():
             return _ticked(_unheard(state, event.lag_s), now_s)
         case _:
             stage = _stage_of(state, event.peer)
             if stage is None:
-                return Step(state, remark=f"{short(event.peer)} is no member of this lane")
+                return LaneTransition(state, remark=f"{short(event.peer)} is no member of this lane")
             return _from_member(state, event, stage, now_s)
 
 
@@ -264,14 +264,16 @@ def _from_member(
     event: SquareTold | SnapshotTold | LoadedTold | LoadFailed | MemberHeard | MemberLost,
     stage: int,
     now_s: float,
-) -> Step:
+) -> LaneTransition:
     if isinstance(event, MemberLost):
         return _lost(state, frozenset({stage}), now_s, f"{short(event.peer)}, which had stage {stage}, is gone")
     state = replace(state, heard_s=MappingProxyType({**state.heard_s, event.peer: now_s}))
     if isinstance(event, MemberHeard):
-        return Step(state)
+        return LaneTransition(state)
     if event.epoch != state.epoch:
-        return Step(state, remark=f"{type(event).__name__} of time line {event.epoch}, here it is {state.epoch}")
+        return LaneTransition(
+            state, remark=f"{type(event).__name__} of time line {event.epoch}, here it is {state.epoch}"
+        )
     match event:
         case SquareTold():
             return _square_told(state, event, stage)
@@ -290,12 +292,12 @@ def _stage_of(state: LaneState, peer: PeerId) -> int | None:
     return stages[0] if stages else None
 
 
-def _square_told(state: LaneState, event: SquareTold, stage: int) -> Step:
+def _square_told(state: LaneState, event: SquareTold, stage: int) -> LaneTransition:
     if event.at != state.at or stage in state.squares:
-        return Step(state, remark=f"a gradient of {event.at} from stage {stage}, here it is {state.at}")
+        return LaneTransition(state, remark=f"a gradient of {event.at} from stage {stage}, here it is {state.at}")
     squares = {**state.squares, stage: event.square}
     if len(squares) < state.config.num_stages:
-        return Step(replace(state, squares=MappingProxyType(squares)))
+        return LaneTransition(replace(state, squares=MappingProxyType(squares)))
     # in the order of the stages, so that the sum does not hang on who was first
     whole = sum(squares[place] for place in range(state.config.num_stages))
     agreed = AgreeStep(state.epoch, state.at, whole, "all stages are done with the step")
@@ -310,22 +312,22 @@ def _square_told(state: LaneState, event: SquareTold, stage: int) -> Step:
         counted=MappingProxyType({**state.counted, **following}),
         is_proven=True,
     )
-    return Step(moved, (agreed,))
+    return LaneTransition(moved, (agreed,))
 
 
-def _snapshot_told(state: LaneState, event: SnapshotTold, stage: int) -> Step:
+def _snapshot_told(state: LaneState, event: SnapshotTold, stage: int) -> LaneTransition:
     if event.at not in state.counted or (state.saved is not None and event.at <= state.saved):
-        return Step(state, remark=f"a snapshot of {event.at} from stage {stage}, which nobody asks for")
+        return LaneTransition(state, remark=f"a snapshot of {event.at} from stage {stage}, which nobody asks for")
     stages = state.copied.get(event.at, frozenset()) | {stage}
     if len(stages) < state.config.num_stages:
-        return Step(replace(state, copied=MappingProxyType({**state.copied, event.at: stages})))
+        return LaneTransition(replace(state, copied=MappingProxyType({**state.copied, event.at: stages})))
     moved = replace(
         state,
         saved=event.at,
         copied=MappingProxyType({at: held for at, held in state.copied.items() if at > event.at}),
         counted=MappingProxyType({at: count for at, count in state.counted.items() if at >= event.at}),
     )
-    return Step(moved, (KeepFrom(event.at, "every stage holds this snapshot"),))
+    return LaneTransition(moved, (KeepFrom(event.at, "every stage holds this snapshot"),))
 
 
 def _unheard(state: LaneState, lag_s: float) -> LaneState:
@@ -335,7 +337,7 @@ def _unheard(state: LaneState, lag_s: float) -> LaneState:
     return replace(state, heard_s=MappingProxyType({peer: at_s + lag_s for peer, at_s in state.heard_s.items()}))
 
 
-def _ticked(state: LaneState, now_s: float) -> Step:
+def _ticked(state: LaneState, now_s: float) -> LaneTransition:
     silent = frozenset(
         stage
         for stage, member in enumerate(state.members)
@@ -369,7 +371,7 @@ def _patience_s(state: LaneState) -> float:
     return learned_s if state.is_proven else max(learned_s, FIRST_STEP_WITHIN_S)
 
 
-def _lost(state: LaneState, stages: frozenset[int], now_s: float, reason: str) -> Step:
+def _lost(state: LaneState, stages: frozenset[int], now_s: float, reason: str) -> LaneTransition:
     since_s = state.wanting_since_s if state.phase == "wanting" else now_s
     wanting = replace(state, phase="wanting", lost=state.lost | stages, wanting_since_s=since_s)
     if state.saved is None:
@@ -377,10 +379,10 @@ def _lost(state: LaneState, stages: frozenset[int], now_s: float, reason: str) -
     return _replaced(wanting, now_s, reason)
 
 
-def _replaced(state: LaneState, now_s: float, reason: str = "") -> Step:
+def _replaced(state: LaneState, now_s: float, reason: str = "") -> LaneTransition:
     """Every lost stage gets a spare, or the lane waits, or it ends."""
     if state.phase != "wanting" or state.saved is None:
-        return Step(state)
+        return LaneTransition(state)
     members, left = list(state.members), [spare for spare in state.spares if spare[0] not in state.members]
     for stage in sorted(state.lost):
         found = next((spare for spare in left if stage in spare[1]), None)
@@ -390,7 +392,7 @@ def _replaced(state: LaneState, now_s: float, reason: str = "") -> Step:
     if all(members[stage] != state.members[stage] for stage in state.lost):
         return _going_back(state, tuple(members), tuple(left), now_s, reason)
     if now_s - state.wanting_since_s < state.config.spare_within_s:
-        return Step(state, remark=f"no spare yet for stages {sorted(state.lost)}")
+        return LaneTransition(state, remark=f"no spare yet for stages {sorted(state.lost)}")
     counted = state.counted[state.saved]
     return _dissolved(
         state, counted, f"no spare for stages {sorted(state.lost)} within {state.config.spare_within_s:g} s"
@@ -403,7 +405,7 @@ def _going_back(
     spares: tuple[tuple[PeerId, frozenset[int]], ...],
     now_s: float,
     reason: str,
-) -> Step:
+) -> LaneTransition:
     saved = state.saved if state.saved is not None else state.at
     moved = replace(
         state,
@@ -423,7 +425,7 @@ def _going_back(
         lost_tokens=state.lost_tokens + _since(state, saved),
     )
     order = GoBack(moved.epoch, saved, state.counted[saved], members, reason or "a spare is there")
-    return Step(moved, (order,))
+    return LaneTransition(moved, (order,))
 
 
 def _kept_counts(state: LaneState, saved: Point) -> dict[Point, int]:
@@ -443,14 +445,14 @@ def _since(state: LaneState, saved: Point) -> int:
     return steps * state.config.step_tokens
 
 
-def _loaded(state: LaneState, stage: int) -> Step:
+def _loaded(state: LaneState, stage: int) -> LaneTransition:
     if state.phase != "loading":
-        return Step(state, remark=f"stage {stage} has loaded a snapshot, and the lane is {state.phase}")
+        return LaneTransition(state, remark=f"stage {stage} has loaded a snapshot, and the lane is {state.phase}")
     loaded = state.loaded | {stage}
     if len(loaded) < state.config.num_stages:
-        return Step(replace(state, loaded=loaded))
+        return LaneTransition(replace(state, loaded=loaded))
     running = replace(state, phase="running", loaded=loaded, fresh=frozenset())
-    return Step(running, (Resume(state.epoch, "all stages are back"),))
+    return LaneTransition(running, (Resume(state.epoch, "all stages are back"),))
 
 
 def _holder(state: LaneState, stage: int) -> PeerId | None:
@@ -464,7 +466,7 @@ def _holder(state: LaneState, stage: int) -> PeerId | None:
     return None
 
 
-def _dissolved(state: LaneState, counted: int, reason: str) -> Step:
+def _dissolved(state: LaneState, counted: int, reason: str) -> LaneTransition:
     at = state.saved if state.saved is not None else state.at
     holders = tuple(_holder(state, stage) for stage in range(state.config.num_stages))
     if counted and None in holders:
@@ -473,4 +475,4 @@ def _dissolved(state: LaneState, counted: int, reason: str) -> Step:
     lost = state.lost_tokens + max(0, _since(state, at)) + (state.counted[at] - counted) * state.config.step_tokens
     bringing = tuple(peer for peer in holders if peer is not None) if tokens else ()
     order = Dissolve(at, tokens, state.living, bringing, reason)
-    return Step(replace(state, phase="over", lost_tokens=lost), (order,))
+    return LaneTransition(replace(state, phase="over", lost_tokens=lost), (order,))

@@ -45,7 +45,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StageEnding:
     """What came of a look: whether the stage is done, and what of it is missing, in words; empty where nothing is."""
 
     state: Ending
@@ -53,7 +53,7 @@ class Look:
     missing: str = ""
 
 
-def look(state: Ending, *, is_run_over: bool, has_last_round: bool, now_s: float) -> Look:
+def decide(state: Ending, *, is_run_over: bool, has_last_round: bool, now_s: float) -> StageEnding:
     """Whether there is anything left to wait for.
 
     Args:
@@ -61,11 +61,11 @@ def look(state: Ending, *, is_run_over: bool, has_last_round: bool, now_s: float
         has_last_round: no round of the first stage's is missing here.
     """
     if not is_run_over:
-        return Look(Ending(), is_done=False)
+        return StageEnding(Ending(), is_done=False)
     if has_last_round:
-        return Look(state, is_done=True)
+        return StageEnding(state, is_done=True)
     since_s = now_s if state.since_s is None else state.since_s
     if now_s - since_s <= LAST_ROUND_WITHIN_S:
-        return Look(Ending(since_s), is_done=False)
+        return StageEnding(Ending(since_s), is_done=False)
     missing = f"the last round of this stage did not come within {LAST_ROUND_WITHIN_S:g} s of the run's end: it stays a round behind"
-    return Look(Ending(since_s), is_done=True, missing=missing)
+    return StageEnding(Ending(since_s), is_done=True, missing=missing)

@@ -79,7 +79,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class StageMove:
     """A replica goes on serving its stage until it has loaded the other one."""
 
     peer: PeerId
@@ -101,10 +101,10 @@ def stage_for_joiner(placement: Placement, fits: Iterable[int]) -> int:
     return lacking[0]
 
 
-def next_move(placement: Placement) -> Move | None:
+def next_move(placement: Placement) -> StageMove | None:
     """The move that gains most for its time, None where none is worth it. Of two that gain as much the one that takes less time."""
     rates, counts = placement.rates(), placement.replicas()
-    best: tuple[tuple[float, float, PeerId], Move] | None = None
+    best: tuple[tuple[float, float, PeerId], StageMove] | None = None
     # Only what makes the slowest stage faster, or a stage with less than two replicas safer, can gain at all.
     wanted = {stage for stage, rate in enumerate(rates) if rate == min(rates)}
     wanted |= {stage for stage, count in enumerate(counts) if count < SAFE_REPLICAS}
@@ -120,7 +120,7 @@ def next_move(placement: Placement) -> Move | None:
             reason = f"stage {stage} has {counts[stage]} replicas" if is_safer else _worth(won_s, takes_s, placement)
             order = (-(won_s - takes_s) - (placement.horizon_s if is_safer else 0.0), takes_s, server.peer)
             if best is None or order < best[0]:
-                best = (order, Move(server.peer, stage, takes_s, reason))
+                best = (order, StageMove(server.peer, stage, takes_s, reason))
     return None if best is None else best[1]
 
 

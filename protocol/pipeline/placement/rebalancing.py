@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from protocol.ids import PeerId
-from protocol.pipeline.placement.placement import Move, Placement, next_move
+from protocol.pipeline.placement.placement import Placement, StageMove, next_move
 
 SETTLED_S: Final = 60.0
 """So long everybody must be where they are: a record of the directory needs less to come, and a peer that starts again to be back."""
@@ -26,7 +26,7 @@ TURN_S: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Watch:
+class PlacementHistory:
     """What a peer remembers.
 
     Attributes:
@@ -39,7 +39,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class MoveDecision:
     """What is remembered, our move when it is our turn, and why or why not.
 
     Attributes:
@@ -47,21 +47,21 @@ class Looked:
             after it lets so many ends pass, or all whose turn was in that round would go together.
     """
 
-    watch: Watch
-    move: Move | None
+    watch: PlacementHistory
+    move: StageMove | None
     reason: str
     num_before: int = 0
 
 
-def look(
-    watch: Watch,
+def decide(
+    watch: PlacementHistory,
     placement: Placement,
     me: PeerId,
     now_s: float,
     *,
     is_needed: bool,
     as_measured: Placement | None = None,
-) -> Looked:
+) -> MoveDecision:
     """Look once; more often than every turn.
 
     Args:
@@ -71,19 +71,23 @@ def look(
     """
     places = {server.peer: server.stage for server in placement.servers}
     if places != watch.places:
-        return Looked(Watch(MappingProxyType(places), now_s), None, "who is at which stage has just changed")
+        return MoveDecision(
+            PlacementHistory(MappingProxyType(places), now_s), None, "who is at which stage has just changed"
+        )
     found = _own_place(placement, me, placement if as_measured is None else as_measured)
     if found is None:
-        return Looked(watch, None, "no move of ours is worth it")
+        return MoveDecision(watch, None, "no move of ours is worth it")
     place, num_others, move = found
     turn = place + (len(places) if is_needed else 0)
     left_s = watch.since_s + SETTLED_S + turn * TURN_S - now_s
     if left_s > 0:
-        return Looked(watch, None, f"to stage {move.stage} in {left_s:.0f} s, if nobody else moves: {move.reason}")
-    return Looked(watch, move, move.reason, num_others if is_needed else place)
+        return MoveDecision(
+            watch, None, f"to stage {move.stage} in {left_s:.0f} s, if nobody else moves: {move.reason}"
+        )
+    return MoveDecision(watch, move, move.reason, num_others if is_needed else place)
 
 
-def _own_place(placement: Placement, me: PeerId, as_measured: Placement) -> tuple[int, int, Move] | None:
+def _own_place(placement: Placement, me: PeerId, as_measured: Placement) -> tuple[int, int, StageMove] | None:
     """How many would go before us, how many others would at all, and our move; None where none of ours is worth it. For whom it is by
     its own measure alone, which others do not see, has its turn after all others for whom it may be.
     """

@@ -42,9 +42,9 @@ SAY_WHOLE: Final = b"?"
 
 @dataclass(frozen=True, slots=True)
 class ShortBeat:
-    """What any short heartbeat begins with. `likeness` names the whole one that it goes by."""
+    """What any short heartbeat begins with. `report_digest` names the whole one that it goes by."""
 
-    likeness: bytes
+    report_digest: bytes
     number: int
 
 
@@ -54,13 +54,13 @@ def _likeness(heartbeat: Heartbeat) -> bytes:
     return sha256(encode_message(heartbeat)).digest()[:8]
 
 
-def likeness(heartbeat: Heartbeat) -> bytes:
+def report_digest(heartbeat: Heartbeat) -> bytes:
     """8 bytes that two heartbeats have in common when they differ in the tokens ready alone, and in state roots."""
     return _likeness(_with_heads(heartbeat, tuple([_without_state(head) for head in heartbeat.heads])))
 
 
 def is_like(one: Heartbeat, other: Heartbeat) -> bool:
-    """Whether two heartbeats have one `likeness`, and one `outline` then, without hashing any of them."""
+    """Whether two heartbeats have one `report_digest`, and one `outline` then, without hashing any of them."""
     return (
         one.member == other.member
         and one.is_inbound_reachable == other.is_inbound_reachable
@@ -115,13 +115,13 @@ def _with_heads(said: Heartbeat, heads: tuple[UnitHead, ...]) -> Heartbeat:
 
 
 def encode_short(heartbeat: Heartbeat, like: bytes, number: int) -> bytes:
-    """The short form of a heartbeat whose `likeness` is `like`."""
+    """The short form of a heartbeat whose `report_digest` is `like`."""
     tokens = b"".join(_TOKENS.pack(head.tokens_ready) for head in heartbeat.heads)
     return _PREFIX.pack(like, number) + tokens
 
 
 def encode_moved(heartbeat: Heartbeat, like: bytes, number: int) -> bytes:
-    """The short form of a heartbeat that has the `outline` of an earlier one, of which `like` is the `likeness`."""
+    """The short form of a heartbeat that has the `outline` of an earlier one, of which `like` is the `report_digest`."""
     heads = (
         _HEAD.pack(head.tokens_ready, head.total_tokens, head.index, head.can_contribute, head.head)
         for head in heartbeat.heads
@@ -139,7 +139,7 @@ def decode_short(raw: bytes) -> ShortBeat:
 
 
 def says_tokens_alone(known: Heartbeat, raw: bytes) -> bool:
-    """Whether a short one that goes by `known` says what is ready and nothing else: then both have one `likeness`."""
+    """Whether a short one that goes by `known` says what is ready and nothing else: then both have one `report_digest`."""
     return len(raw) == _PREFIX.size + len(known.heads) * _TOKENS.size
 
 

@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from averaging.arithmetic.squared_norm import energy_of, left_out, lost_ppm
+from averaging.arithmetic.squared_norm import left_out, lost_ppm, squared_norm
 from protocol.rounds.messages.bounds import LOST_ALL_PPM
 
 
 def test_energies_are_sums_of_squares_of_any_length() -> None:
-    assert energy_of(torch.zeros(0)) == 0.0
+    assert squared_norm(torch.zeros(0)) == 0.0
     for length in (1, 2, 3, 1000):
         values_n = torch.arange(1, length + 1, dtype=torch.float32)
-        assert energy_of(values_n) == sum(number**2 for number in range(1, length + 1))
+        assert squared_norm(values_n) == sum(number**2 for number in range(1, length + 1))
 
 
 def test_what_is_written_as_zero_is_left_out_and_what_was_zero_before_is_not() -> None:

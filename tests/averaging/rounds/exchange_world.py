@@ -13,7 +13,7 @@ from averaging.codecs import Codec
 from averaging.network.seams.interfaces import BegunFile, Stream
 from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL, Exchange
-from averaging.rounds.exchange.exchange_context import ExchangeTools
+from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.offered_contributions import Offers
 from averaging.rounds.lineage.next_state import Encoded, SliceBytes, examined
 from averaging.rounds.traffic import contribution
@@ -117,7 +117,7 @@ class Side:
     def begin(self, proposal: Proposal, *, has_offer: bool = True) -> Exchange:
         """A new exchange; without `has_offer` our own contribution is still being made."""
         party = self.party
-        tools = ExchangeTools(
+        tools = ExchangeContext(
             run_id=RUN_ID,
             me=party.member,
             network=party.network,

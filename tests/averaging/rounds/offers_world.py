@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from averaging.codecs import codec_by_name
-from averaging.rounds.exchange.offered_contributions import Offer, Offers
+from averaging.rounds.exchange.offered_contributions import OfferedContribution, Offers
 from averaging.rounds.traffic.contribution import EncodedContribution, encode_contribution, hello_of
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.ids import CommitId, Root, RunId, UnitName
@@ -53,13 +53,13 @@ def new_offers() -> Offers:
     return Offers(RUN, HashVerifier(), CODEC, GRID)
 
 
-def add_chunk(offers: Offers, offer: Offer, chunk: int, data: bytes) -> None:
+def add_chunk(offers: Offers, offer: OfferedContribution, chunk: int, data: bytes) -> None:
     """As an exchange does it: checked, then kept."""
     offers.check_batch(offer, [(chunk, memoryview(data))])
     offer.chunks[chunk] = data
 
 
-def offer_of(offers: Offers, number: int, tokens: int = 100) -> Offer:
+def offer_of(offers: Offers, number: int, tokens: int = 100) -> OfferedContribution:
     mine = contribution(number)
     offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, new_hello(number, mine, tokens))
     for chunk in range(PART.first_chunk, PART.stop_chunk):

@@ -16,7 +16,7 @@ from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
 from averaging.network.seams.interfaces import Stream
 from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.lineage.unit_chain import AppliedCommit, UnitChain
-from averaging.rounds.lineage.updates import UnitTools
+from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.contribution import encode_chunks, result_root
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
 from averaging.state.generations import Generations
@@ -113,7 +113,7 @@ class Party:
         storage, offload = MemoryStorage(self.disk), InlineOffload()
         self.log = UnitLog(storage)
         self.generations = Generations(storage, GRID, offload)
-        tools = UnitTools(RUN_ID, UNIT, VERIFIER, CODEC, GRID, offload, self.log, self.generations)
+        tools = UnitContext(RUN_ID, UNIT, VERIFIER, CODEC, GRID, offload, self.log, self.generations)
         self.chain = UnitChain(tools, self.world.start_record, self.world.genesis)
 
     def crash(self) -> None:

@@ -17,12 +17,12 @@ from averaging.network.seams.interfaces import KeptPart, NoPart, Snapshot, Train
 from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.adoption import Mixing
-from averaging.rounds.lineage.round_context import RoundTools, Tasks
-from averaging.rounds.lineage.trainer_updates import Adopter
+from averaging.rounds.lineage.round_context import RoundContext, Tasks
+from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.rounds.outbox import ROUND_CHANNEL
-from averaging.rounds.peer_rounds import BEAT_CHANNEL, PeerRounds, PeerTools
+from averaging.rounds.peer_rounds import BEAT_CHANNEL, PeerContext, PeerRounds
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import LocalProtocolError, PotluckError
@@ -255,8 +255,10 @@ class Bench:
         self.config = config_of(party.world, party)
         self.tasks = Tasks(self._publish)
         self.tasks.use(nursery)
-        self.tools = RoundTools(party.network, VirtualClock(), InlineOffload(), self.trainer, self.seal, self._publish)
-        self.adopter = Adopter(party.peer, party.chain, self.trainer, InlineOffload(), lambda own: own, mixing)
+        self.tools = RoundContext(
+            party.network, VirtualClock(), InlineOffload(), self.trainer, self.seal, self._publish
+        )
+        self.adopter = TrainerUpdater(party.peer, party.chain, self.trainer, InlineOffload(), lambda own: own, mixing)
         nursery.start_soon(self.adopter.run)
         self.sealing: trio.Event | None = None
         self.state: RoundState = core.start(self.config, party.chain.head, 0.0, state_root=Root(bytes(32)))
@@ -345,7 +347,7 @@ def proposal_by(world: RoundWorld, number: int, attempt: int = 0) -> Proposal:
 
 
 @dataclass
-class Life:
+class PeerSession:
     """A party with its round service running."""
 
     party: Party
@@ -360,7 +362,9 @@ class Life:
         return self.service.chain.head.index
 
 
-async def live(world: RoundWorld, nursery: trio.Nursery, party: Party, trainer: StepTrainer | None = None) -> Life:
+async def live(
+    world: RoundWorld, nursery: trio.Nursery, party: Party, trainer: StepTrainer | None = None
+) -> PeerSession:
     """Restore the party's disk and run its service, which knows all parties and no stranger."""
     members = {other.peer for other in world.parties}
     told: list[tuple[str, Mapping[str, object]]] = []
@@ -380,7 +384,7 @@ async def live(world: RoundWorld, nursery: trio.Nursery, party: Party, trainer: 
     def publish(event: str, fields: Mapping[str, object]) -> None:
         told.append((event, fields))
 
-    tools = RoundTools(
+    tools = RoundContext(
         party.network,
         VirtualClock(),
         InlineOffload(),
@@ -388,12 +392,12 @@ async def live(world: RoundWorld, nursery: trio.Nursery, party: Party, trainer: 
         sealed,
         publish,
     )
-    peer_tools = PeerTools(party.network, tools.clock, sealed, is_member, publish)
+    peer_tools = PeerContext(party.network, tools.clock, sealed, is_member, publish)
     rounds = PeerRounds(RUN_ID, VERIFIER, peer_tools, HeadVector(MemoryStorage(party.disk)))
     service = RoundService(config_of(world, party), party.chain, open_round, tools, rounds)
     rounds.add(service)
     rounds.serve()
-    life = Life(party, service, rounds, trio.CancelScope(), told)
+    life = PeerSession(party, service, rounds, trio.CancelScope(), told)
 
     async def run() -> None:
         with life.scope:
@@ -409,7 +413,7 @@ async def live(world: RoundWorld, nursery: trio.Nursery, party: Party, trainer: 
 @asynccontextmanager
 async def one_service(
     prepare: Callable[[RoundWorld, Party], Awaitable[None]] | None = None,
-) -> AsyncIterator[tuple[RoundWorld, Life, list[RoundMessage]]]:
+) -> AsyncIterator[tuple[RoundWorld, PeerSession, list[RoundMessage]]]:
     """One service, and two members whose words the test speaks; what the second member hears."""
     async with open_world(target_tokens=NEVER_DUE) as world, trio.open_nursery() as nursery:
         if prepare is not None:
@@ -459,7 +463,7 @@ def of_kind(kind: type[K], heard: Sequence[RoundMessage]) -> list[K]:
     return [message for message in heard if isinstance(message, kind)]
 
 
-async def assert_answers(world: RoundWorld, life: Life, heard: list[RoundMessage], attempt: int = 9) -> None:
+async def assert_answers(world: RoundWorld, life: PeerSession, heard: list[RoundMessage], attempt: int = 9) -> None:
     """It still takes part: asked for a promise, it promises."""
     ballot = Ballot(attempt, world.parties[1].peer)
     await tell(world.parties[1], life.party, PromiseRequest(UNIT, life.service.chain.head.commit, ballot))

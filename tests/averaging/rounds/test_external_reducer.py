@@ -11,9 +11,9 @@ import trio.testing
 from averaging.network.seams.interfaces import Stream
 from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
-from averaging.rounds.external_reducer import EXTRA_S, MAX_LENT, Lender, LenderTools, UnitShape
+from averaging.rounds.external_reducer import EXTRA_S, MAX_LENT, ExternalReducer, ExternalReducerContext, UnitShape
 from averaging.rounds.lineage.round_context import Tasks
-from averaging.rounds.traffic.result_ref import word_of
+from averaging.rounds.traffic.result_ref import ref_of
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, ask_all, read_request
 from protocol.errors import PeerUnreachable
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -34,7 +34,7 @@ class Scene:
     """Two holders, and a third peer that does not hold the unit and lends itself."""
 
     world: RoundWorld
-    lender: Lender
+    lender: ExternalReducer
     sent: list[tuple[tuple[PeerId, ...], RoundMessage]] = field(default_factory=list)
 
     @property
@@ -78,7 +78,7 @@ async def _scene() -> AsyncIterator[Scene]:
             sent.append((to, message))
 
         shape = UnitShape(CODEC, GRID, LONGEST_S)
-        tools = LenderTools(
+        tools = ExternalReducerContext(
             RUN_ID,
             Member(party.peer, 1, party.session),
             VERIFIER,
@@ -88,7 +88,7 @@ async def _scene() -> AsyncIterator[Scene]:
             send,
             dict.fromkeys((UNIT, *OTHERS), shape),
         )
-        lender = Lender(tools, tasks)
+        lender = ExternalReducer(tools, tasks)
 
         async def exchange(sender: PeerId, stream: Stream) -> None:
             hello = decode_body(ExchangeHello, await stream.receive_frame() or b"")
@@ -116,7 +116,7 @@ async def test_it_sums_what_the_holders_bring_and_tells_them(autojump_clock: Clo
         assert isinstance(ready, ResultReady)
         assert to == (proposal.ballot.peer,)
         one, data = sides[0].header(), sides[0].kept[0][1]
-        assert sides[1].kept[0] == (word_of(one), data)
+        assert sides[1].kept[0] == (ref_of(one), data)
         assert {entry.peer for entry in one.included} == {party.peer for party in scene.holders}
         request = FetchResult(UNIT, proposal.base, 0, 6, one.result_hash)
         assert b"".join(await ask_all(scene.holders[1].network, scene.party.peer, request, 1 << 20)) == data

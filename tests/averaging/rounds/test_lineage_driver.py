@@ -14,7 +14,7 @@ import trio.testing
 
 from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.gather_results import GATHER_WITHIN_S, Gatherer
-from averaging.rounds.lineage_driver import KEEP_AFTER_S, MAX_PAUSE_S, STALL_PAUSE_S, Pursuer
+from averaging.rounds.lineage_driver import KEEP_AFTER_S, MAX_PAUSE_S, STALL_PAUSE_S, LineageDriver
 from averaging.rounds.traffic.transfer import fetch_chunks
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import UnreachableError
@@ -50,7 +50,7 @@ class Scene:
 
     world: RoundWorld
     bench: Bench
-    pursuer: Pursuer
+    pursuer: LineageDriver
     nursery: trio.Nursery
 
     @property
@@ -85,7 +85,7 @@ async def _scene(trainer: HandTrainer | None = None) -> AsyncIterator[Scene]:
     async with open_world() as world, bench_in(world, trainer=trainer) as (bench, nursery):
         party = bench.party
         gatherer = Gatherer(party.network, party.chain)
-        pursuer = Pursuer(
+        pursuer = LineageDriver(
             party.chain, bench.tools, gatherer, bench.adopter, bench.tell, OneUnit(party), lambda: bench.state
         )
         for other in world.parties[1:]:

@@ -24,7 +24,7 @@ from protocol.rounds.events import ExchangeMeasured, MessageArrived, PeerLost
 from protocol.rounds.lineage.chain import ROUND_DOMAIN
 from protocol.rounds.lineage.lineage import SpineView, tree_of
 from protocol.rounds.messages.bundle import decode_bundle, encode_bundle, is_bundle
-from protocol.rounds.messages.heartbeat_delta import SAY_WHOLE, encode_short, likeness
+from protocol.rounds.messages.heartbeat_delta import SAY_WHOLE, encode_short, report_digest
 from protocol.rounds.messages.messages import (
     Ballot,
     Committed,
@@ -120,7 +120,7 @@ async def test_a_short_heartbeat_is_heard_as_the_whole_one_that_it_is_like(autoj
         now = replace(word, heads=tuple(replace(head, tokens_ready=700) for head in word.heads))
 
         async def say(number: int) -> bytes:
-            raw = encode_short(now, likeness(now), number)
+            raw = encode_short(now, report_digest(now), number)
             return await other.network.call(life.party.peer, BEAT_CHANNEL, raw, timeout_s=2.0)
 
         assert await say(1) == SAY_WHOLE

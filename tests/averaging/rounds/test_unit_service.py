@@ -47,11 +47,11 @@ from protocol.rounds.messages.requests import (
 from protocol.rounds.messages.wire import encode_message
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.proposal import consumed_tokens
-from protocol.rounds.state import RoundState, Step
+from protocol.rounds.state import RoundState, RoundStep
 from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, MadeCommit, Party, RoundWorld, open_world
 from tests.averaging.rounds.service_world import (
     AwayTrainer,
-    Life,
+    PeerSession,
     SlowTrainer,
     SpareTrainer,
     StartingTrainer,
@@ -77,7 +77,7 @@ Clock = trio.testing.MockClock
 @asynccontextmanager
 async def _swarm(
     trainers: Mapping[int, StepTrainer] | None = None,
-) -> AsyncIterator[tuple[RoundWorld, list[Life], trio.Nursery]]:
+) -> AsyncIterator[tuple[RoundWorld, list[PeerSession], trio.Nursery]]:
     async with open_world() as world, trio.open_nursery() as nursery:
         lives = [await live(world, nursery, p, (trainers or {}).get(n)) for n, p in enumerate(world.parties)]
         yield world, lives, nursery
@@ -163,7 +163,7 @@ async def test_who_found_its_own_state_wrong_opens_nothing_and_contributes_nothi
         await until(lambda: _has_contributed(lives[1], peer, after=begin + 4))
 
 
-def _has_contributed(life: Life, peer: PeerId, after: int) -> bool:
+def _has_contributed(life: PeerSession, peer: PeerId, after: int) -> bool:
     records = [link.record for link in life.service.chain.links[after + 1 :]]
     return any(record is not None and record.contributor(peer) is not None for record in records)
 
@@ -198,7 +198,7 @@ async def test_with_a_commit_the_next_opener_is_told_of_no_token_that_it_counted
     told = list[tuple[PeerId, int, int, int]]()
     real = core.step
 
-    def step(before: RoundState, event: Event, now_s: float) -> Step:
+    def step(before: RoundState, event: Event, now_s: float) -> RoundStep:
         taken = real(before, event, now_s)
         for action in taken.actions:
             if isinstance(event, Applied) and isinstance(action, SendHeartbeat):
@@ -348,7 +348,7 @@ async def test_a_vote_that_could_not_be_written_is_not_told_either_when_it_is_as
 # --- goodbye ------------------------------------------------------------------------------------------------------------------
 
 
-async def _leave(life: Life) -> float:
+async def _leave(life: PeerSession) -> float:
     began_s = trio.current_time()
     await life.service.leave()
     return trio.current_time() - began_s
@@ -397,7 +397,7 @@ async def test_leaving_never_takes_longer_than_its_limit(
 
 
 @asynccontextmanager
-async def _leaving_with_an_ack() -> AsyncIterator[tuple[RoundWorld, Life, list[RoundMessage], MadeCommit]]:
+async def _leaving_with_an_ack() -> AsyncIterator[tuple[RoundWorld, PeerSession, list[RoundMessage], MadeCommit]]:
     """Asked to leave just after its ack of what a dead member led, and still there five seconds later."""
     async with one_service() as (world, life, heard), trio.open_nursery() as nursery:
         commit, told = world.commits(1)[0], listen(world.parties[2])

@@ -13,10 +13,10 @@ from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.interfaces import Stream
 from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
-from averaging.rounds.lineage.round_context import RoundTools
+from averaging.rounds.lineage.round_context import RoundContext
 from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch, UnitChain
-from averaging.rounds.lineage.updates import UnitTools
-from averaging.rounds.peer_rounds import PeerRounds, PeerTools
+from averaging.rounds.lineage.updates import UnitContext
+from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.spine_follower import SpineFollower
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
 from averaging.rounds.unit_service import RoundService
@@ -65,7 +65,7 @@ def chain_of(party: Party, unit: UnitName) -> UnitChain:
     """A unit's chain in a new process on the party's disk; not restored yet."""
     storage, offload = storage_of(party, unit), InlineOffload()
     log, generations = UnitLog(storage), Generations(storage, GRID, offload)
-    tools = UnitTools(RUN_ID, unit, VERIFIER, CODEC, GRID, offload, log, generations)
+    tools = UnitContext(RUN_ID, unit, VERIFIER, CODEC, GRID, offload, log, generations)
     return UnitChain(tools, party.world.start_record, party.world.genesis_of(unit))
 
 
@@ -256,14 +256,14 @@ async def units_life(
         log = UnitLog(storage_of(party, UNIT))
         follower = SpineFollower(UNIT, world.start_record, log, party.network, VERIFIER, RUN_ID)
         await follower.restore()
-    tools = PeerTools(party.network, clock, party.seal, is_member, publish, is_banned)
+    tools = PeerContext(party.network, clock, party.seal, is_member, publish, is_banned)
     rounds = PeerRounds(RUN_ID, VERIFIER, tools, vector or HeadVector(MemoryStorage(party.disk)), follower)
     services: dict[UnitName, RoundService] = {}
     trainers = {unit: HandTrainer() for unit in held}
     for unit, chain in chains.items():
         open_round = await chain.restore()
         config = replace(config_of(world, party), unit=unit, spine=UNIT, heartbeat_s=heartbeat_s)
-        unit_tools = RoundTools(party.network, clock, InlineOffload(), trainers[unit], party.seal, publish)
+        unit_tools = RoundContext(party.network, clock, InlineOffload(), trainers[unit], party.seal, publish)
         services[unit] = RoundService(config, chain, open_round, unit_tools, rounds)
         rounds.add(services[unit])
     rounds.serve()

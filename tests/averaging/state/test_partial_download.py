@@ -3,7 +3,7 @@ from __future__ import annotations
 import trio.testing
 from structlog.testing import capture_logs
 
-from averaging.state.partial_download import Incoming
+from averaging.state.partial_download import PartialDownload
 from averaging.state.state import STATE_BYTES_PER_VALUE, leaf_of_chunk
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.ids import CommitId
@@ -18,8 +18,8 @@ CHUNKS = [
 HASHES = [leaf_of_chunk(chunk) for chunk in CHUNKS]
 
 
-def _incoming(disk: MemoryDisk) -> Incoming:
-    return Incoming(MemoryStorage(disk), GRID)
+def _incoming(disk: MemoryDisk) -> PartialDownload:
+    return PartialDownload(MemoryStorage(disk), GRID)
 
 
 async def test_what_was_kept_is_there_after_a_restart(autojump_clock: Clock) -> None:

@@ -14,7 +14,7 @@ from coordinator.ledger.ledger import open_ledger
 from coordinator.progress.run_core import Phase
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError, VersionError
 from protocol.host.calls import START_DOMAIN, decode_admit_reply, decode_checkpoints
-from protocol.host.report_delta import likeness, shortened
+from protocol.host.report_delta import report_digest, shortened
 from protocol.host.reports import HeldoutResult, PeerReport, decode_report_reply
 from protocol.identity.credential import check_credential, make_request, make_tls_key
 from protocol.identity.envelope import first_sequence, open_envelope
@@ -144,7 +144,7 @@ async def test_a_short_report_says_what_its_sender_said_last_and_none_is_believe
     with open_host(tmp_path) as host:
         await admit_all(host)
         reply = decode_report_reply(await host.service.report(host.report(PEERS[0], told)))
-        assert reply.like == likeness(told)
+        assert reply.like == report_digest(told)
         again = shortened(replace(told, tokens_ready=9))
         assert decode_report_reply(await host.service.report(host.report(PEERS[0], again))).like == reply.like
         assert host.tracker.peers[PEERS[0].peer_id].report == replace(told, tokens_ready=9)

@@ -20,7 +20,7 @@ from averaging.data.shards import DatasetManifest
 from averaging.data.tokenizer import ByteTokenizer
 from averaging.state.state import UnitState, state_root
 from coordinator.checkpoints.checkpoints import CheckpointContent, UnitContent, together, write_checkpoint
-from coordinator.experts.merge_inputs import ExpertText, read_parts, write_merged
+from coordinator.experts.merge_inputs import ExpertSample, read_parts, write_merged
 from coordinator.ledger.ledger import open_ledger
 from coordinator.run.hosted_runs import MANIFEST_FILE
 from coordinator.run.run_texts import REASSIGNMENTS
@@ -100,7 +100,7 @@ def test_transformers_finds_the_logits_of_the_mixture_that_was_merged(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     parts = read_parts([checkpoint])
-    text = ExpertText(parts)
+    text = ExpertSample(parts)
     merged = merge_with_text(DECODER, MIXTURE, parts.trunk_N, parts.experts, text, tune_steps)
     assert ("tuned for 3 steps" in merged.told) == bool(tune_steps)
     assert set(write_merged(parts, merged.tensors, tmp_path / "out").files) == ALL_FILES
@@ -154,7 +154,7 @@ def test_an_expert_is_left_out_and_all_that_is_not_its_own_stays_bit_equal(
 
 def test_documents_never_sent_to_an_expert_have_the_same_logits_without_it(checkpoint: Path) -> None:
     parts = read_parts([checkpoint])
-    text = ExpertText(parts)
+    text = ExpertSample(parts)
     models = []
     for left_out in ([], [0]):
         merged = merge_with_text(DECODER, MIXTURE, parts.trunk_N, parts.experts, text, 2, left_out)
@@ -241,20 +241,20 @@ def test_weights_that_were_damaged_are_not_merged(checkpoint: Path) -> None:
 def test_text_of_another_run_or_of_none_or_damaged_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     parts = read_parts([checkpoint])
     with pytest.raises(ConfigError, match=r"no run is hosted from .*nowhere.*--state-dir"):
-        ExpertText(parts, tmp_path / "nowhere")
+        ExpertSample(parts, tmp_path / "nowhere")
     _host(tmp_path / "other", seed=2)
     with pytest.raises(ConfigError, match="which the checkpoint is of"):
-        ExpertText(parts, tmp_path / "other")
+        ExpertSample(parts, tmp_path / "other")
     _, dataset = _host(tmp_path / "mine")
-    assert torch.equal(ExpertText(parts, tmp_path / "mine").windows(1, 2, 4), ExpertText(parts).windows(1, 2, 4))
+    assert torch.equal(ExpertSample(parts, tmp_path / "mine").windows(1, 2, 4), ExpertSample(parts).windows(1, 2, 4))
     shard = tmp_path / "mine" / "data" / expert_shards(dataset, 1)[0].sha256
     shard.write_bytes(b"x")
     with pytest.raises(StorageError, match="is lost or damaged"):
-        ExpertText(parts, tmp_path / "mine")
+        ExpertSample(parts, tmp_path / "mine")
     assert shard.exists()
     (tmp_path / "mine" / "data" / "dataset.json").write_bytes(b"{}")
     with pytest.raises(StorageError, match="is damaged"):
-        ExpertText(parts, tmp_path / "mine")
+        ExpertSample(parts, tmp_path / "mine")
 
 
 def test_the_text_of_each_expert_is_that_of_the_checkpoints_round(tmp_path: Path) -> None:
@@ -263,10 +263,10 @@ def test_the_text_of_each_expert_is_that_of_the_checkpoints_round(tmp_path: Path
     manifest = open_manifest((tmp_path / MANIFEST_FILE).read_bytes(), verifier=Ed25519Verifier())
     parts = read_parts([_checkpoint(tmp_path, _content(run_id))])
     with pytest.raises(StorageError, match=r"ledger.sqlite3 is not there: .* round 3 read"):
-        ExpertText(parts)
+        ExpertSample(parts)
     with open_ledger(tmp_path / "ledger.sqlite3"):
         pass
-    at_first = ExpertText(parts).windows(0, 0, 4)
+    at_first = ExpertSample(parts).windows(0, 0, 4)
 
     exchanged = replace(ROUTING.router, centroids_XF=ROUTING.router.centroids_XF[::-1])
     routing = route_with(exchanged, lambda: TEXTS)
@@ -287,11 +287,11 @@ def test_the_text_of_each_expert_is_that_of_the_checkpoints_round(tmp_path: Path
 
     assert parts.manifest.index == 3
     signed((1, 4))
-    assert torch.equal(ExpertText(parts).windows(0, 0, 4), at_first), "not yet"
+    assert torch.equal(ExpertSample(parts).windows(0, 0, 4), at_first), "not yet"
     signed((1, 3), (2, 4))
-    assert not torch.equal(ExpertText(parts).windows(0, 0, 4), at_first)
+    assert not torch.equal(ExpertSample(parts).windows(0, 0, 4), at_first)
     for lost in ([(3, 4)], [(1, 2), (3, 4)]):
         signed(*lost)
         with pytest.raises(ConfigError, match=r"the text of round 3 is not kept in .* any more.*round 4 or later"):
-            ExpertText(parts)
+            ExpertSample(parts)
     assert first.dataset_id != anew.dataset_id

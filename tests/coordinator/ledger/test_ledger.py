@@ -18,7 +18,7 @@ from coordinator.ledger.ledger import (
     LossPoint,
     open_ledger,
 )
-from coordinator.policy.admission import Decision, InviteFacts, Verdict
+from coordinator.policy.admission import AdmissionDecision, InviteFacts, Verdict
 from protocol.errors import MachineError, RefusedError, StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 
@@ -32,14 +32,14 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield ledger
 
 
-def with_invite(invite: InviteFacts | None, admitted: bool, banned: bool) -> Decision:
+def with_invite(invite: InviteFacts | None, admitted: bool, banned: bool) -> AdmissionDecision:
     if banned:
-        return Decision(Verdict.REFUSE, "banned", RefusedError("banned"))
+        return AdmissionDecision(Verdict.REFUSE, "banned", RefusedError("banned"))
     if admitted:
-        return Decision(Verdict.ADMIT_AGAIN, "known")
+        return AdmissionDecision(Verdict.ADMIT_AGAIN, "known")
     if invite is None or invite.uses >= invite.max_uses:
-        return Decision(Verdict.REFUSE, "no invite", RefusedError("no invite"))
-    return Decision(Verdict.ADMIT_WITH_INVITE, "invited")
+        return AdmissionDecision(Verdict.REFUSE, "no invite", RefusedError("no invite"))
+    return AdmissionDecision(Verdict.ADMIT_WITH_INVITE, "invited")
 
 
 def invite(ledger: Ledger) -> None:

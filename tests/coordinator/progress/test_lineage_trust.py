@@ -11,9 +11,9 @@ from coordinator.progress.lineage_trust import (
     LIE_REST_S,
     LONGEST_REST_S,
     REST_PER_ASKED,
-    Apart,
+    HolderClaim,
     KeptLine,
-    Told,
+    OtherLineage,
     doubt_after,
     looked_apart,
     not_shown,
@@ -31,14 +31,14 @@ A, B = PeerId("a"), PeerId("b")
 UNIT = UnitName("expert-0")
 GENESIS, COMMON, KEPT, OTHER, NEXT = (CommitId(letter * 32) for letter in (b"g", b"c", b"k", b"o", b"n"))
 LINE = KeptLine(KEPT, {GENESIS: 0, COMMON: 5, KEPT: 7})
-HONEST = Told(A, 6, OTHER)
+HONEST = HolderClaim(A, 6, OTHER)
 
 
-def _shown(now_s: float = 0.0) -> Apart:
+def _shown(now_s: float = 0.0) -> OtherLineage:
     return shown_apart(None, LINE, 5, 6, now_s)
 
 
-def _watched(apart: Apart, told: list[Told], from_s: int, to_s: int) -> Apart:
+def _watched(apart: OtherLineage, told: list[HolderClaim], from_s: int, to_s: int) -> OtherLineage:
     """Looked at once a second."""
     for second in range(from_s, to_s):
         looked = looked_apart(apart, told, LINE, float(second))
@@ -51,17 +51,21 @@ def test_what_is_kept_is_lost_when_others_showed_another_side_and_nobody_has_sto
     apart = _watched(_shown(), [HONEST], 1, 100)
     assert not apart.is_lost(PATIENCE_S)
     assert apart.is_lost(1.0 + PATIENCE_S)
-    assert not _watched(apart, [HONEST, Told(B, 7, KEPT)], 100, 101).is_lost(1000.0), "a holder of it is there again"
+    assert not _watched(apart, [HONEST, HolderClaim(B, 7, KEPT)], 100, 101).is_lost(1000.0), (
+        "a holder of it is there again"
+    )
     assert _watched(apart, [], 100, 200).is_lost(200.0), "that nobody holds it says nothing"
 
 
-@pytest.mark.parametrize("told", [Told(B, 5, COMMON), Told(B, 0, GENESIS), Told(B, 7, NO_COMMIT), Told(B, 9, NEXT)])
-def test_who_stands_before_the_fork_or_nowhere_or_where_nobody_knows_keeps_nothing_from_being_lost(told: Told) -> None:
-    assert _watched(_shown(), [HONEST, told], 1, 100).is_lost(1.0 + PATIENCE_S)
+@pytest.mark.parametrize(("index", "commit"), [(5, COMMON), (0, GENESIS), (7, NO_COMMIT), (9, NEXT)])
+def test_a_holder_before_the_fork_or_nowhere_or_at_an_unknown_commit_keeps_nothing_from_being_lost(
+    index: int, commit: CommitId
+) -> None:
+    assert _watched(_shown(), [HONEST, HolderClaim(B, index, commit)], 1, 100).is_lost(1.0 + PATIENCE_S)
 
 
 def test_who_says_that_it_stands_on_what_is_kept_is_believed_for_minutes_while_others_go_on_and_not_for_ever() -> None:
-    liar, apart = Told(B, 7, KEPT), _shown()
+    liar, apart = HolderClaim(B, 7, KEPT), _shown()
     for second in range(1, int(STILL_S + PATIENCE_S) + 1):
         assert not apart.is_lost(float(second - 1))
         if second == 30:
@@ -75,7 +79,7 @@ def test_who_says_that_it_stands_on_what_is_kept_is_believed_for_minutes_while_o
 
 
 def test_where_nobody_goes_on_anywhere_who_says_that_it_stands_on_what_is_kept_is_believed() -> None:
-    apart = _watched(_shown(), [HONEST, Told(B, 7, KEPT)], 1, int(3 * STILL_S))
+    apart = _watched(_shown(), [HONEST, HolderClaim(B, 7, KEPT)], 1, int(3 * STILL_S))
     assert not apart.is_word_over
     assert apart.lost_since_s is None
 
@@ -89,7 +93,7 @@ def test_a_new_commit_of_what_is_kept_ends_all_doubts_about_it() -> None:
 
 
 def test_time_does_not_count_while_all_are_on_what_is_kept() -> None:
-    liar = Told(B, 7, KEPT)
+    liar = HolderClaim(B, 7, KEPT)
     apart = _watched(shown_apart(_shown(), LINE, 5, 8, 0.0), [liar], 1, int(2 * STILL_S))
     assert apart.still_s == 0.0
     assert not _watched(apart, [HONEST, liar], int(2 * STILL_S), int(2 * STILL_S) + 100).is_word_over
@@ -98,11 +102,11 @@ def test_time_does_not_count_while_all_are_on_what_is_kept() -> None:
 def test_a_side_that_parts_earlier_than_another_decides_who_stands_beside_both() -> None:
     apart = shown_apart(shown_apart(None, LINE, 6, 7, 0.0), LINE, 4, 5, 0.0)
     assert (apart.fork_index, apart.index) == (4, 7)
-    assert apart.claims([Told(B, 5, COMMON)], LINE) == (B,)
+    assert apart.claims([HolderClaim(B, 5, COMMON)], LINE) == (B,)
 
 
 def test_who_has_waited_for_minutes_goes_on_waiting_after_a_restart_with_a_patience_left_at_least() -> None:
-    liar = Told(B, 7, KEPT)
+    liar = HolderClaim(B, 7, KEPT)
     apart = shown_apart(_watched(_shown(), [HONEST, liar], 1, 181), LINE, 5, 8, 180.0)
     again = of_bytes(to_bytes(apart), 9000.0)
     assert again == replace(apart, looked_s=9000.0, still_s=min(apart.still_s, STILL_S - PATIENCE_S))
@@ -119,7 +123,7 @@ def test_a_damaged_file_tells_nothing(kept: bytes) -> None:
 
 
 def test_a_host_that_restarts_every_three_minutes_comes_to_a_decision() -> None:
-    told, apart, now_s = [HONEST, Told(B, 7, KEPT)], shown_apart(_shown(), LINE, 5, 8, 0.0), 0
+    told, apart, now_s = [HONEST, HolderClaim(B, 7, KEPT)], shown_apart(_shown(), LINE, 5, 8, 0.0), 0
     for _ in range(3):
         apart = _watched(apart, told, now_s, now_s + 180)
         now_s += 180
@@ -134,18 +138,18 @@ def test_a_host_that_restarts_every_three_minutes_comes_to_a_decision() -> None:
 @pytest.mark.parametrize(
     ("told", "shown", "is_lie"),
     [
-        (Told(A, 7, KEPT), {}, False),
-        (Told(A, 0, GENESIS), {}, False),
-        (Told(A, 8, KEPT), {NEXT: 8}, False),
-        (Told(A, 6, OTHER), {OTHER: 6, NEXT: 7}, False),
-        (Told(A, 8, KEPT), {}, True),
-        (Told(A, 1 << 60, KEPT), {NEXT: 8}, True),
-        (Told(A, 6, OTHER), {}, True),
-        (Told(A, 8, OTHER), {NEXT: 8}, True),
+        (HolderClaim(A, 7, KEPT), {}, False),
+        (HolderClaim(A, 0, GENESIS), {}, False),
+        (HolderClaim(A, 8, KEPT), {NEXT: 8}, False),
+        (HolderClaim(A, 6, OTHER), {OTHER: 6, NEXT: 7}, False),
+        (HolderClaim(A, 8, KEPT), {}, True),
+        (HolderClaim(A, 1 << 60, KEPT), {NEXT: 8}, True),
+        (HolderClaim(A, 6, OTHER), {}, True),
+        (HolderClaim(A, 8, OTHER), {NEXT: 8}, True),
     ],
 )
 def test_who_tells_of_a_commit_or_a_round_that_it_does_not_show_is_named(
-    told: Told, shown: Mapping[CommitId, int], is_lie: bool
+    told: HolderClaim, shown: Mapping[CommitId, int], is_lie: bool
 ) -> None:
     said = not_shown(UNIT, told, LINE, shown)
     assert bool(said) == is_lie

@@ -7,8 +7,8 @@ from coordinator.progress.live_lineages import (
     PATIENCE_S,
     STILL_S,
     UNPROVEN_S,
+    LiveLineages,
     Seen,
-    StoodOn,
     looked_at,
     of_bytes,
     restored,
@@ -28,7 +28,7 @@ class Sides:
     preferred: Chain
     other: Chain
 
-    def looked(self, before: StoodOn, *heads: CommitId, after_s: float) -> StoodOn:
+    def looked(self, before: LiveLineages, *heads: CommitId, after_s: float) -> LiveLineages:
         return looked_at(before, self.log.tree, frozenset(heads), after_s)
 
 
@@ -50,7 +50,7 @@ def _sides() -> Sides:
 def test_where_nobody_stands_on_the_preferred_lineage_the_other_one_counts_after_a_patience() -> None:
     sides = _sides()
     other = sides.other.head[0]
-    looked = sides.looked(StoodOn(), other, after_s=5.0)
+    looked = sides.looked(LiveLineages(), other, after_s=5.0)
     assert looked.counted == frozenset()
     looked = sides.looked(looked, other, after_s=5.0 + PATIENCE_S - 1.0)
     assert looked.counted == frozenset()
@@ -73,7 +73,7 @@ def test_who_stands_on_the_preferred_lineage_behind_its_head_or_before_the_fork_
     sides = _sides()
     other, preferred = sides.other.head[0], sides.preferred.commits
     for heads in ((other, preferred[1][0]), (preferred[0][0],), (other, CommitId(b"?" * 32))):
-        looked = sides.looked(StoodOn(), *heads, after_s=0.0)
+        looked = sides.looked(LiveLineages(), *heads, after_s=0.0)
         assert sides.looked(looked, *heads, after_s=2 * PATIENCE_S).counted == frozenset()
 
 
@@ -89,7 +89,7 @@ def test_what_comes_after_the_lineage_that_counts_is_followed_and_what_comes_bes
 
 def test_a_head_that_nobody_ever_shows_holds_the_host_up_for_minutes_and_not_for_ever() -> None:
     sides = _sides()
-    other, looked = sides.other.head[0], StoodOn()
+    other, looked = sides.other.head[0], LiveLineages()
     for second in range(int(UNPROVEN_S + PATIENCE_S) + 2):
         assert looked.counted == frozenset() or second > UNPROVEN_S + PATIENCE_S
         made_up = CommitId(second.to_bytes(32, "big"))  # another one with each report
@@ -102,7 +102,7 @@ def test_a_head_that_nobody_ever_shows_holds_the_host_up_for_minutes_and_not_for
 def test_who_is_known_again_on_the_preferred_lineage_ends_the_wait_for_what_nobody_shows() -> None:
     sides = _sides()
     other, unknown = sides.other.head[0], CommitId(b"?" * 32)
-    looked = sides.looked(StoodOn(), other, unknown, after_s=0.0)
+    looked = sides.looked(LiveLineages(), other, unknown, after_s=0.0)
     looked = sides.looked(looked, other, sides.preferred.head[0], after_s=UNPROVEN_S - 1.0)
     for second in (UNPROVEN_S, UNPROVEN_S + PATIENCE_S + 1.0):
         looked = sides.looked(looked, other, unknown, after_s=second)
@@ -113,7 +113,7 @@ def test_who_says_that_it_stands_on_a_lineage_that_does_not_grow_holds_the_host_
     None
 ):
     sides = _sides()
-    liar, looked = sides.preferred.commits[2][0], StoodOn()
+    liar, looked = sides.preferred.commits[2][0], LiveLineages()
     looked = sides.looked(looked, sides.other.head[0], liar, after_s=0.0)
     for second in range(1, int(STILL_S + PATIENCE_S) + 2):
         if second == 30:
@@ -135,7 +135,7 @@ def test_who_says_that_it_stands_on_a_lineage_that_does_not_grow_holds_the_host_
 
 def test_where_nobody_goes_on_anywhere_who_stands_on_the_preferred_lineage_is_believed() -> None:
     sides = _sides()
-    looked = StoodOn()
+    looked = LiveLineages()
     for second in range(0, int(3 * STILL_S), 5):
         liar = sides.other.commits[min(3, 1 + second // 60)][0]  # goes over what is known there, and shows nothing new
         looked = sides.looked(looked, liar, sides.preferred.head[0], after_s=float(second))
@@ -153,7 +153,7 @@ def test_what_counted_before_a_restart_counts_with_what_came_after_it_until_some
     assert sides.looked(looked, after_s=2.0).counted == counted, "that nobody is there yet says nothing"
     assert sides.looked(looked, other, after_s=2.0).counted == {other}
     assert sides.looked(looked, other, preferred, after_s=2.0).counted == frozenset()
-    assert restored(sides.log.tree, frozenset(), 1.0, UNSEEN) == StoodOn()
+    assert restored(sides.log.tree, frozenset(), 1.0, UNSEEN) == LiveLineages()
 
 
 def _seen_at(preferred_s: int, other_s: list[int], now_s: float, sides: Sides) -> Seen:

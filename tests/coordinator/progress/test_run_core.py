@@ -13,10 +13,10 @@ from coordinator.progress.run_core import (
     RunEvent,
     RunRules,
     RunState,
+    RunTicked,
     SigningFailed,
     SignStart,
     StartSigned,
-    Ticked,
     step,
 )
 from protocol.ids import CommitId, PeerId
@@ -50,7 +50,7 @@ def test_waits_a_moment_for_peers_on_their_way() -> None:
     with_third = [(0.0, PeerReported(C, False)), *base]
     assert play(*with_third)[1] == []
     assert play(*with_third, (2.0, PeerReported(C, True)))[1] == [SignStart((A, B, C))]
-    assert play(*with_third, (5.2, Ticked()))[1] == [SignStart((A, B))]
+    assert play(*with_third, (5.2, RunTicked()))[1] == [SignStart((A, B))]
 
 
 def test_no_second_start_is_signed_while_a_peer_says_that_there_was_one() -> None:
@@ -64,7 +64,7 @@ def test_no_second_start_is_signed_while_a_peer_says_that_there_was_one() -> Non
 def test_a_peer_that_never_shows_the_start_it_speaks_of_holds_nobody_up_for_long() -> None:
     reports = [(float(now), PeerReported(D, False, has_started=True)) for now in range(int(LOST_START_S))]
     late = [(LOST_START_S, PeerReported(A, True)), (LOST_START_S, PeerReported(B, True))]
-    _, actions, _ = play(*reports, *late, (LOST_START_S + 6, Ticked()))
+    _, actions, _ = play(*reports, *late, (LOST_START_S + 6, RunTicked()))
     assert actions == [SignStart((A, B))]
 
 
@@ -78,7 +78,7 @@ def test_a_signature_that_failed_is_ordered_again_at_the_next_event_and_not_at_o
     state, actions, reason = play(*ready, (0.1, SigningFailed()))
     assert (state.phase, state.is_signing, len(actions)) == (Phase.GATHERING, False, 1)
     assert "tried again" in reason
-    assert play(*ready, (0.1, SigningFailed()), (1, Ticked()))[1] == [SignStart((A, B))] * 2
+    assert play(*ready, (0.1, SigningFailed()), (1, RunTicked()))[1] == [SignStart((A, B))] * 2
 
 
 def test_a_failed_signature_means_nothing_once_the_start_stands() -> None:
@@ -102,7 +102,7 @@ def test_trains_until_the_target_and_finishes_once() -> None:
     state, actions, _ = play(*started, (1.0, CommitVerified(CommitId(b"a" * 32), 1, 600)))
     assert (state.phase, state.index, actions) == (Phase.TRAINING, 1, [])
     last = CommitVerified(CommitId(b"b" * 32), 2, 1200)
-    state, actions, reason = play(*started, (1.0, last), (2.0, Ticked()))
+    state, actions, reason = play(*started, (1.0, last), (2.0, RunTicked()))
     assert (state.phase, actions) == (Phase.FINISHED, [AnnounceFinished()])
     assert "1,200" in reason
 

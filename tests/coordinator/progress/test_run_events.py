@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.progress.run_core import Phase
 from coordinator.progress.run_events import MAX_EVENTS, EventBook
-from coordinator.progress.run_view import LIVE_S, Missing, PeerEntry, RunPicture, TimedRound
+from coordinator.progress.run_view import LIVE_S, MissingCommits, PeerEntry, RunPicture, TimedRound
 from coordinator.progress.unit_holders import UnitHolders
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, UnitName
@@ -107,7 +107,7 @@ def test_rounds_that_a_restarted_host_reads_back_are_no_news() -> None:
     assert told(picture(), picture((timed(1, 300, 10), timed(2, 600, 20)))) == []
 
 
-MISSING = Missing(A, CommitId(b"m" * 32), 9, 3, 0.0, 0.0)
+MISSING = MissingCommits(A, CommitId(b"m" * 32), 9, 3, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.progress.lineage_trust import Doubt, KeptLine, Told
+from coordinator.progress.lineage_trust import Doubt, HolderClaim, KeptLine
 from coordinator.progress.unit_keeper_core import (
     UnitLook,
     askable,
@@ -35,7 +35,7 @@ def test_the_holders_of_each_expert_are_told_of_whoever_is_furthest_first() -> N
         return PeerReport("training", "", UnitName("trunk"), beside=(standing,))
 
     live = {B: report(FIRST, 2), A: report(FIRST, 2), C: report(FIRST, 5)}
-    told = tuple(Told(peer, index, CommitId(b"c" * 32)) for peer, index in ((C, 5), (A, 2), (B, 2)))
+    told = tuple(HolderClaim(peer, index, CommitId(b"c" * 32)) for peer, index in ((C, 5), (A, 2), (B, 2)))
     found, nobody = unit_looks((FIRST, SECOND), live)
     assert (found, nobody) == (UnitLook(FIRST, told), UnitLook(SECOND))
     assert (found.index, found.holders, nobody.index, nobody.holders) == (5, (C, A, B), 0, ())

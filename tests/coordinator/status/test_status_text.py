@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from coordinator.ledger.ledger import LossPoint
-from coordinator.progress.run_view import Missing, PeerEntry, status_json
+from coordinator.progress.run_view import MissingCommits, PeerEntry, status_json
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.status.status_text import status_lines
@@ -31,8 +31,8 @@ def test_lines_say_progress_loss_peers_round_and_checkpoint() -> None:
 
 
 def test_lines_say_which_commits_nobody_brings() -> None:
-    told = Missing(A, CommitId(b"h" * 32), 9, 4, 20.0, 20.0)
-    torn = Missing(PeerId(""), CommitId(b"t" * 32), 7, 0, 90.0, 90.0)
+    told = MissingCommits(A, CommitId(b"h" * 32), 9, 4, 20.0, 20.0)
+    torn = MissingCommits(PeerId(""), CommitId(b"t" * 32), 7, 0, 90.0, 90.0)
     shown = replace(picture((timed(1, 300, 100),)), missing=(told, torn))
     lines = status_lines(json.loads(json.dumps(status_json(shown, 100.0))))
     assert f"missing: rounds 4 to 9 of {peer_name(A)}, for 80 s: the peer told of this commit" in "\n".join(lines)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from peer.checks.dry_run_core import Offer, peer_estimates
+from peer.checks.dry_run_core import OfferedResources, peer_estimates
 from protocol.estimates.dry_run import estimate_lines
 from protocol.run.manifest import default_run_toml, parse_run_config
 
 RUN = parse_run_config(default_run_toml())
-OFFER = Offer(cache_bytes=2_000_000_000, no_listen=False, daily_quota_gb=0.0)
+OFFER = OfferedResources(cache_bytes=2_000_000_000, no_listen=False, daily_quota_gb=0.0)
 
 
 def test_what_a_run_takes_is_told_with_units() -> None:
@@ -23,19 +23,22 @@ def test_what_a_run_takes_is_told_with_units() -> None:
 @pytest.mark.parametrize(
     ("offer", "told"),
     [
-        (Offer(1_500_000, False, 0.0), "of it 1.5 MB of data"),
-        (Offer(2_000_000_000, True, 0.0), "up 783.4 kB, down 783.4 kB"),
-        (Offer(2_000_000_000, False, 1.5), "your quota    ends all that at 1.5 GB a day, up and down together"),
+        (OfferedResources(1_500_000, False, 0.0), "of it 1.5 MB of data"),
+        (OfferedResources(2_000_000_000, True, 0.0), "up 783.4 kB, down 783.4 kB"),
+        (
+            OfferedResources(2_000_000_000, False, 1.5),
+            "your quota    ends all that at 1.5 GB a day, up and down together",
+        ),
     ],
     ids=["small cache", "no inbound connections", "quota"],
 )
-def test_what_the_owner_sets_changes_the_estimates(offer: Offer, told: str) -> None:
+def test_what_the_owner_sets_changes_the_estimates(offer: OfferedResources, told: str) -> None:
     assert told in "\n".join(estimate_lines(peer_estimates(RUN, 20_000_000, offer)))
     assert told not in "\n".join(estimate_lines(peer_estimates(RUN, 20_000_000, OFFER)))
 
 
 def test_without_a_known_run_each_number_that_nobody_knows_says_so() -> None:
-    lines = estimate_lines(peer_estimates(None, 0, Offer(2_000_000_000, False, 1.0)))
+    lines = estimate_lines(peer_estimates(None, 0, OfferedResources(2_000_000_000, False, 1.0)))
     assert lines == [
         "  model       unknown without the host",
         "  memory      unknown without the host; 1.1 GB beside the model",
@@ -53,7 +56,7 @@ def test_of_a_run_of_stages_a_limit_of_memory_says_for_which_there_is_room_or_th
     smallest = min(memory.of(run.stages, stage) for stage in range(3))
 
     def told(max_memory_bytes: int) -> str:
-        offer = Offer(2_000_000_000, False, 0.0, max_memory_bytes)
+        offer = OfferedResources(2_000_000_000, False, 0.0, max_memory_bytes)
         return "\n".join(line for line in estimate_lines(peer_estimates(run, 0, offer)) if "room for" in line)
 
     assert told(0) == ""

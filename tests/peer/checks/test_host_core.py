@@ -6,11 +6,21 @@ import pytest
 
 from averaging import release
 from peer.checks import host_core as doctor_host_core
-from peer.checks.host_core import Answer, Flow, HostReadings, Line, NoAnswer, PortTaken, Reach, Refusal, judge_host
+from peer.checks.host_core import (
+    Answer,
+    Flow,
+    HostReadings,
+    HostRefusal,
+    Line,
+    NoAnswer,
+    PortTaken,
+    ReachReport,
+    judge_host,
+)
 from peer.checks.machine_core import Finding, Level, Unread
 from peer.membership import joining
 
-REACHED = Reach("0.0.0.0", 4001, True, "203.0.113.9", True, "")
+REACHED = ReachReport("0.0.0.0", 4001, True, "203.0.113.9", True, "")
 FAST = Flow(8 << 20, 1.0)
 FINE = HostReadings(Answer("10.0.0.1:7000", 0.4, "0.1.0", "0.1.0"), REACHED, Line(FAST, FAST))
 ANSWER = FINE.answer
@@ -89,7 +99,7 @@ def test_clock(ahead_s: float, level: Level, says: str) -> None:
     ],
 )
 def test_reach_is_told_plainly_with_the_flag_that_mends_it(
-    reach: Reach | PortTaken | Unread | None, level: Level, says: str
+    reach: ReachReport | PortTaken | Unread | None, level: Level, says: str
 ) -> None:
     found = find(replace(FINE, reach=reach), "reachable")
     assert found.level is level
@@ -120,7 +130,9 @@ def test_a_line_that_cannot_carry_the_rounds_of_a_known_run_is_told_with_the_rat
 
 
 def test_host_that_would_not_let_us_in_is_a_fail_and_nothing_more_is_told() -> None:
-    refused = replace(FINE, reach=None, line=None, refusal=Refusal("the invite was used 1 of 1 times", "ask the host"))
+    refused = replace(
+        FINE, reach=None, line=None, refusal=HostRefusal("the invite was used 1 of 1 times", "ask the host")
+    )
     findings = judge_host(refused)
     assert [f.name for f in findings] == ["host", "clock", "admission"]
     assert (findings[-1].level, findings[-1].fix) == (Level.FAIL, "ask the host")
@@ -146,7 +158,7 @@ def test_constants_are_those_of_the_code_that_acts_on_them() -> None:
         (PortTaken("cannot listen on 0.0.0.0 port 4002 (in use)"), Level.FAIL, "--bulk-port"),
     ],
 )
-def test_port_for_weights_and_data(bulk: Reach | PortTaken, level: Level, says: str) -> None:
+def test_port_for_weights_and_data(bulk: ReachReport | PortTaken, level: Level, says: str) -> None:
     found = find(replace(FINE, bulk=bulk), "bulk")
     assert found.level is level
     assert says in f"{found.found}; {found.fix}"

@@ -12,7 +12,7 @@ import trio.testing
 
 from averaging.network.seams.clocks import SystemClock
 from peer.checks.doctor import run_doctor
-from peer.checks.host_core import Answer, HostReadings, Line, NoAnswer, PortTaken, Reach
+from peer.checks.host_core import Answer, HostReadings, Line, NoAnswer, PortTaken, ReachReport
 from peer.checks.host_readings import read_host
 from peer.checks.machine_core import Unread
 from peer.membership.saved_membership import SavedMembership, run_folder, save_membership
@@ -83,10 +83,10 @@ async def test_invite_leads_to_clock_and_release_and_is_not_used_up(tmp_path: Pa
         assert answer.address == address
         assert abs(answer.ahead_s) < 5
         assert answer.release == answer.own_release != ""
-        assert isinstance(readings.reach, Reach)
+        assert isinstance(readings.reach, ReachReport)
         assert (readings.reach.is_reached, readings.reach.seen_as) == (True, "127.0.0.1")
         assert readings.reach.is_own_address
-        assert isinstance(readings.bulk, Reach)
+        assert isinstance(readings.bulk, ReachReport)
         assert readings.bulk.is_reached
         assert readings.bulk.port != readings.reach.port
         assert isinstance(readings.line, Line)
@@ -104,7 +104,7 @@ async def test_run_that_was_joined_is_known_without_an_invite_and_nothing_of_it_
         before = files_of(tmp_path / "peer")
         readings = await ask(config(tmp_path), "")
         assert isinstance(readings.answer, Answer)
-        assert isinstance(readings.reach, Reach)
+        assert isinstance(readings.reach, ReachReport)
         assert isinstance(readings.line, Line)
         assert isinstance((await ask(config(tmp_path), invite(host, free_address(), secret=bytes(16)))).answer, Answer)
         assert files_of(tmp_path / "peer") == before

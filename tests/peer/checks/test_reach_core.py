@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from peer.checks.host_core import PortTaken, Reach
+from peer.checks.host_core import PortTaken, ReachReport
 from peer.checks.machine_core import Unread
 from peer.checks.reach_core import is_outbound_only, outbound_sentence
 
-NOT_REACHED = Reach("0.0.0.0", 4001, False, "203.0.113.9", False, "")
+NOT_REACHED = ReachReport("0.0.0.0", 4001, False, "203.0.113.9", False, "")
 REACHED = replace(NOT_REACHED, is_reached=True)
 
 
-def _found(reach: Reach | PortTaken | Unread | None, *, no_listen: bool = False, announce_host: str = "") -> bool:
+def _found(reach: ReachReport | PortTaken | Unread | None, *, no_listen: bool = False, announce_host: str = "") -> bool:
     return is_outbound_only(no_listen=no_listen, announce_host=announce_host, reach=reach)
 
 

@@ -11,7 +11,7 @@ import trio
 from averaging.network.seams.interfaces import Stream
 from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL
-from peer.holdings.verified_holders import ASK_WITHIN_S, NUM_LOOKED_AT, PROVE_WITHIN_S, Proof, present
+from peer.holdings.verified_holders import ASK_WITHIN_S, NUM_LOOKED_AT, PROVE_WITHIN_S, CommitProof, present
 from protocol.errors import PeerUnreachable
 from protocol.ids import PeerId
 from protocol.rounds.messages.wire import encode_certificate
@@ -50,7 +50,7 @@ async def _look(
 ) -> tuple[dict[PeerId, tuple[int, ...]], float]:
     """Whom the third party counts, and how long that took."""
     me = world.parties[2]
-    proof = Proof(me.network, InlineOffload(), VERIFIER, RUN_ID, world.start_record, (UNIT,))
+    proof = CommitProof(me.network, InlineOffload(), VERIFIER, RUN_ID, world.start_record, (UNIT,))
     begin_s = trio.current_time()
     found = await present(claims, set(claims), _ask, proof, (UNIT,), 0)
     return dict(found.held), trio.current_time() - begin_s
@@ -67,7 +67,7 @@ async def _holder(world: RoundWorld, num_commits: int = NUM_LOOKED_AT + 2) -> Pa
 async def test_a_holder_is_believed_by_the_first_commits_that_it_shows(autojump_clock: object) -> None:
     async with open_world() as world:
         holder = await _holder(world)
-        proof = Proof(world.parties[2].network, InlineOffload(), VERIFIER, RUN_ID, world.start_record, (UNIT,))
+        proof = CommitProof(world.parties[2].network, InlineOffload(), VERIFIER, RUN_ID, world.start_record, (UNIT,))
         assert await proof(holder.peer, 0) == NUM_LOOKED_AT
         held, took_s = await _look(world, {holder.peer: (0,)})
     assert held == {holder.peer: (0,)}

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from peer.holdings.verified_holders_core import Believed, Looked, Shown, believed, everybody
+from peer.holdings.verified_holders_core import Believed, HolderReply, Shown, believed, everybody
 from protocol.ids import PeerId, UnitName
 
 A, B, C, D = (PeerId(name) for name in ("holder-aaaaaa", "liar-bbbbbb", "walled-cccccc", "gone-dddddd"))
 UNITS = (UnitName("expert-0"), UnitName("expert-1"))
 
 
-def _looked(**shown: Shown) -> Looked:
-    return Looked(True, is_there=True, shown={int(name.removeprefix("of_")): each for name, each in shown.items()})
+def _looked(**shown: Shown) -> HolderReply:
+    return HolderReply(True, is_there=True, shown={int(name.removeprefix("of_")): each for name, each in shown.items()})
 
 
 def test_who_shows_commits_is_a_holder_and_who_shows_none_of_which_others_show_some_is_not() -> None:
     listed = {A: (0,), B: (0, 1), C: (1,), D: (1,)}
     looked = {
-        A: _looked(of_0=Shown(3)), B: _looked(of_0=Shown(), of_1=Shown(2)), C: Looked(False), D: Looked(True),
+        A: _looked(of_0=Shown(3)), B: _looked(of_0=Shown(), of_1=Shown(2)), C: HolderReply(False), D: HolderReply(True),
     }  # fmt: skip
     found = believed(listed, looked, UNITS, run_index=0)
     assert found.held == {A: (0,), B: (1,)}

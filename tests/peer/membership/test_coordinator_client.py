@@ -24,7 +24,7 @@ from coordinator.admission.rpc import ServerTls, open_rpc_server
 from peer.membership.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
 from protocol.errors import CallTimeout, MachineError, RefusedError, UnreachableError
 from protocol.host.calls import TLS_SERVER_NAME
-from protocol.host.report_delta import likeness, shortened
+from protocol.host.report_delta import report_digest, shortened
 from protocol.host.reports import PeerReport
 from protocol.identity.credential import make_ca, make_request, make_tls_key
 from protocol.identity.identity import Identity
@@ -139,7 +139,7 @@ async def test_a_report_of_nothing_new_takes_few_bytes_on_a_connection_that_is_k
             for _ in range(NUM_REPORTS):
                 reply = await client.report(shortened(whole))
             spent = client.traffic
-        assert reply.like == likeness(whole)
+        assert reply.like == report_digest(whole)
         payload_bytes = spent.bytes_up - payload.bytes_up + spent.bytes_down - payload.bytes_down
         wire_bytes = relay.num_bytes - before
         assert payload_bytes <= 350 * NUM_REPORTS

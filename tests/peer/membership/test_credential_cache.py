@@ -10,7 +10,7 @@ from averaging.network.seams.bulk_address import BulkAddress
 from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.directory import PeerRecord, Record, member_record_rule, seal_record
 from averaging.network.seams.interfaces import DirectoryEntry
-from peer.membership.credential_cache import VOTED_WITHIN_COMMITS, Roster, recent_voters
+from peer.membership.credential_cache import VOTED_WITHIN_COMMITS, CredentialCache, recent_voters
 from peer.membership.saved_membership import KEPT_ADDRESSES_EACH, KEPT_PEERS
 from protocol.identity.credential import CertificateAuthority, make_ca, make_request, make_tls_key, open_request
 from protocol.identity.identity import Ed25519Verifier, Identity
@@ -33,8 +33,8 @@ def _credential(identity: Identity, authority: CertificateAuthority = CA, days: 
     return authority.issue(opened, RUN, now_unix_s=UNIX_S, days=days, serial=1)
 
 
-def _roster(identity: Identity, credential: bytes) -> Roster:
-    return Roster(RUN, CA.certificate_der, HOST, credential, Ed25519Verifier(), VirtualClock(UNIX_S))
+def _roster(identity: Identity, credential: bytes) -> CredentialCache:
+    return CredentialCache(RUN, CA.certificate_der, HOST, credential, Ed25519Verifier(), VirtualClock(UNIX_S))
 
 
 def _entry(
@@ -185,10 +185,10 @@ async def test_a_newer_credential_is_shown_and_taken_by_those_who_knew_the_older
 # --- after a restart ----------------------------------------------------------------------------------------------------------
 
 
-def _restarted(host_heard_s: float) -> Roster:
+def _restarted(host_heard_s: float) -> CredentialCache:
     """A process that starts at UNIX_S + 40 days; the host was heard last at `host_heard_s`, before it."""
     clock = VirtualClock(UNIX_S + 40 * DAY_S)
-    return Roster(RUN, CA.certificate_der, HOST, _credential(ALICE), Ed25519Verifier(), clock, host_heard_s)
+    return CredentialCache(RUN, CA.certificate_der, HOST, _credential(ALICE), Ed25519Verifier(), clock, host_heard_s)
 
 
 async def test_after_a_restart_while_the_host_is_away_voters_are_judged_as_of_its_last_word(

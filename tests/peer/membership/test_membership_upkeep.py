@@ -12,7 +12,7 @@ from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.directory import PeerRecord, seal_record
 from averaging.network.seams.interfaces import DirectoryEntry
 from averaging.network.seams.offload import InlineOffload
-from peer.membership.credential_cache import Roster
+from peer.membership.credential_cache import CredentialCache
 from peer.membership.membership_upkeep import (
     RECONNECT_EVERY_S,
     RECONNECT_FIRST_S,
@@ -79,7 +79,7 @@ async def _upkeep(
     folder: Path, host: Host, start: Callable[[MembershipUpkeep], Awaitable[None]]
 ) -> AsyncIterator[MembershipUpkeep]:
     first = await Host(host.clock).renew(make_request(ALICE, RUN, make_tls_key(), UNIX_S))
-    roster = Roster(RUN, CA.certificate_der, PeerId("host"), first, Ed25519Verifier(), host.clock)
+    roster = CredentialCache(RUN, CA.certificate_der, PeerId("host"), first, Ed25519Verifier(), host.clock)
     save_membership(
         folder,
         SavedMembership.model_construct(

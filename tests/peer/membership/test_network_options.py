@@ -8,7 +8,7 @@ import trio.testing
 from averaging.network.direct.tls_identity import TlsCredential
 from averaging.network.libp2p.libp2p_network import NetworkOptions
 from averaging.network.seams.clocks import VirtualClock
-from peer.membership.credential_cache import CREDENTIAL_CHANNEL, Roster
+from peer.membership.credential_cache import CREDENTIAL_CHANNEL, CredentialCache
 from peer.membership.network_options import network_options
 from peer.settings.config import PeerConfig
 from protocol.identity.identity import Ed25519Verifier
@@ -23,10 +23,10 @@ def _options(folder: Path, **changes: object) -> NetworkOptions:
 
 def _opened(
     folder: Path, *, key: bytes = b"key", is_outbound_only: bool = False, **changes: object
-) -> tuple[NetworkOptions, Roster]:
+) -> tuple[NetworkOptions, CredentialCache]:
     config = PeerConfig(state_dir=folder, listen_host="127.0.0.1").model_copy(update=changes)
     clock = VirtualClock(UNIX_S)
-    roster = Roster(RUN, CA.certificate_der, HOST.peer_id, b"first", Ed25519Verifier(), clock, None, key)
+    roster = CredentialCache(RUN, CA.certificate_der, HOST.peer_id, b"first", Ed25519Verifier(), clock, None, key)
     options = network_options(
         config,
         folder / "identity",

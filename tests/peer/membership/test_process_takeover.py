@@ -19,13 +19,13 @@ from averaging.rounds.traffic.discovery import (
     ANNOUNCE_EVERY_S,
     IN_ROUNDS,
     LOOK_BYTES_PER_S,
-    Looks,
+    DirectoryPoller,
     announce,
     directory_key,
     list_peers,
 )
-from peer.membership.credential_cache import Roster
-from peer.membership.process_takeover import OwnRecord, is_of_newer_process
+from peer.membership.credential_cache import CredentialCache
+from peer.membership.process_takeover import DirectoryClaim, is_of_newer_process
 from protocol.errors import MachineError
 from protocol.identity.credential import make_ca
 from protocol.identity.envelope import first_sequence
@@ -61,11 +61,11 @@ def _counter(session: int) -> Callable[[], int]:
     return take
 
 
-def _own(session: int, identity: Identity = ALICE) -> OwnRecord:
+def _own(session: int, identity: Identity = ALICE) -> DirectoryClaim:
     """One process with this identity: what it shows is not looked at here."""
     verifier = Ed25519Verifier()
-    roster = Roster(RUN, CA.certificate_der, PeerId("host"), b"credential", verifier, VirtualClock(UNIX_S))
-    return OwnRecord(identity, RUN, session, _counter(session), verifier, roster)
+    roster = CredentialCache(RUN, CA.certificate_der, PeerId("host"), b"credential", verifier, VirtualClock(UNIX_S))
+    return DirectoryClaim(identity, RUN, session, _counter(session), verifier, roster)
 
 
 class Machine:
@@ -73,7 +73,7 @@ class Machine:
 
     def __init__(self, session: int, network: Network, identity: Identity = ALICE) -> None:
         self.own = _own(session, identity)
-        self.looks = Looks(network, RUN)
+        self.looks = DirectoryPoller(network, RUN)
         self.error: MachineError | None = None
         self.ended_s: float | None = None
 

@@ -18,7 +18,7 @@ from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.directory import PeerRecord, seal_record
 from averaging.network.seams.interfaces import DirectoryEntry, Offload
 from averaging.network.seams.offload import InlineOffload
-from peer.membership.credential_cache import Roster
+from peer.membership.credential_cache import CredentialCache
 from peer.membership.revocations import ASK_EVERY_S, FILE_NAME, NUM_ASKED, REVOCATION_CHANNEL, Revocations
 from protocol.errors import RefusedError, RemoteProtocolError
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
@@ -61,13 +61,13 @@ class Peer:
     """One peer's roster and its bans, on the in-memory network."""
 
     network: MemoryNetwork
-    roster: Roster
+    roster: CredentialCache
     bans: Revocations
 
 
 def _peer(swarm: MemorySwarm, identity: Identity, folder: Path, offload: Offload | None = None) -> Peer:
     verifier, credential = Ed25519Verifier(), CREDENTIALS[identity.peer_id]
-    roster = Roster(RUN, CA.certificate_der, HOST.peer_id, credential, verifier, VirtualClock(UNIX_S))
+    roster = CredentialCache(RUN, CA.certificate_der, HOST.peer_id, credential, verifier, VirtualClock(UNIX_S))
     bans = Revocations(folder, RUN, HOST.public_key, verifier, roster, identity.peer_id, offload or InlineOffload())
     network = swarm.start(identity.peer_id)
     roster.serve(network)

@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 import trio
 import trio.testing
 
-from averaging.network.pacing.bulk_limiter import Pacer
+from averaging.network.pacing.bulk_limiter import BulkLimiter
 from averaging.network.seams.clocks import VirtualClock
 from peer.owner.controls import Controls, open_controls
 from peer.owner.controls_core import COOL_FOR_S, ROOMY_FOR_S, STOPPED_BYTES_PER_S, ControlSettings, OwnerPause, Readings
 from peer.settings.config import PeerConfig
 from peer.settings.hours_core import parse_hours
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from protocol.ids import PeerId
 
 Clock = trio.testing.MockClock
@@ -67,14 +67,14 @@ class _PacedNetwork:
     """Both directions of a bulk lane that always has a frame to carry."""
 
     def __init__(self) -> None:
-        self.pacers = (Pacer(), Pacer())
+        self.pacers = (BulkLimiter(), BulkLimiter())
         self.moved_bytes = dict.fromkeys(self.pacers, 0)
 
     def cap_bulk(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
         for pacer, cap in zip(self.pacers, (upload_bytes_per_s, download_bytes_per_s), strict=True):
             pacer.cap(cap)
 
-    async def stream(self, pacer: Pacer) -> None:
+    async def stream(self, pacer: BulkLimiter) -> None:
         while True:
             await pacer.pass_bytes(FRAME_BYTES)
             self.moved_bytes[pacer] += FRAME_BYTES
@@ -88,7 +88,7 @@ class _PacedNetwork:
 class _Scene:
     def __init__(self, settings: ControlSettings, nursery: trio.Nursery, trainer: _Trainer, slowdown: float) -> None:
         self.sensors, self.trainer = _Sensors(), trainer
-        self.board = Board(PeerId("peer"), VirtualClock(), 0.0)
+        self.board = StatusBoard(PeerId("peer"), VirtualClock(), 0.0)
         self.board.say("training", "training")
         self.controls = Controls(settings, self.sensors, self.board, slowdown)
         nursery.start_soon(self.controls.keep)
@@ -271,7 +271,7 @@ def test_the_settings_of_the_peer_are_the_settings_of_its_controls() -> None:
         daily_quota_gb=1.5,
         max_memory_gb=2.5,
     )
-    controls = open_controls(config, Board(PeerId("peer"), VirtualClock(), 0.0), VirtualClock())
+    controls = open_controls(config, StatusBoard(PeerId("peer"), VirtualClock(), 0.0), VirtualClock())
     assert controls._settings == ControlSettings(
         parse_hours("mon 00:00-01:00"), True, 80, 90, 60, 50, 7, 8, 1_500_000_000, 2_500_000_000
     )

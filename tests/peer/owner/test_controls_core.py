@@ -14,9 +14,9 @@ from peer.owner.controls_core import (
     STOPPED_BYTES_PER_S,
     ControlSettings,
     ControlsState,
-    Decision,
     OwnerPause,
     Readings,
+    TrainingAllowance,
     decide,
 )
 from peer.settings.hours_core import parse_hours
@@ -33,7 +33,7 @@ class Story:
         self.state = ControlsState()
         self.now_s = 0.0
 
-    def look(self, after_s: float = 1.0, **readings: object) -> Decision:
+    def look(self, after_s: float = 1.0, **readings: object) -> TrainingAllowance:
         self.now_s += after_s
         local = FRIDAY_NOON + timedelta(seconds=self.now_s)
         at = replace(CALM, now_s=self.now_s, local=local)
@@ -42,7 +42,7 @@ class Story:
 
 
 def test_a_machine_on_the_mains_without_limits_trains_at_full_speed_and_gives_no_reason() -> None:
-    assert Story().look() == Decision(1.0, "")
+    assert Story().look() == TrainingAllowance(1.0, "")
     assert Story().look(is_on_battery=False, gpu_celsius=95.0).may_compute
 
 
@@ -184,7 +184,7 @@ def test_where_use_cannot_be_known_it_does_not_train_and_says_so() -> None:
 
 def test_a_duty_is_a_share_of_the_time_and_is_said() -> None:
     story = Story(ControlSettings(duty_percent=25))
-    assert story.look() == Decision(0.25, "trains 25% of the time, as its owner set it")
+    assert story.look() == TrainingAllowance(0.25, "trains 25% of the time, as its owner set it")
     assert story.look(pause=OwnerPause()).share == 0.0
 
 
@@ -237,7 +237,7 @@ def test_memory_that_comes_and_goes_does_not_start_training_in_between() -> None
 
 
 def test_without_a_limit_any_memory_will_do() -> None:
-    assert Story().look(memory_bytes=1 << 60) == Decision()
+    assert Story().look(memory_bytes=1 << 60) == TrainingAllowance()
 
 
 # --- several at once -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import trio.testing
 from averaging.network.seams.clocks import VirtualClock
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from peer.owner.disk_use import LOOK_EVERY_S, keep_measured
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from protocol.errors import StorageError
 from protocol.ids import PeerId
 
@@ -14,7 +14,7 @@ Clock = trio.testing.MockClock
 
 
 async def test_the_board_learns_what_the_run_takes_of_the_disk(autojump_clock: Clock) -> None:
-    storage, board = MemoryStorage(MemoryDisk()), Board(PeerId("me"), VirtualClock(), 0.0)
+    storage, board = MemoryStorage(MemoryDisk()), StatusBoard(PeerId("me"), VirtualClock(), 0.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep_measured, storage, board)
         await storage.write_atomic("a", [b"12345"])
@@ -39,7 +39,7 @@ class _BadMoment(MemoryStorage):
 
 
 async def test_a_disk_that_cannot_be_measured_now_ends_nothing_and_is_measured_later(autojump_clock: Clock) -> None:
-    storage, board = _BadMoment(MemoryDisk()), Board(PeerId("me"), VirtualClock(), 0.0)
+    storage, board = _BadMoment(MemoryDisk()), StatusBoard(PeerId("me"), VirtualClock(), 0.0)
     await storage.write_atomic("a", [b"12345"])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep_measured, storage, board)

@@ -8,13 +8,13 @@ from dataclasses import replace
 import trio
 
 from averaging.network.seams.interfaces import TrainerProgress
-from averaging.rounds.peer_rounds import PeerRounds, PeerTools
+from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.unit_service import RoundService
 from averaging.state.unit_log import UnitLog
 from averaging.storage.memory_storage import MemoryDisk
 from peer.session.await_state import FirstState
 from peer.session.catch_up import catch_up_by_snapshot
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.messages.messages import AckedRecord, Ballot
 from protocol.rounds.state import OpenRound
@@ -37,14 +37,14 @@ class Newcomer(Node):
     first: FirstState | None = None
 
     @property
-    def board(self) -> Board:
+    def board(self) -> StatusBoard:
         """Where it says what it waits for."""
         if not hasattr(self, "_board"):
-            self._board = Board(self.peer, self.clock, 0.0, state="catching up")
+            self._board = StatusBoard(self.peer, self.clock, 0.0, state="catching up")
         return self._board
 
     async def _unit(
-        self, process: Process, tools: PeerTools, rounds: PeerRounds, unit: UnitName, log: UnitLog
+        self, process: Process, tools: PeerContext, rounds: PeerRounds, unit: UnitName, log: UnitLog
     ) -> RoundService:
         service = await super()._unit(process, tools, rounds, unit, log)
         votes = await service.chain.votes_on_head()
@@ -128,7 +128,7 @@ def test_donor_that_is_gone_after_it_showed_the_runs_commits_is_waited_for_also_
         await chain.restore()
         shown = await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [donor], lambda progress: None)
         assert (chain.head.index, shown) == (0, world.nodes[0].index)
-        board = Board(PeerId("newcomer"), world.nodes[0].clock, 0.0)
+        board = StatusBoard(PeerId("newcomer"), world.nodes[0].clock, 0.0)
         assert FirstState(chain, OpenRound(), lambda: 0, shown, board).is_missing
         assert not FirstState(chain, OpenRound(), lambda: 0, 0, board).is_missing
 
@@ -141,7 +141,7 @@ def test_peer_whose_own_log_was_lost_waits_for_that_state_though_nobody_tells_of
     async def check(world: World) -> None:
         chain = new_chain(world, MemoryDisk())
         await chain.restore()
-        board, lost = Board(PeerId("alone"), world.nodes[0].clock, 0.0, state="catching up"), [7]
+        board, lost = StatusBoard(PeerId("alone"), world.nodes[0].clock, 0.0, state="catching up"), [7]
         first = FirstState(chain, OpenRound(), lambda: 0, 0, board, lambda: lost[0])
         world.nursery.start_soon(first.wait)
         for node in world.nodes:
@@ -161,7 +161,7 @@ def test_peer_that_has_acked_the_first_round_may_finish_it_alone() -> None:
     async def check(world: World) -> None:
         chain = new_chain(world, MemoryDisk())
         await chain.restore()
-        board = Board(PeerId("founder"), world.nodes[0].clock, 0.0)
+        board = StatusBoard(PeerId("founder"), world.nodes[0].clock, 0.0)
         acked = AckedRecord(Ballot(0, PeerId("founder")), b"a record")
         assert not FirstState(chain, OpenRound(acked=acked), lambda: 1, 0, board).is_missing
         assert FirstState(chain, OpenRound(), lambda: 1, 0, board).is_missing
@@ -173,7 +173,7 @@ def test_peer_that_leaves_while_it_waits_says_that_it_leaves() -> None:
     async def check(world: World) -> None:
         chain = new_chain(world, MemoryDisk())
         await chain.restore()
-        board = Board(PeerId("newcomer"), world.nodes[0].clock, 0.0, state="catching up")
+        board = StatusBoard(PeerId("newcomer"), world.nodes[0].clock, 0.0, state="catching up")
         first = FirstState(chain, OpenRound(), lambda: 5, 0, board)
         world.nursery.start_soon(first.wait)
         await world.swarm.timers.sleep(30.0)

@@ -13,7 +13,7 @@ import trio
 from averaging.network.seams.interfaces import Offload, Stream
 from averaging.rounds.fetching.download import MAX_DONORS, DownloadProgress
 from averaging.rounds.lineage.unit_chain import UnitChain
-from averaging.rounds.lineage.updates import UnitTools
+from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, read_request
 from averaging.state.generations import Generations
 from averaging.state.unit_log import UnitLog
@@ -39,7 +39,7 @@ def new_chain(world: World, disk: MemoryDisk, unit: UnitName | None = None) -> U
     storage, offload = MemoryStorage(disk, timers=timers), SimulatedOffload(timers)
     log, generations = UnitLog(storage), Generations(storage, world.grid, offload)
     unit = unit or world.layout.spine
-    tools = UnitTools(world.run_id, unit, world.verifier, world.codec, world.grid, offload, log, generations)
+    tools = UnitContext(world.run_id, unit, world.verifier, world.codec, world.grid, offload, log, generations)
     return UnitChain(tools, world.start_record, world.genesis(unit))
 
 

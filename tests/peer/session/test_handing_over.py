@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from peer.session.handing_over import HAND_OVER_WITHIN_S, LOOK_EVERY_S, hand_over
+from peer.session.handing_over import HAND_OVER_WITHIN_S, HANDED_OVER_POLL_S, hand_over
 from protocol.ids import CommitId, UnitName
 
 Clock = trio.testing.MockClock
@@ -34,7 +34,7 @@ class _Host:
 async def test_who_leaves_stays_until_the_host_has_the_last_round_of_each_unit(autojump_clock: Clock) -> None:
     host, begun_s = _Host(expert_0=1.0, expert_1=3.0), trio.current_time()
     assert await hand_over({FIRST: NEW, SECOND: NEW}, host.stands_at, host.report) == ()
-    assert 3.0 <= trio.current_time() - begun_s <= 3.0 + 2 * LOOK_EVERY_S
+    assert 3.0 <= trio.current_time() - begun_s <= 3.0 + 2 * HANDED_OVER_POLL_S
     assert host.reports == 1
 
 

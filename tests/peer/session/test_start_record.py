@@ -17,13 +17,13 @@ from averaging.data.shards import DatasetManifest, ShardEntry
 from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.offload import InlineOffload
-from averaging.rounds.traffic.discovery import Looks, directory_key
-from peer.membership.credential_cache import Roster
+from averaging.rounds.traffic.discovery import DirectoryPoller, directory_key
+from peer.membership.credential_cache import CredentialCache
 from peer.membership.joining import Membership
 from peer.membership.saved_membership import SavedMembership, load_membership, save_membership
 from peer.session.start_record import START_CHANNEL, StartSearch
 from peer.status.reporting import Reporter
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from protocol.errors import PeerUnreachable, RemoteProtocolError, UnreachableError
 from protocol.host.calls import NO_COMMIT, START_DOMAIN, RunNews
 from protocol.host.reports import PeerReport, ReportReply
@@ -94,8 +94,8 @@ class Peer:
 
     folder: Path
     network: MemoryNetwork
-    roster: Roster
-    board: Board
+    roster: CredentialCache
+    board: StatusBoard
     search: StartSearch
 
     @property
@@ -138,13 +138,15 @@ async def _peer(swarm: MemorySwarm, identity: Identity, folder: Path, start_reco
     own_folder = folder / identity.peer_id
     save_membership(own_folder, saved)
     clock, network = VirtualClock(UNIX_S), swarm.start(identity.peer_id)
-    roster = Roster(RUN, CA.certificate_der, HOST.peer_id, saved.credential, Ed25519Verifier(), clock)
+    roster = CredentialCache(RUN, CA.certificate_der, HOST.peer_id, saved.credential, Ed25519Verifier(), clock)
     roster.serve(network)
     until_s = clock.unix_s() + 3600.0
     record = roster.record(identity, 1, until_s)
     assert await network.publish(directory_key(RUN), identity.peer_id, record, expires_unix_s=until_s)
-    board = Board(identity.peer_id, clock, UNIX_S)
-    search = StartSearch(own_folder, membership, Looks(network, membership.run_id), roster, InlineOffload(), board)
+    board = StatusBoard(identity.peer_id, clock, UNIX_S)
+    search = StartSearch(
+        own_folder, membership, DirectoryPoller(network, membership.run_id), roster, InlineOffload(), board
+    )
     return Peer(own_folder, network, roster, board, search)
 
 

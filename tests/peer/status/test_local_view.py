@@ -13,7 +13,7 @@ from peer.status.local_view import is_here, look
 from peer.status.status import FINAL_STATUS_FILE, PeerStatus, write_final_status
 from peer.status.status_http import peer_app
 from protocol.identity.identity_file import open_identity
-from protocol.screens.daemon_views import Look
+from protocol.screens.daemon_views import DaemonView
 
 STATUS = PeerStatus(peer="12D3KooW", name="calm-otter", state="training", reason="training", index=7)
 PEERS = [{"peer": "12D3KooX", "name": "brisk-lentil"}]
@@ -27,7 +27,7 @@ def _told_to_answer_at(folder: Path, url: str) -> PeerStatus:
         return STATUS.model_copy(update={"peer": held.identity.peer_id})
 
 
-async def _look_at_running(folder: Path, **changes: object) -> Look:
+async def _look_at_running(folder: Path, **changes: object) -> DaemonView:
     listener = bind_http("127.0.0.1", 0)
     own = _told_to_answer_at(folder, f"http://127.0.0.1:{listener.getsockname()[1]}")
     status = own.model_copy(update=changes)

@@ -12,7 +12,7 @@ import trio.testing
 from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.interfaces import Snapshot, TrainerProgress
 from averaging.state.state import UnitState
-from peer.owner.controls_core import Decision
+from peer.owner.controls_core import TrainingAllowance
 from peer.status.duties_core import NUM_BRINGERS, evaluator_of, is_bringer
 from peer.status.reporting import (
     CATCH_UP_EVERY_S,
@@ -20,13 +20,13 @@ from peer.status.reporting import (
     IDLE_REPORT_S,
     REPORT_EVERY_S,
     ExpertLosses,
-    ExpertText,
+    ReportedExpertText,
     Reporter,
     evaluate_commits,
     left_behind,
     make_report,
 )
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from protocol.errors import (
     LocalProtocolError,
     PotluckError,
@@ -36,7 +36,7 @@ from protocol.errors import (
     SupersededError,
     UnreachableError,
 )
-from protocol.host.report_delta import likeness, made_whole
+from protocol.host.report_delta import made_whole, report_digest
 from protocol.host.reports import HeldoutResult, PeerReport, ReportReply, SampleLosses, encode_report
 from protocol.identity.envelope import superseded
 from protocol.identity.identity import Identity
@@ -83,8 +83,8 @@ def _raiser(error: PotluckError) -> Callable[[], ReportReply]:
     return answer
 
 
-def _reporter() -> tuple[Reporter, _Client, Board]:
-    client, board = _Client(), Board(ME, VirtualClock(), 0.0)
+def _reporter() -> tuple[Reporter, _Client, StatusBoard]:
+    client, board = _Client(), StatusBoard(ME, VirtualClock(), 0.0)
     return Reporter(client, board, lambda: None), client, board  # type: ignore[arg-type]
 
 
@@ -161,7 +161,7 @@ async def test_a_report_tells_which_bans_we_know_and_the_answer_brings_the_other
 ) -> None:
     client, bans = _Client(), _Bans(error)
     client.answer = lambda: replace(REPLY, revocations=(b"entry",))
-    reporter = Reporter(client, Board(ME, VirtualClock(), 0.0), lambda: None, revocations=bans)  # type: ignore[arg-type]
+    reporter = Reporter(client, StatusBoard(ME, VirtualClock(), 0.0), lambda: None, revocations=bans)  # type: ignore[arg-type]
     assert await reporter.report_once()
     assert client.reports[0].known_revocations == b"known at"
     assert bans.taken == [(b"entry",)]
@@ -169,7 +169,7 @@ async def test_a_report_tells_which_bans_we_know_and_the_answer_brings_the_other
 
 async def test_a_coordinator_that_lost_bans_is_brought_them_once_it_asks(autojump_clock: Clock) -> None:
     client = _Client()
-    reporter = Reporter(client, Board(ME, VirtualClock(), 0.0), lambda: None, revocations=_Bans())  # type: ignore[arg-type]
+    reporter = Reporter(client, StatusBoard(ME, VirtualClock(), 0.0), lambda: None, revocations=_Bans())  # type: ignore[arg-type]
     client.answer = lambda: replace(REPLY, asks_revocations=True, known_revocations=b"at host.")
     await reporter.report_once()
     client.answer = lambda: REPLY
@@ -187,7 +187,7 @@ async def test_the_last_report_says_that_we_left(autojump_clock: Clock) -> None:
 
 
 async def test_a_report_before_the_rounds_names_no_certificates() -> None:
-    report = make_report(Board(ME, VirtualClock(), 0.0), is_ready_to_start=True, want_from_index=9)
+    report = make_report(StatusBoard(ME, VirtualClock(), 0.0), is_ready_to_start=True, want_from_index=9)
     assert (report.certificates, report.is_ready_to_start) == ((), True)
 
 
@@ -242,7 +242,7 @@ def test_commits_of_a_side_that_was_left_are_told_of_parents_first() -> None:
 
 
 def _reporter_on(rounds: _Rounds) -> tuple[Reporter, _Client]:
-    client, board = _Client(), Board(ME, VirtualClock(), 0.0)
+    client, board = _Client(), StatusBoard(ME, VirtualClock(), 0.0)
     board.service = rounds  # type: ignore[assignment]
     return Reporter(client, board, lambda: None, lambda: b"credential"), client  # type: ignore[arg-type]
 
@@ -312,17 +312,17 @@ class _Knowing(_Client):
     async def report(self, report: PeerReport, credential: bytes = b"") -> ReportReply:
         await super().report(report, credential)
         self.at_s.append(trio.current_time())
-        if report.like and (self.known is None or likeness(self.known) != report.like):
+        if report.like and (self.known is None or report_digest(self.known) != report.like):
             raise RemoteProtocolError("a short report like none that is known here", "a whole one")
         self.known = made_whole(self.known, report) if report.like and self.known else report
-        return replace(REPLY, phase=self.phase, like=likeness(self.known))
+        return replace(REPLY, phase=self.phase, like=report_digest(self.known))
 
     def restart(self) -> None:
         self.known = None
 
 
-def _known_reporter() -> tuple[Reporter, _Knowing, Board]:
-    client, board = _Knowing(), Board(ME, VirtualClock(), 0.0)
+def _known_reporter() -> tuple[Reporter, _Knowing, StatusBoard]:
+    client, board = _Knowing(), StatusBoard(ME, VirtualClock(), 0.0)
     board.say("training", "training")
     return Reporter(client, board, lambda: None, lambda: b"credential"), client, board  # type: ignore[arg-type]
 
@@ -463,7 +463,7 @@ class _Members:
         self.chain = Chain(members=identities)
         self._commit()
         self.host = _Host(self.chain)
-        self.boards = [Board(identity.peer_id, VirtualClock(), 0.0) for identity in identities]
+        self.boards = [StatusBoard(identity.peer_id, VirtualClock(), 0.0) for identity in identities]
         self.lines = [_Line(self.host, board.peer) for board in self.boards]
         for board in self.boards:
             board.say("training", "training")
@@ -605,7 +605,7 @@ def _whole() -> torch.Tensor:
 async def _measure(
     service: _Service,
     trainer: _Trainer,
-    board: Board,
+    board: StatusBoard,
     story: Callable[[], object],
     losses: ExpertLosses | None = None,
 ) -> None:
@@ -674,7 +674,7 @@ async def test_a_state_that_lags_behind_its_head_is_not_measured_as_the_head(aut
 async def test_while_no_training_is_allowed_nothing_is_measured_either(autojump_clock: Clock) -> None:
     _, _, board = _reporter()
     service, trainer = _Service(_mine(1)), _Trainer()
-    board.allowed = Decision(0.0, "paused by its owner")
+    board.allowed = TrainingAllowance(0.0, "paused by its owner")
     await _measure(service, trainer, board, lambda: None)
     assert trainer.num_evaluated == 0
 
@@ -726,7 +726,7 @@ async def test_what_is_read_is_settled_before_a_commit_is_measured_and_the_sampl
     for every_rounds, expected in ((1, 1), (1 << 20, 0)):
         _, _, board = _reporter()
         link = _mine(1)
-        losses = replace(_losses((1,), ()), text=ExpertText(follow, measure_sample, every_rounds))
+        losses = replace(_losses((1,), ()), text=ReportedExpertText(follow, measure_sample, every_rounds))
         await _measure(_Service(link), _Trainer(), board, lambda: None, losses)
         (result,) = board.heldout
         assert result.text_round == 7
@@ -753,7 +753,7 @@ async def test_a_holder_of_many_experts_that_cannot_reach_the_host_can_still_mak
         return (float(expert),)
 
     service = _Service(_mine(1))
-    losses = replace(_losses(held, ()), text=ExpertText(follow, measure_sample, 1))
+    losses = replace(_losses(held, ()), text=ReportedExpertText(follow, measure_sample, 1))
     await _measure(service, _Trainer(), board, lambda: service.move(_mine(2)), losses)
     client.answer = lambda: REPLY
     for _ in range(4):
@@ -798,7 +798,7 @@ async def test_a_round_that_is_nowhere_but_here_is_told_within_a_quarter_of_a_se
             nursery.start_soon(reporter.run)
             await trio.testing.wait_all_tasks_blocked()
             told, begin_s = len(client.reports), trio.current_time()
-            board.publish_beside("committed", {"link": replace(link, roster=roster)})
+            board.publish_other_unit("committed", {"link": replace(link, roster=roster)})
             while len(client.reports) == told:
                 await trio.sleep(0.01)
             assert trio.current_time() - begin_s == pytest.approx(within_s, abs=0.02)

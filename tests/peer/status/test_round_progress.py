@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from peer.status.round_progress import Pace, round_progress
+from peer.status.round_progress import EtaEstimator, round_progress
 from protocol.frozen import replace
 from tests.protocol.rounds.round_table import Table
 
@@ -32,7 +32,7 @@ def test_run_that_is_over_has_no_next_round() -> None:
 
 
 def test_pace_needs_two_rounds_and_begins_anew_on_another_lineage() -> None:
-    pace = Pace()
+    pace = EtaEstimator()
     pace.committed(300, 100.0)
     assert pace.left_s(300, 1200) is None
     pace.committed(600, 110.0)

@@ -15,12 +15,12 @@ from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.fetching.download import DownloadProgress
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.disk_room import DiskMeter
-from peer.membership.credential_cache import HOST_AWAY_S, Roster
-from peer.owner.controls_core import Decision
+from peer.membership.credential_cache import HOST_AWAY_S, CredentialCache
+from peer.owner.controls_core import TrainingAllowance
 from peer.pipeline.lane_service import LaneService
 from peer.status.lineage_divergence import APART_AFTER_S
 from peer.status.round_traffic import RoundTraffic
-from peer.status.status_board import Board
+from peer.status.status_board import StatusBoard
 from peer.status.status_text import status_lines
 from protocol.frozen import replace
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
@@ -44,7 +44,7 @@ async def test_a_commit_counts_for_us_only_with_a_contribution_of_this_process(
     assert record is not None
     entry = record.contributor(seat.peer)
     assert entry is not None
-    board = Board(seat.peer, VirtualClock(), 0.0)
+    board = StatusBoard(seat.peer, VirtualClock(), 0.0)
     board.publish("committed", {"link": seat.head})
     assert board.rounds_counted == 0
     assert board.first_counted_unix_s is None
@@ -66,7 +66,7 @@ async def test_a_round_tells_its_bytes_by_lane_unit_and_codec_in_the_status_and_
     kind = BulkKind(Way.DIRECT, "exchange", UNIT, "int8")
     traffic = TrafficCount(3, 4, 50, 60, (BulkCount(kind, 50, 60),), (ControlCount("round", 3, 4),))
     network = SimpleNamespace(traffic=lambda: traffic)
-    board = Board(seat.peer, VirtualClock(), 0.0, network=cast(Network, network))
+    board = StatusBoard(seat.peer, VirtualClock(), 0.0, network=cast(Network, network))
     board.publish("committed", {"link": seat.head})
     told = board.last_round
     assert told is not None
@@ -93,10 +93,10 @@ async def test_a_round_beside_the_spine_tells_what_its_own_unit_moved(
     seat = table.live()[0]
     own, other = (BulkKind(Way.DIRECT, "exchange", unit, "int8") for unit in (UNIT, "expert-7"))
     traffic = TrafficCount(3, 4, 57, 68, (BulkCount(own, 50, 60), BulkCount(other, 7, 8)))
-    board = Board(seat.peer, VirtualClock(), 0.0, network=cast(Network, SimpleNamespace(traffic=lambda: traffic)))
+    board = StatusBoard(seat.peer, VirtualClock(), 0.0, network=cast(Network, SimpleNamespace(traffic=lambda: traffic)))
     with capture_logs() as logs:
         for _ in range(2):
-            board.publish_beside("committed", {"link": seat.head})
+            board.publish_other_unit("committed", {"link": seat.head})
     told = [
         (line["unit"], line["bytes_up"], line["bytes_down"]) for line in logs if line["event"] == "round_came_beside"
     ]
@@ -107,7 +107,7 @@ async def test_room_on_the_disk_is_told_once_it_was_looked_at(
     autojump_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:
     meter = DiskMeter(tmp_path, InlineOffload())
-    board = Board(PeerId("peer"), VirtualClock(), 5.0, disk=meter)
+    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0, disk=meter)
     assert board.read().disk_free_bytes is None
     with trio.move_on_after(1.0):
         await meter.keep_measured()
@@ -116,7 +116,7 @@ async def test_room_on_the_disk_is_told_once_it_was_looked_at(
 
 
 async def test_before_anything_is_there_the_board_says_where_we_are_and_why() -> None:
-    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     board.say("waiting", "for the run to start")
     status = board.read()
     assert (status.state, status.reason, status.head, status.index) == ("waiting", "for the run to start", "", 0)
@@ -125,22 +125,22 @@ async def test_before_anything_is_there_the_board_says_where_we_are_and_why() ->
 async def test_how_long_it_has_been_so_counts_from_the_change_of_what_is_shown(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     assert (board.read().state, board.read().state_s) == ("joining", 0.0)
     await trio.sleep(7.0)
     assert board.read().state_s == 7.0
     board.say("training", "training")
     assert board.read().state_s == 0.0
     await trio.sleep(2.0)
-    board.allowed = Decision(share=0.0, reason="paused by its owner")
+    board.allowed = TrainingAllowance(share=0.0, reason="paused by its owner")
     assert (board.read().state, board.read().state_s) == ("paused", 0.0)
     await trio.sleep(3.0)
-    board.allowed = Decision(share=0.0, reason="on battery")
+    board.allowed = TrainingAllowance(share=0.0, reason="on battery")
     assert (board.read().reason, board.read().state_s) == ("on battery", 3.0)
 
 
 async def test_a_run_that_pauses_for_a_lost_stage_is_waited_for_and_the_owners_own_pause_is_said_first() -> None:
-    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     board.say("training", "training")
     sentence = "the run pauses: nobody who is there holds stage 1"
     known: dict[str, object] = {
@@ -157,14 +157,14 @@ async def test_a_run_that_pauses_for_a_lost_stage_is_waited_for_and_the_owners_o
     assert board.read().owed_tokens == 10240
     owed = "owed: 10,240 tokens of a round that is over are to count in this stage's next one"
     assert owed in status_lines(board.read())
-    board.allowed = Decision(share=0.0, reason="on battery")
+    board.allowed = TrainingAllowance(share=0.0, reason="on battery")
     assert (board.read().state, board.read().reason) == ("paused", "on battery")
-    board.lanes, board.allowed = cast(LaneService, SimpleNamespace(paused="", **known)), Decision()
+    board.lanes, board.allowed = cast(LaneService, SimpleNamespace(paused="", **known)), TrainingAllowance()
     assert (board.read().state, board.read().reason) == ("spare", "free: a lane is waited for")
 
 
 async def test_who_serves_no_lane_is_a_spare_and_trains_once_it_serves_one() -> None:
-    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     board.say("catching up", "looking for the run's newest state")
     known: dict[str, object] = dict.fromkeys(("could_tokens_per_s", "owed_tokens"), lambda: 0)
     known["move_reason"] = lambda: ""
@@ -180,7 +180,7 @@ async def test_who_serves_no_lane_is_a_spare_and_trains_once_it_serves_one() -> 
 
 
 async def test_a_download_that_ended_before_it_was_whole_is_no_longer_shown() -> None:
-    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     board.publish("downloading", {"progress": DownloadProgress(index=3, bytes_here=10, bytes_all=40, num_donors=2)})
     status = board.read()
     assert (status.download_bytes_here, status.download_bytes_all, status.download_donors) == (10, 40, 2)
@@ -190,25 +190,25 @@ async def test_a_download_that_ended_before_it_was_whole_is_no_longer_shown() ->
 
 
 async def test_what_a_start_found_on_the_disk_stays_in_the_status() -> None:
-    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     assert board.read().restarted == ""
     board.has_restarted("restarted at round 3; nothing was lost")
     board.say("training", "training")
     assert board.read().restarted == "restarted at round 3; nothing was lost"
 
 
-def _roster(clock: VirtualClock, days: int) -> Roster:
+def _roster(clock: VirtualClock, days: int) -> CredentialCache:
     run, me, unix_s = RunId(b"r" * 32), Identity(b"a" * 32), clock.unix_s()
     authority = make_ca(b"c" * 32, now_unix_s=unix_s)
     request = make_request(me, run, make_tls_key(), unix_s)
     opened = open_request(request, verifier=Ed25519Verifier(), run_id=run, now_unix_s=unix_s)
     credential = authority.issue(opened, run, now_unix_s=unix_s, days=days, serial=1)
-    return Roster(run, authority.certificate_der, PeerId("host"), credential, Ed25519Verifier(), clock)
+    return CredentialCache(run, authority.certificate_der, PeerId("host"), credential, Ed25519Verifier(), clock)
 
 
 async def test_the_membership_is_told_credential_host_bans_and_ways_in(autojump_clock: trio.testing.MockClock) -> None:
     clock = VirtualClock()
-    board, roster = Board(PeerId("peer"), clock, 5.0), _roster(clock, days=30)
+    board, roster = StatusBoard(PeerId("peer"), clock, 5.0), _roster(clock, days=30)
     assert (board.read().credential_left_s, board.read().host_heard_ago_s) == (None, None)
     board.has_joined(roster, ("/ip4/192.0.2.1/tcp/1/p2p/one", "/ip4/192.0.2.1/tcp/2/p2p/two"), 7)
     roster.ban([PeerId("bad")])
@@ -227,7 +227,7 @@ async def test_an_own_credential_that_has_ended_is_told_and_breaks_nothing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     clock = VirtualClock()
-    board = Board(PeerId("peer"), clock, 5.0)
+    board = StatusBoard(PeerId("peer"), clock, 5.0)
     board.has_joined(_roster(clock, days=1), (), 7)
     await trio.sleep(2 * 86400.0)
     assert board.read().credential_left_s == pytest.approx(-86400.0, abs=2.0)
@@ -243,7 +243,7 @@ async def test_how_missed_rounds_came_is_told_by_what_moved_the_head(autojump_cl
     tree = seat.state.tree
     path = tree.path(tree.root, seat.head.commit)
     assert path is not None
-    board = Board(seat.peer, VirtualClock(), 0.0)
+    board = StatusBoard(seat.peer, VirtualClock(), 0.0)
     board.downloading(DownloadProgress(1, 5, 5, 2))
     assert board.read().caught_up == "snapshot", "before the rounds begin"
     board.service = SimpleNamespace(state=SimpleNamespace(tree=tree))  # type: ignore[assignment]
@@ -263,7 +263,7 @@ async def test_a_state_that_differs_from_the_attested_one_is_told(autojump_clock
     table = Table(3)
     table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
     seat = table.live()[0]
-    board = Board(seat.peer, VirtualClock(), 0.0)
+    board = StatusBoard(seat.peer, VirtualClock(), 0.0)
     assert board.read().is_sound
     chain = SimpleNamespace(
         head=seat.head, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=False, tools=TOOLS
@@ -288,7 +288,7 @@ async def test_next_round_and_the_time_left_of_the_run_are_told(autojump_clock: 
     path = tree.path(tree.root, seat.head.commit)
     assert path is not None
     missed, newest = path[-2].link, path[-1].link
-    board = Board(seat.peer, VirtualClock(), 0.0, target_total_tokens=3 * newest.total_tokens)
+    board = StatusBoard(seat.peer, VirtualClock(), 0.0, target_total_tokens=3 * newest.total_tokens)
     chain = SimpleNamespace(
         head=newest, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=True, tools=TOOLS
     )
@@ -311,7 +311,7 @@ async def test_next_round_and_the_time_left_of_the_run_are_told(autojump_clock: 
 async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    board = Board(PeerId("me"), VirtualClock(), 0.0)
+    board = StatusBoard(PeerId("me"), VirtualClock(), 0.0)
     assert (board.known_peers(), board.latest_rounds()) == ([], [])
     table = Table(3)
     table.run_until(lambda: all(seat.head.index >= 2 for seat in table.live()))
@@ -346,7 +346,7 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
 
 async def test_peer_that_was_never_heard_has_no_time_at_which_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     views = {PeerId(name): PeerView(PeerId(name), heard_at_s=at_s) for name, at_s in (("a", 0.0), ("b", 90.0))}
-    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     monkeypatch.setattr(board.clock, "monotonic_s", lambda: 100.0)
     state = replace(Table(1).live()[0].state, peers=MappingProxyType(views))
     chain = SimpleNamespace(links=())
@@ -359,7 +359,7 @@ async def test_host_that_follows_another_lineage_for_long_is_told_and_no_longer_
 ) -> None:
     links = (ChainLink(UnitName("whole"), CommitId(b"0" * 32), 0, (PeerId("peer"),), 0, 100),)
     now_s = 100.0
-    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     monkeypatch.setattr(board.clock, "monotonic_s", lambda: now_s)
     board.hears_host(CommitId(b"x" * 32), 9)  # before there is a lineage
     board.service = SimpleNamespace(chain=SimpleNamespace(links=links))  # type: ignore[assignment]
@@ -377,7 +377,7 @@ async def test_who_does_not_hold_the_spine_is_apart_only_where_the_host_follows_
     spine = ChainLink(UnitName("stage-0"), CommitId(b"0" * 32), 0, (PeerId("peer"),), 0, 100)
     own = ChainLink(UnitName("stage-1"), CommitId(b"1" * 32), 0, (PeerId("peer"),), 0, 100)
     now_s = 100.0
-    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     monkeypatch.setattr(board.clock, "monotonic_s", lambda: now_s)
     board.service = SimpleNamespace(chain=SimpleNamespace(links=(own,)))  # type: ignore[assignment]
     board.follower = SimpleNamespace(view=SpineView(spine.commit, tree_of(spine)))  # type: ignore[assignment]
@@ -394,7 +394,7 @@ async def test_who_does_not_hold_the_spine_is_apart_only_where_the_host_follows_
 async def test_peer_that_waits_for_the_state_of_the_run_is_not_apart_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     links = (ChainLink(UnitName("whole"), CommitId(b"0" * 32), 0, (PeerId("peer"),), 0, 100),)
     now_s = 100.0
-    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     monkeypatch.setattr(board.clock, "monotonic_s", lambda: now_s)
     board.service = SimpleNamespace(chain=SimpleNamespace(links=links))  # type: ignore[assignment]
     board.say("waiting", "for the state of round 9")

@@ -13,7 +13,7 @@ from peer.training.training_process import (
     MAX_QUICK_DEATHS,
     RESTART_PAUSE_S,
     SLOW_RESTART_S,
-    Incoming,
+    MessageReader,
     TrainingProcess,
     restart_pause_s,
 )
@@ -33,7 +33,7 @@ async def test_a_life_is_a_plan_that_is_given_and_what_is_heard_until_it_ends(tm
     plan = stage_plan(tmp_path, 1)
     process = TrainingProcess(anchor(plan).numel())
 
-    async def listen(incoming: Incoming) -> int:
+    async def listen(incoming: MessageReader) -> int:
         assert process.stream is not None
         assert process.pid == starts.started[-1].pid
         await process.stream.send_all(frame(StageOrder(number=5, op="theta")))
@@ -53,7 +53,7 @@ async def test_one_that_is_killed_ends_its_life_with_nothing(tmp_path: Path, sta
     plan = stage_plan(tmp_path, 1)
     process = TrainingProcess(anchor(plan).numel())
 
-    async def listen(incoming: Incoming) -> bytes | None:
+    async def listen(incoming: MessageReader) -> bytes | None:
         process.kill()
         return await incoming.message()
 
@@ -68,7 +68,7 @@ async def test_the_system_that_gives_no_process_is_told_to_who_asks(tmp_path: Pa
     plan = stage_plan(tmp_path, 1)
     process = TrainingProcess(anchor(plan).numel())
 
-    async def listen(incoming: Incoming) -> bool:
+    async def listen(incoming: MessageReader) -> bool:
         return True
 
     with pytest.raises(OSError, match="no process"):
@@ -82,13 +82,13 @@ async def test_a_message_that_is_too_long_is_not_read() -> None:
     async with ours, theirs:
         await theirs.send_all((MAX_MESSAGE_BYTES + 1).to_bytes(4, "little"))
         with pytest.raises(LocalProtocolError, match="from the training process"):
-            await Incoming(ours).message()
+            await MessageReader(ours).message()
 
 
 async def test_messages_come_whole_however_they_are_cut_and_an_end_in_the_middle_is_an_end() -> None:
     ours, theirs = (trio.SocketStream(end) for end in trio.socket.socketpair())
     async with ours, theirs:
-        incoming = Incoming(ours)
+        incoming = MessageReader(ours)
         for part in (b"\x03\x00", b"\x00\x00ab", b"c\x09\x00\x00\x00zz"):
             await theirs.send_all(part)
         assert await incoming.message() == b"abc"

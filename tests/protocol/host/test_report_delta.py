@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from protocol.host.report_delta import likeness, made_whole, shortened
+from protocol.host.report_delta import made_whole, report_digest, shortened
 from protocol.host.reports import (
     HeldoutResult,
     PeerReport,
@@ -64,20 +64,20 @@ BROUGHT = {
 
 @pytest.mark.parametrize("changes", [*({name: value} for name, value in {**MOVED, **BROUGHT}.items())])
 def test_numbers_that_move_and_what_is_brought_make_no_other_likeness(changes: dict[str, object]) -> None:
-    assert likeness(replace(WHOLE, **changes)) == likeness(WHOLE)  # type: ignore[arg-type]
+    assert report_digest(replace(WHOLE, **changes)) == report_digest(WHOLE)  # type: ignore[arg-type]
 
 
 def test_everything_else_does() -> None:
     others = [each.name for each in fields(PeerReport) if each.name not in {*MOVED, *BROUGHT, "like"}]
     empty = PeerReport("", "", UnitName(""), is_ready_to_start=True, is_outbound_only=True)
     changed = [replace(WHOLE, **{name: getattr(empty, name)}) for name in others]
-    assert len({likeness(WHOLE), *map(likeness, changed)}) == len(others) + 1
+    assert len({report_digest(WHOLE), *map(report_digest, changed)}) == len(others) + 1
 
 
 def test_a_short_report_says_the_same_to_a_host_that_knows_one_like_it() -> None:
     now = replace(WHOLE, **MOVED, **BROUGHT)  # type: ignore[arg-type]
     short = decode_report(encode_report(shortened(now)))
-    assert (short.state, short.head, short.beside, short.like) == ("", b"", (), likeness(WHOLE))
+    assert (short.state, short.head, short.beside, short.like) == ("", b"", (), report_digest(WHOLE))
     assert made_whole(WHOLE, short) == now
 
 

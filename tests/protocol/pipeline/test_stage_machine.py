@@ -38,8 +38,8 @@ START = Point(4, 0)
 F0, F1, B0, B1 = Pass(0, False), Pass(1, False), Pass(0, True), Pass(1, True)
 
 
-def _fed(state: StageState, *events: Event) -> lane_stage.Step:
-    done = lane_stage.Step(state)
+def _fed(state: StageState, *events: Event) -> lane_stage.StageTransition:
+    done = lane_stage.StageTransition(state)
     for event in events:
         done = lane_stage.step(done.state, event)
     return done
@@ -49,7 +49,7 @@ def _begun(stage: int) -> StageState:
     return _fed(begin(CONFIG, stage, START).state, SnapshotHeld(0, START)).state
 
 
-def _stepped(state: StageState, *, counts: bool = True) -> lane_stage.Step:
+def _stepped(state: StageState, *, counts: bool = True) -> lane_stage.StageTransition:
     """The first stage through all that one inner step asks of it."""
     at, epoch = state.at, state.epoch
     gradients = [Arrived(epoch, at, B0), Arrived(epoch, at, B1)]
@@ -185,7 +185,7 @@ def test_back_at_the_end_of_a_round_a_stage_averages_again() -> None:
 
 def test_a_dissolved_lane_does_nothing_more() -> None:
     over = lane_stage.step(_begun(0), LaneDissolved()).state
-    assert _fed(over, WentBack(1, START, 0), Arrived(1, START, B0)) == lane_stage.Step(over)
+    assert _fed(over, WentBack(1, START, 0), Arrived(1, START, B0)) == lane_stage.StageTransition(over)
 
 
 def test_numbers_that_make_no_lane_are_refused() -> None:

@@ -29,10 +29,10 @@ from protocol.rounds.events import (
     PeersListed,
     Progressed,
     PromiseLogged,
+    RoundTicked,
     Switched,
     SwitchFailed,
     SwitchPrepared,
-    Ticked,
 )
 from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import CommitTree, SpineView, TreeNode, tree_of
@@ -76,7 +76,7 @@ from protocol.rounds.orders import (
 from protocol.rounds.proposal import consumed_tokens
 from protocol.rounds.queries import own_heartbeat
 from protocol.rounds.schedule.target import RoundTarget
-from protocol.rounds.state import OpenRound, RoundConfig, RoundState, Step
+from protocol.rounds.state import OpenRound, RoundConfig, RoundState, RoundStep
 from tests.protocol.rounds.reasons import says_why
 from tests.simulation.signing import HashSigner, HashVerifier
 
@@ -184,7 +184,7 @@ class Seat:
         self.has_trainer = True
         self.orders: list[Action] = []
         self.reasons: list[str] = []
-        self.steps: list[tuple[Event, Step]] = []
+        self.steps: list[tuple[Event, RoundStep]] = []
         self.certificates: list[Certificate] = []
         self.waiting: list[tuple[float, GatherBytes | Commit]] = []
         self.reduced: set[tuple[CommitId, Ballot, int, int]] = set()
@@ -336,7 +336,7 @@ class Table:
         self.queue.extend(seat.mailbox)
         seat.mailbox = []
         self.talk()
-        seat.feed(Ticked(lag_s))
+        seat.feed(RoundTicked(lag_s))
         self.talk()
 
     def split(self, *side: Seat) -> None:
@@ -357,7 +357,7 @@ class Table:
                 self.retry(seat)
                 seat.tokens += seat.tokens_a_tick
                 seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s, late_upload_s=seat.late_upload_s))
-                seat.feed(Ticked())
+                seat.feed(RoundTicked())
         self.talk()
 
     def talk(self, limit: int = 5000) -> None:
@@ -391,7 +391,7 @@ class Table:
                 sender.feed(PeersAnswered(((item.to, self.now_s),)))
 
     def _take(self, seat: Seat, item: Parcel) -> None:
-        """A result is bytes to everybody, and word of them to the attempt's leader and its reducer alone (`Exchanging`)."""
+        """A result is bytes to everybody, and word of them to the attempt's leader and its reducer alone (`ExchangeDriver`)."""
         message = item.message
         if not isinstance(message, ResultReady):
             seat.feed(MessageArrived(item.sender, message, item.raw))

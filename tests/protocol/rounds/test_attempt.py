@@ -8,7 +8,7 @@ import pytest
 
 from protocol.ids import PeerId
 from protocol.rounds.attempt import DEADLINE_FACTOR, LEAST_REDUCE_S, settle_within_s
-from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed, Ticked
+from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed, RoundTicked
 from protocol.rounds.lineage.quorum import tie_holder
 from protocol.rounds.liveness import LONGER
 from protocol.rounds.messages.messages import Ack, Committed, Mend, Proposal, ResultReady, RoundMessage, Settle
@@ -370,7 +370,7 @@ def test_a_reducer_that_does_not_hold_the_unit_is_told_of_late_uploads_by_who_le
     proposal = opener.state.open.proposal
     assert proposal is not None
     for seat in (opener, other):
-        seat.feed(Ticked())
+        seat.feed(RoundTicked())
         assert [type(order) for order in seat.ordered(GiveTime)] == [GiveTime]
     assert _told_to(opener, lender) == [replace(proposal, reduce_within_s=DEADLINE_FACTOR * 100.0)]
     assert _told_to(other, lender) == []
@@ -381,9 +381,9 @@ def test_a_reducer_that_comes_to_a_slice_later_is_told_of_late_uploads_known_by_
     opener, _, lender = _lent(table)
     proposal = opener.state.open.proposal
     assert proposal is not None
-    opener.feed(Ticked())
+    opener.feed(RoundTicked())
     opener.feed(PeerLost(next(part.reducer for part in proposal.slices if part.reducer not in (lender, opener.peer))))
-    opener.feed(Ticked())
+    opener.feed(RoundTicked())
     assert opener.sent(Mend)
     assert {told.reduce_within_s for told in _told_to(opener, lender)} == {DEADLINE_FACTOR * 100.0}
     assert len({told.slices for told in _told_to(opener, lender)}) == 2
@@ -399,7 +399,7 @@ def test_an_upload_is_told_to_all_once_it_takes_longer_than_slices_wait_for_or_t
     def told_of(upload_s: float) -> list[SendHeartbeat]:
         before = len(late.orders)
         late.feed(Progressed(0, True, late_upload_s=upload_s))
-        late.feed(Ticked())
+        late.feed(RoundTicked())
         return [
             order for order in late.orders[before:] if isinstance(order, SendHeartbeat) and "upload" in order.reason
         ]
@@ -420,7 +420,7 @@ def test_an_upload_that_slices_wait_for_is_told_to_all_where_it_lets_silence_las
     assert opened.proposal is not None
     patient = replace(opened, proposal=replace(opened.proposal, reduce_within_s=1000.0))
     late.state = replace(late.state, open=patient, exchange_s=LONGER * thin_from_s(late.state) + 0.1)
-    late.feed(Ticked())
+    late.feed(RoundTicked())
     assert [o for o in late.orders if isinstance(o, SendHeartbeat) and "upload" in o.reason]
 
 
@@ -440,7 +440,7 @@ def test_what_an_upload_took_before_the_proposal_gives_its_slices_no_more_time()
     _, late, other = _thin(table)
     view = replace(other.state.peers[late.peer], exchange_s=90.0, told_at_s=other.state.open.proposal_at_s - 1.0)
     other.state = replace(other.state, peers=MappingProxyType({**other.state.peers, late.peer: view}))
-    other.feed(Ticked())
+    other.feed(RoundTicked())
     assert other.ordered(GiveTime) == []
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from protocol.ids import PeerId
-from protocol.rounds.events import Ticked
+from protocol.rounds.events import RoundTicked
 from protocol.rounds.failure_probes import FULL_MESH, NUM_BESIDE, do_ping, do_watch, is_ours_to_ask, missed_by_others
 from protocol.rounds.liveness import MOST_ASKED, ticked, with_view
 from protocol.rounds.messages.messages import Proposal, ResultReady, SliceSpec
@@ -122,7 +122,7 @@ def test_who_is_asked_asks_nobody_unless_it_is_not_asked_in_time_or_misses_someb
         for other in heard:
             seat.hear(other, heartbeat_of(other))
         table.now_s += seat.state.config.ping_s
-        orders = [order for order in seat.feed(Ticked()) if isinstance(order, SendHeartbeat)]
+        orders = [order for order in seat.feed(RoundTicked()) if isinstance(order, SendHeartbeat)]
         return set().union(*(order.to for order in orders))
 
     heard = [other for other in others if other is not leader]
@@ -296,7 +296,7 @@ def test_of_many_who_are_missed_all_have_their_turn_however_many_a_liar_says_tha
     for step in range(1, 40):
         now_s = table.now_s + 0.2 * step
         state = with_view(state, replace(state.peers[liar.peer], silent=everybody, told_at_s=now_s, heard_at_s=now_s))
-        state = ticked(state, Ticked(0.0), now_s).state
+        state = ticked(state, RoundTicked(0.0), now_s).state
         asked |= set(state.open.asked_since)
         for peer in asked - {missed[-1]}:  # all but the frozen one answer
             state = with_view(state, replace(state.peers[peer], heard_at_s=now_s + 0.1))

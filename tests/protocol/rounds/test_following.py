@@ -10,11 +10,11 @@ from protocol.rounds.events import (
     CommitStalled,
     FlipOrdered,
     PeerLost,
+    RoundTicked,
     SpineMoved,
     Switched,
     SwitchFailed,
     SwitchPrepared,
-    Ticked,
 )
 from protocol.rounds.following import LEADERS_WORD_S, would_switch
 from protocol.rounds.lineage.chain import ChainLink
@@ -160,7 +160,7 @@ def _ticked_for(table: Table, seat: Seat, seconds: float) -> list[object]:
     until_s, orders = table.now_s + seconds, list[object]()
     while table.now_s < until_s:
         table.now_s += 0.25
-        orders += seat.feed(Ticked())
+        orders += seat.feed(RoundTicked())
     return orders
 
 
@@ -561,9 +561,9 @@ def test_what_was_passed_over_is_wanted_again_after_a_while_and_each_time_later(
         while table.now_s < wanted_s - 1.0:
             table.now_s += 1.0
             _hear_all(table, seat)
-            assert _targets(seat.feed(Ticked())) == []
+            assert _targets(seat.feed(RoundTicked())) == []
         table.now_s = wanted_s
-        assert _targets(seat.feed(Ticked())) == [preferred[-1].link.commit]
+        assert _targets(seat.feed(RoundTicked())) == [preferred[-1].link.commit]
         seat.feed(_not_to_be_had(preferred))
 
 
@@ -573,11 +573,11 @@ def test_what_is_being_brought_here_meanwhile_is_not_left_for_what_was_passed_ov
     for _ in range(5):
         table.now_s += FIRST_PAUSE_S
         _hear_all(table, seat)
-        assert _targets(seat.feed(Ticked())) == []
+        assert _targets(seat.feed(RoundTicked())) == []
     (_, flip) = seat.feed(SwitchPrepared(next_best[-1].link.commit))
     assert isinstance(flip, Switch)
     seat.feed(Switched(next_best[-1].link, state_root(next_best[-1].link.commit), OpenRound()))
-    assert _targets(seat.feed(Ticked())) == [preferred[-1].link.commit]
+    assert _targets(seat.feed(RoundTicked())) == [preferred[-1].link.commit]
 
 
 def test_what_was_passed_over_is_wanted_at_once_when_somebody_comes_or_comes_to_stand_on_it() -> None:
@@ -587,13 +587,13 @@ def test_what_was_passed_over_is_wanted_at_once_when_somebody_comes_or_comes_to_
         if not do_stand:
             seat.feed(PeerLost(late.peer))
         seat.feed(_not_to_be_had(preferred))
-        assert _targets(seat.feed(Ticked())) == []
+        assert _targets(seat.feed(RoundTicked())) == []
         heartbeat = heartbeat_of(late)
         if do_stand:
             (head,) = heartbeat.heads
             heartbeat = replace(heartbeat, heads=(replace(head, head=preferred[30].link.commit),))
         seat.hear(late, heartbeat)
-        seat.feed(Ticked())
+        seat.feed(RoundTicked())
         assert seat.state.switching is not None
         seat.feed(SwitchFailed(seat.state.switching.target, "something else"))
         assert _targets(seat.hear(other, _told(preferred[-1]))) == [preferred[-1].link.commit]
@@ -653,7 +653,7 @@ def test_a_lost_lineage_of_a_single_commit_is_passed_over_for_one_that_somebody_
     for one in held:
         assert _targets(_apply(seat, one)) == []
     table.now_s += FIRST_PAUSE_S
-    assert _targets(seat.feed(Ticked())) == [lost[0].link.commit], "wanted again, from the branch that is followed"
+    assert _targets(seat.feed(RoundTicked())) == [lost[0].link.commit], "wanted again, from the branch that is followed"
 
 
 def test_a_commit_that_cannot_be_written_here_is_passed_over_by_nobody() -> None:
@@ -696,7 +696,7 @@ def test_what_was_passed_over_is_forgotten_once_it_lies_behind_the_head() -> Non
     table, seat, _, _, _, preferred = _three_sides()
     seat.feed(_not_to_be_had(preferred))
     table.now_s += FIRST_PAUSE_S
-    seat.feed(Ticked())
+    seat.feed(RoundTicked())
     seat.feed(SwitchPrepared(preferred[-1].link.commit))
     seat.feed(Switched(preferred[-1].link, state_root(preferred[-1].link.commit), OpenRound()))
     assert seat.head == preferred[-1].link

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from protocol.rounds.events import Progressed, Ticked
+from protocol.rounds.events import Progressed, RoundTicked
 from protocol.rounds.heartbeat_interval import beat_interval_s, is_told_to_opener, until_due_s
 from protocol.rounds.messages.messages import Proposal
 from protocol.rounds.orders import SendHeartbeat
@@ -34,7 +34,7 @@ def _met(num_peers: int = 4, *, since_s: float = 100.0, tokens: int = 1, **numbe
     acquaint(table)
     seat = table.live()[0]
     table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
-    seat.feed(Ticked())
+    seat.feed(RoundTicked())
     return table, seat
 
 
@@ -125,9 +125,9 @@ def test_nothing_is_expected_where_nobody_trains_or_the_run_is_over() -> None:
 def test_tokens_that_come_all_at_once_are_told_with_the_next_tick() -> None:
     table, seat = _met()
     table.now_s += 1.0
-    assert not any(isinstance(action, SendHeartbeat) for action in seat.feed(Ticked()))
+    assert not any(isinstance(action, SendHeartbeat) for action in seat.feed(RoundTicked()))
     seat.feed(Progressed(TARGET_TOKENS, True))
-    assert any(isinstance(action, SendHeartbeat) for action in seat.feed(Ticked()))
+    assert any(isinstance(action, SendHeartbeat) for action in seat.feed(RoundTicked()))
 
 
 def _train(table: Table, speeds: dict[Seat, float], until_s: float, begun_s: float = 100.0) -> None:
@@ -186,5 +186,5 @@ def test_who_comes_back_is_heard_of_at_once() -> None:
     other.feed(Progressed(1, True))
     other.hear(seat, heartbeat_of(seat))
     table.now_s += 1.0
-    other.feed(Ticked())
+    other.feed(RoundTicked())
     assert len(other.ordered(SendHeartbeat)) == before + 1

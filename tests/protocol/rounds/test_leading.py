@@ -7,7 +7,7 @@ import pytest
 
 from protocol.ids import CommitId
 from protocol.rounds.attempt import left_s, most_left_s
-from protocol.rounds.events import PeerLost, Progressed, PromiseLogged, Ticked
+from protocol.rounds.events import PeerLost, Progressed, PromiseLogged, RoundTicked
 from protocol.rounds.leading import RANK_DELAY_S, expected_opener, overdue_s
 from protocol.rounds.lineage.quorum import tie_holder
 from protocol.rounds.messages.messages import (
@@ -51,7 +51,7 @@ def _asking(table: Table) -> tuple[Seat, Seat, PreVoteRequest]:
         for other in table.others(opener, seat):
             seat.hear(other, heartbeat_of(other))
         seat.feed(Progressed(1000, True))
-        seat.feed(Ticked())
+        seat.feed(RoundTicked())
         asked = seat.sent(PreVoteRequest)
         if asked:
             assert isinstance(asked[0], PreVoteRequest)
@@ -68,7 +68,7 @@ def test_the_first_opener_proposes_only_when_its_own_promise_is_on_disk() -> Non
     _mute(table)
     opener = table.opener()
     base, ballot = table.genesis.commit, Ballot(0, opener.peer)
-    orders = opener.feed(Ticked())
+    orders = opener.feed(RoundTicked())
     assert LogPromise(base, ballot) in orders
     assert opener.sent(Proposal) == []
     (order,) = opener.feed(PromiseLogged(base, ballot))
@@ -81,7 +81,7 @@ def test_a_restarted_opener_does_not_make_a_second_attempt_under_the_ballot_of_i
     acquaint(table)
     opener = table.opener()
     table.drops = lambda sender, to, message: isinstance(message, Proposal | Settle) and message.ballot.attempt == 0
-    opener.feed(Ticked())
+    opener.feed(RoundTicked())
     table.restart(opener)
     table.run_until(lambda: table.all_at(1))
     assert [m for m in opener.sent(Proposal) if _is_proposal(m, 0)] == []
@@ -95,7 +95,7 @@ def test_nobody_opens_while_it_may_not_contribute() -> None:
     acquaint(table)
     opener = table.opener()
     opener.feed(Progressed(1000, False))
-    opener.feed(Ticked())
+    opener.feed(RoundTicked())
     assert opener.ordered(LogPromise) == []
 
 
@@ -135,7 +135,7 @@ def _opens_after_s(num_behind: int, exchange_ms: int = 0, *, is_made_up: bool = 
         opener.hear(slow, old)
         opener.hear(quick, heartbeat_of(quick))
         opener.feed(Progressed(1000, True))
-        opener.feed(Ticked())
+        opener.feed(RoundTicked())
     return table.now_s - begun_s
 
 
@@ -197,7 +197,7 @@ def test_an_objection_is_no_vote_and_without_votes_the_asker_stands_back() -> No
     assert seat.hear(third, PreVote(UNIT, question.base, question.ballot, "the opener is alive")) == ()
     assert "objects: the opener is alive" in seat.reasons[-1]
     table.now_s += seat.state.config.promise_within_s
-    seat.feed(Ticked())
+    seat.feed(RoundTicked())
     assert seat.ordered(LogPromise) == []
     assert seat.state.open.leading is None
     assert "too few find the opener gone" in seat.reasons[-1]
@@ -221,7 +221,7 @@ def test_nobody_takes_over_from_an_opener_that_still_applies_the_last_commit_for
         table.now_s += 0.5
         other.hear(opener, replace(heartbeat_of(opener), heads=before[opener.peer], exchange_ms=exchange_ms))
         other.feed(Progressed(1000, True))
-        other.feed(Ticked())
+        other.feed(RoundTicked())
     assert least_s <= table.now_s - begun_s < least_s + 5.0
 
 
@@ -306,7 +306,7 @@ def test_a_higher_ballot_elsewhere_makes_a_leader_stand_back_and_start_above_it(
     for _ in range(60):
         table.now_s += 0.5
         seat.hear(third, heartbeat_of(third))
-        seat.feed(Ticked())
+        seat.feed(RoundTicked())
     assert max(m.ballot.attempt for m in seat.sent(PreVoteRequest) if isinstance(m, PreVoteRequest)) == 8
 
 

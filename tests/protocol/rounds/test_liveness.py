@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.events import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Progressed, Ticked
+from protocol.rounds.events import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Progressed, RoundTicked
 from protocol.rounds.liveness import BUSY_TICK_S, can_wait, next_tick_s
 from protocol.rounds.messages.messages import Ack, AckedRecord, Ballot, Leave, Proposal, Settle
 from protocol.rounds.messages.wire import encode_record
@@ -46,7 +46,7 @@ def test_whether_the_round_is_due_is_left_to_the_next_tick_where_nobody_went_but
     third.feed(Progressed(1 << 20, True))
     third.feed(PeerLost(other.peer))
     assert third.state.open.due_since_s is None
-    third.feed(Ticked())
+    third.feed(RoundTicked())
     assert third.state.open.due_since_s == table.now_s
 
 
@@ -119,7 +119,7 @@ def test_our_own_sleep_makes_nobody_silent_and_no_patience_shorter() -> None:
     seat, other = table.live()[:2]
     seat.state = replace(seat.state, alone_since_s=table.now_s)
     table.now_s += 60.0
-    seat.feed(Ticked(lag_s=60.0))
+    seat.feed(RoundTicked(lag_s=60.0))
     assert not is_suspected(seat.state, other.peer, table.now_s)
     assert seat.state.alone_since_s is None
 
@@ -129,19 +129,19 @@ def test_a_tick_that_comes_as_late_as_ticks_do_leaves_what_is_known_of_peers_alo
     acquaint(table)
     seat = table.live()[0]
     known = seat.state.peers
-    seat.feed(Ticked(lag_s=0.009))
+    seat.feed(RoundTicked(lag_s=0.009))
     assert seat.state.peers is known
-    seat.feed(Ticked(lag_s=0.5))
+    seat.feed(RoundTicked(lag_s=0.5))
     assert seat.state.peers is not known
 
 
 def test_a_sleeper_that_was_alone_before_goes_on_waiting_from_where_it_was() -> None:
     table = Table(3)
     seat = table.live()[0]
-    seat.feed(Ticked())
+    seat.feed(RoundTicked())
     assert seat.state.alone_since_s == table.now_s
     table.now_s += 60.0
-    seat.feed(Ticked(lag_s=55.0))
+    seat.feed(RoundTicked(lag_s=55.0))
     assert seat.state.alone_since_s == table.now_s - 5.0
 
 
@@ -151,7 +151,7 @@ def test_what_arrived_just_before_the_late_tick_is_not_believed_to_come_from_the
     seat, other = table.live()[:2]
     table.now_s += 60.0
     seat.hear(other, heartbeat_of(other))
-    seat.feed(Ticked(lag_s=60.0))
+    seat.feed(RoundTicked(lag_s=60.0))
     assert seat.state.peers[other.peer].heard_at_s == table.now_s
 
 
@@ -167,7 +167,7 @@ def test_heartbeats_go_to_a_constant_number_of_peers_in_a_large_swarm() -> None:
     asked: set[str] = set()
     for _ in range(60):
         table.now_s += 1.0
-        for action in seat.feed(Ticked()):
+        for action in seat.feed(RoundTicked()):
             if isinstance(action, SendHeartbeat):
                 assert len(action.to) <= NUM_HEARTBEAT_PEERS + 1
                 asked.update(action.to)
@@ -186,7 +186,7 @@ def test_who_left_is_passed_over_and_everybody_else_hears_from_us_in_every_turn(
         told: set[str] = set()
         for _ in range(-(-len(others) // NUM_HEARTBEAT_PEERS)):
             table.now_s += 1.0
-            told.update(*(action.to for action in seat.feed(Ticked()) if isinstance(action, SendHeartbeat)))
+            told.update(*(action.to for action in seat.feed(RoundTicked()) if isinstance(action, SendHeartbeat)))
         assert told - {leaver.peer for leaver in gone} == {other.peer for other in here}
 
 
@@ -211,7 +211,7 @@ def test_the_machine_wants_to_be_woken_more_often_while_a_round_is_open() -> Non
     assert next_tick_s(seat.state) == max(BUSY_TICK_S, seat.state.config.heartbeat_s / 2)
     acquaint(table)
     for one in table.live():
-        one.feed(Ticked())
+        one.feed(RoundTicked())
     assert next_tick_s(seat.state) == BUSY_TICK_S
 
 
@@ -253,7 +253,7 @@ def test_a_member_whose_heartbeats_are_lost_is_not_missed_while_its_stream_bring
     for _ in range(20):
         table.run_for(0.2)
         for seat in table.others(unheard):
-            seat.feed(Ticked(bringing=(unheard.peer,)))
+            seat.feed(RoundTicked(bringing=(unheard.peer,)))
     assert not any(DropMember(unheard.peer, "silent") in seat.orders for seat in table.others(unheard))
     table.run_for(3.5)
     assert all(DropMember(unheard.peer, "silent") in seat.orders for seat in table.others(unheard))
@@ -264,7 +264,7 @@ def test_last_bytes_of_a_member_whose_process_is_gone_do_not_bring_it_back() -> 
     opener = _exchanging(table)
     (dead, *_) = table.others(opener)
     opener.feed(PeerLost(dead.peer))
-    opener.feed(Ticked(bringing=(dead.peer,)))
+    opener.feed(RoundTicked(bringing=(dead.peer,)))
     assert is_suspected(opener.state, dead.peer, table.now_s)
 
 

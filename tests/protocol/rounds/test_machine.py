@@ -16,8 +16,8 @@ from protocol.rounds.events import (
     ExchangeMeasured,
     MessageArrived,
     Progressed,
+    RoundTicked,
     SpineMoved,
-    Ticked,
 )
 from protocol.rounds.lineage.chain import ROUND_DOMAIN
 from protocol.rounds.lineage.lineage import known_commits
@@ -600,7 +600,7 @@ def test_progress_and_time_alone_open_nothing_without_a_quorum_of_the_roster() -
     for _ in range(40):
         table.now_s += 0.5
         alone.feed(Progressed(10_000, True))
-        alone.feed(Ticked())
+        alone.feed(RoundTicked())
         table.queue.clear()
     assert alone.head.index == 0
     assert alone.sent(Proposal) == []

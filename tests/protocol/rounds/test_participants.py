@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.rounds.events import Ticked
+from protocol.rounds.events import RoundTicked
 from protocol.rounds.messages.messages import Ballot, Heartbeat, Promise, Proposal, ResultReady
 from protocol.rounds.peer_survey import with_views
 from protocol.rounds.queries import caught_up
@@ -112,9 +112,9 @@ def _is_at_base(seat: Seat, other: Seat) -> bool:
 
 def test_a_member_that_brings_its_contribution_stands_at_the_base_of_the_round() -> None:
     _, seat, other = _stale()
-    seat.feed(Ticked())
+    seat.feed(RoundTicked())
     assert not _is_at_base(seat, other)
-    seat.feed(Ticked(bringing=(other.peer,)))
+    seat.feed(RoundTicked(bringing=(other.peer,)))
     assert _is_at_base(seat, other)
     assert other.peer in {view.peer for view in caught_up(seat.state, seat.table.now_s)}
 
@@ -165,7 +165,7 @@ def test_who_is_no_member_of_the_open_round_is_not_taken_to_stand_at_its_base() 
 
 
 def _is_at_base_after_bringing(seat: Seat, other: Seat) -> bool:
-    seat.feed(Ticked(bringing=(other.peer,)))
+    seat.feed(RoundTicked(bringing=(other.peer,)))
     return _is_at_base(seat, other)
 
 
@@ -179,7 +179,7 @@ def test_a_leader_killed_short_after_a_commit_is_followed_by_one_attempt_with_sl
             assert view.head is not None
             old = replace(view, head=replace(view.head, head=table.genesis.commit, index=0))
             one.state = with_views(one.state, {other.peer: old})
-            one.feed(Ticked(bringing=(other.peer,)))
+            one.feed(RoundTicked(bringing=(other.peer,)))
     table.kill(opener)
 
     def proposed() -> list[Proposal]:

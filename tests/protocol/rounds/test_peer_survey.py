@@ -8,11 +8,11 @@ import pytest
 
 from protocol.ids import CommitId, PeerId
 from protocol.rounds import machine as core
-from protocol.rounds.events import Event, LeaveOrdered, PeerLost, Ticked
+from protocol.rounds.events import Event, LeaveOrdered, PeerLost, RoundTicked
 from protocol.rounds.messages.messages import LAST_ATTEMPT, Ballot, Member
 from protocol.rounds.peer_survey import most_tokens_of_others, surveyed
 from protocol.rounds.queries import idle_patience_s, is_due, quorum_in_reach, ready_tokens
-from protocol.rounds.state import RoundState, Step
+from protocol.rounds.state import RoundState, RoundStep
 from tests.protocol.rounds.round_table import Table, acquaint, heartbeat_of
 
 
@@ -30,7 +30,7 @@ def test_a_machine_decides_the_same_with_its_survey_as_without_it(seed: int, mon
     chooser, table, num_kept = random.Random(seed), Table(5), 0
     real = core.step
 
-    def both(state: RoundState, event: Event, now_s: float) -> Step:
+    def both(state: RoundState, event: Event, now_s: float) -> RoundStep:
         nonlocal num_kept
         found, anew = real(state, event, now_s), real(_without(state), event, now_s)
         assert found == anew
@@ -54,7 +54,7 @@ def test_a_machine_decides_the_same_with_its_survey_as_without_it(seed: int, mon
             case 4:
                 table.heal()
             case _ if seat.is_awake:
-                seat.feed(Ticked(chooser.choice((0.0, 3.0))))
+                seat.feed(RoundTicked(chooser.choice((0.0, 3.0))))
         table.run_for(chooser.choice((0.5, 3.0, 8.0)))
     assert num_kept > 100
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from protocol.rounds.events import PeerLost, Progressed, Ticked
+from protocol.rounds.events import PeerLost, Progressed, RoundTicked
 from protocol.rounds.failure_probes import FULL_MESH
 from protocol.rounds.lineage.chain import ChainLink
 from protocol.rounds.messages.messages import LAST_ATTEMPT, Ballot, Settle, UnitHead
@@ -330,12 +330,12 @@ def test_patience_begins_when_the_quorum_is_out_of_reach_and_ends_when_it_is_bac
     seat, other, _ = table.live()
     patience_s = seat.state.config.lone_patience_s
     table.now_s += 20.0
-    seat.feed(Ticked())
+    seat.feed(RoundTicked())
     assert seat.state.alone_since_s == table.now_s
     assert not may_be_lone(seat.state, table.now_s + patience_s - 1.0)
     assert may_be_lone(seat.state, table.now_s + patience_s)
     seat.hear(other, heartbeat_of(other))
-    seat.feed(Ticked())
+    seat.feed(RoundTicked())
     assert seat.state.alone_since_s is None
     assert not may_be_lone(seat.state, table.now_s + 10_000.0)
 
@@ -346,7 +346,7 @@ def test_patience_is_short_only_when_all_who_are_missing_refuse_connections() ->
     seat, other, third = table.live()
     seat.feed(PeerLost(other.peer))
     table.now_s += 20.0
-    seat.feed(Ticked())
+    seat.feed(RoundTicked())
     assert not may_be_lone(seat.state, table.now_s + GONE_PATIENCE_S)
     seat.feed(PeerLost(third.peer))
     assert may_be_lone(seat.state, table.now_s + GONE_PATIENCE_S)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from protocol.ids import CommitId, UnitName, short
-from protocol.rounds.events import AckLogged, LeaveOrdered, PromiseLogged, SwitchPrepared, Ticked
+from protocol.rounds.events import AckLogged, LeaveOrdered, PromiseLogged, RoundTicked, SwitchPrepared
 from protocol.rounds.messages.messages import (
     Ack,
     Ballot,
@@ -27,7 +27,7 @@ from protocol.rounds.messages.messages import (
 )
 from protocol.rounds.orders import BeginExchange, LogPromise
 from protocol.rounds.schedule.target import RoundTarget
-from protocol.rounds.state import Step
+from protocol.rounds.state import RoundStep
 from tests.protocol.rounds.made_commits import commit_on
 from tests.protocol.rounds.reasons import says_why
 from tests.protocol.rounds.round_table import NUM_CHUNKS, TARGET_TOKENS, UNIT, Seat, Table, acquaint, heartbeat_of
@@ -194,7 +194,7 @@ def test_what_was_written_for_a_base_that_was_left_is_passed_over_with_a_reason(
 def test_a_tick_says_what_is_waited_for_and_the_same_until_that_changes() -> None:
     table = Table(3)
     table.run_until(lambda: table.all_at(2))
-    said = [step.waiting for seat in table.live() for event, step in seat.steps if isinstance(event, Ticked)]
+    said = [step.waiting for seat in table.live() for event, step in seat.steps if isinstance(event, RoundTicked)]
     assert any(f"opened at {TARGET_TOKENS} ready tokens" in waiting for waiting in said)
     quiet = Table(3, target=RoundTarget(10**9))
     acquaint(quiet)
@@ -204,7 +204,7 @@ def test_a_tick_says_what_is_waited_for_and_the_same_until_that_changes() -> Non
         seat.steps.clear()
     quiet.run_for(20.0)
     for seat in quiet.live():
-        assert len({step.waiting for event, step in seat.steps if isinstance(event, Ticked)}) == 1
+        assert len({step.waiting for event, step in seat.steps if isinstance(event, RoundTicked)}) == 1
 
 
 def test_who_waits_for_an_opener_that_is_silent_names_it() -> None:
@@ -214,14 +214,14 @@ def test_who_waits_for_an_opener_that_is_silent_names_it() -> None:
     table.kill(opener)
     (seat, _) = table.others(opener)
     table.run_for(1.0)
-    said = [step.waiting for event, step in seat.steps if isinstance(event, Ticked)]
+    said = [step.waiting for event, step in seat.steps if isinstance(event, RoundTicked)]
     assert any(short(opener.peer) in waiting for waiting in said)
 
 
 def test_the_check_of_every_table_tells_a_step_without_a_reason() -> None:
     seat = Table(3).live()[0]
     promise = LogPromise(seat.head.commit, Ballot(1, seat.peer))
-    assert not says_why(Ticked(), Step(seat.state))
-    assert not says_why(SwitchPrepared(OTHER_BASE), Step(seat.state))
-    assert not says_why(LeaveOrdered(), Step(seat.state, (promise,), "leaving"))
-    assert says_why(LeaveOrdered(), Step(seat.state, (replace(promise, reason="we go"),)))
+    assert not says_why(RoundTicked(), RoundStep(seat.state))
+    assert not says_why(SwitchPrepared(OTHER_BASE), RoundStep(seat.state))
+    assert not says_why(LeaveOrdered(), RoundStep(seat.state, (promise,), "leaving"))
+    assert says_why(LeaveOrdered(), RoundStep(seat.state, (replace(promise, reason="we go"),)))

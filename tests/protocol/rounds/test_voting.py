@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PeerLost, PromiseLogged, Ticked
+from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PeerLost, PromiseLogged, RoundTicked
 from protocol.rounds.lineage.quorum import electorate
 from protocol.rounds.messages.messages import (
     LAST_ATTEMPT,
@@ -342,7 +342,7 @@ def test_a_voter_that_is_not_sure_asks_the_opener_and_answers_what_came_of_it() 
     assert voter.sent(PreVote) == []
     table.now_s += 1.0
     voter.hear(opener, heartbeat_of(opener))
-    voter.feed(Ticked())
+    voter.feed(RoundTicked())
     (vote,) = voter.sent(PreVote)
     assert isinstance(vote, PreVote)
     assert "is alive" in vote.objection
@@ -350,7 +350,7 @@ def test_a_voter_that_is_not_sure_asks_the_opener_and_answers_what_came_of_it() 
     table.now_s += 10.0
     voter.hear(asker, _question(table, asker))
     table.now_s += voter.state.config.suspect_after_s
-    voter.feed(Ticked())
+    voter.feed(RoundTicked())
     agreed = voter.sent(PreVote)[-1]
     assert isinstance(agreed, PreVote)
     assert agreed.objection == ""

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from protocol.screens.daemon_views import (
-    Look,
+    DaemonView,
     PeerOrder,
     looks_json,
     peers_json,
@@ -50,8 +50,8 @@ PEERS: tuple[dict[str, object], ...] = (
     },
     {"peer": B, "name": "calm-otter", "state": "silent", "index": 6, "tokens_per_s": None, "last_seen_s": 95.0},
 )
-HOST = Look("host", "/state/host", True, "", {"run": "r"}, ("the host's line",), PEERS, (_round(1), _round(2)))
-GONE = Look("peer", "/state/peer", False, "no peer runs from /state/peer", {})
+HOST = DaemonView("host", "/state/host", True, "", {"run": "r"}, ("the host's line",), PEERS, (_round(1), _round(2)))
+GONE = DaemonView("peer", "/state/peer", False, "no peer runs from /state/peer", {})
 
 
 def test_status_says_what_runs_and_what_does_not() -> None:
@@ -134,6 +134,6 @@ def test_two_daemons_are_two_titled_tables() -> None:
 
 
 def test_strange_rows_are_no_error() -> None:
-    strange = Look("host", "f", True, "", {}, (), ({},), ({}, {"weights": {1: "x"}, "omitted": 3, "commit": 5}))
+    strange = DaemonView("host", "f", True, "", {}, (), ({},), ({}, {"weights": {1: "x"}, "omitted": 3, "commit": 5}))
     assert peers_text([strange])[1].split()[:2] == ["?", "?"]
     assert len(rounds_text([strange], 9)) == 3

@@ -6,13 +6,13 @@ import zlib
 import numpy as np
 import pytest
 
-from averaging.data.packing.baselines import PairCounter, Yardsticks
+from averaging.data.packing.baselines import Baselines, PairCounter
 from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import VOCAB_SIZE
 
 
-def _fed(*texts: Text, max_bytes: int = 1 << 26) -> Yardsticks:
-    yardsticks = Yardsticks(max_bytes)
+def _fed(*texts: Text, max_bytes: int = 1 << 26) -> Baselines:
+    yardsticks = Baselines(max_bytes)
     for text in texts:
         yardsticks.add(text)
     return yardsticks

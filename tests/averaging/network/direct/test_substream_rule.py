@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from averaging.network.direct.substream_rule import MOST_STRANDS, StrandRule
-from averaging.network.pacing.line_rate import PathLook
+from averaging.network.pacing.line_rate import PathStats
 
 LOOK_S = 0.25
 
@@ -43,10 +43,10 @@ class Way:
             self.num_paths = self.comes(rule.look(self._looks(), self.paced, self.now_s))
         return self.num_paths
 
-    def _looks(self) -> list[PathLook]:
+    def _looks(self) -> list[PathStats]:
         rtt_s = self.rtt_s + self.queue_s
         return [
-            PathLook(int(self.acked[number]), self.waiting_bytes, False, rtt_s, self.rtt_s, self.num_lost, self.held_s)
+            PathStats(int(self.acked[number]), self.waiting_bytes, False, rtt_s, self.rtt_s, self.num_lost, self.held_s)
             for number in range(self.num_paths)
         ]
 

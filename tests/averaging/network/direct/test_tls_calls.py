@@ -17,7 +17,7 @@ from averaging.network.direct import tls_calls
 from averaging.network.direct.tls_calls import MAX_MESSAGE_BYTES, MAX_PARTIAL, CallConnection, CallRules, Kind, NotSent
 from averaging.network.direct.tls_identity import tls_context
 from averaging.network.direct.tls_socket import TlsSocket, wrap
-from averaging.network.seams.call_limits import Gate
+from averaging.network.seams.call_limits import CallLimiter
 from averaging.network.seams.frames import MAX_CHANNEL_BYTES, Status
 from averaging.network.seams.interfaces import MAX_CONTROL_BYTES
 from protocol.errors import CallTimeout, ConnectionReset, PeerUnreachable, RemoteProtocolError
@@ -35,7 +35,7 @@ class End:
     remote: PeerId
     handlers: dict[str, Callable[[bytes], Awaitable[bytes]]] = field(default_factory=dict)
     admitted: list[bool | None] = field(default_factory=lambda: [True])
-    places: Gate = field(default_factory=lambda: Gate(MAX_PLACES, 64))
+    places: CallLimiter = field(default_factory=lambda: CallLimiter(MAX_PLACES, 64))
     idle_s: float = 60.0
 
     def over(self, tls: TlsSocket) -> CallConnection:

@@ -20,7 +20,7 @@ from averaging.network.direct.tls_socket import (
     SO_MAX_PACING_RATE,
     TlsSocket,
 )
-from averaging.network.pacing.line_rate import PathLook
+from averaging.network.pacing.line_rate import PathStats
 
 
 class _Connection:
@@ -200,7 +200,7 @@ def test_the_kernel_tells_of_losses_of_a_receiver_without_room_and_of_a_buffer_t
     num_bytes: int, control: bytes, num_lost: int, no_room_s: float, held_s: float
 ) -> None:
     look = TlsSocket(cast(ssl.SSLSocket, _Told(_tcp_info(num_bytes), control))).look()
-    assert look == PathLook(123_456, 4096, False, 0.05, 0.04, num_lost, held_s, no_room_s)
+    assert look == PathStats(123_456, 4096, False, 0.05, 0.04, num_lost, held_s, no_room_s)
 
 
 def test_a_kernel_that_tells_less_than_is_needed_is_not_asked_on() -> None:

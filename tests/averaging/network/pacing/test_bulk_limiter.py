@@ -11,7 +11,7 @@ from averaging.network.pacing.bulk_limiter import (
     MAX_RATE_BYTES_PER_S,
     MIN_BURST_BYTES,
     MIN_RATE_BYTES_PER_S,
-    Pacer,
+    BulkLimiter,
     capped,
     charge,
     heard_ping,
@@ -141,7 +141,7 @@ def test_a_line_that_became_longer_for_good_is_not_taken_for_full_for_ever() -> 
 
 
 async def test_the_shell_paces_many_senders_to_the_cap(autojump_clock: MockClock) -> None:
-    pacer = Pacer(1_000_000.0)
+    pacer = BulkLimiter(1_000_000.0)
     began_s = trio.current_time()
 
     async def send() -> None:
@@ -172,7 +172,7 @@ def test_a_cap_below_the_least_rate_holds_also_after_late_pings() -> None:
 
 
 async def test_who_waits_under_a_cap_goes_on_as_soon_as_it_is_lifted(autojump_clock: MockClock) -> None:
-    pacer = Pacer(1.0)
+    pacer = BulkLimiter(1.0)
     passed_s: list[float] = []
 
     async def send() -> None:
@@ -190,7 +190,7 @@ async def test_who_waits_under_a_cap_goes_on_as_soon_as_it_is_lifted(autojump_cl
 
 
 async def test_who_waits_without_a_cap_slows_down_as_soon_as_there_is_one(autojump_clock: MockClock) -> None:
-    pacer = Pacer(100_000.0)
+    pacer = BulkLimiter(100_000.0)
     began_s = trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pacer.pass_bytes, 1_000_000 + int(MIN_BURST_BYTES))
@@ -200,7 +200,7 @@ async def test_who_waits_without_a_cap_slows_down_as_soon_as_there_is_one(autoju
 
 
 async def test_who_gives_up_is_not_waited_for_by_those_who_follow(autojump_clock: MockClock) -> None:
-    pacer = Pacer(10_000.0)
+    pacer = BulkLimiter(10_000.0)
     for _ in range(20):
         with trio.move_on_after(0.001):
             await pacer.pass_bytes(10_000_000)

@@ -12,8 +12,8 @@ from averaging.network.pacing.line_rate import (
     LEAST_PART_BYTES_PER_S,
     MOST_BYTES_PER_S,
     UNPACED_S,
-    LinePace,
-    PathLook,
+    LineRate,
+    PathStats,
 )
 
 TICK_S = 0.01
@@ -45,7 +45,7 @@ class Line:
         self._acked = [0.0] * self.num_streams
         self._rtt_s = [self.best_rtt_s] * self.num_streams
 
-    def run(self, pace: LinePace, until_s: float) -> float:
+    def run(self, pace: LineRate, until_s: float) -> float:
         """The share of the line that was used since the last call."""
         began_s, before, could = self.now_s, self.carried_bytes, 0.0
         self.longest_s = 0.0
@@ -72,10 +72,10 @@ class Line:
         self.longest_s = max(self.longest_s, self.queue_bytes / carries)
         self.now_s += TICK_S
 
-    def _looks(self) -> dict[object, PathLook]:
+    def _looks(self) -> dict[object, PathStats]:
         pairs = zip(self._acked, self._rtt_s, strict=True)
         return {
-            n: PathLook(int(acked), 100_000, False, rtt_s, self.best_rtt_s, no_room_s=self.no_room * self.now_s)
+            n: PathStats(int(acked), 100_000, False, rtt_s, self.best_rtt_s, no_room_s=self.no_room * self.now_s)
             for n, (acked, rtt_s) in enumerate(pairs)
         }
 
@@ -86,7 +86,7 @@ class Line:
 def test_a_line_is_used_whole_and_its_queue_stays_short_whatever_it_carries_and_however_long_it_is(
     bytes_per_s: float, best_rtt_s: float
 ) -> None:
-    pace, line = LinePace(), Line(lambda _: bytes_per_s, best_rtt_s=best_rtt_s)
+    pace, line = LineRate(), Line(lambda _: bytes_per_s, best_rtt_s=best_rtt_s)
     assert line.run(pace, 15.0 + 40 * best_rtt_s) > 0.9
     assert line.run(pace, 90.0) > 0.95
     assert line.longest_s < 0.05 + 0.5 * best_rtt_s
@@ -95,7 +95,7 @@ def test_a_line_is_used_whole_and_its_queue_stays_short_whatever_it_carries_and_
 
 
 def test_a_line_that_gets_slower_or_faster_is_followed_within_seconds() -> None:
-    pace, line = LinePace(), Line(lambda now_s: 4e6 if 20.0 < now_s < 60.0 else 12e6)
+    pace, line = LineRate(), Line(lambda now_s: 4e6 if 20.0 < now_s < 60.0 else 12e6)
     line.run(pace, 26.0)
     assert line.run(pace, 59.0) > 0.93
     assert line.longest_s < 0.04
@@ -104,7 +104,7 @@ def test_a_line_that_gets_slower_or_faster_is_followed_within_seconds() -> None:
 
 
 def test_a_first_guess_that_was_far_too_low_is_left_within_three_seconds() -> None:
-    pace = LinePace()
+    pace = LineRate()
     pace.bytes_per_s = 4e6
     line = Line(lambda _: 12e6)
     line.run(pace, 3.0)
@@ -113,11 +113,11 @@ def test_a_first_guess_that_was_far_too_low_is_left_within_three_seconds() -> No
 
 def test_the_first_guess_is_not_made_of_a_moment_in_which_the_processor_was_short() -> None:
     """Everything stands still for two windows, which looks like a queue."""
-    pace, acked, now_s = LinePace(), 0.0, 0.0
+    pace, acked, now_s = LineRate(), 0.0, 0.0
     for carries, rtt_s, seconds in ((1.2e7, 0.002, 1.0), (5e5, 0.06, 0.45)):
         for _ in range(round(seconds / 0.05)):
             now_s, acked = now_s + 0.05, acked + carries * 0.05
-            pace.look({"a": PathLook(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
+            pace.look({"a": PathStats(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
     assert pace.bytes_per_s == pytest.approx(FIRST_ROOM * 1.2e7, rel=0.01), "no less than was carried before"
 
 
@@ -125,9 +125,9 @@ def test_what_an_unpaced_line_carries_leaves_room_once_a_queue_was_seen_for_most
     None
 ):
     """BBR, which took a burst for the line's pace, fills its queue for a third of a second each time: of that nothing was learned."""
-    pace, acked, now_s = LinePace(), 0.0, 0.0
+    pace, acked, now_s = LineRate(), 0.0, 0.0
     for rtt_s in (*[0.002] * 9, 0.024, 0.026, 0.030, 0.010):
-        pace.look({"a": PathLook(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
+        pace.look({"a": PathStats(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
         now_s, acked = now_s + 0.06, acked + 1.2e7 * 0.06
     assert pace.bytes_per_s == pytest.approx(FIRST_ROOM * 1.2e7, rel=0.01)
 
@@ -135,12 +135,12 @@ def test_what_an_unpaced_line_carries_leaves_room_once_a_queue_was_seen_for_most
 def test_a_stream_that_came_while_a_line_was_looked_at_has_no_part_in_a_first_guess_which_waits_for_a_look_at_all() -> (
     None
 ):
-    pace, now_s = LinePace(), 0.0
+    pace, now_s = LineRate(), 0.0
     for number in range(9):
         rtt_s = 0.002 if number < 5 else 0.03
-        paths: dict[object, PathLook] = {"a": PathLook(int(4e6 * now_s), 100_000, False, rtt_s, 0.002)}
+        paths: dict[object, PathStats] = {"a": PathStats(int(4e6 * now_s), 100_000, False, rtt_s, 0.002)}
         if number > 5:
-            paths["b"] = PathLook(int(8e6 * now_s), 100_000, False, rtt_s, 0.002)
+            paths["b"] = PathStats(int(8e6 * now_s), 100_000, False, rtt_s, 0.002)
         pace.look(paths, now_s)
         now_s += 0.06
     assert pace.bytes_per_s == inf
@@ -150,11 +150,11 @@ def test_streams_that_the_kernel_holds_unevenly_below_a_first_pace_that_is_too_h
     None
 ):
     """It keeps the queue away by itself, so none is seen: of that alone nothing was learned, and one got twice what another did."""
-    pace, parts = LinePace(), [0.42 * 12e6, 0.36 * 12e6, 0.22 * 12e6]
+    pace, parts = LineRate(), [0.42 * 12e6, 0.36 * 12e6, 0.22 * 12e6]
     pace.bytes_per_s = 18e6
     acked = [0.0] * 3
     for number in range(40):
-        looks = {n: PathLook(int(each), 100_000, False, 0.004, 0.002) for n, each in enumerate(acked)}
+        looks = {n: PathStats(int(each), 100_000, False, 0.004, 0.002) for n, each in enumerate(acked)}
         told = pace.look(dict(looks), 0.05 * number)
         acked = [each + 0.05 * min(part, told[n]) for n, (each, part) in enumerate(zip(acked, parts, strict=True))]
     assert sum(told.values()) == pytest.approx(12e6, rel=0.08)
@@ -166,10 +166,10 @@ def test_the_pace_of_one_stream_alone_comes_down_to_the_line_and_stays_there_whi
     first_bytes_per_s: float,
 ) -> None:
     """Of two members each has one stream. Its pace stood a sixth to two fifths above the line for as long as they ran."""
-    pace, acked, paces = LinePace(), 0.0, []
+    pace, acked, paces = LineRate(), 0.0, []
     pace.bytes_per_s = first_bytes_per_s
     for number in range(800):
-        told = pace.look({"a": PathLook(int(acked), 100_000, False, 0.009, 0.002)}, 0.05 * number)
+        told = pace.look({"a": PathStats(int(acked), 100_000, False, 0.009, 0.002)}, 0.05 * number)
         acked += 0.05 * min(12e6, told["a"])
         paces.append(told["a"])
     assert max(paces[40:]) < 1.08 * 12e6
@@ -178,21 +178,21 @@ def test_the_pace_of_one_stream_alone_comes_down_to_the_line_and_stays_there_whi
 
 def test_a_line_that_gets_twice_as_fast_is_followed_where_headers_count_as_what_is_sent() -> None:
     """So it is with the fq queueing discipline: of what a stream may send 0.956 is ever acknowledged."""
-    pace, acked, told = LinePace(), 0.0, {"a": 14.5e6}
+    pace, acked, told = LineRate(), 0.0, {"a": 14.5e6}
     pace.bytes_per_s = 14.5e6
     for number in range(1200):
-        looks: dict[object, PathLook] = {"a": PathLook(int(acked), 100_000, False, 0.009, 0.002)}
+        looks: dict[object, PathStats] = {"a": PathStats(int(acked), 100_000, False, 0.009, 0.002)}
         told = {"a": pace.look(looks, 0.05 * number)["a"]}
         acked += 0.05 * min(12e6 if number < 400 else 24e6, 0.956 * told["a"])
     assert told["a"] > 23e6
 
 
 def test_the_pace_of_a_stream_whose_receiver_had_a_thin_line_is_the_lines_again_soon_after_others_come() -> None:
-    pace, acked = LinePace(), [0.0] * 3
+    pace, acked = LineRate(), [0.0] * 3
     pace.bytes_per_s = 12e6
     for number in range(200):
         num_streams = 1 if number < 100 else 3
-        looks = {n: PathLook(int(each), 100_000, False, 0.009, 0.002) for n, each in enumerate(acked[:num_streams])}
+        looks = {n: PathStats(int(each), 100_000, False, 0.009, 0.002) for n, each in enumerate(acked[:num_streams])}
         told = pace.look({**looks}, 0.05 * number)
         for n in range(num_streams):
             acked[n] += 0.05 * min(8e6 if n == 0 else 12e6, told[n])
@@ -203,11 +203,11 @@ def test_the_pace_of_a_stream_whose_receiver_had_a_thin_line_is_the_lines_again_
 def test_receivers_that_stand_still_or_have_thin_lines_do_not_slow_down_a_line_that_is_not_known_yet(
     carries: tuple[float, ...],
 ) -> None:
-    pace, acked = LinePace(), [0.0] * len(carries)
+    pace, acked = LineRate(), [0.0] * len(carries)
     pace.bytes_per_s = 12e6
     for number in range(80):
-        paths: dict[object, PathLook] = {
-            n: PathLook(int(each), 100_000, False, 0.002, 0.002) for n, each in enumerate(acked)
+        paths: dict[object, PathStats] = {
+            n: PathStats(int(each), 100_000, False, 0.002, 0.002) for n, each in enumerate(acked)
         }
         pace.look(paths, 0.05 * number)
         acked = [each + 0.05 * rate for each, rate in zip(acked, carries, strict=True)]
@@ -216,10 +216,10 @@ def test_receivers_that_stand_still_or_have_thin_lines_do_not_slow_down_a_line_t
 
 def test_streams_that_the_kernel_lets_grow_slowly_over_a_long_way_are_not_taken_for_a_full_line() -> None:
     """0.2 s there and back: each trip carries half as much again, far below the pace at first."""
-    pace, acked = LinePace(), [0.0] * 3
+    pace, acked = LineRate(), [0.0] * 3
     pace.bytes_per_s = 12e6
     for number in range(80):
-        looks = {n: PathLook(int(each), 100_000, False, 0.2, 0.2) for n, each in enumerate(acked)}
+        looks = {n: PathStats(int(each), 100_000, False, 0.2, 0.2) for n, each in enumerate(acked)}
         told = pace.look(dict(looks), 0.05 * number)
         rate = 1e6 * 1.5 ** (number / 4)
         acked = [each + 0.05 * min(rate, told[n]) for n, each in enumerate(acked)]
@@ -228,11 +228,11 @@ def test_streams_that_the_kernel_lets_grow_slowly_over_a_long_way_are_not_taken_
 
 def test_a_stream_that_gets_more_than_its_part_of_a_full_line_does_not_make_it_seem_wider() -> None:
     """The others got less for it. By the best of three alone, 4.9 of 12 MB/s, the line was taken for one of 14.7."""
-    pace, acked, now_s = LinePace(), [0.0] * 3, 0.0
+    pace, acked, now_s = LineRate(), [0.0] * 3, 0.0
     pace.bytes_per_s = 15e6
     for number in range(12):
         rtt_s = 0.002 if number < 2 else 0.03
-        pace.look({n: PathLook(int(each), 100_000, False, rtt_s, 0.002) for n, each in enumerate(acked)}, now_s)
+        pace.look({n: PathStats(int(each), 100_000, False, rtt_s, 0.002) for n, each in enumerate(acked)}, now_s)
         now_s += 0.05
         acked = [each + 0.05 * rate for each, rate in zip(acked, (4.9e6, 4.0e6, 4.1e6), strict=True)]
     assert pace.bytes_per_s == pytest.approx(0.97 * 13e6, rel=0.02)
@@ -248,12 +248,12 @@ def test_acknowledgements_that_wait_for_receivers_without_room_are_no_queue(
     first_bytes_per_s: float, no_room: tuple[float, float], before_s: float, is_learned: bool
 ) -> None:
     """Of four members that met for the first time some guessed 4 to 6 MB/s on loopback, and all waited for their next deltas."""
-    pace = LinePace()
+    pace = LineRate()
     pace.bytes_per_s = first_bytes_per_s
     for number in range(36):
         now_s = 0.05 * number
-        paths: dict[object, PathLook] = {
-            n: PathLook(int(2e6 * now_s), 100_000, False, 0.02, 0.0, no_room_s=before_s + share * now_s)
+        paths: dict[object, PathStats] = {
+            n: PathStats(int(2e6 * now_s), 100_000, False, 0.02, 0.0, no_room_s=before_s + share * now_s)
             for n, share in enumerate(no_room)
         }
         pace.look(paths, now_s)
@@ -261,7 +261,7 @@ def test_acknowledgements_that_wait_for_receivers_without_room_are_no_queue(
 
 
 def test_a_line_whose_receivers_have_small_buffers_is_learned_though_they_never_have_room() -> None:
-    pace, line = LinePace(), Line(lambda _: 12e6, no_room=0.9)
+    pace, line = LineRate(), Line(lambda _: 12e6, no_room=0.9)
     line.run(pace, 15.0)
     assert line.run(pace, 40.0) > 0.95
     assert line.longest_s < 0.06
@@ -269,17 +269,17 @@ def test_a_line_whose_receivers_have_small_buffers_is_learned_though_they_never_
 
 def test_what_is_left_of_a_busy_receivers_pause_is_no_queue() -> None:
     """Acknowledgements are reckoned smoothly, so they seem late for a while after it; less and less."""
-    pace, acked, no_room_s, now_s = LinePace(), 0.0, 0.0, 0.0
+    pace, acked, no_room_s, now_s = LineRate(), 0.0, 0.0, 0.0
     pace.bytes_per_s = 2e7
     for rtt_s, share, num_looks in ((0.002, 0.0, 5), (0.08, 0.9, 8), (0.03, 0.0, 4)):
         for _ in range(num_looks):
-            pace.look({"a": PathLook(int(acked), 100_000, False, rtt_s, 0.002, no_room_s=no_room_s)}, now_s)
+            pace.look({"a": PathStats(int(acked), 100_000, False, rtt_s, 0.002, no_room_s=no_room_s)}, now_s)
             now_s, acked, no_room_s = now_s + 0.0625, acked + 5e5, no_room_s + share * 0.0625
     assert pace.bytes_per_s == 2e7
 
 
 def test_a_queue_that_stays_whatever_we_do_is_somebody_elses_and_the_kernel_alone_decides_for_a_while() -> None:
-    pace, line = LinePace(), Line(lambda _: 12e6, foreign_s=0.1)
+    pace, line = LineRate(), Line(lambda _: 12e6, foreign_s=0.1)
     assert line.run(pace, 12.0) > 0.7
     assert pace.bytes_per_s == inf
     assert line.run(pace, 8.0 + UNPACED_S) == pytest.approx(1.0, abs=0.01)
@@ -290,7 +290,7 @@ def test_a_queue_that_stays_whatever_we_do_is_somebody_elses_and_the_kernel_alon
 def test_who_waits_alone_has_a_receiver_with_a_thin_line_and_the_others_fill_what_it_leaves(
     thin: dict[int, float],
 ) -> None:
-    pace, line = LinePace(), Line(lambda _: 12e6, thin=thin)
+    pace, line = LineRate(), Line(lambda _: 12e6, thin=thin)
     pace.bytes_per_s = 4e6
     line.run(pace, 20.0)
     assert line.run(pace, 60.0) > 0.93
@@ -298,7 +298,7 @@ def test_who_waits_alone_has_a_receiver_with_a_thin_line_and_the_others_fill_wha
 
 def test_a_stream_whose_receiver_stands_still_keeps_its_part_and_goes_on_where_it_was() -> None:
     """The kernel keeps to when the next packet may leave: a stream that was told a rate near zero would be dead for hours."""
-    pace, line = LinePace(), Line(lambda _: 12e6)
+    pace, line = LineRate(), Line(lambda _: 12e6)
     line.run(pace, 20.0)
     line.thin[0] = 0.0
     for second in range(21, 26):
@@ -310,10 +310,10 @@ def test_a_stream_whose_receiver_stands_still_keeps_its_part_and_goes_on_where_i
 
 
 def test_one_that_comes_late_leaves_or_lies_far_away_gets_an_even_part_at_once() -> None:
-    pace, near = LinePace(), PathLook(0, 1000, False, 0.001, 0.001)
+    pace, near = LineRate(), PathStats(0, 1000, False, 0.001, 0.001)
     pace.bytes_per_s = 9e6
     assert pace.look({"a": near, "b": near}, 1.0) == {"a": 4.5e6, "b": 4.5e6}
-    far = PathLook(0, 1000, False, 0.4, 0.4)
+    far = PathStats(0, 1000, False, 0.4, 0.4)
     for look in range(20):
         parts = pace.look({"a": near, "b": near, "far": far}, 1.05 + 0.05 * look)
         assert set(parts.values()) == {pace.bytes_per_s / 3}
@@ -322,31 +322,31 @@ def test_one_that_comes_late_leaves_or_lies_far_away_gets_an_even_part_at_once()
 
 
 def test_so_many_streams_that_each_would_get_too_little_are_not_paced() -> None:
-    pace, path = LinePace(), PathLook(0, 1000, False, 0.001, 0.001)
+    pace, path = LineRate(), PathStats(0, 1000, False, 0.001, 0.001)
     pace.bytes_per_s = 30 * LEAST_PART_BYTES_PER_S
     assert set(pace.look(dict.fromkeys(range(30), path), 1.0).values()) == {LEAST_PART_BYTES_PER_S}
     assert set(pace.look(dict.fromkeys(range(31), path), 1.01).values()) == {inf}
 
 
 def test_what_is_sent_with_pauses_says_nothing_of_the_line() -> None:
-    pace, acked = LinePace(), 0
+    pace, acked = LineRate(), 0
     pace.bytes_per_s = 1e6
     for look in range(1000):
         acked += 1000
         waiting = 1000 if look % 3 else 0
-        pace.look({"a": PathLook(acked, waiting, False, 0.5, 0.01)}, 0.05 * look)
+        pace.look({"a": PathStats(acked, waiting, False, 0.5, 0.01)}, 0.05 * look)
     assert pace.bytes_per_s == 1e6
 
 
 @pytest.mark.parametrize("bytes_per_s", [3 * MOST_BYTES_PER_S, LEAST_BYTES_PER_S])
 def test_lines_that_are_very_fast_or_very_thin_are_left_to_the_kernel(bytes_per_s: float) -> None:
-    pace, line = LinePace(), Line(lambda _: bytes_per_s)
+    pace, line = LineRate(), Line(lambda _: bytes_per_s)
     assert line.run(pace, 29.0) == pytest.approx(1.0, abs=0.03)
     assert set(line.parts.values()) == {inf}
 
 
 def test_a_line_that_becomes_very_thin_is_left_to_the_kernel_once_that_is_known() -> None:
-    pace, line = LinePace(), Line(lambda now_s: 12e6 if now_s < 10.0 else LEAST_BYTES_PER_S / 2)
+    pace, line = LineRate(), Line(lambda now_s: 12e6 if now_s < 10.0 else LEAST_BYTES_PER_S / 2)
     line.run(pace, 10.0)
     assert pace.bytes_per_s > 10e6
     line.run(pace, 25.0)
@@ -354,4 +354,4 @@ def test_a_line_that_becomes_very_thin_is_left_to_the_kernel_once_that_is_known(
 
 
 def test_streams_that_nobody_is_left_of_get_nothing() -> None:
-    assert LinePace().look({}, 1.0) == {}
+    assert LineRate().look({}, 1.0) == {}

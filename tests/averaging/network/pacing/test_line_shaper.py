@@ -6,8 +6,8 @@ from math import inf
 import trio
 import trio.testing
 
-from averaging.network.pacing.line_rate import PathLook
-from averaging.network.pacing.line_shaper import LOOK_EVERY_S, LOOK_STREAM_S, PacedLine
+from averaging.network.pacing.line_rate import PathStats
+from averaging.network.pacing.line_shaper import LOOK_EVERY_S, LOOK_STREAM_S, LineShaper
 
 Clock = trio.testing.MockClock
 
@@ -16,11 +16,11 @@ Clock = trio.testing.MockClock
 class Socket:
     """Sends what it may; its line has a queue while all of them send more than it carries."""
 
-    told: PathLook | None = field(default_factory=lambda: PathLook(0, 0, True, 0.001, 0.001))
+    told: PathStats | None = field(default_factory=lambda: PathStats(0, 0, True, 0.001, 0.001))
     paces: list[float] = field(default_factory=list)
     num_looks: int = 0
 
-    def look(self) -> PathLook | None:
+    def look(self) -> PathStats | None:
         self.num_looks += 1
         return self.told
 
@@ -28,11 +28,11 @@ class Socket:
         self.paces.append(bytes_per_s)
 
 
-def _queued(acked_bytes: int) -> PathLook:
-    return PathLook(acked_bytes, 1000, False, 0.1, 0.001)
+def _queued(acked_bytes: int) -> PathStats:
+    return PathStats(acked_bytes, 1000, False, 0.1, 0.001)
 
 
-async def _send_for(line: PacedLine, sockets: list[Socket], seconds: float, bytes_per_s: float) -> None:
+async def _send_for(line: LineShaper, sockets: list[Socket], seconds: float, bytes_per_s: float) -> None:
     until_s = trio.current_time() + seconds
     while trio.current_time() < until_s:
         await trio.sleep(0.01)
@@ -46,7 +46,7 @@ async def _send_for(line: PacedLine, sockets: list[Socket], seconds: float, byte
 async def test_streams_that_fill_the_line_are_paced_to_what_it_carries_and_one_that_comes_later_at_once(
     autojump_clock: Clock,
 ) -> None:
-    line, sockets = PacedLine(), [Socket(), Socket()]
+    line, sockets = LineShaper(), [Socket(), Socket()]
     await _send_for(line, sockets, 0.3, 12e6)
     assert line.bytes_per_s == inf
     await _send_for(line, sockets, 0.5, 12e6)
@@ -61,7 +61,7 @@ async def test_connections_that_begin_together_have_even_parts_though_none_of_th
     autojump_clock: Clock,
 ) -> None:
     """Of several that began at once only the last one counted, so that each was told that it may fill the line."""
-    line, one = PacedLine(), [Socket()]
+    line, one = LineShaper(), [Socket()]
     await _send_for(line, one, 0.7, 4e6)
     one[0].told = replace(_queued(0), is_idle=True, waiting_bytes=0)
     await trio.sleep(1.0)
@@ -74,7 +74,7 @@ async def test_connections_that_begin_together_have_even_parts_though_none_of_th
 async def test_who_has_sent_all_or_says_nothing_is_no_longer_asked_and_takes_nobodys_part(
     autojump_clock: Clock,
 ) -> None:
-    line, done, mute, busy = PacedLine(), Socket(), Socket(None), Socket(_queued(0))
+    line, done, mute, busy = LineShaper(), Socket(), Socket(None), Socket(_queued(0))
     for each in (done, mute, busy):
         line.sending((each,))
     await trio.sleep(1.0)
@@ -90,7 +90,7 @@ async def test_a_connection_whose_stream_is_over_takes_nobodys_part_though_a_wor
     autojump_clock: Clock,
 ) -> None:
     """Kept connections, on which the next round is greeted, held the contributions of that to half of the line."""
-    line, sockets = PacedLine(), [Socket(), Socket()]
+    line, sockets = LineShaper(), [Socket(), Socket()]
     await _send_for(line, sockets, 0.7, 12e6)
     line.left(sockets[:1])
     line.sending(sockets[1:])
@@ -103,7 +103,7 @@ async def test_the_kernel_is_asked_some_twenty_times_a_second_and_less_often_whe
     autojump_clock: Clock,
 ) -> None:
     for num_streams, every_s in ((1, LOOK_EVERY_S), (100, 100 * LOOK_STREAM_S)):
-        line, sockets = PacedLine(), [Socket(_queued(0)) for _ in range(num_streams)]
+        line, sockets = LineShaper(), [Socket(_queued(0)) for _ in range(num_streams)]
         for each in sockets:
             line.sending((each,))
         before = sockets[0].num_looks

@@ -15,10 +15,10 @@ from averaging.network.seams.call_limits import (
     NOT_ASKED_FOR_S,
     REFUSED_FOR_S,
     STRANGER_WITHIN_S,
-    Door,
-    Gate,
-    Verdicts,
-    Visit,
+    CallAdmission,
+    CallLimiter,
+    CallSlot,
+    RecentVerdicts,
 )
 from averaging.network.seams.frames import Status
 from averaging.network.seams.interfaces import MAX_CONTROL_BYTES
@@ -40,7 +40,7 @@ class Judge:
         self.members = set(members)
         self.asked: list[PeerId] = []
         self.now_s = 100.0
-        self.verdicts = Verdicts(self.admits, lambda: self.now_s)
+        self.verdicts = RecentVerdicts(self.admits, lambda: self.now_s)
 
     async def admits(self, peer: PeerId) -> bool:
         self.asked.append(peer)
@@ -48,14 +48,14 @@ class Judge:
         return peer in self.members
 
 
-def _entered(door: Door, peer: PeerId) -> Visit:
+def _entered(door: CallAdmission, peer: PeerId) -> CallSlot:
     visit = door.enter(peer)
     assert visit is not None
     return visit
 
 
 def test_a_gate_counts_each_peer_and_all_together() -> None:
-    gate = Gate(2, 3)
+    gate = CallLimiter(2, 3)
     assert [gate.enter(ALICE) for _ in range(3)] == [True, True, False]
     assert [gate.enter(BOB) for _ in range(2)] == [True, False]
     gate.leave(ALICE)
@@ -108,7 +108,7 @@ def test_a_peer_that_could_not_be_asked_is_asked_again_long_before_one_that_was_
 
     async def story() -> None:
         nonlocal now_s
-        verdicts = Verdicts(admits, lambda: now_s)
+        verdicts = RecentVerdicts(admits, lambda: now_s)
         assert not await verdicts.judge(ALICE)
         assert not await verdicts.judge(ALICE)
         assert asked == [ALICE], "not at every message either"
@@ -136,7 +136,7 @@ def test_one_who_waits_no_longer_does_not_spoil_the_verdict_for_the_others() -> 
             await may_answer.wait()
             return True
 
-        verdicts = Verdicts(admits)
+        verdicts = RecentVerdicts(admits)
         first, second = (asyncio.ensure_future(verdicts.judge(ALICE)) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
@@ -153,7 +153,7 @@ def test_a_question_that_fails_is_no_verdict() -> None:
         async def admits(_: PeerId) -> bool:
             raise StorageError("a ledger that cannot be read", "one that can")
 
-        verdicts = Verdicts(admits)
+        verdicts = RecentVerdicts(admits)
         for _ in range(2):
             with pytest.raises(PotluckError):
                 await verdicts.judge(ALICE)
@@ -176,8 +176,8 @@ def test_verdicts_are_bounded_and_the_oldest_goes_first() -> None:
     _run(story)
 
 
-def _door(admits: Callable[[PeerId], Awaitable[bool]], members: Gate | None = None) -> Door:
-    return Door(Verdicts(admits), members or Gate(16, 16), frozenset({"open"}))
+def _door(admits: Callable[[PeerId], Awaitable[bool]], members: CallLimiter | None = None) -> CallAdmission:
+    return CallAdmission(RecentVerdicts(admits), members or CallLimiter(16, 16), frozenset({"open"}))
 
 
 def test_a_stranger_reaches_open_channels_unjudged_with_small_requests_and_little_time() -> None:
@@ -218,7 +218,7 @@ def test_who_is_let_in_gives_its_strangers_place_back_and_has_a_members_rights()
 
 def test_a_member_beyond_its_places_is_told_to_wait_and_comes_in_when_one_is_free() -> None:
     async def story() -> None:
-        door = _door(Judge(ALICE).admits, Gate(1, 1))
+        door = _door(Judge(ALICE).admits, CallLimiter(1, 1))
         first, second = _entered(door, ALICE), _entered(door, ALICE)
         assert await door.pass_to(first, "round") is Status.FINE
         assert await door.pass_to(second, "round") is Status.BUSY

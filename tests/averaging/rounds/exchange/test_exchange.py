@@ -22,7 +22,7 @@ from averaging.rounds.exchange.exchange import (
     Exchange,
 )
 from averaging.rounds.traffic.contribution import EncodedContribution
-from averaging.rounds.traffic.result_ref import need_from, read_need, word_of
+from averaging.rounds.traffic.result_ref import need_from, read_need, ref_of
 from protocol.errors import LocalProtocolError, PeerUnreachable, TransportError
 from protocol.ids import PeerId
 from protocol.merkle import leaf_hash
@@ -111,7 +111,7 @@ async def test_what_passes_is_counted_under_the_unit_and_the_codec_of_its_direct
         await run_all(sides, proposal)
         hello_bytes = len(encode_body(hello_of(proposal, contribution_of(world.parties[1], 1))))
         result_bytes = GRID.num_chunks * results.encoded_bytes(GRID.chunk_elements)
-        word_bytes = len(word_of(sides[0].header()).encode())
+        word_bytes = len(ref_of(sides[0].header()).encode())
         contribution = range(GRID.num_chunks * CHUNK_BYTES + 5, GRID.num_chunks * (CHUNK_BYTES + 5) + 1)
         reducer, *members = ({(c.kind.unit, c.kind.codec): c for c in p.network.traffic().bulk} for p in world.parties)
         assert set(reducer) == {("", ""), (UNIT, CODEC.name), (UNIT, "int8")}
@@ -279,7 +279,7 @@ async def test_a_result_that_is_here_already_is_not_sent_again(autojump_clock: C
 async def test_a_result_that_was_on_its_way_when_its_attempt_ended_goes_on_where_it_was(autojump_clock: Clock) -> None:
     async with three_sides() as (world, sides):
         chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
-        word = word_of(result_header(world, chunks))
+        word = ref_of(result_header(world, chunks))
         asked: list[bytes | None] = []
 
         async def reduce(_: PeerId, stream: Stream) -> None:
@@ -306,7 +306,7 @@ async def test_a_result_that_was_on_its_way_when_its_attempt_ended_goes_on_where
 async def test_which_results_are_on_their_way_is_told_while_they_are(autojump_clock: Clock) -> None:
     async with three_sides() as (world, sides):
         chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
-        word = word_of(result_header(world, chunks))
+        word = ref_of(result_header(world, chunks))
 
         async def reduce(_: PeerId, stream: Stream) -> None:
             await stream.receive_frame()
@@ -338,7 +338,7 @@ async def test_a_result_goes_on_after_a_broken_stream_but_begins_anew_where_its_
     """Whoever hangs up early gives something else than it named: nothing of it is built upon."""
     async with three_sides() as (world, sides):
         chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
-        word = word_of(result_header(world, chunks))
+        word = ref_of(result_header(world, chunks))
         asked: list[bytes | None] = []
 
         async def reduce(_: PeerId, stream: Stream) -> None:
@@ -904,7 +904,7 @@ async def test_what_a_false_word_names_is_not_kept_by_a_member_either(fault: str
     async with three_sides() as (world, sides):
         chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
         proposal = world.proposal(ONE_SLICE)
-        word = word_of(result_header(world, chunks))
+        word = ref_of(result_header(world, chunks))
         true = [word.encode(), *chunks]
         false = {
             "other bytes": [true[0], chunks[1], *chunks[1:]],
@@ -925,7 +925,7 @@ async def test_a_reducer_that_gives_other_bytes_again_and_again_is_asked_twice_a
     """Whoever gathers what a record names waits while streams bring anything."""
     async with three_sides() as (world, sides):
         chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
-        false = [word_of(result_header(world, chunks)).encode(), chunks[1], *chunks[1:]]
+        false = [ref_of(result_header(world, chunks)).encode(), chunks[1], *chunks[1:]]
         began_s = trio.current_time()
         await answer_with(world, sides[1], world.proposal(ONE_SLICE), [false, false])
         assert sides[1].kept == {}

@@ -19,7 +19,7 @@ from averaging.rounds.exchange.exchange_driver import (
     FETCHED_WITHIN_S,
     SNAPSHOT_WITHIN_S,
     WAIT_FOR_PROPOSAL_S,
-    Exchanging,
+    ExchangeDriver,
 )
 from averaging.state.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PeerUnreachable
@@ -76,7 +76,7 @@ class Scene:
 
     world: RoundWorld
     bench: Bench
-    exchanging: Exchanging
+    exchanging: ExchangeDriver
     hellos: list[ExchangeHello]
     ahead: list[bytes]
 
@@ -134,7 +134,7 @@ async def _scene(beta: float = 0.0) -> AsyncIterator[Scene]:
         if beta:
             with_feedback(bench.party, beta)
         party = bench.party
-        exchanging = Exchanging(bench.config, party.chain, bench.tools, bench.tasks, bench.tell, bench.send)
+        exchanging = ExchangeDriver(bench.config, party.chain, bench.tools, bench.tasks, bench.tell, bench.send)
 
         async def serve(sender: PeerId, stream: Stream) -> None:
             await exchanging.serve(sender, decode_body(ExchangeHello, await stream.receive_frame() or b""), stream)

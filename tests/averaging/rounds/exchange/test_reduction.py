@@ -12,10 +12,10 @@ import trio
 import trio.testing
 
 from averaging.arithmetic.batched_codec import span_bytes
-from averaging.arithmetic.slot_buffer import Room
+from averaging.arithmetic.slot_buffer import SlotBuffer
 from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import Codec, codec_by_name, codec_names
-from averaging.rounds.exchange.offered_contributions import Offer, Offers
+from averaging.rounds.exchange.offered_contributions import OfferedContribution, Offers
 from averaging.rounds.exchange.reduction import MAX_DELTA, Reduction
 from averaging.rounds.traffic.batches import split_batch
 from averaging.rounds.traffic.contribution import EncodedContribution, encode_contribution, result_root
@@ -65,7 +65,7 @@ def test_the_result_is_the_weighted_mean_with_weights_capped_and_members_in_fixe
 
 def _in_order_of_arrival(
     codec: Codec, grid: ChunkGrid, tokens: Sequence[int], chance: random.Random
-) -> tuple[Offers, Reduction, list[tuple[Offer, EncodedContribution, int]]]:
+) -> tuple[Offers, Reduction, list[tuple[OfferedContribution, EncodedContribution, int]]]:
     """A reduction of chunks 1 to 3 of members with these tokens, and their chunks in a drawn order."""
     offers = Offers(RUN, HashVerifier(), codec, grid)
     proposal = replace(PROPOSAL, codec=codec.name)
@@ -81,7 +81,7 @@ def _in_order_of_arrival(
 
 
 def _straightforward(
-    codec: Codec, grid: ChunkGrid, offers: Sequence[Offer], weights: Sequence[int]
+    codec: Codec, grid: ChunkGrid, offers: Sequence[OfferedContribution], weights: Sequence[int]
 ) -> tuple[bytes, ...]:
     """Everything decoded, then summed chunk by chunk in the order of the offers, then encoded."""
     chunks = []
@@ -144,7 +144,7 @@ class _ToldOfReads(ContributionHeader):
         return super().__getattribute__(name)
 
 
-class _ToldOfPlaces(Room):
+class _ToldOfPlaces(SlotBuffer):
     """Knows when its first place was given out."""
 
     is_taken = False
@@ -455,7 +455,7 @@ def test_a_slice_is_nearly_in_when_each_member_has_few_chunks_left_and_of_anothe
     offer_of(offers, 0)
     reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
 
-    def brings(offer: Offer, number: int, *chunks: int) -> bool:
+    def brings(offer: OfferedContribution, number: int, *chunks: int) -> bool:
         reduction.take(offer, [(chunk, memoryview(mine[number].chunks[chunk])) for chunk in chunks])
         return reduction.nearly_in.is_set()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import trio.testing
 
-from averaging.arithmetic.slot_buffer import Room
+from averaging.arithmetic.slot_buffer import SlotBuffer
 from averaging.network.seams.interfaces import BegunFile
 from averaging.rounds.exchange.result_receiver import RefusedResult, take_result
 from averaging.rounds.lineage.next_state import SliceBytes
@@ -45,7 +45,7 @@ async def _taken(
     exchange = Side(member, None).begin(world.proposal(ONE_SLICE))
     stream = await member.network.open_stream(reducer.peer, "give", timeout_s=1.0)
     word = result_header(world, named)
-    room = Room(1 << 20)
+    room = SlotBuffer(1 << 20)
     for chunk in here:
         room.take(len(chunk))[:] = chunk
     hashes = [leaf_hash(chunk) for chunk in here]

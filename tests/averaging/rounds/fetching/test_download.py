@@ -12,7 +12,7 @@ import trio.testing
 from averaging.network.memory.memory_network import LinkSpeed
 from averaging.network.seams.interfaces import Stream
 from averaging.network.seams.offload import InlineOffload
-from averaging.rounds.fetching.download import MAX_DONORS, DownloadProgress, DownloadTools, download_state
+from averaging.rounds.fetching.download import MAX_DONORS, DownloadContext, DownloadProgress, download_state
 from averaging.rounds.traffic.transfer import (
     FETCH_CHANNEL,
     HASHES_WITHIN_S,
@@ -20,7 +20,7 @@ from averaging.rounds.traffic.transfer import (
     ask_generation,
     read_request,
 )
-from averaging.state.partial_download import Incoming
+from averaging.state.partial_download import PartialDownload
 from averaging.state.state import STATE_BYTES_PER_VALUE, UnitState, state_chunks, state_root
 from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import UnreachableError
@@ -63,9 +63,9 @@ class Scene:
     def wanted(self) -> dict[CommitId, Root]:
         return {self.made[-1].link.commit: self.root}
 
-    def tools(self) -> DownloadTools:
+    def tools(self) -> DownloadContext:
         storage = MemoryStorage(self.me.disk)
-        return DownloadTools(self.me.network, InlineOffload(), UNIT, GRID, Incoming(storage, GRID))
+        return DownloadContext(self.me.network, InlineOffload(), UNIT, GRID, PartialDownload(storage, GRID))
 
     async def download(self, *donors: Party, told: list[DownloadProgress] | None = None) -> UnitState:
         peers = [party.peer for party in donors or self.donors]
@@ -409,7 +409,7 @@ async def test_after_a_crash_and_a_round_a_download_goes_on_with_the_state_of_wh
         older = scene.donors[0].chain.state
         roots = {older.head: scene.root}
         chunks = [b"".join(map(bytes, parts)) for parts in state_chunks(older, GRID)]
-        incoming = Incoming(MemoryStorage(scene.me.disk), GRID)
+        incoming = PartialDownload(MemoryStorage(scene.me.disk), GRID)
         for number in range(num_here):
             await incoming.keep(older.head, number, [chunks[number]])
         newer = scene.world.commit_on(scene.donors[0].chain.head, 9)
@@ -428,7 +428,7 @@ async def test_of_a_download_that_was_hardly_begun_the_newer_state_is_taken(auto
         older = scene.donors[0].chain.state
         roots = {older.head: scene.root}
         first = b"".join(map(bytes, next(iter(state_chunks(older, GRID)))))
-        await Incoming(MemoryStorage(scene.me.disk), GRID).keep(older.head, 0, [first])
+        await PartialDownload(MemoryStorage(scene.me.disk), GRID).keep(older.head, 0, [first])
         newer = scene.world.commit_on(scene.donors[0].chain.head, 9)
         for donor in scene.donors:
             await donor.apply(newer)

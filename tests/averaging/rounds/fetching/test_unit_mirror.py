@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from averaging.network.seams.interfaces import Stream
-from averaging.rounds.fetching.unit_mirror import Asked, trail
+from averaging.rounds.fetching.unit_mirror import DonorAnswer, trail
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
 from protocol.errors import RemoteProtocolError, TransportError, UnreachableError
@@ -185,7 +185,7 @@ async def test_a_donor_with_certificates_and_no_bytes_keeps_nobody_from_being_as
         await grow(world, [other], 1, 80)
         for name in [name for name in liar.disk.files if name.startswith(("results/", "generations/"))]:
             del liar.disk.files[name]
-        asked: list[Asked] = []
+        asked: list[DonorAnswer] = []
         donors = [liar.peer, holder.peer, other.peer]
         with trio.fail_after(600.0):
             assert await trail(keeper.network, keeper.chain, donors, may_leave=True, asked=asked.append)

@@ -11,8 +11,8 @@ import trio.testing
 from averaging.arithmetic.error_feedback import Feedback, encode_fed, no_residual
 from averaging.codecs import codec_by_name
 from averaging.rounds.lineage.adoption import (
-    Adoption,
     Mixed,
+    ParameterShift,
     adopt_commit,
     adopt_switch,
     adoption_shift,
@@ -71,7 +71,7 @@ class Committed:
     commit: MadeCommit
     applied: AppliedCommit
 
-    def adopt(self, contribution: EncodedContribution | None, mixed: Mixed | None = None) -> Adoption:
+    def adopt(self, contribution: EncodedContribution | None, mixed: Mixed | None = None) -> ParameterShift:
         record = self.commit.record
         return adopt_commit(self.applied, record, record.slices[0].reducer, contribution, GRID, mixed)
 
@@ -139,7 +139,7 @@ async def test_a_shift_is_by_chunks_and_a_stranger_only_follows_the_anchor(autoj
 # --- mixing -------------------------------------------------------------------------------------------------------------------
 
 
-def _moved(theta_N: torch.Tensor, adoption: Adoption) -> torch.Tensor:
+def _moved(theta_N: torch.Tensor, adoption: ParameterShift) -> torch.Tensor:
     """As the trainer does it."""
     assert adoption.shift_N is not None
     moved_N = theta_N.clone()
@@ -203,8 +203,8 @@ def _spans() -> list[tuple[int, int]]:
 
 
 async def test_two_adoptions_together_are_the_one_after_the_other(autojump_clock: Clock) -> None:
-    first = Adoption(_vector(1), 30, kept={0: 0.5, 1: 0.25})
-    second = Adoption(_vector(2), 12, kept={1: 0.5, 3: 0.0})
+    first = ParameterShift(_vector(1), 30, kept={0: 0.5, 1: 0.25})
+    second = ParameterShift(_vector(2), 12, kept={1: 0.5, 3: 0.0})
     both = one_after_another(first, second, GRID)
     theta_N = _vector(3)
     _close(_moved(theta_N, both), _moved(_moved(theta_N, first), second))
@@ -240,7 +240,7 @@ class Forked:
     work_N: torch.Tensor
     """What it trained on top of its last commit."""
 
-    def switch(self) -> Adoption:
+    def switch(self) -> ParameterShift:
         lost = [commit.link for commit in self.lost]
         me = self.world.parties[0]
         return adopt_switch(self.prepared, lost, me.chain.state.anchor_N, me.peer, self.offers, CODEC, GRID)
@@ -369,7 +369,7 @@ class Fed:
     sent_N: torch.Tensor
     """What the offer on the fork carried, as the others decoded it."""
 
-    def switch(self) -> tuple[Adoption, Feedback]:
+    def switch(self) -> tuple[ParameterShift, Feedback]:
         lost = [commit.link for commit in self.forked.lost]
         me = self.forked.world.parties[0]
         anchor_N = me.chain.state.anchor_N

@@ -12,7 +12,7 @@ import trio.testing
 
 from averaging.codecs import codec_by_name
 from averaging.rounds.lineage.adoption import Mixing
-from averaging.rounds.lineage.trainer_updates import MOST_WAITING, NUM_KEPT, Adopter
+from averaging.rounds.lineage.trainer_updates import MOST_WAITING, NUM_KEPT, TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.traffic.contribution import EncodedContribution, encode_contribution, encode_with_feedback
 from protocol.errors import MachineError
@@ -46,7 +46,7 @@ class Scene:
         return self.bench.party
 
     @property
-    def adopter(self) -> Adopter:
+    def adopter(self) -> TrainerUpdater:
         return self.bench.adopter
 
     def offer(self) -> EncodedContribution:

@@ -20,7 +20,7 @@ from averaging.rounds.traffic.discovery import (
     LIST_EVERY_S,
     LOOK_BYTES_PER_S,
     SETTLED_LIST_EVERY_S,
-    Looks,
+    DirectoryPoller,
     Rhythm,
     announce,
     list_peers,
@@ -50,8 +50,8 @@ class _Directory:
         return [round(b - a, 3) for a, b in zip(self.looks_s, self.looks_s[1:], strict=False)]
 
 
-def _looks(directory: _Directory, patience_s: float = 0.0) -> Looks:
-    return Looks(directory, RunId(bytes(32)), patience_s)  # type: ignore[arg-type]
+def _looks(directory: _Directory, patience_s: float = 0.0) -> DirectoryPoller:
+    return DirectoryPoller(directory, RunId(bytes(32)), patience_s)  # type: ignore[arg-type]
 
 
 async def _look(directory: _Directory, seconds: float, settled_every_s: float = SETTLED_LIST_EVERY_S) -> int:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.rounds.traffic.result_ref import ResultWord, need_from, read_need, read_word
+from averaging.rounds.traffic.result_ref import ResultRef, need_from, read_need, read_word
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, Root
 
@@ -10,7 +10,7 @@ BASE, ROOT = CommitId(b"b" * 32), Root(b"r" * 32)
 
 
 def test_a_word_is_forty_bytes_whatever_the_members_and_names_the_result() -> None:
-    word = ResultWord(BASE, 3, 5, ROOT)
+    word = ResultRef(BASE, 3, 5, ROOT)
     assert len(word.encode()) == 40
     assert read_word(word.encode(), BASE) == word
 

@@ -17,7 +17,7 @@ from peer.pipeline.transport.lane_outbox import give
 from peer.pipeline.transport.lane_work import Confirm, LaneShare
 from protocol.errors import LocalProtocolError
 from protocol.ids import PeerId, short
-from protocol.pipeline.messages import lane_messages as said
+from protocol.pipeline.messages import lane_messages as msg
 from protocol.pipeline.messages.lane_wire import encode_lane_message
 from protocol.pipeline.micro_batch import MicroBatch
 from protocol.pipeline.stage_machine import Point
@@ -37,13 +37,13 @@ async def test_nobody_but_a_lanes_members_is_heard_and_they_only_as_members(
         stranger = world.swarm.start(STRANGER)
         await trio.sleep(0.05)
         for message in (
-            said.LaneSquare(0, 0, START, 1.0),
-            said.LaneLeave(0, 0, "why"),
-            said.LaneSquare(9, 0, START, 1.0),
+            msg.LaneSquare(0, 0, START, 1.0),
+            msg.LaneLeave(0, 0, "why"),
+            msg.LaneSquare(9, 0, START, 1.0),
         ):
             reply = await stranger.call(KEEPER, KEEPER_CHANNEL, encode_lane_message(message), timeout_s=1.0)
             assert "about lane" in read_answer(reply)
-        ping = encode_lane_message(said.LanePing(0, 0))
+        ping = encode_lane_message(msg.LanePing(0, 0))
         member = world.networks[VICTIM]
         assert "a member's word" in read_answer(await member.call(KEEPER, KEEPER_CHANNEL, ping, timeout_s=1.0))
         assert "whole message" in read_answer(await member.call(KEEPER, KEEPER_CHANNEL, b"\xff", timeout_s=1.0))
@@ -59,7 +59,7 @@ async def test_a_member_that_asks_hears_that_its_lane_is_kept_and_who_is_none_th
         await trio.sleep(0.05)
 
         async def ask(network: MemoryNetwork, lane: int) -> str:
-            here = encode_lane_message(said.LaneHere(lane, 0))
+            here = encode_lane_message(msg.LaneHere(lane, 0))
             return read_answer(await network.call(KEEPER, KEEPER_CHANNEL, here, timeout_s=1.0))
 
         assert await ask(world.networks[VICTIM], 0) == ""
@@ -96,7 +96,7 @@ async def test_what_a_lane_left_is_taken_from_who_was_to_give_it_alone_and_once(
         values_N = torch.ones(stage_size(STAGES, 1))
 
         async def brings(giver: PeerId, heir: PeerId, tokens: int) -> str:
-            gift = said.LaneGift(0, at, 1, tokens, 4 * values_N.numel())
+            gift = msg.LaneGift(0, at, 1, tokens, 4 * values_N.numel())
             return await give(world.networks[giver], heir, gift, values_N.numpy().tobytes())
 
         first, last = PeerId("lane0stage0"), PeerId("lane0stage2")

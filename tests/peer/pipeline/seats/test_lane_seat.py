@@ -30,7 +30,7 @@ from peer.pipeline.transport.lane_outbox import (
 )
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import PeerId
-from protocol.pipeline.messages import lane_messages as said
+from protocol.pipeline.messages import lane_messages as msg
 from protocol.pipeline.messages.lane_wire import decode_lane_message, decode_parcel, encode_lane_message, encode_parcel
 from protocol.pipeline.stage_machine import Point
 from protocol.tensors.stage_schema import stage_schema
@@ -42,17 +42,17 @@ CONFIG = lane_config(inner_steps=3, snapshot_steps=2)
 SEAT, BEFORE, BESIDE, STRANGER = (PeerId(name) for name in ("seat", "before", "beside", "stranger"))
 MEMBERS = (BEFORE, SEAT, BESIDE)
 START = Point(0, 0)
-BEGIN = said.LaneBegin(0, 0, START, MEMBERS)
+BEGIN = msg.LaneBegin(0, 0, START, MEMBERS)
 VALUES_BTD = torch.linspace(-1.0, 1.0, SHAPE[0] * SHAPE[1] * MODEL.dim, dtype=torch.float64).view(*SHAPE, MODEL.dim)
 
 
 def _boundary(epoch: int = 0, at: Point = START, number: int = 0) -> Boundary:
-    batch = said.lane_batch(RUN, 0, epoch, at, number, CONFIG.inner_steps)
+    batch = msg.lane_batch(RUN, 0, epoch, at, number, CONFIG.inner_steps)
     return Boundary("fp64", "forward", 1, batch, (*SHAPE, MODEL.dim))
 
 
-def _passed(data: bytes, epoch: int = 0, at: Point = START, number: int = 0) -> said.LanePassed:
-    return said.LanePassed(0, epoch, at, number, False, len(data))
+def _passed(data: bytes, epoch: int = 0, at: Point = START, number: int = 0) -> msg.LanePassed:
+    return msg.LanePassed(0, epoch, at, number, False, len(data))
 
 
 GOOD = encode_boundary(VALUES_BTD, _boundary())
@@ -64,22 +64,22 @@ class Played:
 
     world: LaneSwarm
     networks: dict[PeerId, MemoryNetwork]
-    told: list[said.LaneMessage] = field(default_factory=list)
-    brought: list[tuple[PeerId, said.LaneParcel, bytes]] = field(default_factory=list)
+    told: list[msg.LaneMessage] = field(default_factory=list)
+    brought: list[tuple[PeerId, msg.LaneParcel, bytes]] = field(default_factory=list)
     passes: list[tuple[int, bool]] = field(default_factory=list)
     is_silent: bool = False
     refusal: str = ""
     """What the keeper answers."""
 
-    async def say(self, message: said.LaneMessage, sender: PeerId = KEEPER) -> str:
+    async def say(self, message: msg.LaneMessage, sender: PeerId = KEEPER) -> str:
         """Why the seat refuses it; empty where it does not."""
         reply = await self.networks[sender].call(SEAT, MEMBER_CHANNEL, encode_lane_message(message), timeout_s=1.0)
         return read_answer(reply)
 
-    async def bring(self, parcel: said.LaneParcel, data: bytes, sender: PeerId = BEFORE) -> str | None:
+    async def bring(self, parcel: msg.LaneParcel, data: bytes, sender: PeerId = BEFORE) -> str | None:
         """Why the seat refuses it; None where it ends the stream without a word."""
         stream = await self.networks[sender].open_stream(SEAT, PARCEL_CHANNEL, timeout_s=1.0)
-        assert isinstance(parcel, said.LanePassed | said.LaneCopy)
+        assert isinstance(parcel, msg.LanePassed | msg.LaneCopy)
         await send_parcel(stream, parcel, data)
         frame = await receive_in_time(stream)
         await stream.aclose()
@@ -93,19 +93,19 @@ class Played:
 
     async def hear(self, sender: PeerId, request: bytes) -> bytes:
         self.told.append(decode_lane_message(request))
-        return encode_parcel(said.LaneAnswer(self.refusal))
+        return encode_parcel(msg.LaneAnswer(self.refusal))
 
     async def serve(self, sender: PeerId, stream: Stream) -> None:
         while (frame := await stream.receive_frame()) is not None:
             parcel = decode_parcel(frame)
-            assert isinstance(parcel, said.LanePassed | said.LaneCopy)
+            assert isinstance(parcel, msg.LanePassed | msg.LaneCopy)
             self.brought.append((sender, parcel, await receive_bytes(stream, parcel.num_bytes)))
             await answer(stream)
 
     async def ping(self) -> None:
         while not self.is_silent:
             await self.networks[KEEPER].call(
-                SEAT, MEMBER_CHANNEL, encode_lane_message(said.LanePing(0, 0)), timeout_s=1.0
+                SEAT, MEMBER_CHANNEL, encode_lane_message(msg.LanePing(0, 0)), timeout_s=1.0
             )
             await trio.sleep(1.0)
 
@@ -126,7 +126,7 @@ async def _seated() -> AsyncIterator[Played]:
             await trio.sleep(0.1)
             assert await played.say(BEGIN) == ""
             nursery.start_soon(played.ping)
-            await played.until(lambda: said.LaneCopied(0, 0, START) in played.told)
+            await played.until(lambda: msg.LaneCopied(0, 0, START) in played.told)
             yield played
             nursery.cancel_scope.cancel()
 
@@ -165,21 +165,21 @@ LATER = Point(0, 1)
         (_passed(GOOD), GOOD[:-1] + b"\x7f", BEFORE, "changed on the way"),
         (_passed(GOOD), GOOD, STRANGER, "activations from"),
         (_passed(GOOD), GOOD, BESIDE, "activations from"),
-        (said.LanePassed(0, 0, START, 0, True, len(GOOD)), GOOD, BEFORE, "gradients from"),
+        (msg.LanePassed(0, 0, START, 0, True, len(GOOD)), GOOD, BEFORE, "gradients from"),
         (_passed(_of(_boundary(at=LATER))), _of(_boundary(at=LATER)), BEFORE, "another step"),
         (_passed(_of(_boundary(epoch=1))), _of(_boundary(epoch=1)), BEFORE, "another weights"),
         (_passed(_of(_boundary(number=1))), _of(_boundary(number=1)), BEFORE, "another number"),
         (_passed(GOOD, at=Point(0, 2)), GOOD, BEFORE, "work of"),
         (_passed(GOOD, at=Point(7, 0)), GOOD, BEFORE, "work of"),
         (_passed(GOOD, number=2), GOOD, BEFORE, "comes from nobody"),
-        (said.LaneCopy(0, 0, START, 0, 5), b"bytes", BEFORE, "no snapshot"),
-        (said.LaneCopy(0, 0, START, 0, 5), b"bytes", BESIDE, "a snapshot from"),
-        (said.LaneCopy(0, 0, START, 2, 5), b"bytes", BEFORE, "stage 0"),
-        (said.LaneCopy(0, 0, START, 0, 1 << 30), b"bytes", BEFORE, "at most"),
+        (msg.LaneCopy(0, 0, START, 0, 5), b"bytes", BEFORE, "no snapshot"),
+        (msg.LaneCopy(0, 0, START, 0, 5), b"bytes", BESIDE, "a snapshot from"),
+        (msg.LaneCopy(0, 0, START, 2, 5), b"bytes", BEFORE, "stage 0"),
+        (msg.LaneCopy(0, 0, START, 0, 1 << 30), b"bytes", BEFORE, "at most"),
     ],
 )
 async def test_what_is_not_the_next_stages_work_is_refused_with_a_reason_and_never_computed(
-    autojump_clock: trio.testing.MockClock, parcel: said.LaneParcel, data: bytes, sender: PeerId, reason: str
+    autojump_clock: trio.testing.MockClock, parcel: msg.LaneParcel, data: bytes, sender: PeerId, reason: str
 ) -> None:
     async with _seated() as played:
         refused = await played.bring(parcel, data, sender)
@@ -197,28 +197,28 @@ async def test_work_that_comes_twice_is_done_once(autojump_clock: trio.testing.M
     async with _seated() as played:
         for _ in range(3):
             assert await played.bring(_passed(GOOD), GOOD) == ""
-        await played.until(lambda: any(isinstance(parcel, said.LanePassed) for _, parcel, _ in played.brought))
+        await played.until(lambda: any(isinstance(parcel, msg.LanePassed) for _, parcel, _ in played.brought))
         await trio.sleep(1.0)
         assert played.passes == [(0, False)]
-        sent = [(sender, parcel.work) for sender, parcel, _ in played.brought if isinstance(parcel, said.LanePassed)]
+        sent = [(sender, parcel.work) for sender, parcel, _ in played.brought if isinstance(parcel, msg.LanePassed)]
         assert sent == [(SEAT, _passed(GOOD).work)]
 
 
 @pytest.mark.parametrize(
     ("message", "sender", "reason"),
     [
-        (said.LaneStep(0, 0, START, 1.0), STRANGER, "its keeper"),
-        (said.LaneBack(0, 1, START, 0, MEMBERS), BEFORE, "its keeper"),
-        (said.LaneSquare(0, 0, START, 1.0), KEEPER, "a keeper's word"),
-        (said.LaneStep(1, 0, START, 1.0), KEEPER, "has a seat in"),
+        (msg.LaneStep(0, 0, START, 1.0), STRANGER, "its keeper"),
+        (msg.LaneBack(0, 1, START, 0, MEMBERS), BEFORE, "its keeper"),
+        (msg.LaneSquare(0, 0, START, 1.0), KEEPER, "a keeper's word"),
+        (msg.LaneStep(1, 0, START, 1.0), KEEPER, "has a seat in"),
         (replace(BEGIN, lane=1), KEEPER, "it has one in 0"),
-        (said.LaneBack(0, 1, START, 0, (SEAT, BEFORE, BESIDE)), KEEPER, "another stage"),
-        (said.LaneBack(1, 1, START, 0, (BEFORE, BESIDE, STRANGER)), KEEPER, "without this peer"),
-        (said.LaneBegin(1, 0, START, (BEFORE, SEAT)), KEEPER, "a lane of 2 members"),
+        (msg.LaneBack(0, 1, START, 0, (SEAT, BEFORE, BESIDE)), KEEPER, "another stage"),
+        (msg.LaneBack(1, 1, START, 0, (BEFORE, BESIDE, STRANGER)), KEEPER, "without this peer"),
+        (msg.LaneBegin(1, 0, START, (BEFORE, SEAT)), KEEPER, "a lane of 2 members"),
     ],
 )
 async def test_a_word_that_is_not_its_keepers_or_not_of_its_lane_is_refused(
-    autojump_clock: trio.testing.MockClock, message: said.LaneMessage, sender: PeerId, reason: str
+    autojump_clock: trio.testing.MockClock, message: msg.LaneMessage, sender: PeerId, reason: str
 ) -> None:
     async with _seated() as played:
         seat = played.world.members[SEAT].seat
@@ -232,7 +232,7 @@ async def test_a_seat_that_is_given_to_another_is_over_and_brings_nothing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with _seated() as played:
-        assert await played.say(said.LaneBack(0, 1, START, 0, (BEFORE, STRANGER, BESIDE))) == ""
+        assert await played.say(msg.LaneBack(0, 1, START, 0, (BEFORE, STRANGER, BESIDE))) == ""
         await played.until(lambda: played.world.members[SEAT].seat is None)
         assert played.world.rounds.shares == {}
 
@@ -241,9 +241,9 @@ async def test_back_at_a_snapshot_what_belongs_to_the_former_time_line_is_left_u
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with _seated() as played:
-        assert await played.say(said.LaneBack(0, 1, START, 0, MEMBERS)) == ""
-        await played.until(lambda: said.LaneLoaded(0, 1) in played.told)
-        assert await played.say(said.LaneResume(0, 1)) == ""
+        assert await played.say(msg.LaneBack(0, 1, START, 0, MEMBERS)) == ""
+        await played.until(lambda: msg.LaneLoaded(0, 1) in played.told)
+        assert await played.say(msg.LaneResume(0, 1)) == ""
         assert await played.bring(_passed(GOOD), GOOD) is None
         now = encode_boundary(VALUES_BTD, _boundary(epoch=1))
         assert await played.bring(_passed(now, epoch=1), now) == ""
@@ -262,7 +262,7 @@ async def test_what_comes_before_the_keepers_word_waits_for_it(autojump_clock: t
             nursery.start_soon(bring)
             await trio.sleep(1.0)
             assert not answers
-            await played.say(said.LaneBack(0, 1, START, 0, MEMBERS))
+            await played.say(msg.LaneBack(0, 1, START, 0, MEMBERS))
         assert answers == [""]
 
 
@@ -270,11 +270,11 @@ async def test_a_new_neighbour_is_given_the_snapshot_that_the_lane_goes_back_to(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with _seated() as played:
-        first = [data for _, parcel, data in played.brought if isinstance(parcel, said.LaneCopy)]
+        first = [data for _, parcel, data in played.brought if isinstance(parcel, msg.LaneCopy)]
         played.networks[STRANGER].serve_streams(PARCEL_CHANNEL, played.serve)
-        await played.say(said.LaneBack(0, 1, START, 0, (BEFORE, SEAT, STRANGER)))
-        await played.until(lambda: said.LaneLoaded(0, 1) in played.told)
-        copies = [data for _, parcel, data in played.brought if isinstance(parcel, said.LaneCopy)]
+        await played.say(msg.LaneBack(0, 1, START, 0, (BEFORE, SEAT, STRANGER)))
+        await played.until(lambda: msg.LaneLoaded(0, 1) in played.told)
+        copies = [data for _, parcel, data in played.brought if isinstance(parcel, msg.LaneCopy)]
         assert copies == first * 2
 
 
@@ -284,12 +284,12 @@ async def test_snapshots_are_freed_once_the_keeper_says_that_all_stages_have_a_n
     async with _seated() as played:
         seat = played.world.members[SEAT].seat
         assert isinstance(seat, LaneSeat)
-        (own,) = [data for _, parcel, data in played.brought if isinstance(parcel, said.LaneCopy)]
+        (own,) = [data for _, parcel, data in played.brought if isinstance(parcel, msg.LaneCopy)]
         beside = encode_snapshot(StageSnapshot(torch.zeros(stage_schema(STAGES, 0).num_elements), ()))
-        assert await played.bring(said.LaneCopy(0, 0, START, 0, len(beside)), beside) == ""
-        assert await played.bring(said.LaneCopy(0, 0, Point(0, 2), 0, len(beside)), beside) == ""
+        assert await played.bring(msg.LaneCopy(0, 0, START, 0, len(beside)), beside) == ""
+        assert await played.bring(msg.LaneCopy(0, 0, Point(0, 2), 0, len(beside)), beside) == ""
         assert seat.held_bytes == len(own) + 2 * len(beside)
-        await played.say(said.LaneKeep(0, 0, Point(0, 2)))
+        await played.say(msg.LaneKeep(0, 0, Point(0, 2)))
         assert seat.held_bytes == len(beside)
 
 
@@ -299,12 +299,12 @@ async def test_the_neighbours_snapshot_is_kept_for_the_member_of_its_stage_alone
     async with _seated() as played:
         schema = stage_schema(STAGES, 0)
         zeros = decode_snapshot(
-            next(data for _, parcel, data in played.brought if isinstance(parcel, said.LaneCopy)),
+            next(data for _, parcel, data in played.brought if isinstance(parcel, msg.LaneCopy)),
             stage_schema(STAGES, 1),
         )
         data = encode_snapshot(replace(zeros, theta_N=torch.zeros(schema.num_elements)))
-        assert await played.bring(said.LaneCopy(0, 0, START, 0, len(data)), data) == ""
-        wanted = said.LaneFetch(0, 0, START, 0)
+        assert await played.bring(msg.LaneCopy(0, 0, START, 0, len(data)), data) == ""
+        wanted = msg.LaneFetch(0, 0, START, 0)
         assert await fetch_copy(played.networks[BEFORE], SEAT, wanted, len(data)) == data
         for asker, asked in (
             (STRANGER, wanted),
@@ -322,8 +322,8 @@ async def test_a_stage_whose_pass_fails_gives_its_seat_back(autojump_clock: trio
     async with _seated() as played:
         played.world.about = fail
         assert await played.bring(_passed(GOOD), GOOD) == ""
-        await played.until(lambda: any(isinstance(message, said.LaneLeave) for message in played.told))
-        (leave,) = [message for message in played.told if isinstance(message, said.LaneLeave)]
+        await played.until(lambda: any(isinstance(message, msg.LaneLeave) for message in played.told))
+        (leave,) = [message for message in played.told if isinstance(message, msg.LaneLeave)]
         assert "not finite" in leave.reason
         await played.until(lambda: played.world.members[SEAT].seat is None)
 
@@ -332,7 +332,7 @@ async def _silent(played: Played) -> None:
     """The keeper was just heard for the last time."""
     played.is_silent = True
     await trio.sleep(1.0)
-    assert await played.say(said.LanePing(0, 0)) == ""
+    assert await played.say(msg.LanePing(0, 0)) == ""
 
 
 async def test_a_seat_with_nothing_to_say_is_over_within_two_seconds_after_its_keepers_process_is_gone(
@@ -355,7 +355,7 @@ async def test_a_keeper_that_is_silent_and_lives_is_asked_and_has_its_time_also_
         played.world.swarm.broken = 0.0
         await trio.sleep(KEEPER_SILENT_S / 2 - 0.1)
         assert played.world.members[SEAT].seat is not None
-        assert said.LaneHere(0, 0) in played.told
+        assert msg.LaneHere(0, 0) in played.told
         await trio.sleep(0.2)
         assert played.world.members[SEAT].seat is None, "an answer is no call"
 

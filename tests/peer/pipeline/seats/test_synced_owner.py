@@ -24,10 +24,10 @@ from peer.pipeline.synced_service import group_config
 from peer.pipeline.transport.lane_calls import MEMBER_CHANNEL, read_answer
 from peer.pipeline.transport.lane_network import OwnLoop
 from peer.pipeline.transport.lane_outbox import PARCEL_CHANNEL, answer, receive_bytes, receive_in_time, send_parcel
-from peer.pipeline.transport.lane_work import LaneShare, LaneTools, StageWork
+from peer.pipeline.transport.lane_work import LaneContext, LaneShare, StageWork
 from protocol.ids import PeerId
-from protocol.pipeline.messages import lane_messages as lane_said
-from protocol.pipeline.messages import synced_messages as said
+from protocol.pipeline.messages import lane_messages as lane_msg
+from protocol.pipeline.messages import synced_messages as synced_msg
 from protocol.pipeline.messages.lane_wire import decode_parcel, encode_parcel
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
@@ -49,7 +49,7 @@ def _message(number: int = 0, at: Point = START, width: int = MODEL.dim, codec: 
 
 
 GOOD = _message()
-WORK = said.SyncedReply(LANE, START, 0, 0, False, len(GOOD))
+WORK = synced_msg.SyncedReply(LANE, START, 0, 0, False, len(GOOD))
 
 
 def _not_finite() -> bytes:
@@ -63,9 +63,9 @@ class Played:
 
     owner: SyncedOwner
     networks: dict[PeerId, MemoryNetwork]
-    asked: list[tuple[said.SyncedAsk, bytes]] = field(default_factory=list)
+    asked: list[tuple[synced_msg.SyncedAsk, bytes]] = field(default_factory=list)
 
-    async def bring(self, reply: said.SyncedReply, data: bytes, sender: PeerId = FIRST) -> str:
+    async def bring(self, reply: synced_msg.SyncedReply, data: bytes, sender: PeerId = FIRST) -> str:
         """Why it is refused; empty where it is not."""
         stream = await self.networks[sender].open_stream(OWNER, PARCEL_CHANNEL, timeout_s=1.0)
         await send_parcel(stream, reply, data)
@@ -87,16 +87,16 @@ class Played:
     async def serve(self, sender: PeerId, stream: Stream) -> None:
         while (frame := await stream.receive_frame()) is not None:
             ask = decode_parcel(frame)
-            assert isinstance(ask, said.SyncedAsk)
+            assert isinstance(ask, synced_msg.SyncedAsk)
             self.asked.append((ask, await receive_bytes(stream, ask.forward_bytes + ask.backward_bytes)))
             await answer(stream)
 
 
 async def _taken(_sender: PeerId, _request: bytes) -> bytes:
-    return encode_parcel(lane_said.LaneAnswer(""))
+    return encode_parcel(lane_msg.LaneAnswer(""))
 
 
-def _tools(network: MemoryNetwork) -> LaneTools:
+def _tools(network: MemoryNetwork) -> LaneContext:
     def no_work(_lane: int, _stage: int) -> StageWork:
         raise AssertionError("an owner computes nothing")
 
@@ -106,7 +106,7 @@ def _tools(network: MemoryNetwork) -> LaneTools:
     async def nothing(_share: LaneShare) -> None:
         raise AssertionError("an owner brings nothing for others")
 
-    return LaneTools(OwnLoop(network), InlineOffload(), FORM, no_work, no_round, nothing)
+    return LaneContext(OwnLoop(network), InlineOffload(), FORM, no_work, no_round, nothing)
 
 
 @asynccontextmanager
@@ -128,7 +128,7 @@ async def _asking() -> AsyncIterator[Played]:
             nursery.start_soon(owner.run)
             await trio.sleep(0.1)
             for peer in MEMBERS:
-                owner.hear(peer, said.SyncedReady(LANE, START, b"h" * 32))
+                owner.hear(peer, synced_msg.SyncedReady(LANE, START, b"h" * 32))
             await played.until(lambda: bool(played.of(0)))
             yield played
             nursery.cancel_scope.cancel()
@@ -148,7 +148,7 @@ async def _asking() -> AsyncIterator[Played]:
     ],
 )
 async def test_what_is_no_reply_of_a_replica_is_refused_before_a_byte_of_it_is_taken_and_given_to_nobody(
-    autojump_clock: trio.testing.MockClock, reply: said.SyncedReply, data: bytes, sender: PeerId, reason: str
+    autojump_clock: trio.testing.MockClock, reply: synced_msg.SyncedReply, data: bytes, sender: PeerId, reason: str
 ) -> None:
     async with _asking() as played:
         assert reason in await played.bring(reply, data, sender)
@@ -188,20 +188,20 @@ async def test_what_is_held_is_bounded_and_let_go_when_the_group_ends(autojump_c
         await played.until(lambda: played.owner.held_bytes > 0)
         assert played.owner.held_bytes <= played.owner.bound_bytes
         for peer in (FIRST, LAST):
-            played.owner.hear(peer, lane_said.LaneLeave(LANE, 0, "enough"))
+            played.owner.hear(peer, lane_msg.LaneLeave(LANE, 0, "enough"))
         await trio.sleep(6.0)
         assert played.owner.state.phase == "over"
         assert played.owner.held_bytes == 0
 
 
-def _came_of(ask: said.SyncedAsk) -> tuple[said.SyncedReply, bytes]:
+def _came_of(ask: synced_msg.SyncedAsk) -> tuple[synced_msg.SyncedReply, bytes]:
     """A good reply to what was asked for."""
     towards = ask.stage - 1 if ask.is_backward else ask.stage + 1
     if not 0 <= towards < CONFIG.num_stages:
-        return said.SyncedReply(LANE, ask.at, ask.stage, ask.number, ask.is_backward, 0), b""
+        return synced_msg.SyncedReply(LANE, ask.at, ask.stage, ask.number, ask.is_backward, 0), b""
     boundary = FORM.boundary(LANE, towards, 0, ask.at, Pass(ask.number, ask.is_backward))
     data = encode_boundary(torch.ones(*SHAPE, MODEL.dim, dtype=torch.float64), boundary)
-    return said.SyncedReply(LANE, ask.at, ask.stage, ask.number, ask.is_backward, len(data)), data
+    return synced_msg.SyncedReply(LANE, ask.at, ask.stage, ask.number, ask.is_backward, len(data)), data
 
 
 async def test_what_is_held_is_let_go_when_the_step_is_taken(autojump_clock: trio.testing.MockClock) -> None:
@@ -216,10 +216,10 @@ async def test_what_is_held_is_let_go_when_the_step_is_taken(autojump_clock: tri
         assert owner.held_bytes == CONFIG.num_micro_batches * ways * len(GOOD)
         every = tuple(range(CONFIG.num_micro_batches))
         for peer in MEMBERS:
-            owner.hear(peer, said.SyncedSummed(LANE, START, every))
+            owner.hear(peer, synced_msg.SyncedSummed(LANE, START, every))
         for peer in MEMBERS:
             assert owner.state.at == START
-            owner.hear(peer, lane_said.LaneSquare(LANE, 0, START, 1.0))
+            owner.hear(peer, lane_msg.LaneSquare(LANE, 0, START, 1.0))
         assert owner.state.at == NEXT
         assert (owner.held_bytes, owner.waiting_bytes) == (0, 0)
 

@@ -16,6 +16,7 @@ from protocol.pipeline.lanes.lane_machine import (
     GoBack,
     KeepFrom,
     LaneState,
+    LaneTicked,
     LoadedTold,
     LoadFailed,
     MemberHeard,
@@ -24,7 +25,6 @@ from protocol.pipeline.lanes.lane_machine import (
     SnapshotTold,
     SparesListed,
     SquareTold,
-    Ticked,
 )
 from protocol.pipeline.stage_machine import LaneConfig, Point
 
@@ -34,8 +34,8 @@ START = Point(4, 0)
 ANY = frozenset({0, 1, 2})
 
 
-def _fed(state: LaneState, *events: Event, now_s: float = 0.0) -> lane.Step:
-    done = lane.Step(state)
+def _fed(state: LaneState, *events: Event, now_s: float = 0.0) -> lane.LaneTransition:
+    done = lane.LaneTransition(state)
     for event in events:
         done = lane.step(done.state, event, now_s)
     return done
@@ -115,15 +115,15 @@ def test_without_a_spare_within_two_seconds_the_lane_ends_with_the_tokens_of_its
     lost = lane.step(state, MemberLost(B), 10.0)
     assert lost.orders == ()
     alive = _fed(lost.state, MemberHeard(A), MemberHeard(C), now_s=11.9)
-    assert lane.step(alive.state, Ticked(), 11.9).orders == ()
-    over = lane.step(alive.state, Ticked(), 12.1)
+    assert lane.step(alive.state, LaneTicked(), 11.9).orders == ()
+    over = lane.step(alive.state, LaneTicked(), 12.1)
     (order,) = over.orders
     assert isinstance(order, Dissolve)
     assert (order.at, order.tokens, order.survivors) == (Point(4, 2), 200, (A, C))
     assert order.holders == (A, C, C)
     assert "no spare for stages [1] within 2 s" in order.reason
     assert over.state.lost_tokens == 100
-    assert lane.step(over.state, Ticked(), 13.0).remark == "the lane is no more"
+    assert lane.step(over.state, LaneTicked(), 13.0).remark == "the lane is no more"
 
 
 def test_a_spare_that_comes_within_two_seconds_is_taken() -> None:
@@ -136,8 +136,8 @@ def test_a_spare_that_comes_within_two_seconds_is_taken() -> None:
 def test_a_silent_member_is_lost_as_one_whose_connection_was_refused() -> None:
     state = _fed(_two_steps(), SparesListed(((X, ANY),))).state
     heard = _fed(state, MemberHeard(A), MemberHeard(B), now_s=1.4).state
-    assert lane.step(heard, Ticked(), 1.5).orders == ()
-    assert lane.step(heard, Ticked(), 1.6).orders == (GoBack(1, START, 0, (A, B, X)),)
+    assert lane.step(heard, LaneTicked(), 1.5).orders == ()
+    assert lane.step(heard, LaneTicked(), 1.6).orders == (GoBack(1, START, 0, (A, B, X)),)
 
 
 def test_two_lost_members_take_two_spares_and_one_alone_is_not_enough() -> None:
@@ -166,7 +166,7 @@ def test_a_lane_that_dies_before_its_first_snapshot_ends_without_weight() -> Non
 
 def test_a_lane_whose_stage_and_its_neighbour_are_lost_ends_without_weight() -> None:
     state = _fed(_two_steps(), *_snapshots(Point(4, 2)), MemberLost(B), MemberLost(C)).state
-    (order,) = _fed(state, MemberHeard(A), Ticked(), now_s=2.5).orders
+    (order,) = _fed(state, MemberHeard(A), LaneTicked(), now_s=2.5).orders
     assert isinstance(order, Dissolve)
     assert (order.tokens, order.holders) == (0, ())
     assert "nobody has the snapshot of stage 1" in order.reason
@@ -183,7 +183,7 @@ def test_a_lane_whose_stage_and_its_neighbour_are_lost_ends_without_weight() -> 
         MemberLost(C),
     ).state
     heard = _fed(state, MemberHeard(B), MemberHeard(X), now_s=2.4).state
-    (order,) = lane.step(heard, Ticked(), 2.5).orders
+    (order,) = lane.step(heard, LaneTicked(), 2.5).orders
     assert isinstance(order, Dissolve)
     assert (order.tokens, order.holders) == (200, (B, B, X, X))
 
@@ -191,16 +191,16 @@ def test_a_lane_whose_stage_and_its_neighbour_are_lost_ends_without_weight() -> 
 def test_a_member_that_came_since_the_snapshot_brings_it_once_it_has_loaded_it() -> None:
     state = _fed(_two_steps(), *_snapshots(Point(4, 2)), SparesListed(((X, ANY),)), MemberLost(B)).state
     early = _fed(state, LoadedTold(A, 1), MemberLost(A)).state
-    (order,) = _fed(early, MemberHeard(X), MemberHeard(C), Ticked(), now_s=2.5).orders
+    (order,) = _fed(early, MemberHeard(X), MemberHeard(C), LaneTicked(), now_s=2.5).orders
     assert isinstance(order, Dissolve)
     # A has loaded its own and given it to X before it was lost; that of stage 1 is still C's alone
     assert (order.tokens, order.holders) == (200, (X, C, C))
     early = _fed(state, MemberLost(A)).state
-    (order,) = _fed(early, MemberHeard(X), MemberHeard(C), Ticked(), now_s=2.5).orders
+    (order,) = _fed(early, MemberHeard(X), MemberHeard(C), LaneTicked(), now_s=2.5).orders
     assert isinstance(order, Dissolve)
     assert (order.tokens, order.holders) == (0, ())
     late = _fed(state, *(LoadedTold(peer, 1) for peer in (A, X, C)), MemberLost(A)).state
-    (order,) = _fed(late, MemberHeard(X), MemberHeard(C), Ticked(), now_s=2.5).orders
+    (order,) = _fed(late, MemberHeard(X), MemberHeard(C), LaneTicked(), now_s=2.5).orders
     assert isinstance(order, Dissolve)
     assert (order.tokens, order.holders) == (200, (X, X, C))
 
@@ -248,15 +248,15 @@ def _alive(state: LaneState, now_s: float) -> LaneState:
 
 def test_members_that_answer_and_do_not_get_on_are_replaced_after_ten_of_the_slowest_steps() -> None:
     state = _fed(_slow_steps(), SparesListed(((X, ANY), (Y, ANY))), now_s=11.0).state
-    assert lane.step(_alive(state, 59.0), Ticked(), 59.0).orders == ()
-    stuck = lane.step(_alive(state, 61.0), Ticked(), 61.0)
+    assert lane.step(_alive(state, 59.0), LaneTicked(), 59.0).orders == ()
+    stuck = lane.step(_alive(state, 61.0), LaneTicked(), 61.0)
     assert stuck.orders == (GoBack(1, START, 0, (A, X, Y)),)
     assert "answer and do not get on" in stuck.orders[0].reason
 
 
 def test_a_lane_in_which_nobody_gets_on_ends_with_its_last_snapshot() -> None:
     state = _fed(_two_steps(), *_snapshots(Point(4, 2)), now_s=1.0).state
-    ended = lane.step(_alive(state, 40.0), Ticked(), 40.0)
+    ended = lane.step(_alive(state, 40.0), LaneTicked(), 40.0)
     assert isinstance(ended.orders[0], Dissolve)
     assert (ended.orders[0].at, ended.orders[0].tokens) == (Point(4, 2), 200)
 
@@ -264,29 +264,29 @@ def test_a_lane_in_which_nobody_gets_on_ends_with_its_last_snapshot() -> None:
 def test_between_rounds_a_lane_waits_for_the_commit_as_long_as_that_takes() -> None:
     state = _fed(_two_steps(), *_snapshots(Point(4, 2)), *_squares(Point(4, 2)), *_snapshots(Point(4, 3))).state
     assert state.at == Point(5, 0)
-    assert lane.step(_alive(state, 500.0), Ticked(), 500.0).orders == ()
+    assert lane.step(_alive(state, 500.0), LaneTicked(), 500.0).orders == ()
 
 
 def test_silence_while_the_keeper_itself_was_not_running_is_nobodys_death() -> None:
-    late = lane.step(_begun(), Ticked(lag_s=4.0), 5.0)
+    late = lane.step(_begun(), LaneTicked(lag_s=4.0), 5.0)
     assert late.state.phase == "running"
-    assert lane.step(late.state, Ticked(), 6.0).state.phase == "wanting"
+    assert lane.step(late.state, LaneTicked(), 6.0).state.phase == "wanting"
 
 
 def test_before_its_first_step_nobody_knows_how_long_one_takes_and_a_lane_that_shows_life_goes_on() -> None:
     state = _alive(_begun(), 500.0)
-    assert lane.step(state, Ticked(), 500.0).orders == ()
+    assert lane.step(state, LaneTicked(), 500.0).orders == ()
     slow = _fed(state, *_squares(START), now_s=500.0).state
-    assert lane.step(_alive(slow, 5000.0), Ticked(), 5000.0).orders == (), "ten of its slowest step"
-    assert lane.step(_alive(slow, 5501.0), Ticked(), 5501.0).state.phase == "over"
+    assert lane.step(_alive(slow, 5000.0), LaneTicked(), 5000.0).orders == (), "ten of its slowest step"
+    assert lane.step(_alive(slow, 5501.0), LaneTicked(), 5501.0).state.phase == "over"
 
 
 def test_a_first_step_that_never_ends_ends_the_lane_and_so_does_a_stage_that_is_never_made() -> None:
     late_s = lane.FIRST_STEP_WITHIN_S + 1.0
-    assert lane.step(_alive(_begun(), late_s), Ticked(), late_s).state.phase == "over"
+    assert lane.step(_alive(_begun(), late_s), LaneTicked(), late_s).state.phase == "over"
     opening = _fed(lane.begin(CONFIG, (A, B, C), START, 0.0), *_snapshots(START)[:2]).state
-    assert lane.step(_alive(opening, late_s - 2.0), Ticked(), late_s - 2.0).orders == ()
-    (ended,) = lane.step(_alive(opening, late_s), Ticked(), late_s).orders
+    assert lane.step(_alive(opening, late_s - 2.0), LaneTicked(), late_s - 2.0).orders == ()
+    (ended,) = lane.step(_alive(opening, late_s), LaneTicked(), late_s).orders
     assert isinstance(ended, Dissolve)
     assert ended.reason.startswith("stages [2] answer and do not get on")
 
@@ -295,4 +295,4 @@ def test_a_member_that_has_just_come_may_take_as_long_for_its_first_step_as_a_ne
     state = _fed(_slow_steps(), SparesListed(((X, ANY),)), MemberLost(C), now_s=11.0).state
     back = _fed(state, *(LoadedTold(peer, 1) for peer in (A, B, X)), now_s=12.0).state
     alive = _fed(back, *(MemberHeard(peer) for peer in (A, B, X)), now_s=400.0).state
-    assert lane.step(alive, Ticked(), 400.0).orders == ()
+    assert lane.step(alive, LaneTicked(), 400.0).orders == ()

@@ -10,7 +10,7 @@ import pytest
 
 from protocol.ids import PeerId
 from protocol.pipeline.placement.placement import Placement, Server
-from protocol.pipeline.placement.rebalancing import SETTLED_S, TURN_S, Watch, look
+from protocol.pipeline.placement.rebalancing import SETTLED_S, TURN_S, PlacementHistory, decide
 
 NUM_STAGES = 3
 
@@ -30,8 +30,8 @@ LOPSIDED = {"a": 0, "b": 0, "c": 0, "d": 0, "e": 1, "f": 1, "g": 1, "h": 2, "i":
 
 def _settled(placement: Placement, me: str, now_s: float, *, is_needed: bool = False) -> int | None:
     """Where it goes, when nothing has changed since the time 0."""
-    watch = look(Watch(), placement, PeerId(me), 0.0, is_needed=is_needed).watch
-    move = look(watch, placement, PeerId(me), now_s, is_needed=is_needed).move
+    watch = decide(PlacementHistory(), placement, PeerId(me), 0.0, is_needed=is_needed).watch
+    move = decide(watch, placement, PeerId(me), now_s, is_needed=is_needed).move
     return None if move is None else move.stage
 
 
@@ -57,10 +57,10 @@ def _with_line(placement: Placement, me: str, bytes_per_s: float) -> Placement:
 def _turn(placement: Placement, me: str, bytes_per_s: float) -> int | None:
     """After how many others it goes with such a line, which it alone knows of; None where it stays."""
     measured, own = _with_line(placement, me, bytes_per_s), PeerId(me)
-    watch = look(Watch(), placement, own, 0.0, is_needed=False, as_measured=measured).watch
+    watch = decide(PlacementHistory(), placement, own, 0.0, is_needed=False, as_measured=measured).watch
     for turn in range(2 * len(placement.servers)):
         at_s = SETTLED_S + turn * TURN_S
-        if look(watch, placement, own, at_s, is_needed=False, as_measured=measured).move is not None:
+        if decide(watch, placement, own, at_s, is_needed=False, as_measured=measured).move is not None:
             return turn
     return None
 
@@ -83,8 +83,8 @@ def test_who_goes_later_knows_how_many_may_go_before_it() -> None:
     placement = _placed(LOPSIDED)
 
     def num_before(me: str, *, is_needed: bool = False) -> int:
-        watch = look(Watch(), placement, PeerId(me), 0.0, is_needed=is_needed).watch
-        return look(watch, placement, PeerId(me), 1e6, is_needed=is_needed).num_before
+        watch = decide(PlacementHistory(), placement, PeerId(me), 0.0, is_needed=is_needed).watch
+        return decide(watch, placement, PeerId(me), 1e6, is_needed=is_needed).num_before
 
     assert [num_before(me) for me in "abcd"] == [0, 1, 2, 3]
     assert num_before("a", is_needed=True) == 3
@@ -97,12 +97,12 @@ def test_who_is_needed_where_it_is_lets_all_others_go_before_it() -> None:
 
 
 def test_every_change_of_anybodys_place_begins_the_wait_anew() -> None:
-    watch = look(Watch(), _placed(LOPSIDED), PeerId("a"), 0.0, is_needed=False).watch
+    watch = decide(PlacementHistory(), _placed(LOPSIDED), PeerId("a"), 0.0, is_needed=False).watch
     changed = _placed({**LOPSIDED, "z": 1})
-    later = look(watch, changed, PeerId("a"), SETTLED_S, is_needed=False)
+    later = decide(watch, changed, PeerId("a"), SETTLED_S, is_needed=False)
     assert later.move is None
     assert later.reason == "who is at which stage has just changed"
-    again = look(later.watch, changed, PeerId("a"), SETTLED_S + 1.0, is_needed=False)
+    again = decide(later.watch, changed, PeerId("a"), SETTLED_S + 1.0, is_needed=False)
     assert again.reason.startswith(f"to stage 2 in {SETTLED_S - 1:.0f} s, if nobody else moves: ")
 
 
@@ -129,7 +129,7 @@ def test_who_has_no_room_for_the_stage_stays_and_the_next_one_goes() -> None:
 def test_peers_that_all_decide_by_themselves_come_to_rest_with_stages_alike_and_nobody_moves_twice(seed: int) -> None:
     draw = random.Random(seed)
     places = {f"p{number}": draw.choice([0, 0, 0, 1, 1, 2]) for number in range(draw.randint(6, 14))}
-    watches = dict.fromkeys(places, Watch())
+    watches = dict.fromkeys(places, PlacementHistory())
     moved, now_s = Counter[str](), 0.0
     away: dict[str, tuple[float, int]] = {}
     while now_s < 3600.0:
@@ -137,10 +137,10 @@ def test_peers_that_all_decide_by_themselves_come_to_rest_with_stages_alike_and_
         for peer, (back_s, stage) in list(away.items()):
             if back_s <= now_s:
                 places[peer] = stage
-                watches[peer] = Watch()
+                watches[peer] = PlacementHistory()
                 del away[peer]
         for peer in sorted(places):
-            looked = look(watches[peer], _placed(places), PeerId(peer), now_s, is_needed=draw.random() < 0.3)
+            looked = decide(watches[peer], _placed(places), PeerId(peer), now_s, is_needed=draw.random() < 0.3)
             watches[peer] = looked.watch
             if looked.move is not None:
                 moved[peer] += 1

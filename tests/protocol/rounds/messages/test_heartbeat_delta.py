@@ -11,9 +11,9 @@ from protocol.rounds.messages.heartbeat_delta import (
     encode_moved,
     encode_short,
     is_like,
-    likeness,
     made_whole,
     outline,
+    report_digest,
     says_tokens_alone,
 )
 from protocol.rounds.messages.messages import Heartbeat, Member
@@ -28,10 +28,10 @@ def _with_tokens(*tokens: int) -> Heartbeat:
 
 def test_a_short_heartbeat_says_what_the_whole_one_would_say_in_a_few_bytes() -> None:
     known, now = _with_tokens(5, 6), _with_tokens(700, 1 << 53)
-    raw = encode_short(now, likeness(now), 9)
+    raw = encode_short(now, report_digest(now), 9)
     assert len(raw) == 12 + 8 * 2
     short = decode_short(raw)
-    assert short.likeness == likeness(known)
+    assert short.report_digest == report_digest(known)
     assert short.number == 9
     assert made_whole(known, raw) == now
     assert says_tokens_alone(known, raw)
@@ -46,17 +46,17 @@ def test_after_a_commit_it_says_all_that_the_commit_changed() -> None:
         for n, head in enumerate(known.heads)
     )
     now = replace(known, heads=heads, exchange_ms=(1 << 32) - 1, upload_bytes_per_s=1 << 40)
-    raw = encode_moved(now, likeness(known), 9)
+    raw = encode_moved(now, report_digest(known), 9)
     assert len(raw) == 24 + 57 * 2
     assert outline(now) == outline(known)
-    assert decode_short(raw).likeness == likeness(known)
+    assert decode_short(raw).report_digest == report_digest(known)
     assert made_whole(known, raw) == now
     assert not says_tokens_alone(known, raw)
 
 
 def test_state_roots_are_told_in_whole_ones_alone() -> None:
     other = replace(BEAT, heads=tuple(replace(h, state_root=Root(b"x" * 32)) for h in BEAT.heads))
-    assert likeness(other) == likeness(BEAT)
+    assert report_digest(other) == report_digest(BEAT)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_no_commit_changes_is_said_whole(changed: Heartbeat) -> None:
     ],
 )
 def test_what_differs_in_anything_but_the_tokens_is_not_alike(changed: Heartbeat) -> None:
-    assert likeness(changed) != likeness(BEAT)
+    assert report_digest(changed) != report_digest(BEAT)
 
 
 @pytest.mark.parametrize("raw", [b"", bytes(11), bytes(24 + 57 * 64 + 1)])
@@ -122,4 +122,4 @@ def test_who_is_like_another_is_found_without_their_likeness() -> None:
     ]
     for other in others:
         assert not is_like(one, other)
-        assert likeness(one) != likeness(other)
+        assert report_digest(one) != report_digest(other)
