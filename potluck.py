@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from peer.settings.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
+from peer.settings.exit import BUG, INTERRUPTED, OK, exit_code_lines
 
 _LEFT_AT_ONCE = "potluck: interrupted; left at once"
 
@@ -445,7 +445,7 @@ def _set_up_logging() -> None:
 
 
 def _run() -> int:
-    """Run one command; its exit code, one of peer/settings/exit_codes.py."""
+    """Run one command; its exit code, one of peer/settings/exit.py."""
     try:
         _set_up_logging()
         code = app(prog_name="potluck", standalone_mode=False)

@@ -142,7 +142,7 @@ def checkpoint_list(state_dir: StateDir = None, as_json: AsJson = False) -> None
 
 def checkpoint_verify(path: Annotated[Path, typer.Argument(help="A checkpoint's folder.")]) -> None:
     """Recompute the state root from the files and compare; believes nothing that the folder says."""
-    from coordinator.checkpoints.verify_report import verify_checkpoint
+    from coordinator.checkpoints.verify import verify_checkpoint
 
     typer.echo(verify_checkpoint(path))
 

@@ -24,8 +24,8 @@ from averaging.arithmetic.spare_memory import keep_cool
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
 from averaging.host.http import bind_http, serve_http
+from averaging.host.http_client import kept_status_address, local_address
 from averaging.host.log_file import LOG_FOLDER, keep_log
-from averaging.host.status_address import kept_status_address, local_address
 from averaging.network.direct.direct import DirectOptions
 from averaging.network.direct.tls_identity import TlsCredential, credential_check
 from averaging.network.libp2p.libp2p_network import NetworkOptions, open_libp2p_network
@@ -42,8 +42,7 @@ from coordinator.admission.invites import InviteAddresses, issue_invite, known_r
 from coordinator.admission.qr_code import qr_lines
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
-from coordinator.checkpoints.run_tokenizer import RunTokenizer
-from coordinator.checkpoints.verify_report import verify_checkpoint
+from coordinator.checkpoints.verify import RunTokenizer, verify_checkpoint
 from coordinator.experts.reassigning import Reassigner
 from coordinator.experts.text_recovery import TextFinder
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger

@@ -132,7 +132,7 @@ def health(
         from peer.settings.config import load_peer_config
 
         state_dir = load_peer_config({}).state_dir
-    from averaging.host.status_address import ask_health
+    from averaging.host.http_client import ask_health
 
     typer.echo(f"ok: {ask_health(state_dir)}")
 

@@ -15,8 +15,8 @@ from averaging.codecs.compiled import BLOCKS
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache
 from averaging.host.http import bind_http, serve_http
+from averaging.host.http_client import kept_status_address
 from averaging.host.log_file import LOG_FOLDER, keep_log
-from averaging.host.status_address import kept_status_address
 from averaging.network.libp2p.libp2p_network import open_libp2p_network
 from averaging.network.seams.asyncio_thread import open_asyncio_thread
 from averaging.network.seams.clocks import SystemClock
@@ -69,11 +69,11 @@ from peer.session.build import open_chains, text_plan, training_plan, whole_anch
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
-from peer.session.handing_over import hand_over
+from peer.session.leaving import hand_over
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
-from peer.settings.signals import watch_signals
+from peer.settings.exit import watch_signals
 from peer.status.local_view import LOG_NAME
 from peer.status.reporting import ExpertLosses, ReportedExpertText, Reporter, evaluate_commits
 from peer.status.screen import run_screen

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.live import Live
 
 import potluck
+from averaging.host.http_client import STATUS_ADDRESS_FILE
 from averaging.host.log_file import LogFile, keep_log
-from averaging.host.status_address import STATUS_ADDRESS_FILE
 from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
 from peer.commands import doctor, join
 from peer.membership.saved_membership import SavedMembership, save_membership
@@ -36,7 +36,7 @@ from protocol.errors import ConfigError
 from protocol.identity.identity import Identity
 from protocol.screens.log_lines import log_line
 from tests.forked import Forked, open_forked
-from tests.peer.membership.test_saved_run import keep
+from tests.peer.checks.test_known_runs import keep
 from tests.protocol.identity.test_invite import INVITE
 
 ROOT = Path(__file__).parents[1]

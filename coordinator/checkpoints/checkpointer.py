@@ -38,7 +38,7 @@ from protocol.ids import CommitId, PeerId, Root, UnitName
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock, Offload
     from averaging.state.state import UnitState
-    from coordinator.checkpoints.run_tokenizer import RunTokenizer
+    from coordinator.checkpoints.verify import RunTokenizer
     from coordinator.ledger.ledger import CheckpointRow, Ledger
     from coordinator.ledger.ledger_writer import LedgerWriter
     from coordinator.progress.chain_log import ChainLog

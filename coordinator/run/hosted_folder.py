@@ -38,8 +38,7 @@ def fetch_status(state_dir: Path | None) -> dict[str, object]:
         ConfigError: no run was ever hosted from there.
         UnreachableError: the host does not run.
     """
-    from averaging.host.http_get import get_json
-    from averaging.host.status_address import read_status_address
+    from averaging.host.http_client import get_json, read_status_address
 
     folder = host_folder(state_dir)
     require_run(folder)

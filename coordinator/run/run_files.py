@@ -25,7 +25,7 @@ from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources.sources import open_source
 from averaging.data.sources.texts import Split
 from averaging.data.vocabulary import open_tokenizer
-from coordinator.checkpoints.run_tokenizer import RunTokenizer
+from coordinator.checkpoints.verify import RunTokenizer
 from coordinator.run.hosted_runs import MANIFEST_FILE
 from coordinator.run.run_router import check_router, packed_texts, routing_of, sample_of
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from peer.checks.machine_core import Finding, Level, Readings, Unread, judge, report_lines, unread, worst
 from peer.checks.machine_readings import READING_WITHIN_S, read_machine, within
 from peer.settings.config import PeerConfig
-from peer.settings.exit_codes import OK
+from peer.settings.exit import OK
 from protocol.errors import MachineError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _num_parameters(state_dir: Path, invite_text: str) -> int:
 
 
 def _parameters_kept(state_dir: Path, invite_text: str) -> int:
-    from peer.membership.saved_run import find_kept_run
+    from peer.checks.known_runs import find_kept_run
     from protocol.identity.invite import decode_invite
 
     kept = find_kept_run(state_dir, decode_invite(invite_text).run_id if invite_text else None)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from averaging.host.setting_sources import settings_with_origins
 from peer.checks.dry_run_core import OfferedResources, peer_estimates
-from peer.membership.saved_run import KeptRun, find_kept_run
+from peer.checks.known_runs import KeptRun, find_kept_run
 from peer.settings import config as settings
 from protocol.errors import PotluckError
 from protocol.estimates.dry_run import END, estimate_lines, setting_lines
@@ -54,7 +54,7 @@ def _asked(config: settings.PeerConfig, invite_text: str) -> tuple[KeptRun | Non
     never = "was not joined from here before"
     if not invite_text:
         return None, never
-    from peer.checks.remote_run import ask_for_run  # grpc and trio take a second to import
+    from peer.checks.known_runs import ask_for_run  # grpc and trio take a second to import
 
     try:
         return ask_for_run(config, invite_text), f"{never}; as its host tells it"

@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from peer.machine.memory_use import Family
+from peer.machine.memory import Family
 
 log = structlog.get_logger()
 

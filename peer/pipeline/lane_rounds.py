@@ -24,7 +24,7 @@ from peer.pipeline.transport.lane_work import Confirm, LaneShare
 from peer.pipeline.uncounted_shares import Anchors
 from protocol.errors import ConfigError
 from protocol.ids import CommitId, PeerId, short
-from protocol.pipeline.lanes.counted_parts import counted_tokens
+from protocol.pipeline.lanes.endings import counted_tokens
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import LaneConfig, Point
 from protocol.rounds.messages.lane_parts import LanePart

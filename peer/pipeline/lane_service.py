@@ -22,8 +22,7 @@ from peer.pipeline.transport.lane_work import LaneContext, LaneShare
 from protocol.errors import PotluckError, TransportError
 from protocol.ids import CommitId, PeerId, short
 from protocol.pipeline.lanes import lane_forming as forming
-from protocol.pipeline.lanes.ended_lanes import EndedLane
-from protocol.pipeline.lanes.lost_stages import empty_since, paused_because
+from protocol.pipeline.lanes.endings import EndedLane, empty_since, paused_because
 from protocol.pipeline.messages import lane_messages as msg
 from protocol.pipeline.messages.lane_wire import encode_lane_message
 from protocol.pipeline.stage_machine import Point

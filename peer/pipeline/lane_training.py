@@ -42,7 +42,7 @@ from peer.training.trainer import OWNER_HOLDS
 from protocol.errors import LocalProtocolError
 from protocol.host.reports import HeldoutResult
 from protocol.ids import PeerId, RunId, UnitName
-from protocol.pipeline.lanes import last_round
+from protocol.pipeline.lanes import endings as last_round
 from protocol.pipeline.placement.rebalancing import SETTLED_S
 from protocol.pipeline.stage_machine import LaneConfig
 from protocol.rounds.lineage.chain import genesis_link

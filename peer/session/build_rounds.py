@@ -14,7 +14,7 @@ from averaging.rounds.spine_follower import SpineFollower
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.file_storage import FileStorage
 from peer.session.build import round_config, unit_shapes
-from peer.session.lingering import linger
+from peer.session.leaving import linger
 from peer.session.session import JoinedSession
 from peer.status.round_progress import all_have
 from peer.training.mode_rules import mixing_of

@@ -14,7 +14,7 @@ from peer.membership.coordinator_client import CoordinatorClient
 from peer.membership.credential_cache import CredentialCache
 from peer.membership.joining import Membership
 from peer.owner.controls import Controls
-from peer.session.departure import Departure
+from peer.session.leaving import Departure
 from peer.settings.config import PeerConfig
 from peer.status.reporting import Reporter
 from peer.status.status_board import StatusBoard

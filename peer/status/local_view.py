@@ -6,8 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from averaging.host.http_get import get_json
-from averaging.host.status_address import read_status_address
+from averaging.host.http_client import get_json, read_status_address
 from peer.status.status import PeerStatus, last_status
 from peer.status.status_text import status_lines
 from protocol.errors import ConfigError, MachineError, StorageError, UnreachableError

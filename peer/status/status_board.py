@@ -21,12 +21,10 @@ from peer.machine.machine import MachineMeter
 from peer.membership.credential_cache import CredentialCache
 from peer.owner.controls_core import TrainingAllowance
 from peer.status.duties_core import is_bringer
-from peer.status.health import HealthNotes
-from peer.status.lineage_divergence import LineageDivergence, after_report
+from peer.status.health import HealthNotes, LineageDivergence, after_report
 from peer.status.round_progress import EtaEstimator, round_progress
-from peer.status.round_traffic import RoundBytes, RoundTraffic
 from peer.status.status import LastRound, PeerStatus, UnitPlace
-from peer.status.traffic_rows import since_start, traffic_row, traffic_told
+from peer.status.traffic import RoundBytes, RoundTraffic, since_start, traffic_row, traffic_told
 from protocol.errors import RefusedError
 from protocol.host.reports import HeldoutResult, SampleLosses
 from protocol.identity.credential import credential_ends_unix_s

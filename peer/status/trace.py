@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from averaging.host.http_get import get_json
-from averaging.host.status_address import read_status_address
+from averaging.host.http_client import get_json, read_status_address
 from peer.status.trace_core import chrome_trace, newest_round, training_told
 from protocol.errors import StorageError, TemporaryError
 from protocol.screens.daemon_views import rows_of

@@ -18,8 +18,8 @@ from torch.nn import functional
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenBytes, TokenReader
 from peer.machine.device import autocast_dtype, choose_device, give_back_memory, is_out_of_memory, limit_memory
+from peer.machine.memory import forget_own_peak, memory_use
 from peer.machine.memory_core import MemoryUse, may_double
-from peer.machine.memory_use import forget_own_peak, memory_use
 from peer.models.decoder import Decoder, parameters_in_order, parts_of
 from peer.models.mixture import MixtureDecoder
 from peer.models.optimizer import make_optimizer

@@ -25,7 +25,7 @@ import psutil
 import torch
 from torch.nn import functional
 
-from peer.machine.memory_use import own_peak_bytes
+from peer.machine.memory import own_peak_bytes
 from peer.models.adamw import AdamW, ParameterGroup
 from peer.models.decoder import Decoder
 from protocol.errors import MachineError

@@ -9,9 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from averaging.host.status_address import STATUS_ADDRESS_FILE
+from averaging.host.http_client import STATUS_ADDRESS_FILE
 from coordinator.admission.invites import InviteAddresses, remember_reach
-from coordinator.checkpoints.verify_report import verify_checkpoint
+from coordinator.checkpoints.verify import verify_checkpoint
 from coordinator.command_line import add_commands
 from coordinator.commands import (
     ban,

@@ -30,7 +30,7 @@ from peer.membership.process_takeover import DirectoryClaim
 from peer.pipeline.lane_training import LaneControl, train_in_lanes
 from peer.session.await_state import FirstState
 from peer.session.build import open_chains
-from peer.session.departure import Departure
+from peer.session.leaving import Departure
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.settings.config import PeerConfig
 from peer.status.reporting import Reporter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from averaging.network.libp2p.libp2p_session import Session
-from averaging.network.pacing.control_counters import ControlTally
+from averaging.network.pacing.counters import ControlTally
 from averaging.network.seams.asyncio_thread import AsyncioThread
 from averaging.network.seams.interfaces import DirectoryEntry
 

@@ -22,7 +22,7 @@ from averaging.network.libp2p.libp2p_stream import RawStream
 from averaging.network.libp2p.p2pd import P2pdOptions, P2pdProcess, start_p2pd, with_real_ports
 from averaging.network.libp2p.socket_folder import make_socket_folder
 from averaging.network.pacing.bulk_lane import BulkLane
-from averaging.network.pacing.control_counters import ControlTally
+from averaging.network.pacing.counters import ControlTally
 from averaging.network.seams.asyncio_thread import AsyncioThread, open_plain_nursery
 from averaging.network.seams.bulk_address import BulkAddress
 from averaging.network.seams.call_limits import Admits, admit_all

@@ -19,8 +19,7 @@ import trio
 from averaging.network.memory.memory_call import Answer, Answers, Call, CallServer
 from averaging.network.memory.memory_directory import MemoryDirectory
 from averaging.network.memory.memory_stream import MemoryStream, Pipe
-from averaging.network.pacing.bulk_counters import BulkTally
-from averaging.network.pacing.control_counters import ControlTally
+from averaging.network.pacing.counters import BulkTally, ControlTally
 from averaging.network.seams.bulk_address import BulkAddress
 from averaging.network.seams.clocks import Timers
 from averaging.network.seams.directory import RecordRule, sized_record_rule

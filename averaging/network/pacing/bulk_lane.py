@@ -8,8 +8,8 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.pacing.bulk_counters import BulkTally
 from averaging.network.pacing.bulk_limiter import BulkLimiter
+from averaging.network.pacing.counters import BulkTally
 from averaging.network.pacing.line_shaper import LineShaper
 from averaging.network.seams.interfaces import BulkKind
 from protocol.errors import CallTimeout, TransportError

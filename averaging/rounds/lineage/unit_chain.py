@@ -12,8 +12,7 @@ import torch
 import trio
 
 from averaging.rounds.lineage import retention as keeping
-from averaging.rounds.lineage.abandoned_commits import with_displaced
-from averaging.rounds.lineage.earlier_votes import EarlierVotes
+from averaging.rounds.lineage.unit_log_view import EarlierVotes, with_displaced
 from averaging.rounds.lineage.updates import UnitContext, Updates
 from averaging.state.state import UnitState
 from averaging.state.unit_log import LoggedContribution, LoggedRounds

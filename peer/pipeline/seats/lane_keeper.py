@@ -17,7 +17,7 @@ from peer.pipeline.transport.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, C
 from peer.pipeline.transport.lane_network import LaneNetwork
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
-from protocol.pipeline.lanes import ended_lanes
+from protocol.pipeline.lanes import endings as ended_lanes
 from protocol.pipeline.lanes import lane_machine as lane
 from protocol.pipeline.messages import lane_messages as msg
 from protocol.pipeline.messages.lane_wire import Said, decode_lane_message, encode_parcel

@@ -19,7 +19,7 @@ from averaging.data.vocabulary import FileTokenizer, train_bpe
 from coordinator.checkpoints import checkpoint_export
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.checkpoints.checkpoints import load_checkpoint
-from coordinator.checkpoints.run_tokenizer import RunTokenizer
+from coordinator.checkpoints.verify import RunTokenizer
 from peer.models.decoder import Decoder, load_flat
 from peer.models.merging import holder_model
 from protocol.errors import ConfigError, PotluckError, StorageError

@@ -27,7 +27,7 @@ from coordinator.checkpoints.checkpoints import (
     verify_checkpoint,
     write_checkpoint,
 )
-from coordinator.checkpoints.run_tokenizer import RunTokenizer
+from coordinator.checkpoints.verify import RunTokenizer
 from coordinator.ledger.ledger import CheckpointRow
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import CommitId, Root, UnitName

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from averaging.host.http import bind_http, serve_http
-from averaging.host.status_address import STATUS_ADDRESS_FILE
+from averaging.host.http_client import STATUS_ADDRESS_FILE
 from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
 from coordinator.status.local_view import folder_of, is_here, look
 from coordinator.status.metrics import Counts, Moment

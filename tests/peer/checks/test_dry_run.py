@@ -9,13 +9,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from peer.checks.known_runs import find_kept_run
 from peer.commands import add_commands
-from peer.membership.saved_run import find_kept_run
 from peer.settings import config
 from protocol.errors import ConfigError, UnreachableError
 from protocol.estimates.dry_run import END
 from protocol.ids import RunId
-from tests.peer.membership.test_saved_run import MANIFEST, TO_IT, keep
+from tests.peer.checks.test_known_runs import MANIFEST, TO_IT, keep
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def nobody(*_arguments: object) -> None:
         raise UnreachableError("no coordinator answers at 127.0.0.1:7000", "a running `potluck host`")
 
-    monkeypatch.setattr("peer.checks.remote_run.ask_for_run", nobody)
+    monkeypatch.setattr("peer.checks.known_runs.ask_for_run", nobody)
     return path
 
 
@@ -95,7 +95,7 @@ def test_a_newcomer_is_told_what_the_host_says_of_its_run(tmp_path: Path, monkey
     assert line.startswith("  was not joined from here before; its host could not be asked: no coordinator answers at")
     keep(tmp_path / "other")
     told = find_kept_run(tmp_path / "other", None)
-    monkeypatch.setattr("peer.checks.remote_run.ask_for_run", lambda *_arguments: told)
+    monkeypatch.setattr("peer.checks.known_runs.ask_for_run", lambda *_arguments: told)
     lines = _dry_run(TO_IT.encode(), "--state-dir", str(tmp_path / "none"))
     assert f"  {MANIFEST.config.run.name}, was not joined from here before; as its host tells it" in lines
     assert "  model         771,328 parameters" in lines

@@ -7,7 +7,7 @@ from pathlib import Path
 from peer.membership.saved_membership import FILE_NAME
 from peer.status.joined_runs import joined_runs
 from protocol.ids import RunId
-from tests.peer.membership.test_saved_run import MANIFEST, keep
+from tests.peer.checks.test_known_runs import MANIFEST, keep
 
 
 def _state(folder: Path, index: int) -> None:

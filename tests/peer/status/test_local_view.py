@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from averaging.host.http import bind_http, serve_http
-from averaging.host.status_address import STATUS_ADDRESS_FILE
+from averaging.host.http_client import STATUS_ADDRESS_FILE
 from peer.status.local_view import is_here, look
 from peer.status.status import FINAL_STATUS_FILE, PeerStatus, write_final_status
 from peer.status.status_http import peer_app

@@ -18,10 +18,10 @@ from averaging.storage.disk_room import DiskMeter
 from peer.membership.credential_cache import HOST_AWAY_S, CredentialCache
 from peer.owner.controls_core import TrainingAllowance
 from peer.pipeline.lane_service import LaneService
-from peer.status.lineage_divergence import APART_AFTER_S
-from peer.status.round_traffic import RoundTraffic
+from peer.status.health import APART_AFTER_S
 from peer.status.status_board import StatusBoard
 from peer.status.status_text import status_lines
+from peer.status.traffic import RoundTraffic
 from protocol.frozen import replace
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.identity.identity import Ed25519Verifier, Identity

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from averaging.network.libp2p.libp2p_directory import Libp2pDirectory
 from averaging.network.libp2p.libp2p_session import Session
-from averaging.network.pacing.control_counters import DIRECTORY_CHANNEL, ControlTally
+from averaging.network.pacing.counters import DIRECTORY_CHANNEL, ControlTally
 from averaging.network.seams.asyncio_thread import AsyncioThread
 from averaging.network.seams.interfaces import ControlCount, DirectoryEntry
 

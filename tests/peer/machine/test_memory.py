@@ -1,3 +1,5 @@
+"""Tests of peer/machine/memory.py."""
+
 from __future__ import annotations
 
 import subprocess
@@ -8,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.machine.memory_use import LOOKS_A_WALK, Family, forget_own_peak, memory_of_family, memory_use, own_peak_bytes
+from peer.machine.memory import LOOKS_A_WALK, Family, forget_own_peak, memory_of_family, memory_use, own_peak_bytes
 
 
 def test_memory_counts_the_processes_that_we_started() -> None:
@@ -79,6 +81,6 @@ def test_a_peak_outlives_what_was_given_back_and_is_not_the_parents() -> None:
     use = memory_use()
     assert use.own_peak_bytes > own_bytes + (48 << 20)
     assert use.own_peak_bytes >= use.own_bytes > 0
-    code = "from peer.machine.memory_use import own_peak_bytes; print(own_peak_bytes())"
+    code = "from peer.machine.memory import own_peak_bytes; print(own_peak_bytes())"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert int(child.stdout) < own_peak_bytes()

@@ -1,4 +1,7 @@
-"""What processes hold of the machine's memory. The training process reads it as well, so nothing of the daemon is imported here."""
+"""How much memory this process and its children take.
+
+What processes hold of the machine's memory. The training process reads it as well, so nothing of the daemon is imported here.
+"""
 
 from __future__ import annotations
 

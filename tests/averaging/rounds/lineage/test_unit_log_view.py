@@ -1,4 +1,7 @@
-"""A process that starts knows the side of a fork that was left before."""
+"""Tests of averaging/rounds/lineage/unit_log_view.py.
+
+A process that starts knows the side of a fork that was left before.
+"""
 
 from __future__ import annotations
 

@@ -1,24 +1,57 @@
-"""What a host says of its run to somebody who holds an invite and has not joined: the invite is not used up, nothing is written."""
+"""Runs that this machine knows: joined before, or asked for by an invite.
+
+What this machine knows of a run that it joined before, without asking anybody.
+
+What a host says of its run to somebody who holds an invite and has not joined: the invite is not used up, nothing is written.
+"""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import trio
 
-from averaging.data.shards import parse_dataset
+from averaging.data.shards import DatasetManifest, parse_dataset
 from averaging.network.seams.asyncio_thread import open_asyncio_thread
 from averaging.network.seams.clocks import SystemClock
 from peer.checks.host_readings import Way, find_way
 from peer.membership.coordinator_client import Caller, open_coordinator_client
-from peer.membership.saved_run import KeptRun
+from peer.membership.saved_membership import last_run_folder, load_membership, run_folder
 from peer.settings.config import PeerConfig
 from protocol.errors import CallTimeout
 from protocol.identity.envelope import first_sequence, next_session
 from protocol.identity.identity import Ed25519Verifier
-from protocol.run.manifest import open_manifest
+from protocol.ids import RunId
+from protocol.run.manifest import RunManifest, open_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """A run as its host described it at admission."""
+
+    manifest: RunManifest
+    dataset: DatasetManifest
+
+
+def find_kept_run(state_dir: Path, run_id: RunId | None) -> KeptRun | None:
+    """The run of that id, or the last one for None; None where it was never joined from here. Blocks.
+
+    Raises:
+        StorageError: what was kept is damaged.
+        VersionError: another release made the run.
+        RemoteProtocolError: it is not what its host signed.
+    """
+    folder = last_run_folder(state_dir) if run_id is None else run_folder(state_dir, run_id)
+    saved = load_membership(folder) if folder is not None else None
+    if saved is None:
+        return None
+    manifest = open_manifest(saved.manifest, verifier=Ed25519Verifier(), expected_run_id=run_id)
+    return KeptRun(manifest, parse_dataset(saved.dataset, manifest.dataset_id))
+
 
 WITHIN_S: Final = 15.0
 

@@ -1,7 +1,13 @@
-"""What a person is told of a checkpoint that was verified."""
+"""Verifying a checkpoint, and the tokenizer that belongs to it.
+
+What a person is told of a checkpoint that was verified.
+
+The tokenizer of a run as it goes into checkpoints.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.tables import printable
@@ -21,3 +27,11 @@ def verify_checkpoint(path: Path) -> str:
         f"verified: round {manifest.index} of {printable(manifest.run_name)}, {manifest.total_tokens} tokens, "
         f"state root {manifest.state_root}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RunTokenizer:
+    """The bytes of the run's tokenizer.json, and the token that ends a document."""
+
+    data: bytes
+    end: int

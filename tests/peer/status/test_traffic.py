@@ -1,7 +1,9 @@
+"""Tests of peer/status/traffic.py."""
+
 from __future__ import annotations
 
 from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount, TrafficCount, Way
-from peer.status.round_traffic import KEPT_ROUNDS, RoundBytes, RoundTraffic
+from peer.status.traffic import KEPT_ROUNDS, RoundBytes, RoundTraffic
 from protocol.ids import CommitId, UnitName
 
 
