@@ -64,7 +64,7 @@ def update_bytes(codec: str, num_parameters: int, chunk_parameters: int) -> int:
 
 
 def round_bytes(update_bytes: int, result_bytes: int, num_members: int, *, reduces: bool) -> tuple[int, int]:
-    """Bytes that a member sends in a round and that it receives, where all reduce equal slices (averaging/README.md).
+    """Bytes that a member sends in a round and that it receives, where all reduce equal slices.
 
     It sends its delta to the other reducers and the mean of its own slice to the other members, and receives as much: (n - 1) / n of
     a delta and of a mean. One that takes no inbound connections reduces nothing: it sends one delta and receives one mean. Heartbeats

@@ -11,7 +11,7 @@ what the outer step did not follow of the mean, so nothing is counted twice in t
 - Error feedback: D is not what was sent. What the codec left out is in the residual, and alpha of it must not be offered beside that:
   alpha (D - deq(q)) goes back into theta, so that the deviation is that of what was sent, alpha (deq(q) - (A - A')).
 - Where the run names no alpha, nothing is mixed: every counted commit is A' + (theta - theta_snapshot), and none is late. That trains
-  better (averaging/README.md): alpha of the deviation is what costs.
+  better (tests/benchmarks/LOG.md): alpha of the deviation is what costs.
 - A restart, a death of the training process and a switch know nothing of it: theta is A, or moves as a whole.
 
 Rules: R20, R24 (protocol/rounds/RULES.md).
