@@ -10,6 +10,8 @@ zero: it went out with that contribution.
 
 The residual is bounded: a chunk's norm is at most MAX_RATIO times that of the largest delta lately offered there, and every value is
 finite. What would pass the bound is scaled down to it; whoever calls is told, and says so.
+
+Rules: R20 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -241,7 +243,7 @@ class Feedback:
 
     def counted(self, root: Root, chunks: Iterable[int]) -> Feedback:
         """A commit counts these chunks of a contribution of ours: what was pending of them is the residual now, zero where it is not
-        here (rule 20 of averaging/README.md). Once more changes nothing.
+        here (R20). Once more changes nothing.
         """
         return self.after([(root, chunks)])
 

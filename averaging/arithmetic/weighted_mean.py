@@ -1,4 +1,7 @@
-"""The weighted mean of contributions, in a fixed order, one IEEE operation per kernel."""
+"""The weighted mean of contributions, in a fixed order, one IEEE operation per kernel.
+
+Rules: R5 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ class WeightedSum:
         """Sum / weight, (n,) float32.
 
         Raises:
-            LocalProtocolError: all weights are zero; a mean of nothing is not made up (rule 5).
+            LocalProtocolError: all weights are zero; a mean of nothing is not made up (R5).
         """
         if self._weight == 0:
             raise LocalProtocolError("a weighted mean with total weight 0", "at least one token")

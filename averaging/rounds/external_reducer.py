@@ -1,7 +1,9 @@
-"""Reducing slices of units that this peer does not hold (rule 7): holders that nobody can reach have no other way to meet.
+"""Reducing slices of units that this peer does not hold (R7): holders that nobody can reach have no other way to meet.
 
 A lender needs no state of the unit: contributions come signed, results are hashed, and only who holds the unit votes. It keeps a
 result in memory until the round is over.
+
+Rules: R7, R9, R11, R16 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ class ExternalReducer:
         """We know neither the roster nor which base is the newer one, and a proposal names whom it likes.
 
         So only who takes part in what runs may end it, or take us along to the next base; others wait for the loan's deadline. But a
-        later attempt on the same base may be led by who was out of reach before, and finds what was scattered (rules 9 and 16).
+        later attempt on the same base may be led by who was out of reach before, and finds what was scattered (R9 and R16).
         """
         is_same_base, takes_part = running.base == proposal.base, running.member(sender) is not None
         if is_same_base and proposal.ballot < running.ballot:
@@ -140,7 +142,7 @@ class ExternalReducer:
         offers = Offers(tools.run_id, tools.verifier, shape.codec, shape.grid)
         if before is not None:
             before.scope.cancel()
-            if is_same_base:  # what was scattered to us is not sent again (rule 9)
+            if is_same_base:  # what was scattered to us is not sent again (R9)
                 offers = before.offers
         loan = _Loan(Exchange(proposal, self._exchange_tools(proposal.unit, shape), offers), offers)
         loan.scope.deadline = self._until_s(proposal)
@@ -149,7 +151,7 @@ class ExternalReducer:
         self._changes.notify()
 
     def _within_s(self, proposal: Proposal) -> float:
-        """A proposal may ask for a day; no attempt of an honest leader lasts longer than the unit's longest interval (rule 11)."""
+        """A proposal may ask for a day; no attempt of an honest leader lasts longer than the unit's longest interval (R11)."""
         return min(proposal.reduce_within_s, self._tools.shapes[proposal.unit].longest_interval_s)
 
     def _until_s(self, proposal: Proposal) -> float:

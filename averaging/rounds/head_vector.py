@@ -1,7 +1,9 @@
-"""The heads of all units of a peer, moved together (rules 23 and 24): one durable record says where each of them goes.
+"""The heads of all units of a peer, moved together (R23 and R24): one durable record says where each of them goes.
 
 The record is the truth from the moment it is on disk. The units' own logs are brought up to it afterwards, and again at the next
 start where a crash came between. Only the last record counts, so each takes the place of the whole log before it.
+
+Rules: R23, R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Keeping up with the run: applying commits, asking for those we missed, and bringing another lineage here (rules 14, 19, 24)."""
+"""Keeping up with the run: applying commits, asking for those we missed, and bringing another lineage here (R14, R19, R24).
+
+Rules: R14, R19, R24 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """All rounds of one peer: what comes from the network is brought to the unit that it is about, what all units have in common is here.
 
-One heartbeat tells of all units (rule 4); a sign of life, or of death, is one for all of them; and the heads of all units move
-together when the spine changes to another lineage (rules 23 and 24).
+One heartbeat tells of all units (R4); a sign of life, or of death, is one for all of them; and the heads of all units move
+together when the spine changes to another lineage (R23 and R24).
+
+Rules: R3, R4, R23, R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -163,7 +165,7 @@ class PeerRounds:
         await self._tell_all(PeersListed(peers))
 
     async def leave(self) -> None:
-        """Promise on disk to vote no more on these bases, and say goodbye, so that nobody waits for us (rule 3)."""
+        """Promise on disk to vote no more on these bases, and say goodbye, so that nobody waits for us (R3)."""
         async with trio.open_nursery() as nursery:
             for service in self.services:
                 nursery.start_soon(service.leave)

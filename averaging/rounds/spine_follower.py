@@ -1,6 +1,8 @@
-"""Keeps the spine's records at a peer that does not hold the spine, and follows it (rule 23).
+"""Keeps the spine's records at a peer that does not hold the spine, and follows it (R23).
 
 What decides is in protocol/rounds/lineage/spine.py.
+
+Rules: R23 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

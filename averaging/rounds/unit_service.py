@@ -3,6 +3,8 @@
 One task feeds events to `core.step` in order and performs the orders; whatever waits (sending, taking a delta, moving bytes,
 applying a commit) runs in a task of its own and comes back as an event. What the orders mean is in exchanging.py (contribution and
 exchange), pursuing.py (commits and lineages) and adopting.py (the trainer). What comes from the network is brought by peer_rounds.py.
+
+Rules: R3, R12 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -239,7 +241,7 @@ class RoundService:
         await self._changes.wait()
 
     async def leave(self) -> None:
-        """Promise on disk to vote no more on this base, and say goodbye, so that nobody waits for us (rule 3).
+        """Promise on disk to vote no more on this base, and say goodbye, so that nobody waits for us (R3).
 
         Not between our ack and the commit while its leader is dead, or is ourselves: where a majority acked, others must commit that
         record, and if all who acked go, nobody is left who has its bytes.
@@ -441,7 +443,7 @@ class RoundService:
         self._has_left.set()
 
     def _probe(self, peer: PeerId) -> None:
-        """A refused connection is a death at once; an answer is a sign of life (rule 12)."""
+        """A refused connection is a death at once; an answer is a sign of life (R12)."""
         heartbeat = own_heartbeat(self.state, self._tools.clock.monotonic_s())
         self._tasks.spawn(self._peer.send_heartbeat, self.unit, SendHeartbeat((peer,), heartbeat, is_question=True))
 

@@ -1,6 +1,6 @@
 """What a peer must not forget about a unit's rounds: contribution roots, promises, acks, certificates, and the update bytes.
 
-The order on disk is rule 19's: update bytes and record -> ack -> certificate -> apply. `UnitLog` writes; whoever calls it keeps
+The order on disk is R19's: update bytes and record -> ack -> certificate -> apply. `UnitLog` writes; whoever calls it keeps
 the order. Records and certificates are carried as bytes here.
 
 Entry: tag 1 | base or fork 32 | body, framed and checksummed by the storage. Update bytes lie in results/<base>/<result hash>.
@@ -9,6 +9,8 @@ The log is written anew (`tidy`) when most of it says nothing any more. What sta
 log_sizes.py allows, those of lineages that were left, since the host may not have heard of them; all contributions, on every base the
 highest promise, and on bases that may still be voted on the last acks. Where acks were dropped an entry says so for ever, also when
 the lineage is left: who stands on such a base again does not know what it voted, and casts no vote on it.
+
+Rules: R8, R14, R16, R19, R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -150,28 +152,28 @@ class UnitLog:
             _count(entry, self._sizes)
 
     async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
-        """Before the contribution's header leaves (rule 8): chunks without one count for nothing."""
+        """Before the contribution's header leaves (R8): chunks without one count for nothing."""
         work = _WORK.pack(contribution.tokens, contribution.next_step)
         await self._append(_CONTRIBUTION + base + contribution.root + work)
 
     async def log_promise(self, base: CommitId, ballot: Ballot) -> None:
-        """Before the promise is told (rule 16)."""
+        """Before the promise is told (R16)."""
         await self._append(_PROMISE + base + _ballot_bytes(ballot))
 
     async def log_ack(self, base: CommitId, ballot: Ballot, record: bytes, *, lone: bool = False) -> None:
-        """Before the ack is told, and after all bytes that the record names are on disk (rule 14). An ack of a lone record is kept
+        """Before the ack is told, and after all bytes that the record names are on disk (R14). An ack of a lone record is kept
         beside the other: it must not make us forget what a quorum may have decided.
         """
         tag = _LONE_ACK if lone else _ACK
         await self._append(tag + base + _ballot_bytes(ballot) + record)
 
     async def log_certificate(self, base: CommitId, certificate: bytes) -> None:
-        """Before the commit is applied (rule 19)."""
+        """Before the commit is applied (R19)."""
         await self.settle()
         await self._append(_CERTIFICATE + base + certificate)
 
     async def log_switch(self, fork: CommitId, certificates: Sequence[bytes]) -> None:
-        """From `fork` on this lineage is followed instead: the whole head moves in one record (rule 24)."""
+        """From `fork` on this lineage is followed instead: the whole head moves in one record (R24)."""
         await self.settle()
         await self._append(_switch_entry(fork, certificates))
 

@@ -2,6 +2,8 @@
 
 No I/O and no clock in here. The coordinator follows the lineage that peers follow, by the same rule; it votes nowhere, so this is
 what it shows and hints, never what a peer must follow.
+
+Rules: R23 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -157,7 +159,7 @@ class ChainLog:
 
     @property
     def spine_view(self) -> SpineView:
-        """The lineage to follow, as that of the unit which decides for the others (rule 23)."""
+        """The lineage to follow, as that of the unit which decides for the others (R23)."""
         return SpineView(self._head.commit, self._tree)
 
     @property

@@ -1,4 +1,7 @@
-"""Which peers have shown a good credential of this run: from directory records, or asked for at the first message."""
+"""Which peers have shown a good credential of this run: from directory records, or asked for at the first message.
+
+Rules: R25 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ class CredentialCache:
         self._banned: frozenset[PeerId] = frozenset()
 
     def rely_on(self, voters: Callable[[], Collection[PeerId]]) -> None:
-        """These vote, or did lately (`recent_voters`): while the host is away, they are judged as of when it was heard last (rule 25).
+        """These vote, or did lately (`recent_voters`): while the host is away, they are judged as of when it was heard last (R25).
         Else a run would end with the last credential that an absent host cannot renew.
         """
         self._voters = voters

@@ -1,8 +1,10 @@
 """The number under which this disk votes, and what shows that the votes of none of its units are lost.
 
-A peer that lost the log of a unit does not know what it voted there, and must not vote there again (rule 3 of averaging/README.md).
+A peer that lost the log of a unit does not know what it voted there, and must not vote there again (R3).
 One number stands for all units. It lies in the run's folder and, once more, in the folder of each unit that was ever held: where one
 of these is gone, so may be that unit's votes, and the peer comes back under another number.
+
+Rules: R3 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Joining a run: from a pasted invite, or from what an earlier session saved, to a checked membership, data and a start."""
+"""Joining a run: from a pasted invite, or from what an earlier session saved, to a checked membership, data and a start.
+
+Rules: R25 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ def check_membership(saved: SavedMembership, run_id: RunId) -> Membership:
 
 def saved_membership(folder: Path, identity: Identity, run_id: RunId, now_unix_s: float) -> Membership | None:
     """The membership of an earlier session, None when there is none or its credential is no good. One that has ended is good for as
-    long as the host is away and cannot renew it, if it was good when the host was heard last (rule 25).
+    long as the host is away and cannot renew it, if it was good when the host was heard last (R25).
     """
     saved = load_membership(folder)
     if saved is None:

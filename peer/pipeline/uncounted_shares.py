@@ -1,9 +1,11 @@
-"""Shares of lanes that no commit counts yet: rule 20 for a stage of a lane.
+"""Shares of lanes that no commit counts yet: R20 for a stage of a lane.
 
 What a commit does not count is not lost: it is brought into the next one, as far from the new parameters as it was from those that it
 was trained on. So a lane whose member died in an exchange is in that round at the other stages, and at its stage, by the spare that
 took the seat, in the next. The names of lane and round go with it, so that it counts once all the same
 (protocol/rounds/messages/lane_parts.py).
+
+Rules: R20 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The parts of a peer's rounds and training, put together from the run's manifest."""
+"""The parts of a peer's rounds and training, put together from the run's manifest.
+
+Rules: R18, R24 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 log = structlog.get_logger()
 
 MIN_LONE_PATIENCE_S: Final = 60.0
-"""Awake without a quorum for the longest interval, and at least so long, the peers at hand commit alone (rule 18)."""
+"""Awake without a quorum for the longest interval, and at least so long, the peers at hand commit alone (R18)."""
 
 
 async def open_chains(
@@ -259,7 +262,7 @@ def text_plan(dataset: DatasetManifest, cache: ShardCache, experts: Sequence[int
 
 
 def replay_at_most(results: Codec, grid: ChunkGrid) -> int:
-    """Missed commits up to which replaying moves fewer bytes than a whole state and the one commit that attests it (rule 24)."""
+    """Missed commits up to which replaying moves fewer bytes than a whole state and the one commit that attests it (R24)."""
     return 1 + STATE_BYTES_PER_VALUE * grid.num_elements // update_bytes(results, grid)
 
 

@@ -1,4 +1,7 @@
-"""Catching up before training begins: replay or snapshot, whichever is fewer bytes (rule 24)."""
+"""Catching up before training begins: replay or snapshot, whichever is fewer bytes (R24).
+
+Rules: R24 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """A log of rounds that is damaged before its end is set aside, kept, and done without, with no person needed.
 
 What was promised and voted after the damage is not known any more, and must not be contradicted: the peer comes back under another
-number of its disk (rule 3 of averaging/README.md), without verified state, and brings lineage and state here from others. Where nobody
+number of its disk (R3), without verified state, and brings lineage and state here from others. Where nobody
 has them it waits and says so (peer/session/await_state.py). The damaged file is never removed: it stays for a person to look at.
 
 The log of the moves of all units holds no vote. What comes after a damaged record there says that the units' own logs tell of it.
+
+Rules: R3 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Local training as plain torch: the optimizer's steps on the peer's own windows, and the few things that happen between steps."""
+"""Local training as plain torch: the optimizer's steps on the peer's own windows, and the few things that happen between steps.
+
+Rules: R20 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -135,7 +138,7 @@ def learning_rate_at(inner: InnerSection, total_tokens: int, tokens: int) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the trainer has done; a unit's tokens `ready` and its theta live and die together (rule 20)."""
+    """What the trainer has done; a unit's tokens `ready` and its theta live and die together (R20)."""
 
     step: int = 0
     ready: tuple[int, ...] = (0,)

@@ -1,5 +1,7 @@
 """What a run asks of a machine, from the numbers in its run.toml: memory and disk, and how often there is traffic (traffic.py).
 Estimates, pure; every formula says where it comes from.
+
+Rules: R5 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class RunSize:
 
 
 def run_size(config: RunConfig) -> RunSize:
-    """Its model, codec and cadence: a round is due at the target tokens or the longest interval (averaging/README.md, rule 5)."""
+    """Its model, codec and cadence: a round is due at the target tokens or the longest interval (R5)."""
     num_parameters, held, pace = config.num_elements, config.held_elements, config.round
     return RunSize(
         num_parameters=num_parameters,

@@ -1,6 +1,8 @@
-"""One attempt as its leader drives it: propose, mend, settle one record, collect acks, or end with a reason (rules 7, 11 to 15).
+"""One attempt as its leader drives it: propose, mend, settle one record, collect acks, or end with a reason (R7, R11 to R15).
 
-An attempt that fails ends with its reason; the round stays open on its base, nothing is dropped (rule 17).
+An attempt that fails ends with its reason; the round stays open on its base, nothing is dropped (R17).
+
+Rules: R6, R7, R11, R12, R13, R14, R15, R16, R17, R18 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from protocol.rounds.state import Leading, PeerView, RoundState, RoundStep
 MAX_BACKOFF_EXPONENT: Final = 16
 STAND_BACK_S: Final = 1.0
 DEADLINE_FACTOR: Final = 2.0
-"""A slice waits twice as long as the slowest upload took last time (rule 11)."""
+"""A slice waits twice as long as the slowest upload took last time (R11)."""
 
 GROWS: Final = 1.1
 """Slices are told of more time when it is so much more: an upload's end is foretold anew at each look."""
@@ -65,7 +67,7 @@ NOT_LEADING: Final = "no attempt of ours is under way"
 
 
 def propose(state: RoundState, now_s: float) -> RoundStep:
-    """Plan the attempt that we lead and tell its members (rule 7)."""
+    """Plan the attempt that we lead and tell its members (R7)."""
     led, config = state.open.leading, state.config
     if led is None:
         return RoundStep(state, remark=NOT_LEADING)
@@ -109,7 +111,7 @@ def _collect_until_s(state: RoundState, reduce_within_s: float, now_s: float) ->
 
 def _offers(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -> list[ReducerOffer]:
     """Who can sum: reachable members that let no attempt of ours run out of time, and ourselves; where these are fewer than half of
-    the members, reachable peers that do not hold the unit fill up the number (rule 7).
+    the members, reachable peers that do not hold the unit fill up the number (R7).
     """
     config = state.config
     offers = [
@@ -127,7 +129,7 @@ def _offers(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -
 
 
 def _slices(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -> tuple[SliceSpec, ...]:
-    """The slices of the attempt before, where their reducers are still there: what was scattered is not sent again (rule 16)."""
+    """The slices of the attempt before, where their reducers are still there: what was scattered is not sent again (R16)."""
     offers = _offers(state, members, now_s)
     before = state.open.proposal
     if before is None:
@@ -155,7 +157,7 @@ def _uploads_s(state: RoundState, others: Iterable[PeerView]) -> list[float]:
 
 
 def results_changed(state: RoundState, now_s: float) -> RoundStep:
-    """A result arrived at the leader: settle when every slice has one (rule 13). One whose reducer is gone counts if its bytes are
+    """A result arrived at the leader: settle when every slice has one (R13). One whose reducer is gone counts if its bytes are
     here: a record that names bytes which nobody can give costs a whole attempt, and another sum of the slice a moment.
     """
     led, proposal = state.open.leading, state.open.proposal
@@ -221,7 +223,7 @@ def nothing_to_sum(state: RoundState, header: ResultHeader, now_s: float) -> Rou
 
 
 def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, ...], now_s: float) -> RoundStep:
-    """What a quorum may have acked is settled again, byte for byte, under our ballot (rule 16)."""
+    """What a quorum may have acked is settled again, byte for byte, under our ballot (R16)."""
     led = state.open.leading
     if led is None:
         return RoundStep(state, remark=NOT_LEADING)
@@ -231,7 +233,7 @@ def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, .
 
 
 def settle_within_s(state: RoundState) -> float:
-    """How long a settled record waits for its acks: who acks has all results, which are as many bytes as contributions (rule 11).
+    """How long a settled record waits for its acks: who acks has all results, which are as many bytes as contributions (R11).
     A line that became thin since the proposal shows in the uploads under way, which the proposal's deadline did not know.
     """
     config, proposal = state.config, state.open.proposal
@@ -242,7 +244,7 @@ def settle_within_s(state: RoundState) -> float:
 
 
 def _learned_s(state: RoundState, members: Iterable[PeerView]) -> float:
-    """How long a slice may wait by what these took last, or will take, at most the longest interval (rule 11)."""
+    """How long a slice may wait by what these took last, or will take, at most the longest interval (R11)."""
     return min(DEADLINE_FACTOR * max(_uploads_s(state, members)), state.config.longest_interval_s)
 
 
@@ -326,7 +328,7 @@ def _acks_until_s(state: RoundState, led: Leading) -> float:
 
 
 def most_left_s(state: RoundState, proposal: Proposal) -> float:
-    """No honest leader gives an attempt longer than this from any moment on, but for a mend after it (rule 11)."""
+    """No honest leader gives an attempt longer than this from any moment on, but for a mend after it (R11)."""
     config = state.config
     longest_s = max(config.settle_within_s, proposal.reduce_within_s, config.longest_interval_s)
     return proposal.reduce_within_s + config.suspect_after_s + longest_s
@@ -363,7 +365,7 @@ def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> RoundStep
 def give_away(
     state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float, why: str = ""
 ) -> RoundStep:
-    """Slices of reducers that are gone or late, or wrong as `why` says: they get none in our next attempts either (rule 7)."""
+    """Slices of reducers that are gone or late, or wrong as `why` says: they get none in our next attempts either (R7)."""
     unfit = {part.reducer for part in lost} - {state.config.me.peer}
     state = replace(state, open=replace(state.open, unfit=tuple(sorted({*state.open.unfit, *unfit}))))
     return _mend(state, led, proposal, lost, now_s, why)
@@ -372,7 +374,7 @@ def give_away(
 def _mend(
     state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float, why: str = ""
 ) -> RoundStep:
-    """Give slices to other reducers; only what moves is sent again (rule 12)."""
+    """Give slices to other reducers; only what moves is sent again (R12)."""
     why = why or _what_is_wrong(state, lost[0], now_s)
     alive = {m.peer: m for m in proposal.members if not is_suspected(state, m.peer, now_s)}
     offers = [offer for offer in _offers(state, alive, now_s) if all(offer.peer != part.reducer for part in lost)]
@@ -407,7 +409,7 @@ def _borrowed(proposal: Proposal, slices: Sequence[SliceSpec]) -> tuple[PeerId, 
 
 
 def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> RoundStep:
-    """An ack came in; with a quorum of them the commit exists (rule 15), a lone one with everybody's (rule 18)."""
+    """An ack came in; with a quorum of them the commit exists (R15), a lone one with everybody's (R18)."""
     led = state.open.leading
     if led is None or led.settle is None or message.ballot != led.ballot or message.commit != led.commit:
         settled = led is not None and led.settle is not None
@@ -455,7 +457,7 @@ def _certificate(state: RoundState, led: Leading, settle: Settle) -> Certificate
 
 
 def failed(state: RoundState, now_s: float, reason: str, wait_s: float | None = None) -> RoundStep:
-    """The attempt ends, the next one of ours waits longer (rule 6)."""
+    """The attempt ends, the next one of ours waits longer (R6)."""
     opened = state.open
     num_failed = opened.num_failed + 1
     backoff_s = min(2.0 ** min(num_failed, MAX_BACKOFF_EXPONENT), state.config.longest_interval_s)

@@ -1,7 +1,9 @@
-"""Results that cannot be used: other bytes than their reducer named, or bytes that mean nothing (rules 10, 14 and 16).
+"""Results that cannot be used: other bytes than their reducer named, or bytes that mean nothing (R10, R14 and R16).
 
 Whether bytes mean anything is the same for everybody. So a record that names some which do not is acked by nobody who keeps to the
 rules, and a quorum of acks for it cannot be: where one of its voters says that it acked such a record, nothing was decided by that.
+
+Rules: R10, R14, R16 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

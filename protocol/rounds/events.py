@@ -1,4 +1,7 @@
-"""What the round machine is told: events, in the past tense."""
+"""What the round machine is told: events, in the past tense.
+
+Rules: R5, R11, R12, R19, R23 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class RoundTicked:
     """Time passed.
 
     Attributes:
-        lag_s: how much later than asked this came; it is added to every suspicion (rule 12).
+        lag_s: how much later than asked this came; it is added to every suspicion (R12).
         bringing: who brought something on a stream of the running exchange since the tick before.
     """
 
@@ -68,7 +71,7 @@ class MessageArrived:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The trainer's counters, and whether this peer holds verified state and may contribute (rule 5). Told with each tick, and
+    """The trainer's counters, and whether this peer holds verified state and may contribute (R5). Told with each tick, and
     before each `Applied`, without what that commit counted: with it the next opener hears of them, and what it heard twice would make
     the next round due at once. `due_tokens` are those of all holders once all who work have ended their part of the round, 0 where
     that is not known. `spine_ready`: of a peer that holds the spine, what is ready for that. `late_upload_s`: what the upload under
@@ -126,7 +129,7 @@ class PromiseLogged:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeMeasured:
-    """Our upload to all reducers of an attempt took so long, or would have (rule 11)."""
+    """Our upload to all reducers of an attempt took so long, or would have (R11)."""
 
     seconds: float
 
@@ -172,7 +175,7 @@ class SwitchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """The head moved to another lineage. `open_round` is what the log knows of votes on the new head (rule 19)."""
+    """The head moved to another lineage. `open_round` is what the log knows of votes on the new head (R19)."""
 
     link: ChainLink
     state_root: Root
@@ -181,7 +184,7 @@ class Switched:
 
 @dataclass(frozen=True, slots=True)
 class SpineMoved:
-    """The spine has another head here, or more of it is known (rule 23)."""
+    """The spine has another head here, or more of it is known (R23)."""
 
     spine: SpineView
 
@@ -209,7 +212,7 @@ class LeaveLogged:
 @dataclass(frozen=True, slots=True)
 class Applied:
     """A certified commit is logged and applied; `state_root` is the root of the state it made, `open_round` what the log knows of
-    votes on it: it may be our head once more, after a start that had lost its bytes (rule 19).
+    votes on it: it may be our head once more, after a start that had lost its bytes (R19).
     """
 
     link: ChainLink

@@ -1,9 +1,11 @@
-"""Who looks after whom in a running exchange: whom a member pings, and whom it asks because others miss it (rule 12). Pure, read-only.
+"""Who looks after whom in a running exchange: whom a member pings, and whom it asks because others miss it (R12). Pure, read-only.
 
 In a round of a few everybody pings everybody. With N members these are N (N - 1) questions each half second, which is most of what
 two cores do with N = 16, and what one member knows of another is of use to few. So in larger rounds a member is looked after by the
 leader, who decides, and by the two members on each side of it in the order of the proposal. These tell everybody whom they miss, and
 everybody then asks the missed one itself before it believes that.
+
+Rules: R12 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Following the run's lineage: certificates as they come, the next commit, and the switch to a branch that is preferred.
 
-Hints (heartbeats, messages about other bases) only make us ask; what is followed was verified here (rules 4, 22 and 24).
+Hints (heartbeats, messages about other bases) only make us ask; what is followed was verified here (R4, R22 and R24).
+
+Rules: R4, R15, R22, R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from protocol.rounds.state import Ahead, OpenRound, RoundState, RoundStep, Switc
 from protocol.rounds.unavailable_commits import looked_for, passed_over, reviewed, without_found
 
 NUM_SUCCESSORS: Final = 2
-"""To whom a member says that it stands at a commit now (rule 15), in a heartbeat: a certificate grows with the members, and the leader
+"""To whom a member says that it stands at a commit now (R15), in a heartbeat: a certificate grows with the members, and the leader
 tells it to everybody it knows, before it applies it.
 """
 
@@ -153,7 +155,7 @@ def look_again(state: RoundState, now_s: float) -> RoundStep:
 
 
 def _go_on(preparing: RoundStep, source: PeerId | None) -> RoundStep:
-    """Until all of the other lineage is here, ours goes on: bringing it may take hours (rule 24)."""
+    """Until all of the other lineage is here, ours goes on: bringing it may take hours (R24)."""
     state = preparing.state
     own_head = best_head(state.tree, state.link.commit, state.spine, passed_over(state))
     ahead = state.tree.path(state.link.commit, own_head)
@@ -219,7 +221,7 @@ def switch_prepared(state: RoundState, event: SwitchPrepared, now_s: float) -> R
 
 
 def _flip(state: RoundState, switching: Switching, now_s: float) -> RoundStep:
-    """Judge again, and flip if it is still the one (rule 24)."""
+    """Judge again, and flip if it is still the one (R24)."""
     target = switching.target
     fork = state.tree.common(state.link.commit, target)
     path = state.tree.path(fork, target) if fork is not None else None

@@ -1,6 +1,8 @@
-"""When this peer leads a round, and how it comes to: open, ask before taking over, collect promises (rules 5, 6, 16, 18).
+"""When this peer leads a round, and how it comes to: open, ask before taking over, collect promises (R5, R6, R16, R18).
 
 Every function takes the state and returns a Step; core.py calls them. What a leader does once it may is in attempt.py.
+
+Rules: R5, R6, R13, R16, R18 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from protocol.rounds.queries import (
 from protocol.rounds.state import Leading, PeerView, RoundState, RoundStep
 
 RANK_DELAY_S: Final = 1.0
-"""Rank r may take over after 2 s + r s without the opener (rule 6): two who think alike do not duel."""
+"""Rank r may take over after 2 s + r s without the opener (R6): two who think alike do not duel."""
 
 CLOSE_BEHIND: Final = 2
 """Commits: who is further behind is fetching many, or a whole state, and is not waited for."""
@@ -242,7 +244,7 @@ def _rank(state: RoundState, now_s: float, *, without: PeerId | None) -> int:
 
 
 def _ask(state: RoundState, waited_s: float, now_s: float) -> RoundStep:
-    """Ask whether others find the opener gone, too: who hears nobody must not fence off those who do (rule 6)."""
+    """Ask whether others find the opener gone, too: who hears nobody must not fence off those who do (R6)."""
     opened, config = state.open, state.config
     floor = opened.promised.attempt if opened.promised is not None else 0
     ballot = Ballot(max(opened.highest_attempt, floor) + 1, config.me.peer)
@@ -339,7 +341,7 @@ def _after_pre_votes(step: RoundStep, now_s: float) -> RoundStep:
         return step
     highest = state.open.promised
     if highest is not None and highest > led.ballot:
-        # promised or acked while we asked: what we promise never goes down, or two records could be decided (rule 16)
+        # promised or acked while we asked: what we promise never goes down, or two records could be decided (R16)
         stood = attempt.stood_back(state, now_s, f"attempt {highest.attempt} of {short(highest.peer)} came first")
         return RoundStep(stood.state, (*step.actions, *stood.actions), stood.reason)
     led = replace(led, stage="promising", deadline_s=now_s + state.config.promise_within_s)
@@ -351,7 +353,7 @@ def _after_pre_votes(step: RoundStep, now_s: float) -> RoundStep:
 
 
 def _promise_to_ourselves(state: RoundState, led: Leading) -> RoundStep:
-    """Our own promise goes to disk first: after a crash we lead no second attempt under the same ballot (rule 13)."""
+    """Our own promise goes to disk first: after a crash we lead no second attempt under the same ballot (R13)."""
     opened = replace(
         state.open,
         leading=led,
@@ -384,7 +386,7 @@ def own_promise_logged(state: RoundState, now_s: float) -> RoundStep:
 
 
 def promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -> RoundStep:
-    """A promise came in; with a quorum of them, finish what may be decided, or propose (rule 16)."""
+    """A promise came in; with a quorum of them, finish what may be decided, or propose (R16)."""
     led = state.open.leading
     if led is None or led.stage != "promising" or not led.is_promised or message.ballot != led.ballot:
         return RoundStep(state, remark=_unasked(f"a promise of {short(sender)}", message.ballot, led))

@@ -1,4 +1,7 @@
-"""Time and signs of life: ticks, heartbeats, who is heard, who is gone, whether a quorum is in reach (rules 4, 12 and 18)."""
+"""Time and signs of life: ticks, heartbeats, who is heard, who is gone, whether a quorum is in reach (R4, R12 and R18).
+
+Rules: R3, R4, R12, R18 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -345,7 +348,7 @@ def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> RoundStep:
 
 
 def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s: float) -> RoundStep:
-    """A goodbye: nobody waits for the leaver, and on this base it no longer counts towards the quorum (rule 3). The first one on a
+    """A goodbye: nobody waits for the leaver, and on this base it no longer counts towards the quorum (R3). The first one on a
     base stands: who came back and leaves once more has cast no vote in between, and may know less of those before.
     """
     view = state.peers.get(sender)

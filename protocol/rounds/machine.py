@@ -5,6 +5,8 @@ liveness.py, the leader's side in leading.py and attempt.py, certificates and li
 single-decree Paxos on each base commit: the first opener of the base roster owns attempt 0, whose ballot is the lowest there is and
 needs no promises of others; anybody else asks, collects promises, and finishes what may already be decided. A commit exists when
 more than half of the base roster has, on disk, all bytes that its record names and an ack in one ballot.
+
+Rules: R4, R12, R19, R23 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -87,8 +89,8 @@ def start(
     tree: CommitTree | None = None,
     spine: SpineView | None = None,
 ) -> RoundState:
-    """The machine at a verified head; `open_round` is what the log knows of the round on it (rule 19), `tree` all that is verified,
-    `spine` the run's own lineage where that is another unit (rule 23).
+    """The machine at a verified head; `open_round` is what the log knows of the round on it (R19), `tree` all that is verified,
+    `spine` the run's own lineage where that is another unit (R23).
 
     Raises:
         LocalProtocolError: a unit that is not the spine, and nothing known of the spine.
@@ -285,7 +287,7 @@ _OnBase = Proposal | Mend | ResultReady | Ack | _BallotMessage
 
 
 def _other_base(state: RoundState, sender: PeerId, message: _OnBase) -> RoundStep:
-    """The sender is behind us (answer with what ended that base) or elsewhere (ask it); hints only (rule 4)."""
+    """The sender is behind us (answer with what ended that base) or elsewhere (ask it); hints only (R4)."""
     if message.base not in state.tree.nodes:
         is_opening = isinstance(message, Proposal | Settle | PromiseRequest | PreVoteRequest)
         reason = f"{short(sender)} speaks of commit {short(message.base)}, which we do not know"
@@ -388,7 +390,7 @@ def _why_closed(state: RoundState) -> str:
 
 
 def _mend(state: RoundState, sender: PeerId, mend: Mend) -> RoundStep:
-    """Slices have other reducers now; what keeps its reducer goes on (rule 12)."""
+    """Slices have other reducers now; what keeps its reducer goes on (R12)."""
     opened, proposal = state.open, state.open.proposal
     problem = _why_not_mend(state, sender, mend)
     if proposal is None or problem:

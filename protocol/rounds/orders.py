@@ -2,6 +2,8 @@
 
 Each order says in `reason` why it is given, in a sentence for the log; two orders that ask for the same are equal whatever they say.
 What `EndExchange` and `DropMember` say is part of the order: it is passed on.
+
+Rules: R12, R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class PrepareContribution:
 @dataclass(frozen=True, slots=True)
 class BeginExchange:
     """Scatter our chunks and reduce our slices by this proposal. It replaces an exchange of a lower ballot; within one ballot it
-    is mended: what kept its reducer goes on, only what moved is sent again (rule 12).
+    is mended: what kept its reducer goes on, only what moved is sent again (R12).
     """
 
     proposal: Proposal
@@ -144,7 +146,7 @@ class CatchUp:
 @dataclass(frozen=True, slots=True)
 class PrepareSwitch:
     """Another lineage is to be followed: bring all of its bytes since `fork` to disk, in the background; answer SwitchPrepared
-    or SwitchFailed. Work on our own lineage goes on meanwhile (rule 24).
+    or SwitchFailed. Work on our own lineage goes on meanwhile (R24).
     """
 
     fork: CommitId

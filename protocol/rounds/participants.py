@@ -1,4 +1,7 @@
-"""Who takes part in an attempt besides its leader, and who counts in it though it is not here any more (rules 7 and 16)."""
+"""Who takes part in an attempt besides its leader, and who counts in it though it is not here any more (R7 and R16).
+
+Rules: R7, R16 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 

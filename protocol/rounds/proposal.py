@@ -1,4 +1,7 @@
-"""What an opener writes down: who reduces what, and the commit record made from the results. Pure arithmetic on integers."""
+"""What an opener writes down: who reduces what, and the commit record made from the results. Pure arithmetic on integers.
+
+Rules: R2, R7, R10, R12, R13, R20 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ NOISE: Final = Fraction(3, 4)
 
 
 def plan_slices(num_chunks: int, reducers: Sequence[ReducerOffer], num_members: int) -> tuple[SliceSpec, ...]:
-    """Cut the chunks among the reducers by measured upload (rule 7).
+    """Cut the chunks among the reducers by measured upload (R7).
 
     No share is above max(2 / members, 1 / reducers), so that one fast link is never all of the round; what a cap cuts off goes to
     the others in proportion. Whose upload nobody has measured yet counts as one in the middle of the others: with nothing to sum it
@@ -69,7 +72,7 @@ def plan_slices(num_chunks: int, reducers: Sequence[ReducerOffer], num_members: 
 def mend_slices(
     slices: Sequence[SliceSpec], lost: Sequence[SliceSpec], reducers: Sequence[ReducerOffer]
 ) -> tuple[SliceSpec, ...]:
-    """The tiling with the `lost` slices cut among `reducers`; all others stay as they are (rule 12). Where that makes more than
+    """The tiling with the `lost` slices cut among `reducers`; all others stay as they are (R12). Where that makes more than
     MAX_SLICES pieces, a lost slice goes to one reducer whole, the one with the best upload.
     """
     gone = set(lost)
@@ -111,7 +114,7 @@ def both_codecs(codec: str, result_codec: str) -> str:
 
 
 def weight_cap(ready_tokens: Sequence[int]) -> int:
-    """Four times the median of the members' ready tokens, at least 1: one number for all reducers (rule 10)."""
+    """Four times the median of the members' ready tokens, at least 1: one number for all reducers (R10)."""
     ordered = sorted(ready_tokens)
     return min(MAX_TOKENS, max(1, 4 * ordered[len(ordered) // 2]))
 
@@ -125,7 +128,7 @@ def make_record(
     outer: OuterStep,
     next_target_tokens: int,
 ) -> CommitRecord:
-    """The one record of a ballot (rules 2 and 13). `results` hold one header per slice of the proposal, in slice order."""
+    """The one record of a ballot (R2 and R13). `results` hold one header per slice of the proposal, in slice order."""
     contributors = _contributors(results, proposal.num_chunks, proposal.weight_cap_tokens)
     return CommitRecord(
         unit=proposal.unit,
@@ -151,7 +154,7 @@ def make_record(
 
 
 def covered_chunks(record: CommitRecord, peer: PeerId) -> tuple[tuple[int, int], ...]:
-    """The chunk ranges of a commit that count the contribution of `peer` (rule 20)."""
+    """The chunk ranges of a commit that count the contribution of `peer` (R20)."""
     if record.contributor(peer) is None:
         return ()
     return tuple(
@@ -160,7 +163,7 @@ def covered_chunks(record: CommitRecord, peer: PeerId) -> tuple[tuple[int, int],
 
 
 def consumed_tokens(record: CommitRecord, peer: PeerId) -> int:
-    """How many of its ready tokens a peer has spent on a commit: floor(tokens x covered chunks / all chunks) (rule 20). The weight cap
+    """How many of its ready tokens a peer has spent on a commit: floor(tokens x covered chunks / all chunks) (R20). The weight cap
     bounds what is credited, not what is spent: the work behind the rest is in the average as well.
     """
     entry = record.contributor(peer)

@@ -1,4 +1,7 @@
-"""Questions about a round's state: who is alive, who is caught up, whether a round is due, who votes. Pure and read-only."""
+"""Questions about a round's state: who is alive, who is caught up, whether a round is due, who votes. Pure and read-only.
+
+Rules: R4, R5, R7, R12, R18 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from protocol.rounds.peer_survey import most_tokens_of_others, voters_heard
 from protocol.rounds.state import PeerView, RoundConfig, RoundState
 
 NUM_WITNESSES: Final = 2
-"""Silence counts when two others, asked meanwhile, do not hear the peer either (rule 12)."""
+"""Silence counts when two others, asked meanwhile, do not hear the peer either (R12)."""
 
 NUM_HEARTBEAT_PEERS: Final = 3
-"""Constant fan-out of heartbeats while nothing is open (rule 4)."""
+"""Constant fan-out of heartbeats while nothing is open (R4)."""
 
 BEATS_TO_OPENER: Final = 16
 """Of all others, while a round is far away: heartbeats of 20 bytes that it hears in the time between two of its own."""
@@ -46,7 +49,7 @@ pings took up to 6.5 s, all lived.
 """
 
 GONE_PATIENCE_S: Final = 10.0
-"""Patience when every missing voter refuses connections (rule 18 says none). A broken link of our own looks just the same, so we
+"""Patience when every missing voter refuses connections (R18 says none). A broken link of our own looks just the same, so we
 give it the time of a router's restart before we take everybody for dead.
 """
 
@@ -144,7 +147,7 @@ def thin_line_s(state: RoundState, view: PeerView) -> float:
 
 def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
     """A member of the running exchange that refused a connection, left, or fell silent for `suspect_after_s`: towards us and towards
-    two other members that we hear, or as many as there are (rule 12). Where nearly all are late, for `strain_s` longer,
+    two other members that we hear, or as many as there are (R12). Where nearly all are late, for `strain_s` longer,
     and on a thin line for `thin_line_s`.
     """
     if peer == state.config.me.peer:
@@ -211,7 +214,7 @@ def may_hold(state: RoundState, peer: PeerId) -> bool:
 
 
 def lenders(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
-    """Live, reachable peers that do not hold the unit and may be asked to reduce (rule 7): those with twice the upload before others,
+    """Live, reachable peers that do not hold the unit and may be asked to reduce (R7): those with twice the upload before others,
     and among equals in an order that each base draws anew, so that not every unit's opener asks the same few.
     """
     patience_s = patience_for_s(state, len(state.peers))  # they give their signs in the spine's turn, not in ours
@@ -306,7 +309,7 @@ def is_over(state: RoundState) -> bool:
 
 
 def is_due(state: RoundState, now_s: float) -> bool:
-    """Ready tokens reach the target, or the longest interval has passed and there is anything to average (rule 5)."""
+    """Ready tokens reach the target, or the longest interval has passed and there is anything to average (R5)."""
     if is_over(state):
         return False
     due_at, is_overdue = due_at_tokens(state), now_s - state.committed_at_s >= due_within_s(state)
@@ -359,7 +362,7 @@ def may_hand_on(state: RoundState, ballot: Ballot, members: Collection[PeerId], 
 
 
 def may_be_lone(state: RoundState, now_s: float) -> bool:
-    """Patience is over: no quorum was in reach for `lone_patience_s` of awake time (rule 18), or for less when all who are missing
+    """Patience is over: no quorum was in reach for `lone_patience_s` of awake time (R18), or for less when all who are missing
     refuse connections.
     """
     if state.alone_since_s is None:

@@ -2,6 +2,8 @@
 
 States are frozen; those that `protocol.frozen.replace` copies have no slots. Whoever drives the machine performs the actions in the
 order given and reports back by events; nothing here waits, reads a clock or draws a random number.
+
+Rules: R6, R7, R8, R10, R11, R12, R18, R23, R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -41,21 +43,21 @@ MAX_TELLERS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class RoundConfig:
-    """Numbers of a unit's rounds, from the manifest, and the timings of rules 6, 11 and 12.
+    """Numbers of a unit's rounds, from the manifest, and the timings of R6, R11 and R12.
 
     Attributes:
         total_tokens: the run ends when so many are committed; no round is opened after that.
         longest_interval_s: a round is due at the latest this long after the last commit.
         heartbeat_s: between two heartbeats while nothing is open.
-        ping_s: between two signs of life to every member of an exchange (rule 12: twice a second, ticks' delays included).
-        suspect_after_s: silence that makes a suspect (rule 12), to which the caller adds its own lag (`Ticked.lag_s`).
+        ping_s: between two signs of life to every member of an exchange (R12: twice a second, ticks' delays included).
+        suspect_after_s: silence that makes a suspect (R12), to which the caller adds its own lag (`Ticked.lag_s`).
         promise_within_s: how long a take-over waits for pre-votes, and then for promises; voters who have to ask the opener
             first answer after `suspect_after_s` only.
-        reduce_within_s: first guess of a reducer's deadline; learned from uploads, doubled at each failed attempt (rule 11).
-        replay_at_most: with more commits to catch up on, a whole state is asked for: it is fewer bytes than they are (rule 24).
-        lone_patience_s: awake time without a quorum after which the peers at hand commit alone (rule 18).
+        reduce_within_s: first guess of a reducer's deadline; learned from uploads, doubled at each failed attempt (R11).
+        replay_at_most: with more commits to catch up on, a whole state is asked for: it is fewer bytes than they are (R24).
+        lone_patience_s: awake time without a quorum after which the peers at hand commit alone (R18).
         settle_within_s: how long a settled record waits for its acks at least before the attempt ends.
-        spine: the run's spine (rule 23); None where this unit is it.
+        spine: the run's spine (R23); None where this unit is it.
         result_codec: name of the codec of results; empty where it is that of contributions.
         target: the rule of when the next round is due.
         stagger: how the rounds of this unit lie between those of others.
@@ -131,7 +133,7 @@ class Leading:
     Attributes:
         stage: "asking" (pre-votes), "promising" (our own promise being written, then everybody's), "collecting" (results) or
             "settling" (acks). The owner of attempt 0 begins at "promising" and needs nobody's promise but its own.
-        lone_voters: without a quorum, all of these must agree, promise and ack (rule 18); empty otherwise.
+        lone_voters: without a quorum, all of these must agree, promise and ack (R18); empty otherwise.
         is_promised: our own promise for the ballot is on disk: before that nobody hears of the ballot, so that a crash cannot make
             us lead two attempts under one name.
         settled_s: when the record was settled, 0 before.
@@ -154,7 +156,7 @@ class Leading:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """This session's one contribution on this base, durable: its root and its signed tokens (rule 8)."""
+    """This session's one contribution on this base, durable: its root and its signed tokens (R8)."""
 
     root: Root
     tokens: int
@@ -216,11 +218,11 @@ class OpenRound:
         told: the commit of an attempt of ours of which everybody was told when it was decided.
         ahead: who told that they stand at a commit that follows this base, whose leader's word has not come.
         due_since_s: when this peer first thought the round due.
-        quiet_until_s: no own attempt before this (back-off, rule 6).
+        quiet_until_s: no own attempt before this (back-off, R6).
         highest_attempt: the highest attempt heard of.
         unfit: reducers that let an attempt of ours run out of time, or gave results that cannot be used; they get no slice in the
-            next ones (rule 7).
-        useless: results whose bytes came here and mean nothing (rule 10).
+            next ones (R7).
+        useless: results whose bytes came here and mean nothing (R10).
         revision: how often the proposal was mended.
         reduce_within_s: so long its slices wait as we told them last, 0 where that is the proposal's.
         told_upload_s: so long our upload takes, as all participants were told last.
@@ -361,7 +363,7 @@ class RoundState:
 
     @property
     def run_tokens(self) -> int:
-        """W of the run: tokens credited on the spine (rule 23)."""
+        """W of the run: tokens credited on the spine (R23)."""
         return self.link.total_tokens if self.spine is None else self.spine.link.total_tokens
 
     @property

@@ -1,8 +1,10 @@
-"""Commits whose bytes nobody who lives has: for a while nothing that comes after them is followed (rule 24). Pure.
+"""Commits whose bytes nobody who lives has: for a while nothing that comes after them is followed (R24). Pure.
 
 A lineage may be preferred by its certificates, and everybody who had its bytes be gone for good. Who went on wanting it would follow
 no other either. So it is passed over for a while, longer each time while nobody who lives stands on it, and wanted again at once when
 somebody comes, or comes to stand on it.
+
+Rules: R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Acks, promises and goodbyes are durable before they are told. A pre-vote binds nobody and is not written down. An ack that a promise
 names may still be on its way to the disk where it is one of the promised ballot itself: its leader counts promises no more.
+
+Rules: R6, R13, R14, R16 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ NOTICED_WITHIN_S: Final = 0.3
 
 
 def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> RoundStep:
-    """A settled record: gather its bytes before anything is acked (rule 14)."""
+    """A settled record: gather its bytes before anything is acked (R14)."""
     opened = state.open
     refused = _why_not_settled(state, sender, settle)
     if refused:
@@ -60,7 +62,7 @@ def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> 
         return RoundStep(state, remark=f"refused a settled record of {short(sender)}: {error.one_line()}")
     acked = opened.acked_lone if link.is_lone else opened.acked
     if acked is not None and acked.ballot == settle.ballot:
-        if acked.record != settle.record:  # one record for a ballot, for ever (rule 13)
+        if acked.record != settle.record:  # one record for a ballot, for ever (R13)
             return RoundStep(state, remark=f"{short(sender)} settled two records in one ballot; the first stands")
         # written once more before it is said once more: a full disk may have refused it the first time
         why = f"{short(sender)} asks again for the ack of attempt {settle.ballot.attempt}"
@@ -166,7 +168,7 @@ def _moved(what: str, base: CommitId, state: RoundState) -> str:
 
 
 def pre_vote_request(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s: float) -> RoundStep:
-    """Somebody asks whether it may take over: agree when we, too, find the opener gone or overdue (rule 6)."""
+    """Somebody asks whether it may take over: agree when we, too, find the opener gone or overdue (R6)."""
     if request.ballot.peer != sender:
         remark = f"{short(sender)} asked about a ballot of {short(request.ballot.peer)}; expected its own"
         return RoundStep(state, remark=remark)
@@ -240,7 +242,7 @@ def answer_pre_votes(state: RoundState, now_s: float) -> RoundStep:
 
 
 def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) -> RoundStep:
-    """Somebody takes over: promise, durably, or say what is promised already (rule 16)."""
+    """Somebody takes over: promise, durably, or say what is promised already (R16)."""
     opened = state.open
     found = f"attempt {request.ballot.attempt} of {short(request.ballot.peer)}"
     if request.ballot.peer != sender or request.ballot.attempt < 1:

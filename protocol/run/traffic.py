@@ -1,4 +1,7 @@
-"""How many bytes a round moves at a member, and which link can carry them. Pure; every formula says where it comes from."""
+"""How many bytes a round moves at a member, and which link can carry them. Pure; every formula says where it comes from.
+
+Rules: R11 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def update_bytes(codec: str, num_parameters: int, chunk_parameters: int) -> int:
 
 
 def round_bytes(update_bytes: int, result_bytes: int, num_members: int, *, reduces: bool) -> tuple[int, int]:
-    """Bytes that a member sends in a round and that it receives, where all reduce equal slices (averaging/README.md).
+    """Bytes that a member sends in a round and that it receives, where all reduce equal slices.
 
     It sends its delta to the other reducers and the mean of its own slice to the other members, and receives as much: (n - 1) / n of
     a delta and of a mean. One that takes no inbound connections reduces nothing: it sends one delta and receives one mean. Heartbeats
@@ -83,7 +86,7 @@ class LinkNumbers:
         mbit_per_s: of the link, up and down apart.
         each_way_bytes: of a round with as many members as the run takes; of all units together where there are several, since each
             has one round in the time of a round.
-        longest_interval_s: which a round may take at most, and its exchange as well (averaging/README.md, rule 11).
+        longest_interval_s: which a round may take at most, and its exchange as well (R11).
         target_utilisation: that measured rounds are to keep; 0 where they are not measured.
         is_blocking: whether training waits for an exchange.
     """

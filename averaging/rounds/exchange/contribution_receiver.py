@@ -1,4 +1,7 @@
-"""A reducer's side of the scatter: what members bring for one of its slices, checked, kept and summed as it comes (rules 9 and 10)."""
+"""A reducer's side of the scatter: what members bring for one of its slices, checked, kept and summed as it comes (R9 and R10).
+
+Rules: R9, R10 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 

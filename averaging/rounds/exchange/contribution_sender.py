@@ -1,4 +1,7 @@
-"""A member's side of the scatter: what it offers in one attempt, brought to each reducer while it is still being encoded (rule 9)."""
+"""A member's side of the scatter: what it offers in one attempt, brought to each reducer while it is still being encoded (R9).
+
+Rules: R9 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 

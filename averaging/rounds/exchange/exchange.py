@@ -1,4 +1,4 @@
-"""The collective of one attempt: scatter our chunks to the reducers, reduce our own slices, take the results (rules 9 and 10).
+"""The collective of one attempt: scatter our chunks to the reducers, reduce our own slices, take the results (R9 and R10).
 
 A member opens one stream to each reducer, sends what the reducer does not have yet, and gets the slice's result on the same
 stream: so a peer without inbound connections takes part fully. Two quantisations in all: ours, and the reducer's one.
@@ -13,6 +13,8 @@ stream: so a peer without inbound connections takes part fully. Two quantisation
     reducer -> member    the chunks in order, some in each frame
 
 Hashing, decoding and summing are done beside trio, for the chunks of a frame together.
+
+Rules: R9, R10, R12 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -166,7 +168,7 @@ class Exchange:
             self._scattering.want(part)
 
     def mend(self, proposal: Proposal) -> None:
-        """Slices have other reducers now: what is no longer wanted stops, what is new begins, the rest goes on (rule 12)."""
+        """Slices have other reducers now: what is no longer wanted stops, what is new begins, the rest goes on (R12)."""
         self.proposal = proposal
         wanted = set(proposal.slices)
         for part, scope in list(self._scopes.items()):

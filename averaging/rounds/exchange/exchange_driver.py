@@ -1,4 +1,7 @@
-"""A unit's contribution and its running exchange at one peer: what the round machine orders about them is done here."""
+"""A unit's contribution and its running exchange at one peer: what the round machine orders about them is done here.
+
+Rules: R11, R16 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -268,7 +271,7 @@ class ExchangeDriver:
     @property
     def late_upload_s(self) -> float:
         """What the upload under way will take, once it takes longer than the last one did; 0 else. The next attempt, and the settling
-        of this one, must not be given what the line could do before (rule 11).
+        of this one, must not be given what the line could do before (R11).
         """
         return 0.0 if self._exchange is None else self._exchange.late_upload_s(trio.current_time())
 
@@ -333,7 +336,7 @@ class ExchangeDriver:
 
     async def _announce(self, ready: ResultReady) -> None:
         """The leader hears of a closed slice, and we ourselves: who is counted in it is to be a member of the next attempt, too, if we
-        lead that. Nobody else has a use for what was summed under its ballot (rule 16).
+        lead that. Nobody else has a use for what was summed under its ballot (R16).
         """
         exchange = self._exchange
         if exchange is not None and exchange.proposal.ballot == ready.ballot:

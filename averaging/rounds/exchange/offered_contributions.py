@@ -2,6 +2,8 @@
 
 The checks, cheap first: length, roster, round and base, signature, chunk count, Merkle root, then each chunk's length and hash. What
 is decoded comes last (reduction.py).
+
+Rules: R9 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class OfferedContribution:
 
 
 class Offers:
-    """All offers on one base: what a reducer has is never sent again, in any attempt (rule 9)."""
+    """All offers on one base: what a reducer has is never sent again, in any attempt (R9)."""
 
     def __init__(self, run_id: RunId, verifier: Verifier, codec: Codec, grid: ChunkGrid) -> None:
         self._run_id = run_id

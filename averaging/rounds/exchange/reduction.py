@@ -3,6 +3,8 @@
 A chunk is summed as soon as all members that are still expected have brought it, so that only the last ones are left when the slice
 closes. Who is left out in the end changes the sum: what was summed with another set of members is summed again, from the bytes.
 Last of all checks is decoding within the budget, and finiteness.
+
+Rules: R10 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -181,7 +183,7 @@ class Reduction:
         return peer in self._absent or (offer is not None and offer.has(self.part))
 
     async def wait_ready(self, within_s: float) -> None:
-        """Returns when all members' ranges are in or accounted for, or at the deadline with at least one (rule 10)."""
+        """Returns when all members' ranges are in or accounted for, or at the deadline with at least one (R10)."""
         self._began_s = trio.current_time()
         self._waiting.deadline = self._began_s + within_s
         with self._waiting:

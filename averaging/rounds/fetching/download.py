@@ -1,8 +1,10 @@
-"""A unit's state from several donors at once: striped, each chunk verified before use, resumed after a crash (rule 24).
+"""A unit's state from several donors at once: striped, each chunk verified before use, resumed after a crash (R24).
 
 What is asked of whom is decided in striping.py. Several states may be wanted (every one that a later commit attests): the newest that
 most donors offer is taken, or one of which so much is here already that less is left to fetch. No other is begun until it is here or
 nobody has it any more.
+
+Rules: R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

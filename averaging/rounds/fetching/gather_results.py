@@ -1,4 +1,7 @@
-"""Bringing the bytes that a record names to our disk: from the running exchange, else from whoever holds them (rule 14)."""
+"""Bringing the bytes that a record names to our disk: from the running exchange, else from whoever holds them (R14).
+
+Rules: R14 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 

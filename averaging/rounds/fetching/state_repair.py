@@ -1,6 +1,8 @@
-"""A state that differs from the one that the run attests is made again: from our own disk, else from others (rule 21).
+"""A state that differs from the one that the run attests is made again: from our own disk, else from others (R21).
 
 Meanwhile this peer acks, but contributes nothing and serves no state.
+
+Rules: R21 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

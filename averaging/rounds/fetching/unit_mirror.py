@@ -1,8 +1,10 @@
-"""Bringing a unit's lineage here without taking part in its rounds: certificates first, then state and results (rules 14, 19, 24).
+"""Bringing a unit's lineage here without taking part in its rounds: certificates first, then state and results (R14, R19, R24).
 
 The host trails the experts of a run so that it can give them on while nobody holds them, and a newcomer trails the host. What is
 written is what a member writes, and each certificate is verified on the one before it. The newest state that a later commit attests is
 written whole; of the commits after it the results are kept, from which whoever comes next gets to the same bytes.
+
+Rules: R14, R19, R22, R23, R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ async def trail(
     Args:
         donors: who is asked, for commits one after another, for results and states all. None is believed further than its
             certificates go.
-        may_leave: whether commits of ours may be given up where the donor's lineage is the one to follow (rules 22 and 23); else
+        may_leave: whether commits of ours may be given up where the donor's lineage is the one to follow (R22 and R23); else
             nothing is done where it is on another.
         spine: as it is followed here, which decides at a fork before the work does; None where there is no word of it.
         is_lost: whether nobody who could go on from what is here is left: the donors' lineage is the one to follow then.

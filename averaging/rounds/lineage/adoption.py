@@ -1,4 +1,4 @@
-"""What a commit, or a switch of lineages, means for the local parameters (rules 20 and 24): pure arithmetic.
+"""What a commit, or a switch of lineages, means for the local parameters (R20 and R24): pure arithmetic.
 
 **Mixing** (Streaming DiLoCo, 2501.18512, section 3.2: theta <- alpha theta + (1 - alpha) A'), of fragments whose commit came within
 the delay, in the chunks that counted our contribution. Written with theta = A - D + u, where D is what we offered and u the work since
@@ -11,8 +11,10 @@ what the outer step did not follow of the mean, so nothing is counted twice in t
 - Error feedback: D is not what was sent. What the codec left out is in the residual, and alpha of it must not be offered beside that:
   alpha (D - deq(q)) goes back into theta, so that the deviation is that of what was sent, alpha (deq(q) - (A - A')).
 - Where the run names no alpha, nothing is mixed: every counted commit is A' + (theta - theta_snapshot), and none is late. That trains
-  better (averaging/README.md): alpha of the deviation is what costs.
+  better (tests/benchmarks/LOG.md): alpha of the deviation is what costs.
 - A restart, a death of the training process and a switch know nothing of it: theta is A, or moves as a whole.
+
+Rules: R20, R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class Mixed:
 def adoption_shift(
     applied: AppliedCommit, record: CommitRecord, me: PeerId, theta_N: torch.Tensor | None, grid: ChunkGrid
 ) -> torch.Tensor:
-    """What to add to the local parameters (rule 20), (N,) float32: A' - theta_snapshot where our contribution was counted, so
+    """What to add to the local parameters (R20), (N,) float32: A' - theta_snapshot where our contribution was counted, so
     that only the work since the snapshot remains on top of A'; A' - A elsewhere, so that uncounted work is kept.
     """
     anchor_N, shift_N = applied.state.anchor_N, new_vector(grid.num_elements)
@@ -167,7 +169,7 @@ def adopt_switch(
     grid: ChunkGrid,
     feedback: Feedback | None = None,
 ) -> ParameterShift:
-    """Another lineage: theta <- A_win - (A_fork - theta), tokens ready = own since the fork (rule 24).
+    """Another lineage: theta <- A_win - (A_fork - theta), tokens ready = own since the fork (R24).
 
     Where a commit of the winning lineage counted a contribution of ours, that is in A_win and taken out of theta; where its bytes are
     no longer here, theta starts from A_win: work may be lost, but none is ever applied twice. Without the anchor at the fork only

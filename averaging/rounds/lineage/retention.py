@@ -1,4 +1,7 @@
-"""What of a unit stays on this peer's disk, and how much that may come to."""
+"""What of a unit stays on this peer's disk, and how much that may come to.
+
+Rules: R24 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def update_bytes(codec: Codec, grid: ChunkGrid) -> int:
 
 
 def num_kept_updates(tools: UnitContext) -> int:
-    """Updates are kept until they weigh more than some snapshots: beyond that a snapshot is the shorter way (rule 24)."""
+    """Updates are kept until they weigh more than some snapshots: beyond that a snapshot is the shorter way (R24)."""
     return (
         KEPT_UPDATE_SNAPSHOTS
         * STATE_BYTES_PER_VALUE

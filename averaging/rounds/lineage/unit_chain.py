@@ -1,4 +1,7 @@
-"""A unit's outer state as it moves: the head, the chain behind it, and what applying a commit does to memory and disk."""
+"""A unit's outer state as it moves: the head, the chain behind it, and what applying a commit does to memory and disk.
+
+Rules: R8, R19, R21, R24 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ class UnitChain:
         """Held while the head moves; taken from outside where several units move together."""
 
         self.is_sound = True
-        """False while our state is not the one that the run attests (rule 21); healing.py makes it so again."""
+        """False while our state is not the one that the run attests (R21); healing.py makes it so again."""
         self.became_unsound = trio.Event()
         self._tree = tree_of(self.links[0])
         self._offered: dict[CommitId, tuple[LoggedContribution, ...]] = {}
@@ -208,7 +211,7 @@ class UnitChain:
         return position
 
     async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
-        """Write our contribution on a base to disk, before its header leaves (rule 8)."""
+        """Write our contribution on a base to disk, before its header leaves (R8)."""
         await self.tools.log.log_contribution(base, contribution)
         self._offered[base] = (*self._offered.get(base, ()), contribution)
 
@@ -250,7 +253,7 @@ class UnitChain:
     # --- the next commit ------------------------------------------------------------------------------------------------------
 
     async def apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
-        """Log the certificate, then apply the commit (rule 19); its bytes must be on disk. Whatever can fail comes before anything
+        """Log the certificate, then apply the commit (R19); its bytes must be on disk. Whatever can fail comes before anything
         is changed, so a commit that could not be applied may be tried again. Its trainer need not wait for what comes after: `prove`,
         then `keep`.
 
@@ -438,7 +441,7 @@ class UnitChain:
         return any(link.commit == commit for link in self.links)
 
     async def switch(self, prepared: PreparedSwitch) -> OpenRound:
-        """Flip the head in one durable record (rule 24); returns what is known of votes on the new head.
+        """Flip the head in one durable record (R24); returns what is known of votes on the new head.
 
         Raises:
             StorageError: the record could not be written; nothing has changed.

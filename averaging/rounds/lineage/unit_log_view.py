@@ -1,6 +1,8 @@
 """What the log of a unit says of earlier votes and of commits that were abandoned.
 
-What our log knows of votes on bases on which we may come to stand: also on the one on which we stood before (rule 19).
+What our log knows of votes on bases on which we may come to stand: also on the one on which we stood before (R19).
+
+Rules: R19 (protocol/rounds/RULES.md).
 
 Commits of lineages that were left, put back into the tree when a process starts: so the host hears of both sides of a fork, also if
 it was away while they were known to running processes alone.

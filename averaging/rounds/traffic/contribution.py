@@ -1,4 +1,7 @@
-"""One member's contribution on one base: the delta, encoded once on the unit's fixed chunk grid, and its signed header (rule 8)."""
+"""One member's contribution on one base: the delta, encoded once on the unit's fixed chunk grid, and its signed header (R8).
+
+Rules: R8, R20 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class EncodedContribution:
     """What this peer offers on a base.
 
     Attributes:
-        theta_N: (N,) float32, the local parameters at the snapshot: rule 20 needs them when the commit is applied.
+        theta_N: (N,) float32, the local parameters at the snapshot: R20 needs them when the commit is applied.
         data: all encoded chunks, in grid order, one behind the other.
         chunks: each of them, in `data`.
         tree: over their leaf hashes.

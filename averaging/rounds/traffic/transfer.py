@@ -1,7 +1,9 @@
-"""Asking others for what is already decided: results of a slice, certificates, generations of a state (rules 14, 19, 24).
+"""Asking others for what is already decided: results of a slice, certificates, generations of a state (R14, R19, R24).
 
 Everything is named by its hash or checked against a certified one before use, so it does not matter who answers. One request
 per stream on the channel "fetch"; the answer is frames until the clean end.
+
+Rules: R14, R19, R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How long the upload of one attempt takes, and how fast our line is."""
+"""How long the upload of one attempt takes, and how fast our line is.
+
+Rules: R11 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ STOPPED_S: Final = 5.0
 
 
 class UploadMeter:
-    """How long an upload takes, measured when it ends, extrapolated while it does not (rule 11: late arrivals are samples); and the
+    """How long an upload takes, measured when it ends, extrapolated while it does not (R11: late arrivals are samples); and the
     line's pace, which is that of the fastest half of its bytes.
 
     The two differ where a receiver holds us up. A reducer of a large slice takes in more than others do, from all members at once,

@@ -1,4 +1,7 @@
-"""The chain of commits as anybody can check it: start record, certificates, and the roster that each commit hands on."""
+"""The chain of commits as anybody can check it: start record, certificates, and the roster that each commit hands on.
+
+Rules: R3, R15, R18, R19, R25 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class ChainLink:
 
     def may_vote(self, peer: PeerId, incarnation: int) -> bool:
         """Whether the peer's votes on the round that follows count: not those of a disk that is newer than its place in the roster
-        (rules 3 and 19). Founders whose disks the start record does not name are taken at their word.
+        (R3 and R19). Founders whose disks the start record does not name are taken at their word.
         """
         return self.disks.get(peer, incarnation) == incarnation
 
@@ -122,7 +125,7 @@ class SignedAck:
 
 
 def open_ack(raw: bytes, *, verifier: Verifier, run_id: RunId) -> SignedAck:
-    """Read a signed ack; its expiry is not judged: records are judged as of their round (rule 25).
+    """Read a signed ack; its expiry is not judged: records are judged as of their round (R25).
 
     Raises:
         RemoteProtocolError: bad signature, another run, or no ack inside.
@@ -154,9 +157,9 @@ def attested_roots(links: Iterable[ChainLink]) -> dict[CommitId, Root]:
 
 
 def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier: Verifier, run_id: RunId) -> ChainLink:
-    """The link that a certificate proves on `parent` (rule 15).
+    """The link that a certificate proves on `parent` (R15).
 
-    A lone commit is proven by the acks of its whole roster (rule 18), any other by a quorum of the parent's roster.
+    A lone commit is proven by the acks of its whole roster (R18), any other by a quorum of the parent's roster.
 
     Raises:
         RemoteProtocolError: the record does not continue `parent`, or the acks are no quorum of its roster in one ballot.

@@ -1,11 +1,13 @@
-"""The tree of verified commits, and which of its branches to follow (rule 22). Pure.
+"""The tree of verified commits, and which of its branches to follow (R22). Pure.
 
 Lineages are compared only when their certificates were verified here. At every fork the child is kept whose best descendant has
 the most work, in classes that double, so that near-equal sides are told apart by constants and nobody is sent back and forth. Work is
 what members are credited with, of each in each round at most the cap that both sides of the fork agreed on before it.
 
-Where a run has several units, one of them, the spine, decides for all (rule 23): a branch of another unit that was trained with the
+Where a run has several units, one of them, the spine, decides for all (R23): a branch of another unit that was trained with the
 spine's followed lineage comes before one that was trained with another.
+
+Rules: R22, R23 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -172,7 +174,7 @@ def best_head(
     spine: SpineView | None = None,
     without: Collection[CommitId] = (),
 ) -> CommitId:
-    """The head to follow: from `start`, or the root, at each fork the preferred child (rule 22; with `spine` rule 23 comes first).
+    """The head to follow: from `start`, or the root, at each fork the preferred child (R22; with `spine` R23 comes first).
     `without`: commits that cannot be had now; neither they nor what comes after them count.
     """
     if not tree.has_fork and not without:
@@ -225,7 +227,7 @@ def _merits(
 
 def work_after(fork: ChainLink, links: Iterable[ChainLink]) -> int:
     """Tokens credited in these commits behind a fork, of each contributor in each of them at most the weight cap of the fork's own
-    record (rule 22). Every record names a cap of its own, so that who commits alone could write any number; the fork's was agreed on
+    record (R22). Every record names a cap of its own, so that who commits alone could write any number; the fork's was agreed on
     by both sides. The genesis names none: there a member counts for one round's worth at most.
     """
     cap = fork.record.weight_cap_tokens if fork.record is not None else max(1, fork.target_tokens)
@@ -234,7 +236,7 @@ def work_after(fork: ChainLink, links: Iterable[ChainLink]) -> int:
 
 
 def work_class(fork: ChainLink, work_tokens: int) -> int:
-    """Bit length of the rounds' worth of work since the fork: it moves when the work doubles (rule 22)."""
+    """Bit length of the rounds' worth of work since the fork: it moves when the work doubles (R22)."""
     return (work_tokens // max(1, fork.target_tokens)).bit_length()
 
 

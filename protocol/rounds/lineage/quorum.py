@@ -1,4 +1,7 @@
-"""Who votes, who opens, and what a quorum is: pure functions of a base commit and its roster (rules 3 and 6)."""
+"""Who votes, who opens, and what a quorum is: pure functions of a base commit and its roster (R3 and R6).
+
+Rules: R3, R6 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def tie_holder(run_id: bytes, roster: Iterable[PeerId]) -> PeerId:
 
 
 def is_quorum(run_id: bytes, roster: Sequence[PeerId], votes: Collection[PeerId]) -> bool:
-    """More than half of the roster by count, or exactly half with the tie-holder (rule 3).
+    """More than half of the roster by count, or exactly half with the tie-holder (R3).
 
     Any two such sets meet: two majorities do, a majority and a half do, and two halves share the tie-holder or are the same.
     """
@@ -31,7 +34,7 @@ def is_quorum(run_id: bytes, roster: Sequence[PeerId], votes: Collection[PeerId]
 
 
 def electorate(roster: Sequence[PeerId], ballot: Ballot, leaves: Mapping[PeerId, Leave]) -> tuple[PeerId, ...]:
-    """The roster without those who left (rule 3). A goodbye counts for `ballot` only where the leaver had promised nothing higher:
+    """The roster without those who left (R3). A goodbye counts for `ballot` only where the leaver had promised nothing higher:
     it may have been in the quorum of promises that closed lower ballots.
     """
     if not leaves:

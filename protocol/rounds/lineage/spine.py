@@ -1,6 +1,8 @@
-"""The spine at a peer that does not hold it: its records alone, followed as those who hold it do (rule 23). Pure.
+"""The spine at a peer that does not hold it: its records alone, followed as those who hold it do (R23). Pure.
 
 Without the bytes nobody can tell whether a lineage can be had at all. So only commits count on which a holder says it stands.
+
+Rules: R22, R23 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def with_certificates(
 
 
 def choose(state: FollowedSpine) -> CommitId:
-    """The commit to follow: the best by rule 22 among those on which a holder stands, and our own, unless every holder is known to
+    """The commit to follow: the best by R22 among those on which a holder stands, and our own, unless every holder is known to
     stand on other lineages: nobody could give anybody the bytes of ours.
     """
     tree, head = state.tree, state.head

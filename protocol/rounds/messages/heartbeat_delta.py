@@ -1,4 +1,4 @@
-"""A heartbeat that says again what was said before, in a few bytes: which one it is like, and the tokens ready now (rule 4).
+"""A heartbeat that says again what was said before, in a few bytes: which one it is like, and the tokens ready now (R4).
 
     first 8 bytes of the hash of what stays the same | number u32 | tokens ready u64 for each head
 
@@ -11,6 +11,8 @@ Integers are big-endian. A whole heartbeat has 350 bytes and more with its envel
 A short one is not signed: it is a hint, passed on to nobody, and the channel tells for certain who sent it. The number counts up in a
 process life: what comes late or twice is older than what is known. Who does not know the whole one says so and is sent it. State roots
 are in whole ones alone: nobody acts on those that are heard.
+
+Rules: R4 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

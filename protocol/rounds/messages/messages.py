@@ -1,8 +1,10 @@
 """What is said in a round, as frozen dataclasses: one per wire message, units in field names.
 
-A round is named `(unit, base)`, base being the commit id of its parent; the index is only a label (rule 1). The bytes of a
+A round is named `(unit, base)`, base being the commit id of its parent; the index is only a label (R1). The bytes of a
 commit record are made once, by the opener that settles, and carried as received ever after: nobody serialises them again.
 Each class checks its own bounds when made. The wire form is protocol/rounds/messages/wire.py and protocol/proto/round.proto.
+
+Rules: R1, R2, R3, R4, R6, R7, R10, R11, R12, R13, R14, R15, R16, R18, R20, R21, R23 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ MAX_SLICES: Final = 32
 
 MAX_CHUNKS: Final = 1 << 20
 LAST_ATTEMPT: Final = (1 << 32) - 1
-"""No attempt is numbered so high: a promise of it says that its peer left (rule 3)."""
+"""No attempt is numbered so high: a promise of it says that its peer left (R3)."""
 
 NO_SPINE: Final = CommitId(b"")
 """What the spine's own proposals and records cite: their base says it."""
@@ -75,14 +77,14 @@ class OuterStep:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The opener's plan for one attempt (rule 7). Deadlines are relative to its receipt.
+    """The opener's plan for one attempt (R7). Deadlines are relative to its receipt.
 
     Attributes:
         codec, result_codec: names of the codecs of contributions and of results; the second is empty where it is the same.
         weight_cap_tokens: a member's weight is min(tokens in its signed header, this).
         reduce_within_s: a slice closes at the latest this long after the proposal reached its reducer.
-        lone: made without a quorum of the base roster, after patience: every member must ack (rule 18).
-        spine: the spine commit on which the opener stands (rule 23); NO_SPINE where the unit is the spine itself.
+        lone: made without a quorum of the base roster, after patience: every member must ack (R18).
+        spine: the spine commit on which the opener stands (R23); NO_SPINE where the unit is the spine itself.
     """
 
     unit: UnitName
@@ -115,7 +117,7 @@ class Proposal:
 
     @cached_property
     def participants(self) -> tuple[PeerId, ...]:
-        """The members, and reducers that are none: they do not hold the unit (rule 7). Asked for with every look at who is silent."""
+        """The members, and reducers that are none: they do not hold the unit (R7). Asked for with every look at who is silent."""
         return tuple(dict.fromkeys((*(m.peer for m in self.members), *(part.reducer for part in self.slices))))
 
     @property
@@ -155,7 +157,7 @@ class Included:
 
 @dataclass(frozen=True, slots=True)
 class ResultHeader:
-    """A reducer's result for one slice, signed in an envelope (rule 10).
+    """A reducer's result for one slice, signed in an envelope (R10).
 
     Attributes:
         included: the contributions summed, in the fixed order of peer ids. None: nobody there has anything to offer, no result.
@@ -207,7 +209,7 @@ class SliceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """One member's part in a commit. `credited_tokens` = floor(tokens x covered chunks / all chunks) (rule 20). `lanes`: whose parts
+    """One member's part in a commit. `credited_tokens` = floor(tokens x covered chunks / all chunks) (R20). `lanes`: whose parts
     it brought, in a run of lanes.
     """
 
@@ -221,7 +223,7 @@ class Contributor:
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """The state root that most contributors computed for an earlier commit (rule 21)."""
+    """The state root that most contributors computed for an earlier commit (R21)."""
 
     commit: CommitId
     state_root: Root
@@ -229,7 +231,7 @@ class Attestation:
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """Everything that one commit did (rule 2): its bytes, hashed with the parent id, are the commit id.
+    """Everything that one commit did (R2): its bytes, hashed with the parent id, are the commit id.
 
     Attributes:
         ballot: the ballot that made the record; a successor settles the same bytes under a ballot of its own.
@@ -289,7 +291,7 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """All bytes that the record names are on my disk, and so is this ack (rule 14). Signed in an envelope."""
+    """All bytes that the record names are on my disk, and so is this ack (R14). Signed in an envelope."""
 
     unit: UnitName
     base: CommitId
@@ -299,9 +301,9 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A commit: the record as received, and the signed acks of a quorum of the base roster, all of one ballot (rule 15).
+    """A commit: the record as received, and the signed acks of a quorum of the base roster, all of one ballot (R15).
 
-    `leaves` are signed goodbyes of roster members who left on this base: they no longer count towards the quorum (rule 3).
+    `leaves` are signed goodbyes of roster members who left on this base: they no longer count towards the quorum (R3).
     """
 
     record: bytes
@@ -311,7 +313,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The opener's one record for its ballot (rule 13). `holders` are peers known to hold all of its bytes."""
+    """The opener's one record for its ballot (R13). `holders` are peers known to hold all of its bytes."""
 
     unit: UnitName
     base: CommitId
@@ -322,7 +324,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Mend:
-    """The opener gives slices to other reducers within its attempt (rule 12); only what moved is sent again.
+    """The opener gives slices to other reducers within its attempt (R12); only what moved is sent again.
 
     Attributes:
         revision: counts up within a ballot; a lower one is out of date.
@@ -343,7 +345,7 @@ class Mend:
 
 @dataclass(frozen=True, slots=True)
 class PreVoteRequest:
-    """Asked before a take-over (rule 6): do you, too, find that the opener is gone or overdue? It binds nobody.
+    """Asked before a take-over (R6): do you, too, find that the opener is gone or overdue? It binds nobody.
 
     `waited_s` is how long the asker has waited, for voters who cannot tell whether a round is due; `lone`: see Proposal.
     """
@@ -374,7 +376,7 @@ class PreVote:
 
 @dataclass(frozen=True, slots=True)
 class PromiseRequest:
-    """Take-over, first phase (rule 16): refuse lower ballots from now on, and say what you know."""
+    """Take-over, first phase (R16): refuse lower ballots from now on, and say what you know."""
 
     unit: UnitName
     base: CommitId
@@ -420,7 +422,7 @@ class ResultReady:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A certificate, as its leader tells it to everybody, and others on being told of its base (rule 15)."""
+    """A certificate, as its leader tells it to everybody, and others on being told of its base (R15)."""
 
     unit: UnitName
     certificate: Certificate
@@ -445,12 +447,12 @@ class UnitHead:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """One per peer, not per unit (rule 4): hints, never grounds to adopt or abandon anything.
+    """One per peer, not per unit (R4): hints, never grounds to adopt or abandon anything.
 
     Attributes:
         exchange_ms: how long the sender's last upload to all reducers took, or would have taken: deadlines are learned from it,
-            0 when it made none yet (rule 11).
-        silent: members of the running exchange whom the sender does not hear either (rule 12).
+            0 when it made none yet (R11).
+        silent: members of the running exchange whom the sender does not hear either (R12).
     """
 
     member: Member
@@ -467,7 +469,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A graceful goodbye with the leaver's vote on its base (rule 3): what it promised and acked; it acks nothing there any more."""
+    """A graceful goodbye with the leaver's vote on its base (R3): what it promised and acked; it acks nothing there any more."""
 
     member: Member
     unit: UnitName

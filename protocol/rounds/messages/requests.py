@@ -1,4 +1,7 @@
-"""The first frame of a stream: what is brought to a reducer, under what header, and what is asked of somebody who holds it."""
+"""The first frame of a stream: what is brought to a reducer, under what header, and what is asked of somebody who holds it.
+
+Rules: R8 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ MAX_KNOWN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ContributionHeader:
-    """What a member offers for one (unit, base), signed in an envelope; one for all attempts (rule 8).
+    """What a member offers for one (unit, base), signed in an envelope; one for all attempts (R8).
 
     Attributes:
         root: Merkle root over the hashes of all encoded chunks.

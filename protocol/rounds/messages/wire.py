@@ -3,6 +3,8 @@
 Both sides have the same names and fields, so one converter, compiled once per class, serves them all. Decoding goes through
 the dataclass constructors, which check every bound: whatever `decode_*` returns is safe to use, anything else raises
 RemoteProtocolError. Signed things are judged as received: bytes made here once are carried, never made again.
+
+Rules: R1 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -266,7 +268,7 @@ def decode_record(data: bytes) -> CommitRecord:
 
 
 def commit_id(parent: CommitId, record: bytes) -> CommitId:
-    """hash(parent id, record bytes): rule 1."""
+    """hash(parent id, record bytes): R1."""
     if len(parent) != 32:
         raise LocalProtocolError(f"parent id of {len(parent)} bytes", "32 bytes")
     return CommitId(sha256(_COMMIT_DOMAIN + parent + record).digest())

@@ -1,5 +1,7 @@
 """Round machines around one table: every order is performed and answered, messages wait in one queue, and tests decide what is
 lost, cut, frozen or killed. Whatever a test plays, the table itself holds that one base never gets two certificates of a quorum.
+
+Rules: R23 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -252,7 +254,7 @@ class Seat:
 
 class Table:
     """Machines, a queue of messages between them, and a clock that tests move. `numbers` go into everybody's RoundConfig. With `spine`
-    the rounds are those of a unit beside it (rule 23), and everybody follows it so.
+    the rounds are those of a unit beside it (R23), and everybody follows it so.
 
     Attributes:
         drops: says which messages are lost on their way.

@@ -1,3 +1,8 @@
+"""Which branch of a tree of commits is followed, and what counts for it.
+
+Rules: R22, R23 (protocol/rounds/RULES.md).
+"""
+
 from __future__ import annotations
 
 import random
@@ -250,7 +255,7 @@ def test_a_branch_that_cites_the_followed_spine_beats_a_heavier_one_that_cites_a
     for tree in (_tree(fork, light, heavy), _tree(fork, heavy, light)):
         assert best_head(tree, spine=spine.at(spine.left)) == light.commit
         assert best_head(tree, spine=spine.at(spine.right)) == heavy.commit
-        assert best_head(tree) == heavy.commit, "without a spine rule 22 decides alone"
+        assert best_head(tree) == heavy.commit, "without a spine R22 decides alone"
 
 
 def test_of_two_branches_that_cite_the_followed_spine_the_one_with_more_work_is_kept(fork: ChainLink) -> None:
