@@ -331,7 +331,7 @@ async def _settle_experts(joined: JoinedSession, start: bytes) -> tuple[int, ...
         reachable, index = joined.roster.taking_connections(), joined.reporter.told_index
         founders = of_founders(record, joined.experts.num_parts)
         seen = await present(listed, reachable, ask, prove, units, index, founders)
-    held = await joined.experts.settle(record, me, seen, joined.roster.listed_paces())
+    held = await joined.experts.settle(record, me, seen)
     joined.roster.hold(held)
     return held
 

@@ -17,9 +17,7 @@ from protocol.ids import PeerId, UnitName
 
 @dataclass(frozen=True, slots=True)
 class LaneLook:
-    """A lane, or the group of a run of synced steps, by what its members say: who serves each stage, and tokens per second of the
-    whole.
-    """
+    """A lane by what its members say: who serves each stage, and tokens per second of the whole."""
 
     number: int
     members: tuple[tuple[PeerId, ...], ...]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -58,10 +57,8 @@ class OwnExperts:
         """What is fetched of the data for these experts; everything in a run without any."""
         return dataset.files_of(held)
 
-    async def settle(
-        self, start: StartRecord, me: PeerId, seen: Believed, _paces: Mapping[PeerId, float] = MappingProxyType({})
-    ) -> tuple[int, ...]:
-        """Decide, once the run has started, by what the other members hold that are there, however fast they are.
+    async def settle(self, start: StartRecord, me: PeerId, seen: Believed) -> tuple[int, ...]:
+        """Decide, once the run has started, by what the other members hold that are there.
 
         Raises:
             StorageError: the choice cannot be kept.

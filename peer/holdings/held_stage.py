@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from statistics import median
 from types import MappingProxyType
 from typing import Final
 
@@ -23,7 +22,7 @@ from peer.membership.saved_membership import write_durably
 from peer.settings.config import PeerConfig, whole_bytes
 from protocol.errors import StorageError
 from protocol.ids import PeerId
-from protocol.pipeline.placement.cutting import computed_costs, stages_that_fit
+from protocol.pipeline.placement.cutting import stages_that_fit
 from protocol.pipeline.placement.placement import Placement, Server, stage_for_joiner
 from protocol.rounds.messages.start import StartRecord
 from protocol.run.manifest import RunConfig
@@ -36,21 +35,14 @@ FILE_NAME: Final = "stage"
 
 _WARM_UP_S: Final = 30.0
 _BYTES_PER_S: Final = 1e6
+_SPEED: Final = 1.0
+_COST: Final = 1.0
 _STATE_BYTES: Final = 8
 _FAR_BYTES: Final = 1 << 60
 
 HORIZON_S: Final = 3600.0
 """For so long a placement is taken to last, and no longer than the run does."""
 
-MEASURED_WITHIN: Final = 0.1
-"""Tokens a second of one replica differ by that from minute to minute."""
-
-_MOST_TIMES: Final = 8.0
-"""No peer is taken for faster than so many times the median, whatever it says of itself: else who says much would draw all others away
-from its stage.
-"""
-
-NO_PACES: Final[Mapping[PeerId, float]] = MappingProxyType({})
 NO_LIMITS: Final[Mapping[PeerId, Iterable[int]]] = MappingProxyType({})
 
 
@@ -63,8 +55,6 @@ class KnownStages:
         kept: held here before, in this run; None where none was.
         founded: with which the run began here, by the host's start record.
         others: all that are listed, with their stage, None where they have not decided.
-        paces: tokens a second that the others' stages were measured to do there, where they have shown it.
-        is_in_lanes: as in `placement_of`.
     """
 
     stages: StageMap
@@ -72,8 +62,6 @@ class KnownStages:
     kept: int | None = None
     founded: int | None = None
     others: Mapping[PeerId, int | None] | None = None
-    paces: Mapping[PeerId, float] = field(default_factory=lambda: NO_PACES)
-    is_in_lanes: bool = False
 
 
 def choose_stage(known: KnownStages) -> tuple[int, str]:
@@ -83,7 +71,7 @@ def choose_stage(known: KnownStages) -> tuple[int, str]:
     if known.founded is not None:
         return known.founded, "the run began with it here"
     held = {peer: stage for peer, stage in (known.others or {}).items() if stage is not None}
-    placement = placement_of(known.stages, held, paces=known.paces, is_in_lanes=known.is_in_lanes)
+    placement = placement_of(known.stages, held)
     counts = ", ".join(map(str, placement.replicas()))
     return stage_for_joiner(placement, known.fits), f"the run lacks it most: its stages have {counts} holders"
 
@@ -92,35 +80,24 @@ def placement_of(
     stages: StageMap,
     held: Mapping[PeerId, int],
     fits: Mapping[PeerId, Iterable[int]] = NO_LIMITS,
-    paces: Mapping[PeerId, float] = NO_PACES,
     *,
-    is_in_lanes: bool = False,
     horizon_s: float = HORIZON_S,
 ) -> Placement:
-    """The run's stages and who is at which, all alike as far as others see them.
+    """The run's stages and who is at which, as everybody sees it.
+
+    All peers count alike, and so do all stages: a lane has one peer of each stage, so there should be as many of each.
 
     Args:
         fits: the stages that a peer has room for, where it is known; all of them else.
-        paces: tokens a second that a peer's stage was measured to do there; who has shown none is taken for the median of the others.
-        is_in_lanes: a lane has one peer of each stage, whatever they cost, so of each there should be as many.
     """
-    all_stages, costs = range(stages.num_stages), computed_costs(stages.decoder)
-    each = tuple(1.0 if is_in_lanes else max(costs.of(stages, stage), 1e-9) for stage in all_stages)
-    shown = {} if is_in_lanes else {p: paces[p] * each[s] for p, s in held.items() if s in all_stages and p in paces}
-    speed = median(shown.values()) if shown else 1.0
+    all_stages = range(stages.num_stages)
     servers = tuple(
-        Server(
-            peer,
-            stage,
-            min(shown.get(peer, speed), _MOST_TIMES * speed),
-            _BYTES_PER_S,
-            frozenset(fits.get(peer, all_stages)),
-        )
+        Server(peer, stage, _SPEED, _BYTES_PER_S, frozenset(fits.get(peer, all_stages)))
         for peer, stage in sorted(held.items())
         if stage in all_stages
     )
     sizes = tuple(_STATE_BYTES * stage_schema(stages, stage).num_elements for stage in all_stages)
-    return Placement(each, sizes, servers, _WARM_UP_S, horizon_s, MEASURED_WITHIN if shown else 0.0)
+    return Placement((_COST,) * stages.num_stages, sizes, servers, _WARM_UP_S, horizon_s)
 
 
 def founded_stage(start: StartRecord, me: PeerId, num_stages: int) -> int | None:
@@ -146,7 +123,6 @@ class OwnStage:
         self._offload = offload
         self._kept = _load(self._path, stages.num_stages)
         cap_bytes = whole_bytes(own.max_memory_gb) or _FAR_BYTES
-        self._is_in_lanes = config.pipeline is not None and config.pipeline.mode == "lanes"
         memory = config.pipeline.memory(config.model, config.inner) if config.pipeline is not None else None
         all_stages = tuple(range(stages.num_stages))
         self.fits = stages_that_fit(stages, memory, cap_bytes) if memory is not None else all_stages
@@ -177,13 +153,8 @@ class OwnStage:
         reads_text = any(self._stages.is_first(stage) or self._stages.is_last(stage) for stage in held)
         return dataset.files if reads_text else dataset.files_without_text
 
-    async def settle(
-        self, start: StartRecord, me: PeerId, seen: Believed, paces: Mapping[PeerId, float] = NO_PACES
-    ) -> tuple[int, ...]:
+    async def settle(self, start: StartRecord, me: PeerId, seen: Believed) -> tuple[int, ...]:
         """Decide, once the run has started, by what the other members hold that are there; who takes no connections has its word.
-
-        Args:
-            paces: tokens a second that members' stages were measured to do there, as the directory lists them.
 
         Raises:
             StorageError: the choice cannot be kept.
@@ -192,9 +163,7 @@ class OwnStage:
         # who is still downloading shows nothing yet, and others who come meanwhile are to choose another stage
         listed = dict.fromkeys(start.roster, ()) if seen.is_empty else {**seen.doubted, **seen.on_word, **seen.held}
         others = {peer: held[0] if held else began.get(peer) for peer, held in listed.items() if peer != me}
-        known = KnownStages(
-            self._stages, self.fits, self._kept, began.get(me), others, paces, is_in_lanes=self._is_in_lanes
-        )
+        known = KnownStages(self._stages, self.fits, self._kept, began.get(me), others)
         stage, reason = choose_stage(known)
         await self._offload.run(partial(_keep, self._path, stage))
         self.held = (stage,)

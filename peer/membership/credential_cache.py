@@ -70,15 +70,11 @@ class CredentialCache:
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._experts: dict[PeerId, tuple[int, ...]] = {}
         self._bulk: dict[PeerId, tuple[BulkAddress, ...]] = {}
-        self._paces: dict[PeerId, int] = {}
         self.own_experts: tuple[int, ...] = ()
         """What our record says that we hold; `hold` changes it."""
 
         self.own_changed = trio.Event()
         """Set when our record says something else; then there is another."""
-
-        self.own_pace: Callable[[], float] = lambda: 0.0
-        """What our stage could do, tokens a second, as our record says; 0 where it is not known."""
 
         self.relisted = trio.Event()
         """Set when the directory is next looked at; then there is another."""
@@ -130,7 +126,6 @@ class CredentialCache:
             self._addresses.pop(peer, None)
             self._experts.pop(peer, None)
             self._bulk.pop(peer, None)
-            self._paces.pop(peer, None)
 
     def is_banned(self, peer: PeerId) -> bool:
         """Whether the host revoked the peer's credential. Any thread may ask."""
@@ -148,10 +143,6 @@ class CredentialCache:
     def listed_experts(self) -> dict[PeerId, tuple[int, ...]]:
         """What the members that the directory names say that they hold of a run's experts, nothing where they have not decided."""
         return {peer: self._experts.get(peer, ()) for peer in self.listed() if peer != self._coordinator}
-
-    def listed_paces(self) -> dict[PeerId, int]:
-        """What members' stages could do there, tokens a second, as their records say."""
-        return {peer: pace for peer, pace in self._paces.items() if pace and self._is_known(peer)}
 
     def bulk_addresses(self, peer: PeerId) -> tuple[BulkAddress, ...]:
         """Where the directory says that a member takes direct bulk streams; nothing where it does not say."""
@@ -198,8 +189,7 @@ class CredentialCache:
         bulk: Sequence[BulkAddress] = (),
     ) -> bytes:
         """Our directory record: the credential, where we listen and which experts we hold, signed."""
-        pace = int(self.own_pace())
-        payload = PeerRecord(self._own, tuple(addresses), self.own_experts, tuple(bulk), pace).encode()
+        payload = PeerRecord(self._own, tuple(addresses), self.own_experts, tuple(bulk)).encode()
         return seal_record(signer, self._run_id, sequence, expires_unix_s, payload)
 
     def take_records(self, entries: Sequence[DirectoryEntry]) -> tuple[PeerId, ...]:
@@ -217,7 +207,6 @@ class CredentialCache:
         self._addresses = {peer: addresses for peer, addresses in self._addresses.items() if peer in listed}
         self._experts = {peer: experts for peer, experts in self._experts.items() if peer in listed}
         self._bulk = {peer: bulk for peer, bulk in self._bulk.items() if peer in listed}
-        self._paces = {peer: pace for peer, pace in self._paces.items() if peer in listed}
         relisted, self.relisted = self.relisted, trio.Event()
         relisted.set()
         return tuple(PeerId(e.subkey) for e in entries if self._is_known(PeerId(e.subkey)))
@@ -232,7 +221,6 @@ class CredentialCache:
         self._addresses[peer] = record.addresses
         self._experts[peer] = record.experts
         self._bulk[peer] = record.bulk
-        self._paces[peer] = record.pace
 
     def lasting_addresses(self) -> tuple[str, ...]:
         """Where those members listen that have been listed for the longest time: a way back in when the host is away."""

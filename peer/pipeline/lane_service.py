@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 import torch
@@ -47,6 +47,9 @@ class LaneRole:
         holders: the live holders of a stage, ourselves with them where we are one.
         index: of the newest commit of our stage.
         why_not: why no seat is taken now, in words; empty where one is.
+        could_tokens_per_s: what our stage could do, were it never to wait for others; 0 where it is not known.
+        owed_tokens: of lanes' rounds that are over and did not count them: our stage's next commit is to.
+        move_reason: why our stage is the one to hold, or when we go over to another; empty before that was looked at.
     """
 
     stage: int
@@ -55,24 +58,9 @@ class LaneRole:
     holders: Callable[[int], Sequence[PeerId]]
     index: Callable[[], int]
     why_not: Callable[[], str]
-
-
-class Keepers(Protocol):
-    """What is kept here."""
-
-    @property
-    def lanes(self) -> Mapping[int, object]:
-        """By their numbers."""
-        ...
-
-    @property
-    def num_due(self) -> int:
-        """Of so many the next round is."""
-        ...
-
-    def serve(self) -> None:
-        """Answer members; before the network is started."""
-        ...
+    could_tokens_per_s: Callable[[], float] = lambda: 0.0
+    owed_tokens: Callable[[], int] = lambda: 0
+    move_reason: Callable[[], str] = lambda: ""
 
 
 class LaneService:
@@ -85,15 +73,6 @@ class LaneService:
         self.paused = ""
         """Why the whole run stands still, as far as is known here; empty while it does not."""
 
-        self.could_tokens_per_s: Callable[[], float] = lambda: 0.0
-        """What our stage could do, were it never to wait for others; 0 where it is not known."""
-
-        self.owed_tokens: Callable[[], int] = lambda: 0
-        """Of lanes' rounds that are over and did not count them: our stage's next commit is to."""
-
-        self.move_reason: Callable[[], str] = lambda: ""
-        """Why our stage is the one to hold, or when we go over to another; empty before that was looked at."""
-
         self._empty_since_s: dict[int, float] = {}
         self._tools = tools
         self._role = role
@@ -104,9 +83,8 @@ class LaneService:
         self._is_keeping = False
         self._keeper: PeerId | None = None
         self._gone: dict[PeerId, float] = {}
-        self._lanes = LaneKeepers(tools.network, tools.config, self._spares, self._spare_heard)
-        self.keepers: Keepers = self._lanes
-        self.member = LaneMember(tools, self._keeper_of, why_no_lane=self._why_no_lane)
+        self.keepers = LaneKeepers(tools.network, tools.config, self._spares, self._spare_heard)
+        self.member = LaneMember(tools, self._keeper_of, self.bring, self._why_no_lane)
 
     @property
     def lane(self) -> int | None:
@@ -119,14 +97,14 @@ class LaneService:
         return self._role
 
     @property
-    def is_synced(self) -> bool:
-        """Whether the run takes synced steps, in which every replica has its part."""
-        return self._tools.is_synced
+    def is_in_lane(self) -> bool:
+        """Whether one is served here."""
+        return self.member.seat is not None
 
     @property
     def is_needed(self) -> bool:
         """Whether this peer would be missed where others would not be: it keeps lanes, or serves in one while others are free."""
-        return self._is_keeping or (self.member.seat is not None and not self.is_synced)
+        return self._is_keeping or self.is_in_lane
 
     @property
     def num_lanes(self) -> int:
@@ -136,7 +114,19 @@ class LaneService:
     @property
     def ended_lanes(self) -> Mapping[int, EndedLane]:
         """How the newest lanes that were kept here ended, by their numbers."""
-        return self._lanes.ended
+        return self.keepers.ended
+
+    def could_tokens_per_s(self) -> float:
+        """What our stage could do, were it never to wait for others; 0 where it is not known."""
+        return self._role.could_tokens_per_s()
+
+    def owed_tokens(self) -> int:
+        """Of lanes' rounds that are over and did not count them: our stage's next commit is to."""
+        return self._role.owed_tokens()
+
+    def move_reason(self) -> str:
+        """Why our stage is the one to hold, or when we go over to another; empty before that was looked at."""
+        return self._role.move_reason()
 
     def serve(self) -> None:
         """Answer keepers, members and spares; before the network is started."""
@@ -295,7 +285,7 @@ class LaneService:
             await trio.sleep(LOOK_EVERY_S)
             if not self._is_keeping:
                 continue
-            lanes = self._lanes.lanes.values()
+            lanes = self.keepers.lanes.values()
             taken = {peer for lane in lanes for peer in lane.living}
             self._forming = forming.without(self._forming, taken)
             running = [lane.at for lane in lanes]
@@ -312,7 +302,7 @@ class LaneService:
 
     async def _one(self, number: int, members: tuple[PeerId, ...], at: Point) -> None:
         try:
-            state = await self._lanes.keep(number, members, at)
+            state = await self.keepers.keep(number, members, at)
         except PotluckError as error:
             log.warning("lane_not_kept", lane=number, reason=error.one_line())
             return

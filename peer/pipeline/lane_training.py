@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +27,12 @@ from peer.holdings.move_costs import MoveCosts
 from peer.membership.joining import open_start_record
 from peer.pipeline.lane_rounds import StageRounds
 from peer.pipeline.lane_service import LaneRole, LaneService
+from peer.pipeline.lane_shares import StageShares
 from peer.pipeline.stage.lane_compute import LaneShape
 from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
-from peer.pipeline.stage.synced_process import ProcessSynced
 from peer.pipeline.stage_moves import MoveRole, StageMoves
-from peer.pipeline.synced_service import SyncedService
 from peer.pipeline.transport.lane_network import OwnLoop
-from peer.pipeline.transport.lane_work import LaneContext, LaneShare
+from peer.pipeline.transport.lane_work import LaneContext
 from peer.session.await_state import HELD_BECAUSE, FirstState
 from peer.session.build import stage_plan
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
@@ -57,14 +56,17 @@ log = structlog.get_logger()
 LOOK_EVERY_S: Final = 0.5
 MEASURED_WITHIN_S: Final = 30.0
 
+Holders = Callable[[int], Sequence[PeerId]]
+"""The live holders of a stage, ourselves with them where we are one."""
+
 
 class LaneControl:
     """What the owner allows, as the lanes hear of it (peer/owner/controls.py)."""
 
-    def __init__(self, process: StageProcess, rounds: StageRounds, first: FirstState) -> None:
+    def __init__(self, process: StageProcess, shares: StageShares, first: FirstState) -> None:
         self.process = process
         self.first = first
-        self.rounds = rounds
+        self.shares = shares
         self._is_paused = False
 
     def why_not(self) -> str:
@@ -90,7 +92,7 @@ class LaneControl:
 
     def hold(self, is_held: bool) -> None:
         """Whether what was trained stays here for now."""
-        self.rounds.hold(OWNER_HOLDS if is_held else "")
+        self.shares.hold(OWNER_HOLDS if is_held else "")
 
 
 @dataclass(frozen=True)
@@ -133,26 +135,21 @@ async def train_in_lanes(
     """Rounds, training process and lanes of the stage that is held here, until the run is over or we are asked to leave."""
     board, run = joined.life.board, stage_run(joined.membership.manifest.config, chain.tools.unit)
     follower = await _follower(joined, stage_unit(0)) if run.stage else None
-    rounds, stage_rounds = peer_rounds(joined, follower), StageRounds(chain, run.form)
-    service = unit_service(joined, chain, open_round, stage_rounds, rounds)
-    rounds.add(service)
-    stage_rounds.is_synced = run.pipeline.mode == "synced"
-    board.trainer, board.service, board.follower = stage_rounds, service, follower
-    rounds.serve()
+    rounds = peer_rounds(joined, follower)
+    ended = partial(_is_after_the_end, rounds, chain, run.config.run.total_tokens)
+    shares = StageShares(chain, run.form, ended, partial(_measured, joined, rounds))
     plan = stage_plan(joined.life.config, joined.membership, cache, run.stage)
     async with open_stage_process(plan, joined.life.worker) as process:
-        control = LaneControl(process, stage_rounds, first)
-        lanes = board.lanes = _lanes(joined, run, rounds, service, stage_rounds, control)
-        stage_rounds.is_after_the_end = partial(_is_after_the_end, rounds, service)
-        stage_rounds.num_lanes = lambda: lanes.num_lanes
-        stage_rounds.is_in_lane = lambda: lanes.member.seat is not None
-        lanes.could_tokens_per_s = joined.roster.own_pace = lambda: stage_rounds.could_tokens_per_s
-        lanes.owed_tokens = lambda: stage_rounds.owed_tokens
-        stage_rounds.restarts = lambda: process.restarts
-        stage_rounds.measured = partial(_measured, joined, rounds)
+        control = LaneControl(process, shares, first)
+        holders = _holders(joined, run, rounds)
+        moves = _moves(joined, run, holders, control)
+        lanes = LaneService(_lane_tools(joined, run, control), _lane_role(joined, run, holders, control, moves))
+        stage_rounds = StageRounds(shares, lanes, lambda: process.restarts)
+        service = unit_service(joined, chain, open_round, stage_rounds, rounds)
+        rounds.add(service)
+        board.trainer, board.service, board.follower, board.lanes = stage_rounds, service, follower, lanes
+        rounds.serve()
         lanes.serve()
-        moves = _moves(joined, run, lanes, control)
-        lanes.move_reason = lambda: moves.reason
         await _run(joined, rounds, service, lanes, control, moves)
 
 
@@ -174,50 +171,31 @@ async def _follower(joined: JoinedSession, spine: UnitName) -> SpineFollower:
     return follower
 
 
-def _lanes(
-    joined: JoinedSession,
-    run: StageRun,
-    rounds: PeerRounds,
-    service: RoundService,
-    stage_rounds: StageRounds,
-    control: LaneControl,
-) -> LaneService:
-    process, is_synced = control.process, run.pipeline.mode == "synced"
-    found = list[LaneService]()
+def _lane_tools(joined: JoinedSession, run: StageRun, control: LaneControl) -> LaneContext:
+    process, shares = control.process, control.shares
 
     def work_of(lane: int, stage: int) -> ProcessWork:
-        return ProcessWork(process, lane, stage_rounds.newest, stage_rounds)
+        return ProcessWork(process, lane, shares.newest, shares)
 
-    def synced_of(lane: int, stage: int) -> ProcessSynced:
-        return ProcessSynced(process, lane, stage_rounds.newest, stage_rounds)
-
-    async def bring(share: LaneShare) -> None:
-        await found[0].bring(share)
-
-    tools = LaneContext(
+    return LaneContext(
         OwnLoop(joined.network),
         ThreadOffload(),
         run.shape(joined.membership.run_id),
         work_of,
-        stage_rounds.average,
-        bring,
-        stage_rounds.take_gift,
-        synced_of if is_synced else None,
-        stage_rounds.has_measured,
-        stage_rounds.begins,
+        shares.average,
+        shares.take_gift,
+        shares.begins,
     )
-    role = _lane_role(joined, run, service, control)
-    found.append(SyncedService(tools, role) if is_synced else LaneService(tools, role))
-    return found[0]
 
 
-def _lane_role(joined: JoinedSession, run: StageRun, service: RoundService, control: LaneControl) -> LaneRole:
+def _holders(joined: JoinedSession, run: StageRun, rounds: PeerRounds) -> Holders:
+    """Stage -> its holders: those that are listed, or began the run, and are alive as far as our rounds know; ourselves with them."""
     start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
     began = [genesis_link(start, stage_unit(stage)).roster for stage in range(run.stages.num_stages)]
 
     def holders(stage: int) -> Sequence[PeerId]:
-        """Those that are listed, or began the run, and are alive as far as our rounds know; ourselves with them."""
         now_s, me = joined.life.clock.monotonic_s(), joined.life.identity.peer_id
+        (service,) = rounds.services
         state, patience_s = service.state, idle_patience_s(service.state)
         told = {
             **{p: (s,) for s, of in enumerate(began) for p in of},
@@ -229,14 +207,28 @@ def _lane_role(joined: JoinedSession, run: StageRun, service: RoundService, cont
             *([me] if stage == run.stage else []),
         ]
 
-    genesis = genesis_link(start, stage_unit(0))
+    return holders
+
+
+def _lane_role(
+    joined: JoinedSession, run: StageRun, holders: Holders, control: LaneControl, moves: StageMoves
+) -> LaneRole:
+    start, shares = open_start_record(joined.reporter.start_record, joined.membership.manifest), control.shares
     return LaneRole(
-        run.stage, joined.life.session, genesis.commit, holders, lambda: service.chain.state.index, control.why_not
+        run.stage,
+        joined.life.session,
+        genesis_link(start, stage_unit(0)).commit,
+        holders,
+        lambda: shares.index,
+        control.why_not,
+        lambda: shares.could_tokens_per_s,
+        lambda: shares.owed_tokens,
+        lambda: moves.reason,
     )
 
 
-def _moves(joined: JoinedSession, run: StageRun, lanes: LaneService, control: LaneControl) -> StageMoves:
-    own, board = joined.experts, joined.life.board
+def _moves(joined: JoinedSession, run: StageRun, holders: Holders, control: LaneControl) -> StageMoves:
+    own, board, shares = joined.experts, joined.life.board, control.shares
     if not isinstance(own, OwnStage):
         raise LocalProtocolError("a run of stages where experts are held", "a stage")
 
@@ -249,19 +241,14 @@ def _moves(joined: JoinedSession, run: StageRun, lanes: LaneService, control: La
         await own.move_to(stage)
         joined.life.departure.begin_anew()
 
-    me, role = joined.life.identity.peer_id, lanes.role
-
-    def paces() -> Mapping[PeerId, float]:
-        ours = lanes.could_tokens_per_s()
-        return {**joined.roster.listed_paces(), **({me: ours} if ours else {})}
-
     def costs() -> MoveCosts:
-        started_s, first_s = control.process.started_in_s, control.rounds.first_pass_s
+        started_s, first_s = control.process.started_in_s, shares.first_pass_s
         warm_up_s = None if started_s is None or first_s is None else started_s + first_s
         return MoveCosts(board.download_rate.bytes_per_s, warm_up_s)
 
-    of_run = MoveRole(me, run.stage, run.stages, own.fits, role.holders, role.index, horizon_s, paces, costs)
-    return StageMoves(of_run, lanes, move)
+    me = joined.life.identity.peer_id
+    role = MoveRole(me, run.stage, run.stages, own.fits, holders, lambda: shares.index, horizon_s, costs)
+    return StageMoves(role, move)
 
 
 async def _run(
@@ -287,10 +274,10 @@ async def _run(
             async with trio.open_nursery() as work:
                 work.start_soon(_begin, life, control)
                 work.start_soon(lanes.run)
-                work.start_soon(_move, moves, control)
+                work.start_soon(_move, moves, lanes, control)
                 await _until_over(rounds, service)
-                await _until_measured(service, lanes, control.rounds)
-                control.rounds.say_owed()
+                await _until_measured(lanes, control.shares)
+                control.shares.say_owed()
                 await finish(joined, service)  # the lanes go on: who is behind still measures the last parameters
                 work.cancel_scope.cancel()
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
@@ -307,26 +294,26 @@ async def _begin(life: PeerSession, control: LaneControl) -> None:
     await life.controls.order(control)
 
 
-async def _move(moves: StageMoves, control: LaneControl) -> None:
+async def _move(moves: StageMoves, lanes: LaneService, control: LaneControl) -> None:
     """Another stage is taken up by who has this one whole."""
     await control.first.wait()
-    await moves.run()
+    await moves.run(lanes)
 
 
-async def _until_measured(service: RoundService, lanes: LaneService, stage_rounds: StageRounds) -> None:
+async def _until_measured(lanes: LaneService, shares: StageShares) -> None:
     """Until our part in measuring the last parameters is done, where we are in a lane."""
     with trio.move_on_after(MEASURED_WITHIN_S):
-        while lanes.member.seat is not None and stage_rounds.measured_round < service.chain.state.index:
+        while lanes.is_in_lane and shares.measured_round < shares.index:
             await trio.sleep(LOOK_EVERY_S)
 
 
-async def _is_after_the_end(rounds: PeerRounds, service: RoundService, round_: int) -> bool:
+async def _is_after_the_end(rounds: PeerRounds, chain: UnitChain, total_tokens: int, round_: int) -> bool:
     """Whether the run had all its tokens before this round of lanes."""
     began_s = trio.current_time()
     while True:
         found = last_round.is_after_the_end(
-            own_tokens=service.chain.head.total_tokens,
-            total_tokens=service.config.total_tokens,
+            own_tokens=chain.head.total_tokens,
+            total_tokens=total_tokens,
             spine=None if rounds.spine is None else (rounds.spine.link.index, rounds.spine.link.total_tokens),
             round_=round_,
             waited_s=trio.current_time() - began_s,

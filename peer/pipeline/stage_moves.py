@@ -6,14 +6,14 @@ joiner does, and the old one's folder stays on the disk, with the votes that wer
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 import trio
 
-from peer.holdings.held_stage import NO_PACES, placement_of
+from peer.holdings.held_stage import placement_of
 from peer.holdings.move_costs import UNMEASURED, MoveCosts, as_measured
 from peer.pipeline.lane_service import LaneService
 from protocol.ids import PeerId
@@ -43,8 +43,6 @@ class MoveRole:
         index: of the newest commit of our stage.
         horizon_s: for how long what is won by a move is won: no longer than the run lasts.
         costs: what a move of ours takes, as it was measured here.
-        paces: tokens a second that members' stages were measured to do there, ours with them, where they have shown it. In lanes it is
-            left out: a lane has one of each stage.
     """
 
     me: PeerId
@@ -54,7 +52,6 @@ class MoveRole:
     holders: Callable[[int], Sequence[PeerId]]
     index: Callable[[], int]
     horizon_s: Callable[[], float]
-    paces: Callable[[], Mapping[PeerId, float]] = lambda: NO_PACES
     costs: Callable[[], MoveCosts] = lambda: UNMEASURED
 
 
@@ -65,36 +62,39 @@ class StageMoves:
         moves: told the stage once the seat is given back; what it does begins the peer's next life.
     """
 
-    def __init__(self, role: MoveRole, lanes: LaneService, moves: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(self, role: MoveRole, moves: Callable[[int], Awaitable[None]]) -> None:
         self.reason = ""
         """Why we stay, or when we go."""
 
         self._role = role
-        self._lanes = lanes
         self._moves = moves
         self._watch = PlacementHistory()
 
-    async def run(self) -> None:
-        """Until it has moved, or is cancelled."""
+    async def run(self, lanes: LaneService) -> None:
+        """Until it has moved, or is cancelled.
+
+        Args:
+            lanes: of this peer, whose seat is given back before it moves.
+        """
         num_let_by = 0
         while True:
             await trio.sleep(LOOK_EVERY_S)
-            serves = self._lanes.member.seat is not None
-            if self._look() is None:
+            serves = lanes.is_in_lane
+            if self._look(lanes) is None:
                 num_let_by = 0
-            elif await self._round_over():
-                looked = self._look()  # a round is long, and others may have come or gone in it
+            elif await self._round_over(lanes):
+                looked = self._look(lanes)  # a round is long, and others may have come or gone in it
                 if looked is None or looked.move is None:
                     num_let_by = 0
                 elif serves and num_let_by < looked.num_before:
                     num_let_by += 1
                 else:
-                    await self._go(looked.move)
+                    await self._go(lanes, looked.move)
                     return
 
-    def _look(self) -> MoveDecision | None:
+    def _look(self, lanes: LaneService) -> MoveDecision | None:
         """Whether it is our turn; None where it is not."""
-        role, lanes, horizon_s = self._role, self._lanes, self._role.horizon_s()
+        role, horizon_s = self._role, self._role.horizon_s()
         if horizon_s <= 0.0:
             self.reason = "the run is complete"
             return None
@@ -104,8 +104,6 @@ class StageMoves:
             role.stages,
             held,
             {role.me: role.fits},
-            role.paces(),
-            is_in_lanes=not lanes.is_synced,
             horizon_s=horizon_s,
         )
         measured = as_measured(placement, role.me, role.costs())
@@ -115,20 +113,20 @@ class StageMoves:
         self.reason = looked.reason
         return looked if looked.move is not None else None
 
-    async def _round_over(self) -> bool:
+    async def _round_over(self, lanes: LaneService) -> bool:
         """When what was trained in our seat is committed; at once where there is none."""
         index = self._role.index()
         with trio.move_on_after(ROUND_ENDS_WITHIN_S):
-            while self._lanes.member.seat is not None and self._role.index() == index:
+            while lanes.is_in_lane and self._role.index() == index:
                 await trio.sleep(_ROUND_LOOK_S)
             return True
         return False
 
-    async def _go(self, move: StageMove) -> None:
+    async def _go(self, lanes: LaneService, move: StageMove) -> None:
         reason = f"goes over to stage {move.stage}: {move.reason}"
         log.info("stage_moves", of=self._role.stage, to=move.stage, reason=reason)
-        self._lanes.member.leave(reason)
+        lanes.member.leave(reason)
         with trio.move_on_after(SEAT_WITHIN_S):
-            while self._lanes.member.seat is not None:
+            while lanes.is_in_lane:
                 await trio.sleep(_ROUND_LOOK_S)
         await self._moves(move.stage)

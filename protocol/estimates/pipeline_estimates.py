@@ -55,7 +55,7 @@ def stage_estimates(run: RunConfig) -> tuple[Estimate, ...]:
     memory = pipeline.memory(run.model, run.inner)
     lines = [_stage(stages, stage, memory.of(stages, stage)) for stage in range(stages.num_stages)]
     each = tuple(Estimate("" if stage else "stages", line) for stage, line in enumerate(lines))
-    return (*each, *(_lane(run) if pipeline.mode == "lanes" else _synced(stages)))
+    return (*each, *_lane(run))
 
 
 def _stage(stages: StageMap, stage: int, memory_bytes: int) -> str:
@@ -71,12 +71,4 @@ def _lane(run: RunConfig) -> tuple[Estimate, ...]:
     return (
         Estimate("in a lane", f"up {in_bytes(up)}, down {in_bytes(down)} a round at most, beside what follows:"),
         Estimate("", "activations and gradients of all its tokens, and copies of training states"),
-    )
-
-
-def _synced(stages: StageMap) -> tuple[Estimate, ...]:
-    largest = max(stage_schema(stages, stage).num_elements for stage in range(stages.num_stages))
-    return (
-        Estimate("a step", f"up to {in_bytes(4 * largest)} of gradients to each other replica, beside what follows;"),
-        Estimate("", "activations pass the group's owner"),
     )

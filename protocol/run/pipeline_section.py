@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from protocol.errors import ConfigError
-from protocol.pipeline.messages.synced_messages import MAX_MICRO_BATCHES
 from protocol.pipeline.placement.cutting import StageMemory, computed_costs, cut, planned_memory
 from protocol.pipeline.schedule import most_in_flight
 from protocol.pipeline.stage_machine import LaneConfig
@@ -32,10 +31,7 @@ class PipelineSection(Section):
     Attributes:
         stages: how many; they are cut so that each computes about as much as the others. Else `layers` says it. layers: how many
         layers each stage has, first to last, as "1, 2, 1"; the embedding is with the first, the head with the last. inner_steps: of
-        a lane in each round. mode: "lanes" of one replica a stage, each of which works as one data peer
-        (protocol/pipeline/lanes/lane_machine.py), or "synced":
-            all replicas of all stages work as one, any of them on any micro-batch (protocol/pipeline/synced/synced.py), which wants
-            fast links; it has no schedule and no snapshots beside a round's commit.
+        a lane in each round.
         schedule: in which order a stage takes its micro-batches.
         micro_batches: of an inner step, which is inner.batch_tokens.
         snapshot_every_steps: after so many inner steps each stage is copied to a neighbour: what a lane goes back to.
@@ -46,13 +42,22 @@ class PipelineSection(Section):
     stages: Annotated[int, Field(ge=1, le=MAX_STAGES)] | None = None
     layers: Annotated[str, Field(max_length=512)] = ""
     inner_steps: Annotated[int, Field(ge=1, le=1 << 20)]
-    mode: Literal["lanes", "synced"] = "lanes"
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     micro_batches: Annotated[int, Field(ge=1, le=1 << 16)] = 4
     snapshot_every_steps: Annotated[int, Field(ge=1, le=1 << 20)] = 5
     forward_codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"
     backward_codec: Literal["fp32", "bf16", "int8"] = "int8"
     recomputes: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_mode(cls, values: object) -> object:
+        """A file may name the one mode that there is, and never another."""
+        if not isinstance(values, dict) or "mode" not in values:
+            return values
+        if values["mode"] != "lanes":
+            raise ValueError(f'mode = {str(values["mode"])[:60]!r}: expected "lanes", the only mode of a pipeline run')
+        return {key: value for key, value in values.items() if key != "mode"}
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -144,12 +149,6 @@ def _impossible_numbers(pipeline: PipelineSection, stages: StageMap, inner: Inne
         return (
             f"pipeline.micro_batches {pipeline.micro_batches} of inner.batch_tokens {inner.batch_tokens}, which are "
             f"{sequences} sequences: expected a number that divides them"
-        )
-    most = MAX_MICRO_BATCHES - HELDOUT_WINDOWS
-    if pipeline.mode == "synced" and pipeline.micro_batches > most:
-        return (
-            f'pipeline.micro_batches {pipeline.micro_batches} with mode = "synced": expected at most {most}, '
-            "whose numbers fit into one message beside those of the held-out text"
         )
     if stages.num_stages > beside.min_members:
         return (

@@ -17,63 +17,15 @@ from typing import Final, Protocol
 
 import structlog
 import torch
-import trio
-import trio.testing
 
 from averaging.codecs.boundary import Boundary, BoundaryCodec
-from protocol.ids import PeerId, RunId
+from protocol.ids import RunId
 from protocol.pipeline.micro_batch import MicroBatch
-from protocol.pipeline.schedule import Pass
-from protocol.pipeline.stage_machine import LaneConfig, Point
-from protocol.pipeline.synced_routing import SyncedConfig
 from tests.benchmarks.pipeline_exact import no_less_than, no_more_than, oracle_rows
 from tests.benchmarks.pipeline_loss import loss_rows
 from tests.benchmarks.pipeline_speed import speed_rows
 from tests.benchmarks.placement_trace import Rule, Simulation, Trace, nobody_moves, ours, petals
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
-from tests.peer.synced_swarm import open_synced
-from tests.protocol.pipeline.synced_world import Faults, SyncedWorld
-
-STEP_SEEDS: Final = (3, 4, 5)
-SPEEDS: Final = (1.0, 2.0, 4.0)
-
-
-def speeds() -> Row:
-    """Share of the summed speed that replicas of speeds 1 : 2 : 4 come to, in virtual time, messages of 10 to 50 ms each way."""
-    shares, num = [], 200
-    for seed in STEP_SEEDS:
-        config = SyncedConfig(num_stages=1, num_micro_batches=num, in_flight=24, queue=8)
-        world = SyncedWorld(config, 3, Faults(), seed=seed, speeds=SPEEDS)
-        world.run()
-        shares.append(num * 0.1 / sum(SPEEDS) / world.now_s)
-    return no_less_than("replicas of speed 1 : 2 : 4, in virtual time", shares, 0.9, {"micro_batches": num})
-
-
-def speeds_over_network() -> Row:
-    """The same of whole peers: the middle one of three stages has these replicas, the others one that is fast. One step shows what
-    each can do; the next one is counted, from its first work to that of the step after it, so sums and the step itself are in it.
-    """
-    micro_batches, slow_s, shares = 48, 0.8, []
-    config = LaneConfig("1f1b", 3, micro_batches, 3, 3, micro_batches, suspect_after_s=4.0)
-
-    async def run() -> None:
-        async with open_synced(config, replicas=(1, len(SPEEDS), 1)) as world:
-            world.pace_s = dict.fromkeys(world.services, 0.001)
-            world.pace_s |= {PeerId(f"stage1peer{n}"): slow_s / speed for n, speed in enumerate(SPEEDS)}
-            began_s = dict[int, float]()
-
-            def about(_peer: PeerId, stage: int, at: Point, _work: Pass) -> None:
-                if stage == 1:
-                    began_s.setdefault(at.step, trio.current_time())
-
-            world.about = about
-            await world.rounds.anchor(0)
-            ideal_s = 2 * micro_batches * slow_s / sum(SPEEDS)  # each goes forward and backward
-            shares.append(ideal_s / (began_s[2] - began_s[1]))
-
-    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0.0))
-    settings: dict[str, object] = {"micro_batches": micro_batches, "seconds_a_pass": [slow_s / s for s in SPEEDS]}
-    return no_less_than("replicas of speed 1 : 2 : 4, peers on the network in memory", shares, 0.9, settings)
 
 
 def boundary_bytes() -> list[Row]:
@@ -108,7 +60,6 @@ def placement(hours: float) -> list[Row]:
 def exact_rows(*, is_quick: bool) -> Iterator[list[Row]]:
     """All that is the same on every machine."""
     yield from oracle_rows(is_quick=is_quick)
-    yield [speeds(), speeds_over_network()]
     yield boundary_bytes()
     yield placement(8.0 if is_quick else 32.0)
 

@@ -204,7 +204,7 @@ def _tools(network: Network, process: StageProcess, end: End, pipeline: Pipeline
         pipeline.forward_codec,
         pipeline.backward_codec,
     )
-    return LaneContext(OwnLoop(network), ThreadOffload(), form, work_of, _no_round, _bring_nothing)
+    return LaneContext(OwnLoop(network), ThreadOffload(), form, work_of, _no_round)
 
 
 async def _keep(keepers: LaneKeepers, members: tuple[PeerId, ...]) -> None:
@@ -225,7 +225,7 @@ async def _run(folder: Path, name: str, pipeline: PipelineSection, address: str,
         trio.open_nursery() as nursery,
     ):
         tools = _tools(network, process, end, pipeline, STAGE_OF[name])
-        end.member = LaneMember(tools, lambda lane: keeper)
+        end.member = LaneMember(tools, lambda lane: keeper, _bring_nothing)
         end.member.serve()
         nursery.start_soon(end.member.run)
         spares: list[PeerId] = []

@@ -53,8 +53,6 @@ from protocol.run.manifest import RunManifest, default_run_toml, parse_run_confi
 from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from tests.protocol.pipeline.messages.test_lane_messages import MESSAGES as MESSAGES_OF_LANES
 from tests.protocol.pipeline.messages.test_lane_messages import PARCELS
-from tests.protocol.pipeline.messages.test_synced_messages import MESSAGES as MESSAGES_OF_SYNCED
-from tests.protocol.pipeline.messages.test_synced_messages import PARCELS as PARCELS_OF_SYNCED
 from tests.protocol.rounds.messages.test_wire import (
     BASE,
     FETCHES,
@@ -131,7 +129,7 @@ def _wire() -> dict[str, str]:
 
 
 def _lanes() -> dict[str, str]:
-    """What a lane's members and its keeper say to each other, and replicas of synced steps and their owner."""
+    """What a lane's members and its keeper say to each other."""
     said = {
         f"lane message {number} {type(message).__name__}": encode_lane_message(message)
         for number, message in enumerate(MESSAGES_OF_LANES)
@@ -139,9 +137,7 @@ def _lanes() -> dict[str, str]:
     brought = {
         f"lane parcel {number} {type(parcel).__name__}": encode_parcel(parcel) for number, parcel in enumerate(PARCELS)
     }
-    synced = {f"{type(one).__name__} {n}": encode_lane_message(one) for n, one in enumerate(MESSAGES_OF_SYNCED)}
-    synced |= {f"{type(one).__name__} {n}": encode_parcel(one) for n, one in enumerate(PARCELS_OF_SYNCED)}
-    return {name: data.hex() for name, data in {**said, **brought, **synced}.items()}
+    return {name: data.hex() for name, data in {**said, **brought}.items()}
 
 
 def _coordination() -> dict[str, str]:

@@ -21,13 +21,14 @@ from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
 from peer.pipeline.stage.stage_passes import StagePasses
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from peer.pipeline.transport.lane_network import OwnLoop
-from peer.pipeline.transport.lane_work import LaneContext, LaneShare, OffloadedWork
+from peer.pipeline.transport.lane_work import Confirm, LaneContext, LaneShare
 from protocol.ids import PeerId
 from protocol.pipeline.lanes import lane_machine as lane
 from protocol.pipeline.micro_batch import MicroBatch
 from protocol.pipeline.schedule import most_in_flight
 from protocol.pipeline.stage_machine import LaneConfig, Point
 from tests.peer.lane_world import INNER, NUM_MICRO_BATCHES, NUM_STAGES, averaged, tokens_of
+from tests.peer.offloaded_work import OffloadedWork
 from tests.peer.stage_world import ANCHOR_N, MODEL, RUN, STAGES, part_of, stage_model
 
 KEEPER = PeerId("keeper")
@@ -62,11 +63,14 @@ class Rounds:
     """The rounds of all stages, once every lane has brought its share; each lane counts once."""
 
     num_lanes: int
+    takes_s: float = 0.0
     shares: dict[tuple[int, int], dict[int, LaneShare]] = field(default_factory=dict)
     anchors: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     brought: trio.Event = field(default_factory=trio.Event)
 
     async def average(self, share: LaneShare) -> torch.Tensor:
+        if self.takes_s:
+            await trio.sleep(self.takes_s)
         place = (share.round, share.stage)
         before = self.shares.setdefault(place, {}).setdefault(share.lane, share)
         assert before.tokens == share.tokens
@@ -147,14 +151,19 @@ class LaneSwarm:
         def work_of(number: int, stage: int) -> OffloadedWork:
             return OffloadedWork(LaneWork(compute, number, stage), offload)
 
-        return LaneContext(OwnLoop(network), offload, form, work_of, self.rounds.average, self._bring)
+        return LaneContext(OwnLoop(network), offload, form, work_of, self.rounds.average, self._take_gift)
 
-    async def _bring(self, share: LaneShare) -> None:
+    async def bring(self, share: LaneShare) -> None:
+        """Of a lane that is no more: the rounds stand for the holder that it is given to."""
         await self.rounds.average(share)
+
+    async def _take_gift(self, giver: PeerId, share: LaneShare, confirm: Confirm) -> str:
+        self.nursery.start_soon(self.rounds.average, share)
+        return ""
 
     def open(self, peer: PeerId) -> LaneMember:
         """A peer that can take a seat."""
-        member = self.members[peer] = LaneMember(self.tools(peer), lambda number: KEEPER)
+        member = self.members[peer] = LaneMember(self.tools(peer), lambda number: KEEPER, self.bring)
         member.serve()
         self.start(peer, member.run)
         return member

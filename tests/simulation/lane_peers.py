@@ -24,6 +24,7 @@ from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.state.state import UnitState
 from peer.pipeline.lane_rounds import StageRounds
 from peer.pipeline.lane_service import LaneRole, LaneService
+from peer.pipeline.lane_shares import StageShares
 from peer.pipeline.stage.lane_compute import LaneShape
 from peer.pipeline.transport.lane_network import OwnLoop
 from peer.pipeline.transport.lane_work import LaneContext, LaneShare
@@ -75,13 +76,14 @@ class LanePeer:
     peer: PeerId
     stage: int
     chain: _Chain
-    rounds: StageRounds
+    shares: StageShares
     pace_s: float = 0.1
     why_not: str = ""
     is_frozen: bool = False
     begun: int | None = None
     process: Process = field(default_factory=Process)
     service: LaneService = field(init=False)
+    rounds: StageRounds = field(init=False)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
@@ -171,7 +173,7 @@ class StageUnit:
             snapshot = await one.rounds.snapshot()
         except NoPart:
             return
-        brought[one.peer] = FetchedResults(snapshot.tokens, snapshot.lanes, list(one.rounds.shares))
+        brought[one.peer] = FetchedResults(snapshot.tokens, snapshot.lanes, list(one.shares.brought))
 
     async def give(self, one: LanePeer, credited_tokens: int = 0) -> None:
         """A holder comes to stand where the stage does."""
@@ -234,13 +236,12 @@ class LaneWorld:
         """A peer that holds a stage, and the newest state of it."""
         unit = self.units[stage]
         chain, context = _Chain(unit.state, list(unit.links)), copy_context()
-        one = LanePeer(peer, stage, chain, StageRounds(cast("UnitChain", chain), self.config), pace_s)
+        one = LanePeer(peer, stage, chain, StageShares(cast("UnitChain", chain), self.config), pace_s)
         context.run(PROCESS.set, one.process)
         tools = self._tools(one, context.run(self.swarm.start, peer))
         role = LaneRole(stage, len(self.peers), GENESIS, self.holders, lambda: chain.state.index, lambda: one.why_not)
         service = one.service = LaneService(tools, role)
-        one.rounds.num_lanes = lambda: service.num_lanes
-        one.rounds.is_in_lane = lambda: service.member.seat is not None
+        one.rounds = StageRounds(one.shares, service)
         service.serve()
         self.peers[peer] = one
         self.nursery.start_soon(one.rounds.set_anchor, unit.state.anchor_N)
@@ -254,7 +255,7 @@ class LaneWorld:
     def kill(self, peer: PeerId) -> None:
         """kill -9."""
         self.killed.add(peer)
-        self.ledger.said |= {(share.lane, share.stage) for share in self.peers[peer].rounds.shares}
+        self.ledger.said |= {(share.lane, share.stage) for share in self.peers[peer].shares.brought}
         self.peers[peer].process.kill()
         self.swarm.kill(peer)
         self.peers[peer].scope.cancel()
@@ -287,7 +288,7 @@ class LaneWorld:
         waiting = {
             (share.lane, share.round, share.stage)
             for peer, one in self.peers.items() if peer not in self.killed
-            for share in one.rounds.shares
+            for share in one.shares.brought
         }  # fmt: skip
         found = {
             place: [stage for stage in range(NUM_STAGES) if stage not in of and (*place, stage) not in waiting]
@@ -310,23 +311,18 @@ class LaneWorld:
 
         def begins(round_: int) -> None:
             one.begun = round_
-            one.rounds.begins(round_)
+            one.shares.begins(round_)
 
         async def average(share: LaneShare) -> torch.Tensor:
-            anchor_N = await one.rounds.average(share)
+            anchor_N = await one.shares.average(share)
             self.ledger.oracle.begins(share.lane, share.round + 1, share.stage, anchor_N)
             return anchor_N
 
-        async def bring(share: LaneShare) -> None:
-            await one.service.bring(share)
-
         self.networks.append(network)
-        return LaneContext(
-            OwnLoop(network), offload, form, work_of, average, bring, one.rounds.take_gift, begins=begins
-        )
+        return LaneContext(OwnLoop(network), offload, form, work_of, average, one.shares.take_gift, begins)
 
     def _newest(self, one: LanePeer, number: int) -> torch.Tensor:
-        anchor_N = one.rounds.newest()[0].double()
+        anchor_N = one.shares.newest()[0].double()
         if one.begun is not None:  # a spare goes on from a snapshot instead
             self.ledger.oracle.begins(number, one.begun, one.stage, anchor_N)
             one.begun = None

@@ -7,9 +7,8 @@ the peer can be reached:
 
     length of the credential u16, big-endian | credential | addresses, ASCII, one a line
 
-Then where it takes direct bulk streams, if it does: "bulk 192.0.2.1 4242,2001:db8::1 4242". In a run of stages, what the one that it
-holds was measured to do there, tokens a second: "pace 1200". In a run of experts or of stages a last line names those that the peer
-holds: "experts 0 3".
+Then where it takes direct bulk streams, if it does: "bulk 192.0.2.1 4242,2001:db8::1 4242". In a run of experts or of stages a last
+line names those that the peer holds: "experts 0 3". A line "pace 1200" before it is passed over: other releases write one.
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ _LENGTH: Final = struct.Struct(">H")
 _EXPERTS: Final = "experts "
 _BULK: Final = "bulk "
 _PACE: Final = "pace "
-MAX_PACE: Final = 10**9
-"""Tokens a second."""
 
 
 class Record(NamedTuple):
@@ -58,14 +55,13 @@ class Record(NamedTuple):
 
 class PeerRecord(NamedTuple):
     """What a peer's record says: its credential, its multiaddresses, each ending in /p2p/<its own id>, its experts, where it takes
-    direct bulk streams, and what its stage could do there, tokens a second, 0 where that is not known.
+    direct bulk streams.
     """
 
     credential: bytes
     addresses: tuple[str, ...] = ()
     experts: tuple[int, ...] = ()
     bulk: tuple[BulkAddress, ...] = ()
-    pace: int = 0
 
     def encode(self) -> bytes:
         """The payload; addresses beyond MAX_ADDRESSES, and those that nobody would take, are left out."""
@@ -73,8 +69,6 @@ class PeerRecord(NamedTuple):
         lines = fine[:MAX_ADDRESSES]
         if self.bulk:
             lines.append(_BULK + ",".join(map(str, self.bulk[:MAX_BULK_ADDRESSES])))
-        if self.pace:
-            lines.append(f"{_PACE}{min(self.pace, MAX_PACE)}")
         if self.experts:
             lines.append(_EXPERTS + " ".join(map(str, self.experts)))
         return _LENGTH.pack(len(self.credential)) + self.credential + "\n".join(lines).encode()
@@ -94,13 +88,14 @@ def decode_peer_record(payload: bytes, owner: PeerId) -> PeerRecord:
     credential = payload[_LENGTH.size : _LENGTH.size + length]
     lines = text.split("\n") if text else []
     experts = _experts(lines.pop()) if lines and lines[-1].startswith(_EXPERTS) else ()
-    pace = _pace(lines.pop()) if lines and lines[-1].startswith(_PACE) else 0
+    if lines and lines[-1].startswith(_PACE):
+        lines.pop()
     bulk = _bulk(lines.pop()) if lines and lines[-1].startswith(_BULK) else ()
     addresses = tuple(lines)
     is_own = all(a.endswith(f"/p2p/{owner}") and len(a) <= MAX_ADDRESS_LETTERS for a in addresses)
     if len(credential) != length or len(addresses) > MAX_ADDRESSES or not is_own:
         raise RemoteProtocolError("a directory record of other contents", "a credential and the owner's addresses")
-    return PeerRecord(credential, addresses, experts, bulk, pace)
+    return PeerRecord(credential, addresses, experts, bulk)
 
 
 def _bulk(line: str) -> tuple[BulkAddress, ...]:
@@ -108,13 +103,6 @@ def _bulk(line: str) -> tuple[BulkAddress, ...]:
     if not addresses:
         raise RemoteProtocolError("a directory record of other contents", "addresses for bulk")
     return addresses
-
-
-def _pace(line: str) -> int:
-    number = line.removeprefix(_PACE)
-    if not number.isdecimal() or len(number) > 10 or not 1 <= int(number) <= MAX_PACE:
-        raise RemoteProtocolError("a directory record of other contents", f"a pace of 1 to {MAX_PACE} tokens a second")
-    return int(number)
 
 
 def _experts(line: str) -> tuple[int, ...]:

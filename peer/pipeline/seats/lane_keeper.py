@@ -20,7 +20,7 @@ from protocol.ids import PeerId, short
 from protocol.pipeline.lanes import endings as ended_lanes
 from protocol.pipeline.lanes import lane_machine as lane
 from protocol.pipeline.messages import lane_messages as msg
-from protocol.pipeline.messages.lane_wire import Said, decode_lane_message, encode_parcel
+from protocol.pipeline.messages.lane_wire import decode_lane_message, encode_parcel
 from protocol.pipeline.stage_machine import LaneConfig, Point
 
 log = structlog.get_logger()
@@ -179,7 +179,7 @@ class _KeptLane:
 
     # --- what members say ---
 
-    def hear(self, sender: PeerId, message: Said) -> None:
+    def hear(self, sender: PeerId, message: msg.LaneMessage) -> None:
         """A member's word.
 
         Raises:
@@ -242,7 +242,7 @@ class _KeptLane:
         self._nursery.start_soon(self._run_line, member, line)
         return line
 
-    def _answered(self, member: PeerId, message: Said, refused: str) -> None:
+    def _answered(self, member: PeerId, message: msg.LaneMessage, refused: str) -> None:
         if isinstance(message, msg.LaneEnd):
             self._hang_up({member})
         elif refused:
@@ -277,7 +277,7 @@ class _KeptLane:
                 line.scope.cancel()
 
 
-def _event(sender: PeerId, message: Said) -> lane.Event:
+def _event(sender: PeerId, message: msg.LaneMessage) -> lane.Event:
     match message:
         case msg.LaneSquare():
             return lane.SquareTold(sender, message.epoch, message.at, message.square)

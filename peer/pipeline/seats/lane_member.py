@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -17,25 +17,19 @@ import trio
 
 from averaging.network.seams.interfaces import Stream
 from peer.pipeline.seats.lane_seat import LaneSeat
-from peer.pipeline.seats.synced_seat import SyncedSeat
 from peer.pipeline.transport.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, MEMBER_CHANNEL, call_again, whole_answer
 from peer.pipeline.transport.lane_outbox import (
     PARCEL_CHANNEL,
-    WrongContent,
     answer,
     receive_bytes,
     receive_in_time,
-    skip_bytes,
 )
 from peer.pipeline.transport.lane_work import PASS_COST_S, LaneContext, LaneShare
-from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, TransportError
+from protocol.errors import PotluckError, RemoteProtocolError, TransportError
 from protocol.ids import PeerId, short
 from protocol.pipeline import stage_machine as lane_stage
 from protocol.pipeline.messages import lane_messages as msg
-from protocol.pipeline.messages import synced_messages as synced
 from protocol.pipeline.messages.lane_wire import (
-    Parcel,
-    Said,
     decode_lane_message,
     decode_parcel,
     encode_lane_message,
@@ -45,25 +39,16 @@ from protocol.tensors.stage_schema import StageMap, stage_schema
 
 log = structlog.get_logger()
 
-TakesReply = Callable[[PeerId, synced.SyncedReply, bytes], None]
-"""(replica, what it says, what came of its work)."""
-
-AwaitsReply = Callable[[PeerId, synced.SyncedReply], bool]
-"""(replica, what it says) to whether what follows is wanted, before a byte of it is taken; raises RemoteProtocolError where it is no
-reply to us.
-"""
-
 SEAT_WITHIN_S: Final = 4.0
 """What a member sends may be here before the keeper's word that it begins or goes back; longer than a keeper bears silence."""
 
 
 class LaneMember:
-    """Takes seats in lanes, and among the replicas of synced steps.
+    """Takes seats in lanes.
 
     Args:
         keeper_of: who keeps a lane, None for no lane of this run: nobody else's word is taken.
-        takes_reply: what is done with the replies of replicas, where synced steps are owned here, and `awaits_reply` whether one is
-            wanted.
+        bring: gives another stage's share, of a lane that is no more, to a holder of that stage.
         why_no_lane: why no lane begins here now, in words; empty where one does.
     """
 
@@ -71,8 +56,7 @@ class LaneMember:
         self,
         tools: LaneContext,
         keeper_of: Callable[[int], PeerId | None],
-        takes_reply: TakesReply | None = None,
-        awaits_reply: AwaitsReply | None = None,
+        bring: Callable[[LaneShare], Awaitable[None]],
         why_no_lane: Callable[[], str] = lambda: "",
     ) -> None:
         self.refused = Counter[PeerId]()
@@ -83,15 +67,14 @@ class LaneMember:
 
         self._tools = tools
         self._keeper_of = keeper_of
-        self._takes_reply = takes_reply
-        self._awaits_reply = awaits_reply
+        self._bring_elsewhere = bring
         self._why_no_lane = why_no_lane
-        self._seat: LaneSeat | SyncedSeat | None = None
+        self._seat: LaneSeat | None = None
         self._nursery: trio.Nursery | None = None
         self._changed = trio.Event()
 
     @property
-    def seat(self) -> LaneSeat | SyncedSeat | None:
+    def seat(self) -> LaneSeat | None:
         """The present one; None for a spare."""
         return self._seat
 
@@ -124,47 +107,26 @@ class LaneMember:
             return encode_parcel(msg.LaneAnswer(error.one_line()[:200]))
         return encode_parcel(msg.LaneAnswer(""))
 
-    def _hear(self, sender: PeerId, message: Said) -> None:
+    def _hear(self, sender: PeerId, message: msg.LaneMessage) -> None:
         if isinstance(message, msg.LaneSpare | msg.LaneClaim):
             raise RemoteProtocolError(f"{type(message).__name__} to a member", "one to its keeper")
         if self._keeper_of(message.lane) != sender:
             raise RemoteProtocolError(f"{short(sender)} about lane {message.lane}", "its keeper")
-        if not isinstance(message, msg.FromKeeper | synced.SyncedFromOwner):
+        if not isinstance(message, msg.FromKeeper):
             raise RemoteProtocolError(f"{type(message).__name__} from a keeper", "a keeper's word")
         seat = self._seat if self._seat is not None and self._seat.lane == message.lane else None
         if isinstance(message, msg.LanePing):
             self.num_lanes = message.num_lanes
         if isinstance(message, msg.LaneBegin | msg.LaneBack):
             self._placed(seat, sender, message)
-        elif isinstance(message, synced.SyncedBegin) and seat is None:
-            self._take_replica(sender, message)
-        elif isinstance(seat, SyncedSeat) or (seat is not None and isinstance(message, msg.FromKeeper)):
+        elif seat is not None:
             seat.hear(message)
         elif not isinstance(message, msg.LaneEnd):
             raise RemoteProtocolError(f"a word about lane {message.lane}", "a lane that this peer has a seat in")
         self._change()
 
-    def _take_replica(self, keeper: PeerId, message: synced.SyncedBegin) -> None:
-        """A seat among the replicas of a stage."""
-        if self._nursery is None or self._seat is not None:
-            found = "a peer that does not work yet" if self._seat is None else f"one with a seat in {self._seat.lane}"
-            raise RemoteProtocolError(f"a seat in group {message.lane} for {found}", "a free peer")
-        if message.stage >= self._tools.config.num_stages or message.at.step >= self._tools.config.inner_steps:
-            raise RemoteProtocolError(f"{message}", f"one of {self._tools.config.num_stages} stages, a step of a round")
-        self._tools.begins(message.at.round)
-        try:
-            self._seat = SyncedSeat(self._tools, keeper, message)
-        except LocalProtocolError as error:
-            raise RemoteProtocolError(error.found, error.expected) from error
-        self._nursery.start_soon(self._sit, self._seat)
-        log.info("synced_joined", lane=message.lane, stage=message.stage, at=str(message.at))
-
-    def _placed(
-        self, seat: LaneSeat | SyncedSeat | None, keeper: PeerId, message: msg.LaneBegin | msg.LaneBack
-    ) -> None:
+    def _placed(self, seat: LaneSeat | None, keeper: PeerId, message: msg.LaneBegin | msg.LaneBack) -> None:
         """A seat is given, kept, or taken away."""
-        if isinstance(seat, SyncedSeat) or self._tools.is_synced:
-            raise RemoteProtocolError("a lane in a run of synced steps", "a replica's beginning")
         me = self._tools.network.peer_id
         if me not in message.members or len(message.members) != self._tools.config.num_stages:
             if seat is not None and message.epoch > seat.state.epoch:
@@ -198,7 +160,7 @@ class LaneMember:
         self._nursery.start_soon(self._sit, self._seat)
         log.info("lane_joined", lane=message.lane, stage=stage, epoch=message.epoch)
 
-    async def _sit(self, seat: LaneSeat | SyncedSeat) -> None:
+    async def _sit(self, seat: LaneSeat) -> None:
         try:
             shares = await seat.run()
         finally:
@@ -211,7 +173,7 @@ class LaneMember:
 
     async def _bring(self, share: LaneShare, own_stage: int) -> None:
         try:
-            await (self._tools.average(share) if share.stage == own_stage else self._tools.bring(share))
+            await (self._tools.average(share) if share.stage == own_stage else self._bring_elsewhere(share))
         except PotluckError as error:
             log.warning("lane_share_lost", lane=share.lane, stage=share.stage, reason=error.one_line())
 
@@ -226,9 +188,8 @@ class LaneMember:
             return
         except RemoteProtocolError as error:
             self._count(sender, error)
-            refusal = msg.Refusal.CONTENT if isinstance(error, WrongContent) else msg.Refusal.OTHER
             with suppress(TransportError):
-                await answer(stream, error.one_line(), refusal)
+                await answer(stream, error.one_line())
 
     async def _took(self, sender: PeerId, stream: Stream, frame: bytes) -> bytes | None:
         """One parcel, and the frame that the next one begins with. The stream ends without an answer where no seat is here for it, or
@@ -238,28 +199,14 @@ class LaneMember:
         if isinstance(parcel, msg.LaneGift):
             await self._take_gift(sender, parcel, stream)
             return await receive_in_time(stream)
-        if isinstance(parcel, synced.SyncedReply):
-            await self._take_reply(sender, parcel, stream)
-            return await stream.receive_frame()
         seat = await self._seat_of(parcel)
         frames = list[bytes | None]()
         if seat is not None:
             with seat.until_it_goes_back():
-                if await _served(seat, sender, parcel, stream):
+                if await seat.serve(sender, parcel, stream):
                     await answer(stream)
                 frames.append(await stream.receive_frame())
         return frames[0] if frames else None
-
-    async def _take_reply(self, sender: PeerId, reply: synced.SyncedReply, stream: Stream) -> None:
-        """What came of work that this peer asked for as an owner."""
-        if self._takes_reply is None or self._awaits_reply is None:
-            raise RemoteProtocolError("a reply to no owner of synced steps", "an owner")
-        if self._awaits_reply(sender, reply):
-            data = await receive_bytes(stream, reply.num_bytes)
-            self._takes_reply(sender, reply, data)
-        else:
-            await skip_bytes(stream, reply.num_bytes)
-        await answer(stream)
 
     async def _take_gift(self, sender: PeerId, gift: msg.LaneGift, stream: Stream) -> None:
         """A stage's part of a lane that is no more.
@@ -297,15 +244,14 @@ class LaneMember:
         except PotluckError as error:
             return f"the keeper of lane {gift.lane} cannot be asked: {error.one_line()}"
 
-    async def _seat_of(self, parcel: Parcel) -> LaneSeat | SyncedSeat | None:
+    async def _seat_of(self, parcel: msg.LaneParcel) -> LaneSeat | None:
         if isinstance(parcel, msg.LaneAnswer | msg.LaneGift):
             raise RemoteProtocolError("an answer to nothing", "a parcel")
-        epoch = 0 if isinstance(parcel, synced.SyncedParcel) else parcel.epoch
         with trio.move_on_after(SEAT_WITHIN_S):
             while True:
                 seat = self._seat
-                if seat is not None and seat.lane == parcel.lane and seat.epoch >= epoch:
-                    return seat if seat.epoch == epoch else None
+                if seat is not None and seat.lane == parcel.lane and seat.epoch >= parcel.epoch:
+                    return seat if seat.epoch == parcel.epoch else None
                 await self._changed.wait()
         return None
 
@@ -316,15 +262,6 @@ class LaneMember:
     def _count(self, sender: PeerId, error: RemoteProtocolError) -> None:
         self.refused[sender] += 1
         log.warning("lane_refused", sender=short(sender), reason=error.one_line())
-
-
-async def _served(seat: LaneSeat | SyncedSeat, sender: PeerId, parcel: Parcel, stream: Stream) -> bool:
-    """Whether what came is to be answered."""
-    if isinstance(seat, SyncedSeat):
-        return await seat.serve(sender, parcel, stream)
-    if isinstance(parcel, synced.SyncedParcel):
-        raise RemoteProtocolError(f"{type(parcel).__name__} to a member of a lane", "a lane's parcel")
-    return await seat.serve(sender, parcel, stream)
 
 
 def stage_size(stages: StageMap, stage: int) -> int:

@@ -25,7 +25,6 @@ from protocol.ids import PeerId, short
 from protocol.pipeline import stage_machine as lane_stage
 from protocol.pipeline.lanes.lane_machine import neighbour
 from protocol.pipeline.messages import lane_messages as msg
-from protocol.pipeline.messages.lane_wire import Said
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
 from protocol.tensors.stage_schema import stage_schema
@@ -126,7 +125,7 @@ class LaneSeat:
 
     # --- what the keeper says ---
 
-    def hear(self, message: Said) -> None:
+    def hear(self, message: msg.LaneMessage) -> None:
         """The keeper's word; what is of a former time line the machine passes over."""
         self._heard_s = trio.current_time()
         match message:
@@ -191,7 +190,7 @@ class LaneSeat:
 
     # --- what the keeper is told ---
 
-    def _answered(self, message: Said, refused: str) -> None:
+    def _answered(self, message: msg.LaneMessage, refused: str) -> None:
         if not isinstance(message, msg.LaneHere):  # it lives, and is to call us all the same
             self._heard_s = trio.current_time()
         if isinstance(message, msg.LaneLeave):
@@ -335,8 +334,6 @@ class LaneSeat:
             self.leave(error.one_line())
 
     def _refused(self, parcel: Postable, reason: str) -> None:
-        if not isinstance(parcel, msg.LanePassed | msg.LaneCopy):
-            return
         if parcel.epoch == self.state.epoch and self.state.phase != "over":
             self.leave(f"what this stage sends is refused: {reason}")
 

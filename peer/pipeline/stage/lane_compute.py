@@ -158,12 +158,12 @@ class LaneWork:
         """Of this stage's gradient."""
         return self._trainer.gradient_square()
 
-    def take_step(self, at: Point, whole_square: float, *, scale: float = 1.0) -> bool:
-        """The inner step with the gradient times `scale`; whether its tokens count."""
+    def take_step(self, at: Point, whole_square: float) -> bool:
+        """The inner step; whether its tokens count."""
         if self._losses:
             self.loss_nats = sum(self._losses) / len(self._losses)
         self._losses.clear()
-        return self._trainer.take_step(whole_square, self._tools.learning_rate_of(at), scale=scale)
+        return self._trainer.take_step(whole_square, self._tools.learning_rate_of(at))
 
     def snapshot(self) -> bytes:
         """All that the next step depends on."""

@@ -23,10 +23,7 @@ from protocol.tensors.stage_schema import StageMap
 STAGE_KIND: Final = "stage"
 """What the first message to a training process says where it is to hold a stage."""
 
-StageOp = Literal[
-    "open", "arrived", "run_pass", "square", "take_step", "snapshot", "restore", "theta", "adopt", "slow", "heldout",
-    "serve", "grant", "drop", "forget", "own_sum", "total", "take_mean_step",
-]  # fmt: skip
+StageOp = Literal["open", "arrived", "run_pass", "square", "take_step", "snapshot", "restore", "theta", "adopt", "slow"]
 
 
 class _Message(BaseModel):
@@ -72,14 +69,12 @@ class StagePlan(_Message):
 
 
 class StageOrder(_Message):
-    """One call of `StageWork` or `SyncedWork` (peer/pipeline/transport/lane_work.py); the answer is a StageReply of the same number.
+    """One call of `StageWork` (peer/pipeline/transport/lane_work.py); the answer is a StageReply of the same number.
 
     Attributes:
         lane, epoch, round, step, micro_batch, is_backward: of which pass, or which inner step.
         whole_square: as a hexadecimal number: JSON has none that is not finite.
         schedule_tokens: the run's committed tokens, with "open" and "adopt".
-        counted: micro-batches whose mean a synced step takes.
-        part_bytes: of what follows, piece by piece, where it is several.
         num_bytes: that follow.
     """
 
@@ -95,8 +90,6 @@ class StageOrder(_Message):
     whole_square: str = ""
     schedule_tokens: int = 0
     factor: float = 1.0
-    counted: int = 0
-    part_bytes: tuple[int, ...] = ()
     num_bytes: int = 0
 
     @property
@@ -119,9 +112,7 @@ class StageReply(_Message):
         square: of the gradient, as a hexadecimal number.
         counts: whether the step's tokens count.
         busy_s: that the order took, with what the owner's controls make it wait.
-        is_spoilt: what came of a micro-batch is not finite.
-        loss_nats: mean of the last inner step, in nats per byte, at the last stage; of a synced step's work in nats a token,
-            of its held-out text in nats a byte.
+        loss_nats: mean of the last inner step, in nats per byte, at the last stage.
         heldout_nats: of the held-out text, with the pass that was the last of it, at the last stage.
     """
 
@@ -133,7 +124,6 @@ class StageReply(_Message):
     square: str = ""
     counts: bool = True
     busy_s: float = 0.0
-    is_spoilt: bool = False
     loss_nats: float | None = None
     heldout_nats: float | None = None
     num_bytes: Annotated[int, Field(ge=0)] = 0

@@ -1,15 +1,13 @@
 """Micro-batches through one stage, forward and backward, and what of them is kept between the two.
 
 A stage keeps a micro-batch by its whole identity from its forward to its backward pass: the graph, or, with recomputation, what came
-in alone, from which all else is computed again to the bit. Work that is done again elsewhere needs nothing that is kept:
-`replayed` goes forward and backward from the bytes that the owner holds, and leaves the gradients apart until they are to count.
+in alone, from which all else is computed again to the bit.
 
 Shapes: as peer/models/decoder.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -39,21 +37,6 @@ class Kept:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
-class UncountedPass:
-    """A backward pass whose gradients do not count yet.
-
-    Attributes:
-        grad_BTD: of what came in, for the stage before; None at the first one.
-        gradients: of the stage's parameters in its own order, each of its parameter's shape.
-        loss: mean in nats a token, without its share, at the last stage alone.
-    """
-
-    grad_BTD: torch.Tensor | None
-    gradients: tuple[torch.Tensor, ...]
-    loss: float | None = None
-
-
 class StagePasses:
     """The passes of one stage.
 
@@ -77,11 +60,6 @@ class StagePasses:
         self._recomputes = recomputes
         self._autocast = autocast
         self._kept: dict[MicroBatch, Kept] = {}
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the parameters, and of their gradients."""
-        return self._parameters[0].dtype
 
     @property
     def kept(self) -> frozenset[MicroBatch]:
@@ -145,45 +123,6 @@ class StagePasses:
         else:
             torch.autograd.backward(left, grad_BTD)
         return arrived.grad
-
-    def replayed(
-        self,
-        batch: MicroBatch,
-        arrived: torch.Tensor,
-        grad_BTD: torch.Tensor | None = None,
-        *,
-        targets_BT: torch.Tensor | None = None,
-        share: float = 1.0,
-    ) -> UncountedPass:
-        """Both passes at once from what the owner holds, whatever was kept here before; no parameter's gradient moves.
-
-        Raises:
-            RemoteProtocolError: as `forward` and `backward`; nothing was computed.
-        """
-        self._require_work(batch, arrived, targets_BT)
-        self._require_gradient(grad_BTD, arrived)
-        arrived = self._with_gradient(arrived)
-        left = self._run(batch, arrived, targets_BT)
-        out = left * share if self._model.is_last else left
-        wanted = self._parameters if self._model.is_first else [arrived, *self._parameters]
-        found = torch.autograd.grad(out, wanted, grad_BTD)
-        loss = float(left.detach()) if self._model.is_last else None
-        return UncountedPass(None, found, loss) if self._model.is_first else UncountedPass(found[0], found[1:], loss)
-
-    def fold(self, gradients: Iterable[torch.Tensor]) -> None:
-        """Add gradients that were apart to the parameters'."""
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
-
-    def fold_flat(self, sum_N: torch.Tensor) -> None:
-        """As `fold`, of (N,) with all parameters' gradients one after another."""
-        parts = torch.split(sum_N, [parameter.numel() for parameter in self._parameters])
-        self.fold(part.view_as(parameter) for part, parameter in zip(parts, self._parameters, strict=True))
-
-    def summed(self) -> torch.Tensor:
-        """(N,) what was added up so far, a copy, in the parameters' own dtype; zeros where there was nothing."""
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
-        return torch.cat([grad.flatten() for grad in grads])
 
     def forget(self) -> None:
         """Every micro-batch, and every gradient that was summed up: the step is taken back, or over."""

@@ -27,32 +27,10 @@ def most_snapshot_bytes(schema: TensorSchema) -> int:
     return heads + _VECTORS * schema.num_elements * _WIDEST_BYTES
 
 
-def most_sum_bytes(schema: TensorSchema, dtype: torch.dtype) -> int:
-    """No sum of this stage's gradients in this type is longer."""
-    return _HEAD_BYTES + schema.num_elements * dtype.itemsize
-
-
 def encode_snapshot(snapshot: StageSnapshot) -> bytes:
     """Every value as it is, in its own type."""
     named = {f"{_MOMENT}{number}": moment.contiguous() for number, moment in enumerate(snapshot.moments)}
     return bytes(save({_THETA: snapshot.theta_N, **named}))
-
-
-def decode_sum(data: bytes, schema: TensorSchema, dtype: torch.dtype) -> torch.Tensor:
-    """(N,) of summed gradients, as `encode_snapshot` writes them without moments.
-
-    Args:
-        dtype: of the parameters that they are of: gradients have the same.
-
-    Raises:
-        RemoteProtocolError: as of `decode_snapshot`, another type, or moments beside it.
-    """
-    found = decode_snapshot(data, schema)
-    if found.moments:
-        raise RemoteProtocolError(f"a sum with {len(found.moments)} moments", "gradients alone")
-    if found.theta_N.dtype != dtype:
-        raise RemoteProtocolError(f"a sum of gradients in {found.theta_N.dtype}", f"{dtype}, as the parameters are")
-    return found.theta_N
 
 
 def decode_snapshot(data: bytes, schema: TensorSchema) -> StageSnapshot:

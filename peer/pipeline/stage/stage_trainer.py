@@ -94,11 +94,11 @@ class StageTrainer:
         return sum(float(norm) ** 2 for norm in norms)
 
     @torch.no_grad()
-    def take_step(self, whole_square: float, learning_rate: float, *, scale: float = 1.0) -> bool:
-        """One inner step with the gradient times `scale`, clipped by the whole model's norm; gradients are forgotten.
+    def take_step(self, whole_square: float, learning_rate: float) -> bool:
+        """One inner step with the gradient clipped by the whole model's norm; gradients are forgotten.
 
         Args:
-            whole_square: the sum of what `gradient_square` gave at all stages, of gradients before they were scaled.
+            whole_square: the sum of what `gradient_square` gave at all stages.
 
         Returns:
             False where that is not finite: then nothing has moved, and the step's tokens do not count at any stage.
@@ -110,8 +110,7 @@ class StageTrainer:
             raise LocalProtocolError(f"a squared norm of {whole_square}", "at least 0")
         is_finite = math.isfinite(whole_square)
         if is_finite:
-            norm = math.sqrt(whole_square) * scale
-            factor = scale * min(1.0, self._inner.clip_norm / (norm + _NORM_FLOOR))
+            factor = min(1.0, self._inner.clip_norm / (math.sqrt(whole_square) + _NORM_FLOOR))
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)

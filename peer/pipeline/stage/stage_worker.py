@@ -11,7 +11,6 @@ import math
 import socket
 import time
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -24,7 +23,6 @@ from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
 from peer.pipeline.stage.stage_channel import STAGE_KIND, StageOrder, StagePlan, StageReply
 from peer.pipeline.stage.stage_trainer import StageTrainer
-from peer.pipeline.stage.synced_compute import SyncedCompute
 from peer.training.local_training import learning_rate_at
 from peer.training.worker_channel import Area, SharedVectors, frame, read_exactly, read_message, with_bytes
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
@@ -33,7 +31,7 @@ from protocol.pipeline.schedule import most_in_flight
 from protocol.pipeline.stage_machine import Point
 from protocol.tensors.stage_schema import stage_schema
 
-_SLOWED: Final = ("run_pass", "serve", "take_step", "take_mean_step")
+_SLOWED: Final = ("run_pass", "take_step")
 
 
 def is_stage_plan(first: bytes) -> bool:
@@ -126,8 +124,6 @@ class StageWorker:
                 return done.model_copy(update={"num_bytes": len(data)}), data
             case "restore":
                 work.restore(blob)
-            case "serve" | "grant" | "drop" | "forget" | "own_sum" | "total" | "take_mean_step":
-                return self._synced(order, blob)
             case "theta":
                 self._vectors.write(Area.OUT, work.theta())
             case "adopt":
@@ -135,38 +131,6 @@ class StageWorker:
                 work.adopt(self._vectors.read(Area.IN))
             case _:
                 raise LocalProtocolError(f"order {order.op}", "one that is known")
-        return done, b""
-
-    def _synced(self, order: StageOrder, blob: bytes) -> tuple[StageReply, bytes]:
-        """What only a replica of synced steps is asked."""
-        done, work = StageReply(number=order.number), self._work
-        if not isinstance(work, SyncedCompute):
-            raise LocalProtocolError(f"{order.op} in a lane", "an order of lanes")
-        match order.op:
-            case "serve":
-                served = work.serve(order.at, order.work, *_pieces(blob, order.part_bytes))
-                is_heldout = order.micro_batch >= self._lanes.num_micro_batches
-                told = {
-                    "num_bytes": len(served.left),
-                    "is_spoilt": served.is_spoilt,
-                    "loss_nats": served.loss_nats / (self._plan.heldout_bytes_per_token if is_heldout else 1.0),
-                }
-                return done.model_copy(update=told), served.left
-            case "grant":
-                work.grant(order.micro_batch)
-            case "drop":
-                work.drop(order.micro_batch)
-            case "forget":
-                work.forget()
-            case "own_sum":
-                data = work.own_sum()
-                return done.model_copy(update={"num_bytes": len(data)}), data
-            case "total":
-                square = work.total(_pieces(blob, order.part_bytes))
-                return done.model_copy(update={"square": square.hex()}), b""
-            case _:
-                counts = work.take_mean_step(order.at, float.fromhex(order.whole_square), order.counted)
-                return done.model_copy(update={"counts": counts, "loss_nats": self._loss_of(work)}), b""
         return done, b""
 
     def _loss_of(self, work: LaneWork) -> float | None:
@@ -185,8 +149,7 @@ class StageWorker:
         )
         anchor_N = self._vectors.read(Area.IN)
         tools = ComputeContext(form, partial(self._trainer, anchor_N), self._tokens_of, self._learning_rate)
-        kind = SyncedCompute if plan.pipeline.mode == "synced" else LaneWork
-        self._work = kind(tools, order.lane, plan.stage)
+        self._work = LaneWork(tools, order.lane, plan.stage)
         self._work.open()
 
     def _trainer(self, anchor_N: torch.Tensor, stage: int) -> StageTrainer:
@@ -214,12 +177,6 @@ class StageWorker:
             starts = window_starts(plan.seed, f"lane {lane}", step, self._sequences, reader.num_tokens, window)
         part = starts[number * rows : (number + 1) * rows]
         return torch.from_numpy(np.stack([reader.read(start, window) for start in part]).astype(np.int64))
-
-
-def _pieces(blob: bytes, part_bytes: tuple[int, ...]) -> list[bytes]:
-    """What followed an order, piece by piece."""
-    ends = list(accumulate(part_bytes, initial=0))
-    return [blob[begin:end] for begin, end in pairwise(ends)]
 
 
 def _per_byte(nats: float | None, bytes_per_token: float) -> float | None:

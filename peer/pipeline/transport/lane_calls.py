@@ -18,8 +18,8 @@ import trio
 from peer.pipeline.transport.lane_network import LaneNetwork
 from protocol.errors import CallTimeout, ConnectionReset, RemoteProtocolError
 from protocol.ids import PeerId
-from protocol.pipeline.messages.lane_messages import LaneAnswer
-from protocol.pipeline.messages.lane_wire import Said, decode_parcel, encode_lane_message
+from protocol.pipeline.messages.lane_messages import LaneAnswer, LaneMessage
+from protocol.pipeline.messages.lane_wire import decode_parcel, encode_lane_message
 
 MEMBER_CHANNEL: Final = "lane"
 KEEPER_CHANNEL: Final = "lane-keeper"
@@ -33,7 +33,7 @@ RESET_PAUSE_S: Final = 0.1
 ASK_AFTER_S: Final = 3 * BEAT_S
 """Who was to call and was not heard for so long is asked: a process that is gone refuses that."""
 
-Answered = Callable[[Said, str], None]
+Answered = Callable[[LaneMessage, str], None]
 """(what was said, why it was refused: empty where it was not)."""
 
 
@@ -50,7 +50,7 @@ class CallLine:
         peer: PeerId,
         channel: str,
         answered: Answered,
-        beat: Callable[[], Said] | None = None,
+        beat: Callable[[], LaneMessage] | None = None,
     ) -> None:
         self.scope = trio.CancelScope()
         self._network = network
@@ -58,20 +58,20 @@ class CallLine:
         self._channel = channel
         self._answered = answered
         self._beat = beat
-        self._waiting = deque[Said]()
+        self._waiting = deque[LaneMessage]()
         self._has_more = trio.Event()
 
-    def put(self, message: Said) -> None:
+    def put(self, message: LaneMessage) -> None:
         """Say it after all that waits."""
         self._waiting.append(message)
         self._has_more.set()
 
-    def put_alone(self, message: Said) -> None:
+    def put_alone(self, message: LaneMessage) -> None:
         """Say it where nothing waits: what waits says as much of the way."""
         if not self._waiting:
             self.put(message)
 
-    def put_instead(self, message: Said) -> None:
+    def put_instead(self, message: LaneMessage) -> None:
         """Say it instead of all that waits."""
         self._waiting.clear()
         self.put(message)
@@ -104,7 +104,7 @@ class CallLine:
                     self._waiting.popleft()
                 self._answered(message, read_answer(reply))
 
-    async def _next(self, *, is_again: bool) -> Said:
+    async def _next(self, *, is_again: bool) -> LaneMessage:
         """What waits, else a sign of life: where the last words were lost at once."""
         with trio.move_on_after(inf if self._beat is None else 0.0 if is_again else BEAT_S):
             while not self._waiting:
@@ -115,7 +115,9 @@ class CallLine:
         return self._beat()
 
 
-async def until_silent(line: CallLine, ask: Callable[[], Said], heard_s: Callable[[], float], silent_s: float) -> None:
+async def until_silent(
+    line: CallLine, ask: Callable[[], LaneMessage], heard_s: Callable[[], float], silent_s: float
+) -> None:
     """Returns when who is at the other end of the line was not heard for `silent_s`.
 
     It is to call us, and a line with nothing to say does not find out that nobody is there: before that it is asked.

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Protocol
 
-import structlog
 import trio
 
-from averaging.network.seams.frames import placed
-from averaging.network.seams.interfaces import CallHandler, Place, Stream, StreamHandler
-from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError
+from averaging.network.seams.interfaces import CallHandler, Stream, StreamHandler
+from protocol.errors import CallTimeout, RemoteProtocolError
 from protocol.ids import PeerId
-
-log = structlog.get_logger()
-
-_FRAMES: Final = 16
-"""Under way on a stream to ourselves, at most."""
 
 
 class LaneNetwork(Protocol):
@@ -43,62 +36,12 @@ class LaneNetwork(Protocol):
         ...
 
 
-class OwnStream:
-    """One end of a stream to ourselves (averaging/network/seams/interfaces.py's Stream)."""
-
-    def __init__(self, remote: PeerId, to: trio.MemorySendChannel[bytes], of: trio.MemoryReceiveChannel[bytes]) -> None:
-        self.remote = remote
-        self._to, self._of = to, of
-
-    def count_as(self, unit: str, codec: str) -> None:
-        """Nothing passes a network."""
-
-    async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
-        """One frame.
-
-        Raises:
-            PeerUnreachable: the other end is closed.
-        """
-        try:
-            await self._to.send(b"".join((head, data)))
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise PeerUnreachable("a stream to ourselves that is closed", "an open one") from error
-
-    async def receive_frame(self) -> bytes | None:
-        """The next frame, None after the end."""
-        try:
-            return await self._of.receive()
-        except (trio.EndOfChannel, trio.ClosedResourceError):
-            return None
-
-    async def receive_view(self, place: Place | None = None) -> memoryview | None:
-        """As `receive_frame`."""
-        frame = await self.receive_frame()
-        return None if frame is None else placed(frame, place)
-
-    async def aclose(self) -> None:
-        """End both ways."""
-        self._to.close()
-        self._of.close()
-        await trio.lowlevel.checkpoint()
-
-
 class OwnLoop:
-    """A network whose calls and streams to ourselves come here at once: libp2p dials nobody's own address.
-
-    Streams to ourselves need `run`.
-    """
+    """A network whose calls to ourselves come here at once: libp2p dials nobody's own address."""
 
     def __init__(self, network: LaneNetwork) -> None:
         self._network = network
         self._handlers: dict[str, CallHandler] = {}
-        self._stream_handlers: dict[str, StreamHandler] = {}
-        self._nursery: trio.Nursery | None = None
-
-    async def run(self) -> None:
-        """Take streams to ourselves until cancelled."""
-        async with trio.open_nursery() as self._nursery:
-            await trio.sleep_forever()
 
     @property
     def peer_id(self) -> PeerId:
@@ -111,8 +54,7 @@ class OwnLoop:
         self._network.serve_calls(channel, handler)
 
     def serve_streams(self, channel: str, handler: StreamHandler) -> None:
-        """Take streams on a channel, our own with them."""
-        self._stream_handlers[channel] = handler
+        """Take streams on a channel."""
         self._network.serve_streams(channel, handler)
 
     async def call(self, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
@@ -132,29 +74,5 @@ class OwnLoop:
         raise CallTimeout(f"our own answer on {channel} took {timeout_s:g} s", "one in time")
 
     async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
-        """A stream to a peer.
-
-        Raises:
-            PeerUnreachable: as of any peer; ourselves where `run` does not.
-            RemoteProtocolError: a channel that is not served here.
-        """
-        if peer != self.peer_id:
-            return await self._network.open_stream(peer, channel, timeout_s=timeout_s)
-        handler = self._stream_handlers.get(channel)
-        if handler is None:
-            raise RemoteProtocolError(f"channel {channel} here", "a served channel")
-        if self._nursery is None or self._nursery.cancel_scope.cancel_called:
-            raise PeerUnreachable("a stream to ourselves while nothing takes it", "one while this peer works")
-        await trio.lowlevel.checkpoint()
-        there, here = trio.open_memory_channel[bytes](_FRAMES), trio.open_memory_channel[bytes](_FRAMES)
-        self._nursery.start_soon(self._take, handler, OwnStream(peer, here[0], there[1]))
-        return OwnStream(peer, there[0], here[1])
-
-    async def _take(self, handler: StreamHandler, stream: OwnStream) -> None:
-        try:
-            await handler(self.peer_id, stream)
-        except PotluckError as error:
-            log.info("own_stream_ended", reason=error.one_line())
-        finally:
-            with trio.CancelScope(shield=True):
-                await stream.aclose()
+        """A stream to another peer; a lane has no two stages at one. Errors as of the network that this one is made of."""
+        return await self._network.open_stream(peer, channel, timeout_s=timeout_s)

@@ -22,9 +22,8 @@ from peer.pipeline.transport.lane_calls import read_answer, whole_answer
 from peer.pipeline.transport.lane_network import LaneNetwork
 from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
 from protocol.ids import PeerId
-from protocol.pipeline.messages.lane_messages import LaneAnswer, LaneCopy, LaneFetch, LaneGift, LanePassed, Refusal
+from protocol.pipeline.messages.lane_messages import LaneAnswer, LaneCopy, LaneFetch, LaneGift, LanePassed
 from protocol.pipeline.messages.lane_wire import decode_parcel, encode_parcel
-from protocol.pipeline.messages.synced_messages import SyncedParcel
 from protocol.received import MAX_TEXT
 
 PARCEL_CHANNEL: Final = "lane-parcels"
@@ -41,7 +40,7 @@ RETRY_AFTER_S: Final = 0.1
 _FRAME_BYTES: Final = 1 << 20
 
 
-Postable = LanePassed | LaneCopy | SyncedParcel
+Postable = LanePassed | LaneCopy
 """What is sent on, and answered."""
 
 
@@ -193,14 +192,10 @@ class Outbox:
         return "it ended the stream"
 
 
-class WrongContent(RemoteProtocolError):
-    """What came is none of what was to come."""
-
-
-async def answer(stream: Stream, reason: str = "", refusal: Refusal = Refusal.OTHER) -> None:
+async def answer(stream: Stream, reason: str = "") -> None:
     """Say that what came is taken, or why not."""
     told = "".join(c if c.isprintable() else " " for c in reason[:MAX_TEXT])
-    await stream.send_frame(encode_parcel(LaneAnswer(told, refusal=refusal)))
+    await stream.send_frame(encode_parcel(LaneAnswer(told)))
 
 
 async def receive_bytes(stream: Stream, num_bytes: int) -> bytes:
@@ -217,16 +212,6 @@ async def receive_bytes(stream: Stream, num_bytes: int) -> bytes:
             raise RemoteProtocolError(f"{len(data) + len(frame or b'')} bytes of a parcel", f"{num_bytes}")
         data += frame
     return bytes(data)
-
-
-async def skip_bytes(stream: Stream, num_bytes: int) -> None:
-    """Read past what a parcel said would follow, and keep none of it. Raises as `receive_bytes`."""
-    left = num_bytes
-    while left > 0:
-        frame = await receive_in_time(stream)
-        if not frame or len(frame) > left:
-            raise RemoteProtocolError(f"{len(frame or b'')} bytes of a parcel", f"up to {left} more")
-        left -= len(frame)
 
 
 async def receive_in_time(stream: Stream) -> bytes | None:

@@ -144,16 +144,5 @@ def decide(state: FormingState, round_: int, running: Collection[Point], now_s: 
     return Formed(without(replace(state, wanting_since_s=None), taken), lanes)
 
 
-def look_for_group(state: FormingState, round_: int, now_s: float) -> tuple[Formed, dict[PeerId, int]]:
-    """As `look` where nothing is kept yet, for synced steps: one group of all who are free, by the stages that they serve."""
-    fresh = _fresh(state, now_s)
-    formed = decide(state, round_, (), now_s)
-    if not formed.lanes:
-        return formed, {}
-    rounds = {fresh[peer].index for members in formed.lanes for peer in members}
-    members = {peer: spare.stage for peer, spare in sorted(fresh.items()) if spare.index in rounds}
-    return Formed(without(formed.state, members)), members
-
-
 def _fresh(state: FormingState, now_s: float) -> dict[PeerId, Spare]:
     return {peer: spare for peer, spare in state.spares.items() if now_s - spare.heard_s <= SPARE_FRESH_S}

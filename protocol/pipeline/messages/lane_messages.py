@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from math import isnan
 from typing import Final
 
@@ -335,36 +334,19 @@ class LaneFetch:
         require(0 <= self.stage < MAX_STAGES, f"stage {self.stage}", f"less than {MAX_STAGES}")
 
 
-class Refusal(IntEnum):
-    """What a refusal is about."""
-
-    OTHER = 0
-    """Neither of the following, or taken."""
-
-    CONTENT = 1
-    """What came is none of what was to come: wrong for everybody, whenever it comes."""
-
-    NOT_YET = 2
-    """Who refuses it is not where it could take it; another time it may."""
-
-
 @dataclass(frozen=True, slots=True)
 class LaneAnswer:
     """Why what was brought or asked for is refused; empty where it is taken.
 
     Attributes:
         num_lanes: that are kept where a spare was heard, as in LanePing.
-        refusal: what the reason is about, where there is one.
     """
 
     reason: str
     num_lanes: int = 0
-    refusal: Refusal = Refusal.OTHER
 
     def __post_init__(self) -> None:
         require(0 <= self.num_lanes <= _LARGEST, f"{self.num_lanes} lanes", "a whole number of 32 bits")
-        is_told = bool(self.reason) or self.refusal is Refusal.OTHER
-        require(is_told, f"a refusal ({self.refusal.name}) without a reason", "the reason in words")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,41 +9,34 @@ from typing import Final, cast
 
 from protocol.pb import lane_pb2
 from protocol.pipeline.messages.lane_messages import LaneMessage, LaneParcel
-from protocol.pipeline.messages.synced_messages import SyncedMessage, SyncedParcel
 from protocol.rounds.messages.wire import decode_oneof, encode_oneof, oneof_classes
 
 MAX_LANE_MESSAGE_BYTES: Final = 16_384
-"""A lane of 64 members with names of 64 letters, and a reason; or a synced step's numbers."""
+"""A lane of 64 members with names of 64 letters, and a reason, fits in."""
 
-Said = LaneMessage | SyncedMessage
-"""What is said in calls, of lanes and of synced steps."""
-
-Parcel = LaneParcel | SyncedParcel
-"""What stands before what follows on a stream, and what answers it."""
-
-_MESSAGES: Final = oneof_classes(typing.get_args(Said))
-_PARCELS: Final = oneof_classes(typing.get_args(Parcel))
+_MESSAGES: Final = oneof_classes(typing.get_args(LaneMessage))
+_PARCELS: Final = oneof_classes(typing.get_args(LaneParcel))
 
 
-def encode_lane_message(message: Said) -> bytes:
+def encode_lane_message(message: LaneMessage) -> bytes:
     """The request of a call on a lane's channel."""
     return encode_oneof(lane_pb2.LaneMessage(), message)
 
 
-def decode_lane_message(data: bytes) -> Said:
+def decode_lane_message(data: bytes) -> LaneMessage:
     """What a call on a lane's channel says.
 
     Raises:
         RemoteProtocolError: not such a message, too long, of an unknown kind, or a value out of its bounds.
     """
-    return cast("Said", decode_oneof(lane_pb2.LaneMessage, _MESSAGES, data, MAX_LANE_MESSAGE_BYTES))
+    return cast("LaneMessage", decode_oneof(lane_pb2.LaneMessage, _MESSAGES, data, MAX_LANE_MESSAGE_BYTES))
 
 
-def encode_parcel(parcel: Parcel) -> bytes:
+def encode_parcel(parcel: LaneParcel) -> bytes:
     """The frame before what is large, and the frame that answers it."""
     return encode_oneof(lane_pb2.LaneParcel(), parcel)
 
 
-def decode_parcel(data: bytes) -> Parcel:
+def decode_parcel(data: bytes) -> LaneParcel:
     """What such a frame says. Raises as `decode_lane_message`."""
-    return cast("Parcel", decode_oneof(lane_pb2.LaneParcel, _PARCELS, data, MAX_LANE_MESSAGE_BYTES))
+    return cast("LaneParcel", decode_oneof(lane_pb2.LaneParcel, _PARCELS, data, MAX_LANE_MESSAGE_BYTES))

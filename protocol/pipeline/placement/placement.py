@@ -47,7 +47,6 @@ class Placement:
         state_bytes: of each stage, parameters and moments, as a mover downloads them.
         warm_up_s: from the last byte to the first micro-batch.
         horizon_s: how long a placement is taken to last; about the time in which one replica of ten comes or goes.
-        uncertainty: share by which speeds may be off, as they are where they are measured: less is not taken for a gain.
     """
 
     costs: tuple[float, ...]
@@ -55,7 +54,6 @@ class Placement:
     servers: tuple[Server, ...]
     warm_up_s: float
     horizon_s: float
-    uncertainty: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.costs) != len(self.state_bytes) or not self.costs or min(self.costs) <= 0:
@@ -143,4 +141,4 @@ def _won_s(placement: Placement, rates: Sequence[float], server: Server, stage: 
         num_slowest = sum(rate == slowest[0][0] for rate in rates)
         both = slowest[1][num_slowest - 1] / slowest[0][0] - 1.0 if num_slowest < len(rates) else 0.0
         gain = both / num_slowest
-    return (gain - placement.uncertainty) * placement.horizon_s
+    return gain * placement.horizon_s

@@ -16,7 +16,6 @@ import re
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterable
-from enum import IntEnum
 from hashlib import sha256
 from typing import Final, TypeVar, cast
 
@@ -115,8 +114,6 @@ def _taker(cls: Hashable) -> Callable[[Message], object]:
 def _reader(cls: type, field: _Field) -> Callable[[Message], object]:
     get = operator.attrgetter(field.name)
     if field.kind == "scalar":
-        if isinstance(field.inner, type) and issubclass(field.inner, IntEnum):
-            return _enum_reader(cls, field, field.inner)
         return _text_reader(cls, field) if field.is_text else get
     if field.kind == "many scalars":
         return _texts_reader(cls, field) if field.is_text else lambda source: tuple(get(source))
@@ -131,18 +128,6 @@ def _text_reader(cls: type, field: _Field) -> Callable[[Message], object]:
         value = getattr(source, field.name)
         _check_text(cls, field, value)
         return value
-
-    return read
-
-
-def _enum_reader(cls: type, field: _Field, kinds: type[IntEnum]) -> Callable[[Message], object]:
-    known = {kind.value: kind for kind in kinds}
-
-    def read(source: Message) -> object:
-        value = getattr(source, field.name)
-        if value not in known:
-            raise RemoteProtocolError(f"{cls.__name__}.{field.name} is {value}", f"one of {sorted(known)}")
-        return known[value]
 
     return read
 

@@ -37,13 +37,6 @@ def test_a_lane_counts_once_and_a_stage_does_what_its_lanes_do() -> None:
     )
 
 
-def test_replicas_of_a_stage_in_one_group_of_synced_steps_are_one_lane() -> None:
-    group = {peer: replace(report, lane=7, tokens_per_s=80.0) for peer, report in LIVE.items()}
-    look = pipeline_look(UNITS, group)
-    assert look.lanes == (LaneLook(7, ((A, B), (C, D, E)), 80.0),)
-    assert [stage.tokens_per_s for stage in look.stages] == [80.0, 80.0]
-
-
 def test_no_stage_is_the_bottleneck_before_all_are_known_and_one_that_nobody_holds_is() -> None:
     starting = {**LIVE, A: _report(7, 0.0, 0.0), B: _report(9, 0.0, 0.0)}
     assert not any(stage.is_bottleneck for stage in pipeline_look(UNITS, starting).stages)

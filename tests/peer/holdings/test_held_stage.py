@@ -15,7 +15,6 @@ from peer.holdings.verified_holders_core import everybody
 from peer.settings.config import PeerConfig
 from protocol.errors import MachineError
 from protocol.ids import PeerId, Root
-from protocol.pipeline.placement.placement import next_move
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.tensors.stage_schema import StageMap, stage_unit
 from tests.protocol.run.test_pipeline_section import pipeline_run
@@ -50,49 +49,22 @@ def test_a_joiner_goes_where_replicas_lack_and_only_where_it_has_room() -> None:
     assert (stage, reason) == (2, "the run lacks it most: its stages have 1, 1, 2 holders")
 
 
-def test_a_stage_whose_replicas_were_measured_to_be_slow_gets_one_and_by_what_it_costs_alone_it_would_not() -> None:
-    held = {PeerId(f"p{stage}{number}"): stage for stage, count in enumerate((3, 2, 2)) for number in range(count)}
-    costs = [placement_of(STAGES, held).costs[stage] for stage in range(3)]
-    paces = {peer: (0.25 if stage == 1 else 1.0) * 1000.0 / costs[stage] for peer, stage in held.items()}
-    move = next_move(placement_of(STAGES, held, paces=paces))
-    assert move is not None
-    assert (held[move.peer], move.stage) == (0, 1)
-    alike = {peer: 1000.0 / costs[stage] for peer, stage in held.items()}
-    by_cost, measured = placement_of(STAGES, held), placement_of(STAGES, held, paces=alike)
-    assert [rate * 1000.0 for rate in by_cost.rates()] == pytest.approx(measured.rates())
-    assert next_move(placement_of(STAGES, held, paces=paces, is_in_lanes=True)) is None
+@pytest.mark.parametrize("fewest", ALL)
+def test_a_joiner_takes_the_stage_with_the_fewest_replicas_whatever_each_costs(fewest: int) -> None:
+    held: dict[PeerId, int | None] = {
+        PeerId(f"p{stage}{number}"): stage for stage in ALL for number in range(2 if stage == fewest else 3)
+    }
+    assert choose_stage(KnownStages(STAGES, ALL, others=held))[0] == fewest
 
 
-@pytest.mark.parametrize("slow", ALL)
-def test_a_joiner_takes_the_stage_whose_replicas_were_measured_to_be_slow_and_in_lanes_the_one_with_the_fewest(
-    slow: int,
-) -> None:
-    held: dict[PeerId, int | None] = {PeerId(f"p{stage}{number}"): stage for stage in ALL for number in range(2)}
-    costs = placement_of(STAGES, {}).costs
-    paces = {peer: (0.25 if stage == slow else 1.0) * 1000.0 / costs[stage or 0] for peer, stage in held.items()}
-    assert choose_stage(KnownStages(STAGES, ALL, others=held, paces=paces))[0] == slow
-    more: dict[PeerId, int | None] = {**held, A: slow, B: 1 if slow == 2 else 2}
-    fewest = next(stage for stage in ALL if stage not in (more[A], more[B]))
-    assert choose_stage(KnownStages(STAGES, ALL, others=more, paces=paces, is_in_lanes=True))[0] == fewest
+def test_a_joiner_of_a_run_decides_by_what_the_directory_lists(tmp_path: Path) -> None:
+    members = {PeerId(f"p{stage}{number}"): (stage,) for stage in ALL for number in range(1 if stage == 1 else 2)}
+    assert trio.run(partial(_own(tmp_path).settle, _start((A,), (B,), (C,)), D, everybody(members))) == (1,)
 
 
-def test_a_joiner_of_a_run_decides_by_its_mode_and_by_what_the_directory_lists(tmp_path: Path) -> None:
-    members = {PeerId(f"p{stage}{number}"): (stage,) for stage in ALL for number in range(2)}
-    costs = placement_of(STAGES, {}).costs
-    paces = {peer: (0.25 if stage == 1 else 1.0) * 1000.0 / costs[stage] for peer, (stage,) in members.items()}
-    start, seen = _start((A,), (B,), (C,)), everybody(members)
-    for mode, expected in (("synced", 1), ("lanes", 0)):
-        config = pipeline_run(pipeline={"mode": mode})
-        own = OwnStage(PeerConfig(state_dir=tmp_path), config, STAGES, tmp_path / mode, InlineOffload())
-        (tmp_path / mode).mkdir()
-        assert trio.run(partial(own.settle, start, D, seen, paces)) == (expected,)
-
-
-def test_who_has_shown_no_pace_is_taken_for_the_median_and_nobody_for_far_more() -> None:
-    held = {A: 0, B: 0, C: 0, D: 0}
-    placed = placement_of(STAGES, held, paces={A: 10.0, B: 20.0, C: 1e9})
-    speeds = {server.peer: server.speed / placed.costs[0] for server in placed.servers}
-    assert speeds == pytest.approx({A: 10.0, B: 20.0, C: 160.0, D: 20.0})
+def test_all_peers_and_stages_count_alike() -> None:
+    placed = placement_of(STAGES, {A: 0, B: 0, C: 1, D: 2})
+    assert placed.rates() == [2.0, 1.0, 1.0]
 
 
 def test_a_founder_has_the_stage_that_the_start_record_gives_it() -> None:

@@ -126,12 +126,6 @@ async def test_a_peers_own_record_tells_others_where_it_listens(autojump_clock: 
     assert not bob.own_changed.is_set()
     alice.take_records([DirectoryEntry(BOB.peer_id, bob.record(BOB, 2, UNIX_S + 60), UNIX_S + 60)])
     assert alice.listed_experts() == {BOB.peer_id: (1, 2)}
-    assert alice.listed_paces() == {}
-    bob.own_pace = lambda: 1234.5
-    alice.take_records([DirectoryEntry(BOB.peer_id, bob.record(BOB, 3, UNIX_S + 60), UNIX_S + 60)])
-    assert alice.listed_paces() == {BOB.peer_id: 1234}
-    alice.ban([BOB.peer_id])
-    assert alice.listed_paces() == {}
 
 
 async def test_a_peers_own_record_tells_others_where_it_takes_bulk_while_it_is_listed(autojump_clock: Clock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -14,7 +15,8 @@ from structlog.testing import capture_logs
 from averaging.network.seams.interfaces import NoPart
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.state.state import UnitState
-from peer.pipeline.lane_rounds import StageRounds
+from peer.pipeline.lane_rounds import LaneView, StageRounds
+from peer.pipeline.lane_shares import StageShares
 from peer.pipeline.stage.stage_channel import StageReply
 from peer.pipeline.transport.lane_work import LaneShare
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -47,9 +49,28 @@ def _chain() -> _Chain:
     return _Chain(state, [ChainLink(UNIT, FIRST, 3, (ME,), 4096, 1)])
 
 
-def _rounds(chain: _Chain) -> StageRounds:
-    rounds = StageRounds(cast("UnitChain", chain), CONFIG)
-    rounds.newest()
+@dataclass(frozen=True)
+class _Lanes:
+    """As LaneView."""
+
+    num_lanes: int = 0
+    is_in_lane: bool = False
+
+
+NO_LANES = _Lanes()
+
+
+async def _before_the_end(_round: int) -> bool:
+    return False
+
+
+def _rounds(
+    chain: _Chain,
+    lanes: LaneView = NO_LANES,
+    is_after_the_end: Callable[[int], Awaitable[bool]] = _before_the_end,
+) -> StageRounds:
+    rounds = StageRounds(StageShares(cast("UnitChain", chain), CONFIG, is_after_the_end), lanes)
+    rounds.shares.newest()
     return rounds
 
 
@@ -120,16 +141,15 @@ async def test_a_share_of_a_step_after_the_runs_last_round_is_brought_into_none(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     chain = _chain()
-    rounds = _rounds(chain)
     asked: list[int] = []
 
     async def is_after_the_end(round_: int) -> bool:
         asked.append(round_)
         return True
 
-    rounds.is_after_the_end = is_after_the_end
+    rounds = _rounds(chain, is_after_the_end=is_after_the_end)
     with trio.fail_after(1.0):
-        anchor_N = await rounds.average(_share())
+        anchor_N = await rounds.shares.average(_share())
     assert torch.equal(anchor_N, chain.state.anchor_N)
     assert asked == [3]
     assert rounds.progress().tokens_ready == 0
@@ -138,10 +158,9 @@ async def test_a_share_of_a_step_after_the_runs_last_round_is_brought_into_none(
 async def test_without_a_lane_there_is_nothing_to_contribute_and_with_one_it_is_waited_for(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    rounds = _rounds(_chain())
     with pytest.raises(NoPart, match="a spare, which serves no lane"):
-        await rounds.snapshot()
-    rounds.is_in_lane = lambda: True
+        await _rounds(_chain()).snapshot()
+    rounds = _rounds(_chain(), _Lanes(is_in_lane=True))
     with trio.move_on_after(30.0) as waiting:
         await rounds.snapshot()
     assert waiting.cancelled_caught
@@ -150,19 +169,18 @@ async def test_without_a_lane_there_is_nothing_to_contribute_and_with_one_it_is_
 async def test_a_round_is_due_when_all_lanes_that_are_kept_have_brought_their_shares(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    rounds = _rounds(_chain())
-    assert rounds.progress().due_tokens == 0
-    rounds.num_lanes = lambda: 2
+    assert _rounds(_chain()).progress().due_tokens == 0
+    rounds = _rounds(_chain(), _Lanes(num_lanes=2))
     assert rounds.progress().due_tokens == 2 * 10 * 1024
 
 
 async def test_steps_that_count_are_counted_and_the_loss_is_told(autojump_clock: trio.testing.MockClock) -> None:
     rounds = _rounds(_chain())
-    rounds.stepped(StageReply(number=1, loss_nats=2.5))
-    rounds.stepped(StageReply(number=2, counts=False))
+    rounds.shares.stepped(StageReply(number=1, loss_nats=2.5))
+    rounds.shares.stepped(StageReply(number=2, counts=False))
     progress = rounds.progress()
     assert (progress.tokens_trained, progress.loss_nats) == (1024, 2.5)
-    rounds.hold("its owner holds it back")
+    rounds.shares.hold("its owner holds it back")
     assert (rounds.progress().state, rounds.progress().reason) == ("held", "its owner holds it back")
 
 
@@ -171,10 +189,10 @@ async def test_a_lane_that_ends_while_its_share_waits_brings_it_again_and_it_cou
 ) -> None:
     rounds, ready = _rounds(_chain()), list[int]()
     with trio.move_on_after(1.0):
-        await rounds.average(_share())
+        await rounds.shares.average(_share())
     async with trio.open_nursery() as nursery:
         for share in (_share(), replace(_share(), lane=8), _share()):
-            nursery.start_soon(rounds.average, share)
+            nursery.start_soon(rounds.shares.average, share)
             await trio.testing.wait_all_tasks_blocked()
             ready.append(rounds.progress().tokens_ready)
         assert (await rounds.snapshot()).tokens == 2 * 10240
@@ -185,7 +203,7 @@ async def test_a_lane_that_ends_while_its_share_waits_brings_it_again_and_it_cou
 async def _ready_with(rounds: StageRounds, share: LaneShare) -> int:
     """Tokens ready while a share waits."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(rounds.average, share)
+        nursery.start_soon(rounds.shares.average, share)
         await trio.testing.wait_all_tasks_blocked()
         ready = rounds.progress().tokens_ready
         nursery.cancel_scope.cancel()
@@ -201,7 +219,7 @@ async def test_a_lane_that_goes_back_to_the_end_of_a_round_that_is_over_counts_n
         nursery.start_soon(_goes_on_from, rounds, 5.0)
         await trio.testing.wait_all_tasks_blocked()
         await rounds.shift(_commit(chain, _share()), credited_tokens=10240, schedule_tokens=0)
-    rounds.newest()  # it went on, was called back before the next snapshot was whole, and brings the same again
+    rounds.shares.newest()  # it went on, was called back before the next snapshot was whole, and brings the same again
     with capture_logs() as logs:
         await _goes_on_from(rounds, 5.0)
     assert not logs, "it was counted"
@@ -224,9 +242,9 @@ async def test_a_lane_at_a_stage_that_has_lost_rounds_counts_from_where_it_began
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     rounds = _rounds(_chain())
-    rounds.begins(9)
+    rounds.shares.begins(9)
     gift = LaneShare(9, 1, 9, 2560, torch.ones(4))
-    assert await rounds.take_gift(PeerId("stage-2"), gift, _confirms) == ""
+    assert await rounds.shares.take_gift(PeerId("stage-2"), gift, _confirms) == ""
     assert await _ready_with(rounds, replace(_share(), round=9)) == 10240 + 2560
 
 
@@ -249,12 +267,12 @@ async def test_a_part_that_was_confirmed_when_the_round_had_moved_on_is_not_brou
         return ""
 
     gift = LaneShare(9, 1, 3, 2560, torch.ones(4))
-    assert "here it is round 5" in await rounds.take_gift(PeerId("stage-2"), gift, confirms_late)
+    assert "here it is round 5" in await rounds.shares.take_gift(PeerId("stage-2"), gift, confirms_late)
     assert rounds.progress().tokens_ready == 0
 
 
 async def _goes_on_from(rounds: StageRounds, value: float) -> None:
-    assert torch.equal(await rounds.average(_share()), torch.full((4,), value))
+    assert torch.equal(await rounds.shares.average(_share()), torch.full((4,), value))
 
 
 async def test_what_a_lane_left_behind_counts_by_its_tokens_beside_our_own_share_and_once(
@@ -264,12 +282,12 @@ async def test_what_a_lane_left_behind_counts_by_its_tokens_beside_our_own_share
     rounds = _rounds(chain)
     gift = LaneShare(9, 1, 3, 10240 // 4, torch.full((4,), 6.0))
     giver = PeerId("stage-2")
-    assert await rounds.take_gift(giver, replace(gift, lane=8), _refuses) == "it is another's to bring"
-    assert await rounds.take_gift(giver, gift, _confirms) == ""
-    assert await rounds.take_gift(giver, gift, _refuses) == "", "its answer was lost on the way"
-    assert "one that is here" in await rounds.take_gift(giver, replace(gift, tokens=10240 // 2), _confirms)
-    assert "here it is round 4" in await rounds.take_gift(giver, replace(gift, lane=8, round=2), _refuses)
-    assert "stage 0" in await rounds.take_gift(giver, replace(gift, stage=0), _refuses)
+    assert await rounds.shares.take_gift(giver, replace(gift, lane=8), _refuses) == "it is another's to bring"
+    assert await rounds.shares.take_gift(giver, gift, _confirms) == ""
+    assert await rounds.shares.take_gift(giver, gift, _refuses) == "", "its answer was lost on the way"
+    assert "one that is here" in await rounds.shares.take_gift(giver, replace(gift, tokens=10240 // 2), _confirms)
+    assert "here it is round 4" in await rounds.shares.take_gift(giver, replace(gift, lane=8, round=2), _refuses)
+    assert "stage 0" in await rounds.shares.take_gift(giver, replace(gift, stage=0), _refuses)
     alone = await rounds.snapshot()
     assert (alone.tokens, alone.theta_N.tolist()) == (2560, [6.0] * 4)
     async with trio.open_nursery() as nursery:
@@ -290,9 +308,9 @@ async def test_a_part_that_waits_here_and_is_given_too_is_brought_once_also_when
     rounds = _rounds(_chain())
     for _ in range(2):  # what was given before the lane brings it, and after
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(rounds.average, _share())
+            nursery.start_soon(rounds.shares.average, _share())
             await trio.testing.wait_all_tasks_blocked()
-            assert await rounds.take_gift(OTHER, _share(), _confirms) == ""
+            assert await rounds.shares.take_gift(OTHER, _share(), _confirms) == ""
             assert (await rounds.snapshot()).lanes == (LanePart(7, 3, 10240),)
             assert rounds.progress().tokens_ready == 10240
             nursery.cancel_scope.cancel()
@@ -306,7 +324,7 @@ async def test_a_share_whose_seat_is_given_back_before_the_commit_is_brought_her
     rounds = _rounds(_chain())
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(rounds.average, _share())
+            nursery.start_soon(rounds.shares.average, _share())
             await trio.testing.wait_all_tasks_blocked()
             assert rounds.progress().tokens_ready == 10240
             nursery.cancel_scope.cancel()
@@ -340,14 +358,14 @@ async def test_what_a_commit_does_not_count_is_brought_into_the_next_one_as_far_
             nursery.start_soon(_goes_on_from, rounds, 5.0)
             await trio.testing.wait_all_tasks_blocked()
             await _moved(rounds, chain)
-        assert (rounds.owed_tokens, rounds.progress().tokens_ready) == (10240, 0)
+        assert (rounds.shares.owed_tokens, rounds.progress().tokens_ready) == (10240, 0)
         await _goes_on_from(rounds, 5.0)  # the lane went back to the end of that round: nothing comes twice
         snapshot = await rounds.snapshot()
         assert snapshot.lanes == (LanePart(7, 3, 10240),)
         torch.testing.assert_close(snapshot.theta_N, chain.state.anchor_N + delta_N)
         await _moved(rounds, chain, _share())
     assert [log["event"] for log in logs] == ["lane_share_owed"]
-    assert rounds.owed_tokens == 0
+    assert rounds.shares.owed_tokens == 0
 
 
 async def test_a_share_that_comes_when_its_round_is_over_is_brought_into_the_next_one_beside_that_ones(
@@ -358,9 +376,9 @@ async def test_a_share_that_comes_when_its_round_is_over_is_brought_into_the_nex
     delta_N = torch.ones(4) - chain.state.anchor_N
     await _moved(rounds, chain)
     await _goes_on_from(rounds, 5.0)
-    rounds.newest()
+    rounds.shares.newest()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(rounds.average, replace(_share(), round=4))
+        nursery.start_soon(rounds.shares.average, replace(_share(), round=4))
         await trio.testing.wait_all_tasks_blocked()
         assert rounds.progress().tokens_ready == 10240
         snapshot = await rounds.snapshot()
@@ -379,11 +397,11 @@ async def test_a_share_that_another_brought_before_it_lost_its_seat_is_counted_a
             nursery.start_soon(_goes_on_from, rounds, 5.0)
             await trio.testing.wait_all_tasks_blocked()
             await _moved(rounds, chain, _share(), by=OTHER)
-        rounds.newest()
+        rounds.shares.newest()
         await _goes_on_from(rounds, 5.0)
-        assert await rounds.take_gift(OTHER, _share(), _refuses) == "", "who died had brought it"
+        assert await rounds.shares.take_gift(OTHER, _share(), _refuses) == "", "who died had brought it"
     assert not logs
-    assert (rounds.owed_tokens, rounds.progress().tokens_ready) == (0, 0)
+    assert (rounds.shares.owed_tokens, rounds.progress().tokens_ready) == (0, 0)
 
 
 async def test_what_is_owed_when_the_run_is_over_is_said_to_be_in_no_round(
@@ -391,11 +409,11 @@ async def test_what_is_owed_when_the_run_is_over_is_said_to_be_in_no_round(
 ) -> None:
     chain = _chain()
     rounds = await _told(chain)
-    rounds.say_owed()
+    rounds.shares.say_owed()
     await _moved(rounds, chain)
     await _goes_on_from(rounds, 5.0)
     with capture_logs() as logs:
-        rounds.say_owed()
+        rounds.shares.say_owed()
     assert [(log["event"], log["lane"], log["tokens"]) for log in logs] == [("lane_share_lost", 7, 10240)]
     assert "no commit of this stage counts it" in logs[0]["reason"]
 
@@ -418,9 +436,9 @@ async def test_a_part_of_the_round_before_is_taken_for_the_next_one_and_one_of_a
     chain = _chain()
     rounds = await _told(chain)
     await _moved(rounds, chain)
-    assert "here it is round 5" in await rounds.take_gift(OTHER, replace(_share(), round=2), _confirms)
-    assert await rounds.take_gift(OTHER, _share(), _confirms) == ""
-    assert (rounds.owed_tokens, rounds.progress().tokens_ready) == (10240, 0)
+    assert "here it is round 5" in await rounds.shares.take_gift(OTHER, replace(_share(), round=2), _confirms)
+    assert await rounds.shares.take_gift(OTHER, _share(), _confirms) == ""
+    assert (rounds.shares.owed_tokens, rounds.progress().tokens_ready) == (10240, 0)
 
 
 async def test_a_state_that_no_commit_led_to_ends_what_is_owed_and_that_is_said(
@@ -435,16 +453,4 @@ async def test_a_state_that_no_commit_led_to_ends_what_is_owed_and_that_is_said(
         await rounds.set_anchor(chain.state.anchor_N)
         await rounds.load(chain.state.anchor_N, schedule_tokens=0)
     assert [(log["event"], log["lanes"]) for log in logs] == [("lane_share_lost", [7])]
-    assert rounds.owed_tokens == 0
-
-
-async def test_a_replica_of_synced_steps_names_no_lane_of_which_it_has_a_part_alone(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    rounds = _rounds(_chain())
-    rounds.is_synced = True
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(rounds.average, _share())
-        await trio.testing.wait_all_tasks_blocked()
-        assert (await rounds.snapshot()).lanes == ()
-        nursery.cancel_scope.cancel()
+    assert rounds.shares.owed_tokens == 0

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 import trio
 
-from peer.pipeline.lane_rounds import StageRounds
+from peer.pipeline.lane_shares import StageShares
 from peer.pipeline.lane_training import LaneControl, stage_run
 from peer.pipeline.stage.stage_process import StageProcess, StageProcessDied
 from peer.session.await_state import HELD_BECAUSE, FirstState
@@ -36,7 +36,7 @@ class _Parts:
     has_died: bool = False
 
     def hold(self, because: str) -> None:
-        """As StageRounds."""
+        """As StageShares."""
         self.held_because = because
 
     async def ask(self, op: str, fields: dict[str, float]) -> None:
@@ -48,7 +48,7 @@ class _Parts:
 
 
 def _control(parts: _Parts) -> LaneControl:
-    return LaneControl(cast(StageProcess, parts), cast(StageRounds, parts), cast(FirstState, parts))
+    return LaneControl(cast(StageProcess, parts), cast(StageShares, parts), cast(FirstState, parts))
 
 
 async def test_a_seat_is_taken_when_its_owner_allows_it_there_is_a_state_and_the_process_is_there() -> None:

@@ -2,171 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
+import pytest
 import trio
 import trio.testing
 
-from peer.holdings.held_stage import NO_PACES, placement_of
 from peer.pipeline.lane_service import LaneRole, LaneService
 from peer.pipeline.stage_moves import MoveRole, StageMoves
-from protocol.ids import PeerId
+from protocol.ids import CommitId, PeerId
 from protocol.pipeline.lanes.lane_forming import ENDS_WITHIN_S
 from protocol.pipeline.placement.rebalancing import SETTLED_S, TURN_S
-from tests.peer.lane_swarm import open_lanes
-from tests.peer.lane_world import NUM_STAGES, lane_config, run_data_peers
+from tests.peer.lane_swarm import LaneSwarm, open_lanes
+from tests.peer.lane_world import NUM_STAGES, lane_config
 from tests.peer.stage_world import STAGES
-from tests.peer.synced_swarm import GENESIS, SyncedSwarm, open_synced
 
 CONFIG = lane_config(inner_steps=3, suspect_after_s=4.0)
 ALL = tuple(range(NUM_STAGES))
-SLOWLY_S = 4.0
-"""A piece of work: rounds of half a minute."""
+GENESIS = CommitId(b"g" * 32)
+SLOWLY_S = 60.0
+"""A round."""
 
 
 class _Movers:
-    """Every peer of a swarm looks whether it should move.
+    """Peers that hold stages, each of which looks whether it should move.
+
+    Args:
+        free_fit: stages that those who serve no lane have room for.
 
     Attributes:
         moved: who went to which stage, and how many rounds of its own were over then.
+        of: the newest look of each peer.
     """
 
-    def __init__(self, world: SyncedSwarm, horizon_s: float = 3600.0, paces: Mapping[PeerId, float] = NO_PACES) -> None:
-        self._paces = paces
-        self.moved: list[tuple[PeerId, int, int]] = []
+    def __init__(self, world: LaneSwarm, replicas: Sequence[int], horizon_s: float, free_fit: Sequence[int]) -> None:
+        self.services: dict[PeerId, LaneService] = {}
         self.of: dict[PeerId, StageMoves] = {}
-        self._world = world
-        self._horizon_s = horizon_s
-        for peer in list(world.services):
-            self._watch(peer)
+        self.moved: list[tuple[PeerId, int, int]] = []
+        self.world, self.free_fit, self._horizon_s = world, free_fit, horizon_s
+        for stage, num in enumerate(replicas):
+            for number in range(num):
+                self._open(PeerId(f"stage{stage}peer{number}"), stage)
 
-    def _watch(self, peer: PeerId) -> None:
-        service = self._world.services[peer]
-        role = MoveRole(
-            peer, service.role.stage, STAGES, ALL, service.role.holders, service.role.index, lambda: self._horizon_s,
-            lambda: self._paces,
-        )  # fmt: skip
-        self.of[peer] = StageMoves(role, service, partial(self._moves, peer))
-        self._world.nursery.start_soon(self.of[peer].run)
+    def serves(self, peer: PeerId) -> bool:
+        return self.services[peer].member.seat is not None
 
-    async def _moves(self, peer: PeerId, stage: int) -> None:
-        service = self._world.services[peer]
+    def _holders(self, of: int) -> list[PeerId]:
+        return [peer for peer, one in self.services.items() if one.role.stage == of]
+
+    def _index(self, of: int) -> int:
+        return sum(1 for _, stage in self.world.rounds.anchors if stage == of)
+
+    def _open(self, peer: PeerId, stage: int) -> None:
+        index = partial(self._index, stage)
+        service = self.services[peer] = LaneService(
+            self.world.tools(peer), LaneRole(stage, 1, GENESIS, self._holders, index, lambda: "")
+        )
+        service.serve()
+        self.world.start(peer, service.run)
+        role = MoveRole(peer, stage, STAGES, _Room(self, peer), self._holders, index, lambda: self._horizon_s)
+        self.of[peer] = StageMoves(role, partial(self._move, peer))
+        self.world.nursery.start_soon(self.of[peer].run, service)
+
+    async def _move(self, peer: PeerId, to: int) -> None:
+        service = self.services[peer]
         assert service.member.seat is None
-        self.moved.append((peer, stage, service.role.index()))
-        self._world.begin_anew(peer, stage)
-        self._watch(peer)
+        self.moved.append((peer, to, service.role.index()))
+        for scope in self.world.scopes.pop(peer):
+            scope.cancel()
+        self._open(peer, to)
 
 
-async def test_one_of_three_replicas_goes_to_the_stage_that_has_one_and_the_run_stays_one_process(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async with open_synced(CONFIG, replicas=(3, 1, 2)) as world:
-        world.pace_s = dict.fromkeys(world.services, SLOWLY_S)
-        movers = _Movers(world)
-        with trio.fail_after(SETTLED_S + 20 * TURN_S):
-            while not movers.moved:
-                await trio.sleep(1.0)
-            while len(world.seated(1)) < 2:
-                await trio.sleep(1.0)
-        ((peer, stage, index),) = movers.moved
-        assert peer.startswith("stage0")
-        assert stage == 1
-        assert world.owner.state.members.keys() >= world.seated(0)  # who owns the group is not who goes
-        last = world.owner.state.at.round
-        found_N = await world.rounds.anchor(last)
-        assert index <= last
-        assert world.done[peer] > 0
-        assert float((found_N - run_data_peers(1, last + 1, CONFIG.inner_steps)).abs().max()) <= 1e-10
-        assert len(movers.moved) == 1
+class _Room:
+    """The stages that a peer has room for at this moment."""
+
+    def __init__(self, movers: _Movers, peer: PeerId) -> None:
+        self._movers, self._peer = movers, peer
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(ALL if self._movers.serves(self._peer) else self._movers.free_fit)
 
 
-async def test_one_of_three_fast_replicas_goes_to_the_stage_whose_two_were_measured_to_be_slow(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async with open_synced(CONFIG, replicas=(3, 2, 2)) as world:
-        world.pace_s = dict.fromkeys(world.services, SLOWLY_S)
-        costs = placement_of(STAGES, {}).costs
-        paces = {
-            peer: (0.1 if one.role.stage == 1 else 1.0) / costs[one.role.stage] for peer, one in world.services.items()
-        }
-        movers = _Movers(world, paces=paces)
-        with trio.fail_after(SETTLED_S + 20 * TURN_S):
-            while not movers.moved:
-                await trio.sleep(1.0)
-        ((peer, stage, _),) = movers.moved
-        assert peer.startswith("stage0")
-        assert stage == 1
-
-
-async def test_where_a_round_is_longer_than_several_turns_one_goes_at_its_end_and_not_all_who_waited_for_it(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async with open_synced(CONFIG, replicas=(3, 2, 2)) as world:
-        world.pace_s = dict.fromkeys(world.services, 4 * SLOWLY_S)
-        costs = placement_of(STAGES, {}).costs
-        paces = {
-            peer: (0.1 if one.role.stage == 1 else 1.0) / costs[one.role.stage] for peer, one in world.services.items()
-        }
-        movers = _Movers(world, paces=paces)
-        with trio.fail_after(100 * TURN_S):
-            while not movers.moved:
-                await trio.sleep(1.0)
-        assert trio.current_time() > SETTLED_S + 2 * TURN_S, "the other had its turn, too"
-        await trio.sleep(TURN_S)
-        assert len(movers.moved) == 1
+@asynccontextmanager
+async def _open_movers(
+    *replicas: int, num_lanes: int = 1, horizon_s: float = 3600.0, free_fit: Sequence[int] = ALL
+) -> AsyncIterator[_Movers]:
+    within_s = SETTLED_S + 2 * ENDS_WITHIN_S
+    async with open_lanes(CONFIG, num_lanes=num_lanes, is_kept=False, within_s=within_s) as world:
+        world.rounds.takes_s = SLOWLY_S
+        yield _Movers(world, replicas, horizon_s, free_fit)
 
 
 async def test_a_peer_that_serves_no_lane_goes_where_another_lane_lacks_one_and_those_who_serve_stay(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    places = {
-        PeerId(f"stage{stage}peer{number}"): stage for stage, num in enumerate((3, 1, 2)) for number in range(num)
-    }
-    services, moved = dict[PeerId, LaneService](), list[tuple[PeerId, int]]()
     # rounds are of two lanes: the first one waits in its round, and the second one begins when that has lasted long
-    async with open_lanes(CONFIG, num_lanes=2, is_kept=False, within_s=SETTLED_S + 2 * ENDS_WITHIN_S) as world:
-
-        def open_peer(peer: PeerId, stage: int) -> None:
-            def holders(of: int) -> list[PeerId]:
-                return [other for other, one in services.items() if one.role.stage == of]
-
-            def index() -> int:
-                return sum(1 for _, of in world.rounds.anchors if of == stage)
-
-            async def move(to: int) -> None:
-                moved.append((peer, to))
-                for scope in world.scopes.pop(peer):
-                    scope.cancel()
-                open_peer(peer, to)
-
-            services[peer] = LaneService(world.tools(peer), LaneRole(stage, 1, GENESIS, holders, index, lambda: ""))
-            services[peer].serve()
-            world.start(peer, services[peer].run)
-            role = MoveRole(peer, stage, STAGES, ALL, holders, index, lambda: 3600.0)
-            world.nursery.start_soon(StageMoves(role, services[peer], move).run)
-
-        for peer, stage in places.items():
-            open_peer(peer, stage)
+    async with _open_movers(3, 1, 2, num_lanes=2) as movers:
         await trio.sleep(SETTLED_S / 2)
-        serving = {peer for peer, one in services.items() if one.member.seat is not None or one.keepers.lanes}
-        await world.rounds.anchor(0)
-        assert [to for _, to in moved] == [1]
-        assert places[moved[0][0]] == 0
-        assert moved[0][0] not in serving
-        assert sum(one.member.seat is not None for one in services.values()) == 2 * NUM_STAGES
+        needed = {peer for peer, one in movers.services.items() if one.is_needed}
+        await movers.world.rounds.anchor(0)
+        ((peer, stage, _),) = movers.moved
+        assert stage == 1
+        assert peer.startswith("stage0")
+        assert peer not in needed
+        assert sum(one.member.seat is not None for one in movers.services.values()) == 2 * NUM_STAGES
 
 
-async def test_nobody_moves_when_the_run_is_complete_or_its_stages_are_alike(
+async def test_where_those_who_are_free_have_no_room_one_that_serves_goes_after_their_turns_at_the_end_of_a_round(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    for replicas, horizon_s, reason in (
-        ((3, 1, 2), 0.0, "the run is complete"),
-        ((2, 2, 2), 3600.0, "no move of ours is worth it"),
-    ):
-        async with open_synced(CONFIG, replicas=replicas) as world:
-            world.pace_s = dict.fromkeys(world.services, 60.0)
-            movers = _Movers(world, horizon_s)
-            await trio.sleep(SETTLED_S + 10.0)
-            assert not movers.moved
-            assert {one.reason for one in movers.of.values()} == {reason}
+    async with _open_movers(3, 1, 2, free_fit=(0, 2)) as movers:
+        await trio.sleep(SETTLED_S / 2)
+        (serving,) = [peer for peer in movers.services if peer.startswith("stage0") and movers.serves(peer)]
+        while not movers.moved:
+            await trio.sleep(1.0)
+        ((peer, stage, index),) = movers.moved
+        assert (peer, stage) == (serving, 1)
+        assert trio.current_time() > SETTLED_S + 6 * TURN_S, "all six had their turn"
+        assert index * SLOWLY_S > SETTLED_S + 6 * TURN_S + 2 * SLOWLY_S, (
+            "it let two rounds pass, for two others would go"
+        )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "horizon_s", "reason"),
+    [((3, 1, 2), 0.0, "the run is complete"), ((2, 2, 2), 3600.0, "no move of ours is worth it")],
+)
+async def test_nobody_moves_when_the_run_is_complete_or_its_stages_are_alike(
+    autojump_clock: trio.testing.MockClock, replicas: tuple[int, ...], horizon_s: float, reason: str
+) -> None:
+    async with _open_movers(*replicas, num_lanes=2, horizon_s=horizon_s) as movers:
+        await trio.sleep(SETTLED_S + 10.0)
+        assert not movers.moved
+        assert {one.reason for one in movers.of.values()} == {reason}

@@ -8,8 +8,18 @@ from typing import Any
 import pytest
 import tomli_w
 
-from protocol.errors import ConfigError
-from protocol.run.manifest import RunConfig, RunManifest, default_run_toml, parse_run_config
+from protocol.errors import ConfigError, VersionError
+from protocol.identity.envelope import NEVER_MS, seal
+from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.run.manifest import (
+    MANIFEST_DOMAIN,
+    RunConfig,
+    RunManifest,
+    default_run_toml,
+    open_manifest,
+    parse_run_config,
+    sign_manifest,
+)
 from protocol.run.pipeline_section import parse_layers
 from protocol.tensors.stage_schema import stage_schema
 
@@ -48,13 +58,27 @@ def test_a_pipeline_run_has_a_unit_for_each_stage_and_says_so_in_its_manifest() 
     assert b'"pipeline":{"inner_steps":10,"stages":3}' in manifest.canonical_bytes()
 
 
-def test_a_run_of_synced_steps_says_so_and_one_of_lanes_says_nothing() -> None:
-    synced = pipeline_run(pipeline={"mode": "synced"})
-    assert synced.pipeline is not None
-    assert synced.pipeline.mode == "synced"
-    assert b'"mode":"synced"' in _manifest(synced).canonical_bytes()
-    with pytest.raises(ConfigError, match="at most 1984"):
-        pipeline_run(pipeline={"mode": "synced", "micro_batches": 4096}, inner={"batch_tokens": 4096 * 256})
+@pytest.mark.parametrize("changes", [{}, {"mode": "lanes"}])
+def test_a_run_of_lanes_has_the_id_that_it_had_when_there_was_another_mode(changes: dict[str, str]) -> None:
+    manifest = _manifest(pipeline_run(pipeline=changes))
+    assert manifest.run_id.hex() == "4f90f589d178fc2a3f12fde9c46ecb94e2ed2d6ba7086707e346af707249126d"
+
+
+def test_the_mode_that_is_no_more_is_refused_in_one_sentence_in_a_file_and_in_a_manifest() -> None:
+    with pytest.raises(ConfigError) as in_file:
+        pipeline_run(pipeline={"mode": "synced"})
+    found = """pipeline: mode = 'synced': expected "lanes", the only mode of a pipeline run"""
+    assert in_file.value.one_line() == f"run.toml: {found}; change it and start again"
+    host = Identity(b"host".ljust(32, b"h"))
+    manifest = _manifest(pipeline_run()).model_copy(update={"host_public_key": host.public_key.hex()})
+    data = sign_manifest(manifest, host)
+    assert open_manifest(data, verifier=Ed25519Verifier()).run_id == manifest.run_id
+    payload = manifest.canonical_bytes().replace(b'"pipeline":{', b'"pipeline":{"mode":"synced",')
+    synced = seal(host, MANIFEST_DOMAIN, bytes(32), 0, NEVER_MS, payload)
+    with pytest.raises(VersionError) as in_manifest:
+        open_manifest(synced, verifier=Ed25519Verifier())
+    assert found in in_manifest.value.one_line()
+    assert in_manifest.value.remedy == "install the release that made the run"
 
 
 def test_a_run_without_stages_keeps_its_id() -> None:

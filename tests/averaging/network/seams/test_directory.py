@@ -7,7 +7,6 @@ from averaging.network.seams.bulk_address import BulkAddress
 from averaging.network.seams.directory import (
     MAX_ADDRESS_LETTERS,
     MAX_ADDRESSES,
-    MAX_PACE,
     MAX_RECORD_BYTES,
     PeerRecord,
     Record,
@@ -143,20 +142,10 @@ def test_places_for_bulk_that_are_none_are_refused(line: str) -> None:
         decode_peer_record(PeerRecord(b"credential").encode() + line.encode(), OWNER.peer_id)
 
 
-def test_a_record_says_what_its_owners_stage_was_measured_to_do() -> None:
-    here = (BulkAddress("192.0.2.1", 4242),)
-    for record in (PeerRecord(b"credential", (HERE,), (3,), here, 1200), PeerRecord(b"credential", pace=1)):
-        assert decode_peer_record(record.encode(), OWNER.peer_id) == record
-    most = PeerRecord(b"credential", pace=10 * MAX_PACE)
-    assert decode_peer_record(most.encode(), OWNER.peer_id).pace == MAX_PACE
-
-
-@pytest.mark.parametrize(
-    "line", ["pace ", "pace 0", "pace -1", "pace 1.5", "pace 1000000001", "pace 1 2", "pace 1\npace 1"]
-)
-def test_a_pace_that_is_none_is_refused(line: str) -> None:
-    with pytest.raises(RemoteProtocolError, match="other contents"):
-        decode_peer_record(PeerRecord(b"credential").encode() + line.encode(), OWNER.peer_id)
+def test_a_line_of_other_releases_about_speed_is_passed_over() -> None:
+    without = PeerRecord(b"credential", (HERE,)).encode()
+    for line, experts in (("\npace 1200", ()), ("\npace 1200\nexperts 3", (3,))):
+        assert decode_peer_record(without + line.encode(), OWNER.peer_id) == PeerRecord(b"credential", (HERE,), experts)
 
 
 def test_a_signature_that_was_good_is_not_checked_again_and_a_bad_one_is() -> None:

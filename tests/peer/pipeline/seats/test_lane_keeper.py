@@ -80,7 +80,7 @@ async def test_what_a_lane_left_is_taken_from_who_was_to_give_it_alone_and_once(
 
         heirs = [PeerId("heir"), PeerId("other")]
         for heir in heirs:
-            member = LaneMember(replace(world.tools(heir), take_gift=take), lambda number: KEEPER)
+            member = LaneMember(replace(world.tools(heir), take_gift=take), lambda number: KEEPER, world.bring)
             member.serve()
             world.start(heir, member.run)
 

@@ -1,19 +1,15 @@
-"""Passes through stages: the whole decoder's losses and gradients, work done again, and what is refused."""
+"""Passes through stages: the whole decoder's losses and gradients, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 
 import pytest
 import torch
 
-from averaging.codecs.boundary import quantised
 from peer.pipeline.stage.stage_passes import StagePasses
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.pipeline.schedule import SCHEDULES, passes
-from protocol.pipeline.synced_routing import SyncedConfig
-from tests.peer.lane_world import crossed_model
 from tests.peer.stage_world import (
     MODEL,
     STAGES,
@@ -25,8 +21,6 @@ from tests.peer.stage_world import (
     whole_loss,
     whole_model,
 )
-from tests.peer.synced_world import TorchWorld, run_one_process
-from tests.protocol.pipeline.synced_world import Faults
 
 SHARES = (0.5, 0.25, 0.25)
 
@@ -80,47 +74,13 @@ def test_every_schedule_gives_the_same_gradients_to_the_bit(schedule: str) -> No
     assert torch.equal(pipeline.gradients(), _whole(torch.float32)[1])
 
 
-def test_with_dropout_recomputation_and_replays_draw_the_same_masks_again() -> None:
+def test_with_dropout_recomputation_draws_the_same_masks_again() -> None:
     kept, again = Pipeline.of(dropout=0.3), Pipeline.of(dropout=0.3, recomputes=True)
     for pipeline in (kept, again):
         pipeline.forward(micro_batch(1), tokens(1))
         pipeline.backward(micro_batch(1))
     assert torch.equal(kept.gradients(), again.gradients())
     assert not torch.equal(kept.gradients(), _whole(torch.float64)[1])
-
-
-def test_a_replay_from_what_the_owner_holds_has_the_gradients_of_the_first_pass_to_the_bit_and_counts_once() -> None:
-    first, x_BTD = stage_model(1, torch.float32, dropout=0.2), torch.randn(2, 8, 16)
-    grad_BTD = torch.randn(2, 8, 16)
-    passes_ = StagePasses(first, most_kept=1)
-    passes_.forward(micro_batch(), x_BTD)
-    given_BTD = passes_.backward(micro_batch(), grad_BTD)
-    other = stage_model(1, torch.float32, dropout=0.2)
-    elsewhere = StagePasses(other, most_kept=1)
-    apart = elsewhere.replayed(micro_batch(), x_BTD, grad_BTD)
-    assert all(parameter.grad is None for parameter in other.parameters())
-    elsewhere.fold(apart.gradients)
-    assert torch.equal(apart.grad_BTD, given_BTD)
-    assert torch.equal(gradients(other, 1), gradients(first, 1))
-
-
-def test_stages_at_the_ends_replay_tokens_and_losses() -> None:
-    pipeline, done_again = Pipeline.of(), Pipeline.of()
-    pipeline.forward(micro_batch(), tokens(5), 0.5)
-    pipeline.backward(micro_batch())
-    inputs = [tokens(5)[:, :-1]]
-    for model in done_again.models[:-1]:
-        inputs.append(model(inputs[-1]).detach())
-    grad_BTD = None
-    for stage in (2, 1, 0):
-        targets_BT = tokens(5)[:, 1:] if stage == 2 else None
-        apart = done_again.passes[stage].replayed(
-            micro_batch(), inputs[stage], grad_BTD, targets_BT=targets_BT, share=0.5
-        )
-        done_again.passes[stage].fold(apart.gradients)
-        grad_BTD = apart.grad_BTD
-    assert grad_BTD is None
-    assert torch.equal(done_again.gradients(), pipeline.gradients())
 
 
 def test_a_step_that_is_taken_back_leaves_nothing() -> None:
@@ -186,28 +146,3 @@ def test_a_recomputing_stage_keeps_what_came_in_alone() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda _: pytest.fail("kept"), lambda saved: saved):
         left = passes_.forward(micro_batch(), torch.zeros(2, MODEL.context_tokens, MODEL.dim, dtype=torch.float64))
     assert not left.requires_grad
-
-
-# --- synced steps: any replica does any micro-batch's work (protocol/pipeline/synced/synced.py) ---
-
-SYNCED = SyncedConfig(num_stages=3, num_micro_batches=3, in_flight=6)
-
-
-@pytest.mark.parametrize(
-    ("faults", "steps"),
-    [(Faults(killed=0.02), 20), (Faults(lost=0.2, twice=0.1, late=0.05), 6), (Faults(killed=0.05, spoilt=0.05), 6)],
-    ids=["killed", "replies lost, late and twice", "micro-batches removed"],
-)
-def test_three_stages_of_two_replicas_are_one_process_whatever_is_lost(faults: Faults, steps: int) -> None:
-    world = TorchWorld(SYNCED, 2, faults, seed=3, steps=steps)
-    world.run()
-    assert bool(world.num_killed) == bool(faults.killed)
-    assert any(commit.removed for commit in world.commits) == bool(faults.spoilt)
-    assert float((world.theta() - run_one_process(world.commits)).abs().max()) <= 1e-10
-
-
-def test_with_int8_between_them_they_are_one_process_that_quantises_at_the_same_places() -> None:
-    world = TorchWorld(SYNCED, 2, Faults(killed=0.03), seed=3, steps=4, cross=partial(quantised, codec="int8"))
-    world.run()
-    expected_N = run_one_process(world.commits, lambda: crossed_model("int8", "int8"))
-    assert float((world.theta() - expected_N).abs().max()) <= 1e-10

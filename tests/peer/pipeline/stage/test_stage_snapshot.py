@@ -10,10 +10,8 @@ from safetensors.torch import save
 
 from peer.pipeline.stage.stage_snapshot import (
     decode_snapshot,
-    decode_sum,
     encode_snapshot,
     most_snapshot_bytes,
-    most_sum_bytes,
 )
 from peer.pipeline.stage.stage_trainer import StageSnapshot, StageTrainer
 from protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -86,16 +84,6 @@ def test_damaged_bytes_and_other_names_are_refused() -> None:
     for wrong in (b"", data[:100], data[:-8], b"\xff" * 64, save({"other": torch.zeros(3)})):
         with pytest.raises(RemoteProtocolError):
             decode_snapshot(bytes(wrong), SCHEMA)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_sum_comes_back_in_the_parameters_type_and_in_no_other(dtype: torch.dtype) -> None:
-    sum_N = _trainer(dtype=dtype).theta()
-    data = encode_snapshot(StageSnapshot(sum_N, ()))
-    assert len(data) <= most_sum_bytes(SCHEMA, dtype)
-    assert torch.equal(decode_sum(data, SCHEMA, dtype), sum_N)
-    with pytest.raises(RemoteProtocolError, match="gradients in"):
-        decode_sum(data, SCHEMA, torch.float16)
 
 
 @pytest.mark.parametrize("inner", [INNER, MUON])

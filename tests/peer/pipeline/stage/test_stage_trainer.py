@@ -113,17 +113,6 @@ def test_a_step_whose_norm_is_not_finite_moves_no_stage(square: float) -> None:
     assert all(trainer.gradient_square() == 0.0 for trainer in trainers)
 
 
-def test_gradients_that_are_scaled_at_the_step_are_clipped_as_if_the_loss_had_been() -> None:
-    trainers, others = _trainers(ADAMW), _trainers(ADAMW)
-    _through(trainers, 0)
-    _through(others, 0, 0.125)
-    square, other_square = (sum(one.gradient_square() for one in trained) for trained in (trainers, others))
-    for trainer, other in zip(trainers, others, strict=True):
-        trainer.take_step(square, 0.01, scale=0.125)
-        other.take_step(other_square, 0.01)
-    assert float((_whole(trainers) - _whole(others)).abs().max()) < 1e-12
-
-
 def test_an_anchor_is_loaded_with_the_moments_left() -> None:
     trainers = _trainers(ADAMW)
     _step(trainers, 0)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.pipeline.stage.stage_channel import StageOp
 from peer.pipeline.stage.stage_worker import is_stage_plan
 from peer.training.worker_channel import Area
 from tests.peer.worker_world import PIPELINE, STEP_TOKENS, Asker, anchor, stage_plan, stage_worker
@@ -97,13 +96,6 @@ def test_the_first_backward_pass_of_a_process_that_was_warmed_up_imports_nothing
     before, at_the_pass = map(int, told.split())
     assert at_the_pass == 0
     assert before > 0, "else there is nothing to do beforehand any more: warm_up can go"
-
-
-@pytest.mark.parametrize("op", ["grant", "drop", "forget", "own_sum"])
-def test_an_order_of_synced_steps_to_a_stage_in_a_lane_fails(tmp_path: Path, op: StageOp) -> None:
-    with stage_worker(stage_plan(tmp_path, 1)) as asker:
-        _opened(asker, 1, tmp_path)
-        assert asker.ask(op)[0].failed == f"{op} in a lane"
 
 
 def test_what_its_owner_leaves_of_the_machine_is_in_the_time_that_a_pass_takes(tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ PARCELS: tuple[m.LaneParcel, ...] = (
     m.LaneFetch(1, 3, AT, 2),
     m.LaneAnswer(""),
     m.LaneAnswer("a boundary message of another step"),
-    m.LaneAnswer("values that are not finite", refusal=m.Refusal.CONTENT),
     m.LaneGift(1, AT, 2, 4096, 1 << 20),
 )
 _TOO_LARGE = 1 << 32

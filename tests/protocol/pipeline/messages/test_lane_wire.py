@@ -14,7 +14,6 @@ from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.pb import lane_pb2
 from protocol.pipeline.messages import lane_messages as m
-from protocol.pipeline.messages import synced_messages as synced
 from protocol.pipeline.messages.lane_wire import (
     MAX_LANE_MESSAGE_BYTES,
     decode_lane_message,
@@ -26,7 +25,6 @@ from protocol.pipeline.stage_machine import Point
 from protocol.received import MAX_TEXT
 from protocol.rounds.messages.bounds import MAX_TOKENS
 from protocol.tensors.stage_schema import MAX_STAGES
-from tests.protocol.pipeline.messages import test_synced_messages as of_synced
 from tests.protocol.pipeline.messages.test_lane_messages import AT, MEMBERS, MESSAGES, PARCELS
 
 NUMBER = st.integers(0, (1 << 32) - 1)
@@ -66,7 +64,6 @@ ANY_PARCEL = st.one_of(
     st.builds(m.LaneCopy, NUMBER, NUMBER, POINT, STAGE, st.integers(1, m.MAX_COPY_BYTES)),
     st.builds(m.LaneFetch, NUMBER, NUMBER, POINT, STAGE),
     st.builds(m.LaneAnswer, REASON, NUMBER),
-    st.builds(m.LaneAnswer, st.just("so"), NUMBER, st.sampled_from(m.Refusal)),
     st.builds(m.LaneGift, NUMBER, POINT, STAGE, st.integers(1, MAX_TOKENS), st.integers(1, m.MAX_COPY_BYTES)),
 )
 
@@ -74,8 +71,6 @@ ANY_PARCEL = st.one_of(
 def test_every_kind_of_message_and_parcel_is_among_those_tested_here() -> None:
     assert {type(message) for message in MESSAGES} == set(typing.get_args(m.LaneMessage))
     assert {type(parcel) for parcel in PARCELS} == set(typing.get_args(m.LaneParcel))
-    assert {type(message) for message in of_synced.MESSAGES} == set(typing.get_args(synced.SyncedMessage))
-    assert {type(parcel) for parcel in of_synced.PARCELS} == set(typing.get_args(synced.SyncedParcel))
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -92,29 +87,10 @@ def test_every_parcel_that_can_be_made_survives_the_wire(parcel: m.LaneParcel) -
     assert decode_parcel(encode_parcel(parcel)) == parcel
 
 
-def test_what_is_said_of_synced_steps_survives_the_wire() -> None:
-    for message in of_synced.MESSAGES:
-        assert decode_lane_message(encode_lane_message(message)) == message
-    for parcel in of_synced.PARCELS:
-        assert decode_parcel(encode_parcel(parcel)) == parcel
-
-
-def test_the_largest_commit_of_a_step_fits_into_a_message() -> None:
-    share = synced.MAX_MICRO_BATCHES // synced.MAX_REPLICAS
-    names = [PeerId(f"{n:064d}") for n in range(synced.MAX_REPLICAS)]
-    parts = [synced.SyncedPart(name, tuple(range(n * share, (n + 1) * share))) for n, name in enumerate(names)]
-    commit = synced.SyncedCommit(0xFFFFFFFF, Point(m.MAX_ROUND, m.MAX_STEP), tuple(parts))
-    assert decode_lane_message(encode_lane_message(commit)) == commit
-
-
 def test_random_and_damaged_bytes_never_raise_anything_but_a_protocol_error() -> None:
     chooser = random.Random(5)
-    wires = [(decode_lane_message, encode_lane_message(message)) for message in (*MESSAGES, *of_synced.MESSAGES)]
-    wires += [
-        (decode_parcel, encode_parcel(parcel))
-        for parcel in (*PARCELS, *of_synced.PARCELS)
-        if parcel != m.LaneAnswer("")
-    ]  # type: ignore[list-item]
+    wires = [(decode_lane_message, encode_lane_message(message)) for message in MESSAGES]
+    wires += [(decode_parcel, encode_parcel(parcel)) for parcel in PARCELS if parcel != m.LaneAnswer("")]  # type: ignore[list-item]
     for _ in range(3000):
         decode, raw = chooser.choice(wires)
         data = bytearray(raw)
@@ -155,8 +131,6 @@ def test_what_no_peer_of_ours_says_is_refused_before_anything_is_done_with_it() 
         lane_pb2.LaneParcel(lane_passed=lane_pb2.LanePassed(at=point)),
         lane_pb2.LaneParcel(lane_copy=lane_pb2.LaneCopy(at=point, num_bytes=1 << 50)),
         lane_pb2.LaneParcel(lane_fetch=lane_pb2.LaneFetch(at=point, stage=MAX_STAGES)),
-        lane_pb2.LaneParcel.FromString(b"\x22\x05\x0a\x01n\x18\x07"),  # an answer with a refusal of an unknown kind
-        lane_pb2.LaneParcel(lane_answer=lane_pb2.LaneAnswer(refusal=lane_pb2.LANE_REFUSAL_CONTENT)),
     )
     for parcel in parcels:
         with pytest.raises(RemoteProtocolError):

@@ -48,12 +48,6 @@ def test_nobody_moves_for_an_equal_score_or_leaves_a_stage_with_fewer_than_two(s
     assert next_move(_placed(*stages)) is None
 
 
-def test_where_speeds_are_measured_what_is_won_has_to_be_more_than_they_may_be_off() -> None:
-    placement = _placed(0, 0, 0, 0, 1, 1, 1, 2, 2)  # half as fast again
-    assert next_move(replace(placement, uncertainty=0.1)) is not None
-    assert next_move(replace(placement, uncertainty=0.4)) is None
-
-
 def test_a_stage_with_fewer_than_two_replicas_is_helped_by_one_that_can_spare_it_though_nothing_is_won() -> None:
     move = next_move(_placed(0, 0, 0, 1, 2, 2, costs=(1.0, 0.1, 1.0)))
     assert move is not None

@@ -1,1 +1,0 @@
-"""Synced steps: all replicas of a stage step together."""
