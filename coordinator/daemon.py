@@ -43,12 +43,9 @@ from coordinator.admission.qr_code import qr_lines
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
 from coordinator.checkpoints.verify import RunTokenizer, verify_checkpoint
-from coordinator.experts.reassigning import Reassigner
-from coordinator.experts.text_recovery import TextFinder
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.progress.run_events import EventBook, RunEvent
-from coordinator.progress.run_view import RunPicture
 from coordinator.progress.tracker import RunTracker, TrackedRun
 from coordinator.run.run_files import (
     CHECKPOINT_FOLDER,
@@ -59,7 +56,6 @@ from coordinator.run.run_files import (
     run_tokenizer,
     start_units,
 )
-from coordinator.run.run_texts import RunTexts, read_owners, read_texts
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
 from coordinator.status.status_page import RunSource, status_app
@@ -101,8 +97,6 @@ class HostDaemon:
     tracker: RunTracker
     tokenizer: RunTokenizer | None
     disk: DiskMeter
-    texts: RunTexts
-    base: Path
     events: EventBook = field(default_factory=EventBook)
 
 
@@ -163,15 +157,13 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             writer = LedgerWriter(ledger, offload)
             verifier = Ed25519Verifier()
             checkpoints = (folder / CHECKPOINT_FOLDER).absolute()
-            texts = await offload.run(lambda: _run_texts(run, ledger))
             fixed = (run.manifest, run.manifest.run_id, units, held.identity, verifier, checkpoints)
-            tracked = TrackedRun(*fixed, texts.heldout_at)
+            tracked = TrackedRun(*fixed, run.dataset.heldout_shares)
             tracker = RunTracker(tracked, writer, clock, offload)
             await tracker.restore()
             tokenizer = await offload.run(lambda: run_tokenizer(run))
             disk = DiskMeter(folder, offload)
-            base = run_file.parent
-            yield HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk, texts, base)
+            yield HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk)
 
 
 async def _serve(host: HostDaemon, say: Say) -> None:
@@ -209,9 +201,6 @@ async def _serve(host: HostDaemon, say: Say) -> None:
                     work.start_soon(_checkpointer(host, network, keeper).run, host.clock, host.offload)
                     if keeper is not None:
                         work.start_soon(keeper.run)
-                    if host.texts.book.every_rounds:
-                        work.start_soon(_reassigner(host).keep)
-                        work.start_soon(_text_finder(host, network).keep)
 
 
 @dataclass
@@ -285,7 +274,6 @@ async def _open_rpc(
         verifier=Ed25519Verifier(),
         peer_id=host.held.identity.peer_id,
         bootstrap=node.addresses,
-        texts=host.texts,
     )
     service = CoordinatorService(hosted, host.tracker, host.writer, host.clock)
     names = (TLS_SERVER_NAME, addresses.public_host)
@@ -308,7 +296,7 @@ def _look(host: HostDaemon, node: _Node, server: RpcServer) -> Moment:
         bulk=traffic.bulk,
         control=traffic.control,
     )
-    return Moment(_picture(host), counts, host.clock.monotonic_s(), host.disk.room)
+    return Moment(host.tracker.picture(), counts, host.clock.monotonic_s(), host.disk.room)
 
 
 async def _tick(host: HostDaemon) -> None:
@@ -319,7 +307,7 @@ async def _tick(host: HostDaemon) -> None:
 
 
 def _note(host: HostDaemon) -> None:
-    host.events.note(_picture(host), host.clock.monotonic_s(), int(host.clock.unix_s()))
+    host.events.note(host.tracker.picture(), host.clock.monotonic_s(), int(host.clock.unix_s()))
 
 
 def _events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:
@@ -351,36 +339,6 @@ def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None)
     kept = manifest.config.checkpoint
     rules = CheckpointRules(kept.every_rounds, kept.keep, kept.keep_every)
     return Checkpointer(place, rules, host.tracker, host.writer, _fetch_over(network, host.tracker))
-
-
-def _run_texts(run: RunFiles, ledger: Ledger) -> RunTexts:
-    return RunTexts(run, read_texts(run.folder, run.manifest, ledger), read_owners(run, ledger))
-
-
-def _picture(host: HostDaemon) -> RunPicture:
-    return replace(host.tracker.picture(), documents=host.texts.sentence)
-
-
-def _reassigner(host: HostDaemon) -> Reassigner:
-    tracker, signer = host.tracker, host.held.identity
-    return Reassigner(
-        host.run,
-        host.base,
-        host.texts,
-        host.writer,
-        signer,
-        host.clock,
-        host.offload,
-        lambda: tracker.state.index,
-    )
-
-
-def _text_finder(host: HostDaemon, network: Network) -> TextFinder:
-    def live_peers() -> Sequence[PeerId]:
-        return sorted(host.tracker.live_peers())
-
-    reach = partial(_reach, host, network)
-    return TextFinder(host.run, host.texts, host.writer, network, host.offload, live_peers, reach)
 
 
 async def _reach(host: HostDaemon, network: Network, peers: Sequence[PeerId]) -> None:

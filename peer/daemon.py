@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import trio
 from averaging.arithmetic.spare_memory import keep_cool
 from averaging.codecs.compiled import BLOCKS
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
-from averaging.data.shards import DatasetManifest, HashedFile, ShardCache
+from averaging.data.shards import ShardCache
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address
 from averaging.host.log_file import LOG_FOLDER, keep_log
@@ -33,7 +33,7 @@ from peer.checks.reach import find_outbound_only
 from peer.holdings.held_experts_core import of_founders
 from peer.holdings.held_parts import own_parts
 from peer.holdings.host_backup import take_kept
-from peer.holdings.training_text import OwnText
+from peer.holdings.training_text import check_expert_text
 from peer.holdings.verified_holders import ASK_WITHIN_S, CommitProof, present
 from peer.holdings.verified_holders_core import everybody
 from peer.machine.device import check_can_limit, choose_device
@@ -75,7 +75,7 @@ from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
 from peer.settings.exit import watch_signals
 from peer.status.local_view import LOG_NAME
-from peer.status.reporting import ExpertLosses, ReportedExpertText, Reporter, evaluate_commits
+from peer.status.reporting import ExpertLosses, Reporter, evaluate_commits
 from peer.status.screen import run_screen
 from peer.status.status import write_final_status
 from peer.status.status_board import StatusBoard
@@ -251,20 +251,11 @@ async def _train(joined: JoinedSession) -> None:
     """Fetch what training needs, find the run's newest state, train and average on it."""
     life, membership = joined.life, joined.membership
     cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
-    files = joined.experts.files
-    text = OwnText(life.folder, membership.manifest, membership.dataset, cache, ThreadOffload(), files)
-    await text.restore()
-    text.take(membership.reassignment)
-    life.board.text = text
     joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), joined.roster.is_member))
     async with trio.open_nursery() as nursery:
         _keep_up(joined, nursery)
-        if text.from_round:
-            # what was read last may be with nobody any more
-            with trio.move_on_after(ASK_WITHIN_S):
-                await joined.reporter.report_once()
-        await text.begin(partial(_fetch_data, joined, cache), joined.experts.wanted)
-        chains = await _open_chains(joined, cache, text)
+        await _bring_data(joined, cache, joined.experts.wanted)
+        chains = await _open_chains(joined, cache)
         open_rounds, first = await _catch_up(joined, chains)
         if membership.manifest.config.stages is not None:
             await train_in_lanes(joined, cache, chains[0], open_rounds[0], first)
@@ -272,14 +263,13 @@ async def _train(joined: JoinedSession) -> None:
             return
         is_paused = first.is_missing or not life.controls.decision.may_compute
         held, me = joined.experts.held, life.identity.peer_id
-        reads = text_plan(text.dataset, cache, held)
+        reads = text_plan(membership.dataset, cache, held)
         plan = training_plan(life.config, me, membership, reads, chains, held, is_paused=is_paused)
-        nursery.start_soon(text.keep, partial(_fetch_data, joined, cache, told=_unsaid), held)
         async with open_worker_trainer(plan, whole_anchor(chains), life.worker) as trainer:
             trainer.hold(life.controls.decision.is_held)
             if first.is_missing:
                 trainer.hold(True, HELD_BECAUSE)
-            await _average(joined, chains, open_rounds, trainer, first, cache)
+            await _average(joined, chains, open_rounds, trainer, first)
         nursery.cancel_scope.cancel()
 
 
@@ -301,7 +291,7 @@ def _keep_up(joined: JoinedSession, nursery: trio.Nursery) -> None:
     nursery.start_soon(upkeep.keep_credential, joined.client.renew)
 
 
-async def _open_chains(joined: JoinedSession, cache: ShardCache, text: OwnText) -> tuple[UnitChain, ...]:
+async def _open_chains(joined: JoinedSession, cache: ShardCache) -> tuple[UnitChain, ...]:
     """What this machine has of the run, from its signed start on, with the text of the experts that it takes up now."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
     search = StartSearch(life.folder, membership, joined.looks, joined.roster, ThreadOffload(), life.board)
@@ -309,7 +299,7 @@ async def _open_chains(joined: JoinedSession, cache: ShardCache, text: OwnText) 
     start = open_start_record(sealed_start, membership.manifest)
     held = await _settle_experts(joined, start)
     if held:
-        await text.begin(partial(_fetch_data, joined, cache), held)  # not wanted before all founders were there
+        await _bring_data(joined, cache, held)  # not wanted before all founders were there
     given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
     me, restarted = life.identity.peer_id, life.board.has_restarted
     chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held)
@@ -364,7 +354,6 @@ async def _average(
     open_rounds: Sequence[OpenRound],
     trainer: WorkerTrainer,
     first: FirstState,
-    cache: ShardCache,
 ) -> None:
     """The rounds of all units, with everything that they need, until the run is over."""
     board, rounds = joined.life.board, peer_rounds(joined)
@@ -378,7 +367,7 @@ async def _average(
     trainer.record = board.spans.record
     board.trainer, board.service, board.others = trainer, services[0], tuple(services[1:])
     rounds.serve()
-    await _rounds(joined, rounds, services, trainer, first, cache)
+    await _rounds(joined, rounds, services, trainer, first)
 
 
 async def _rounds(
@@ -387,7 +376,6 @@ async def _rounds(
     services: Sequence[RoundService],
     trainer: WorkerTrainer,
     first: FirstState,
-    cache: ShardCache,
 ) -> None:
     """Train and average until the run is over or we are asked to leave; then say goodbye, while everything runs that says it."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
@@ -407,7 +395,8 @@ async def _rounds(
         nursery.start_soon(list_peers, joined.looks, listed, IN_ROUNDS)
         with life.departure.ends():
             whole = partial(whole_anchor, chains)
-            losses = _expert_losses(joined, trainer, cache) if joined.experts.held else None
+            held = joined.experts.held
+            losses = ExpertLosses(held, joined.roster.listed_experts, trainer.evaluate) if held else None
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole, losses)
             await finish(joined, service)
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
@@ -418,21 +407,6 @@ async def _rounds(
             reporter.is_leaving = True
             await reporter.report_once()
         nursery.cancel_scope.cancel()
-
-
-def _expert_losses(joined: JoinedSession, trainer: WorkerTrainer, cache: ShardCache) -> ExpertLosses:
-    """How the experts that are held here are measured, on the text that is read here by then."""
-    text, held, section = joined.life.board.text, joined.experts.held, joined.membership.manifest.config.experts
-
-    async def read(dataset: DatasetManifest) -> None:
-        await trainer.read_text(text_plan(dataset, cache, held))
-
-    async def follow(index: int) -> int:
-        return await text.follow(index, read) if text is not None else 0
-
-    every = section.reassign_every_rounds if section is not None else 0
-    anew = ReportedExpertText(follow, trainer.evaluate_sample, every) if every else None
-    return ExpertLosses(held, joined.roster.listed_experts, trainer.evaluate, anew)
 
 
 async def _hand_over(joined: JoinedSession, rounds: PeerRounds, services: Sequence[RoundService]) -> None:
@@ -463,14 +437,10 @@ async def _begin_training(
     await life.controls.order(trainer)
 
 
-def _unsaid(_: str) -> None:
-    """What is fetched while training goes on is no state of the peer."""
-
-
-async def _fetch_data(
-    joined: JoinedSession, cache: ShardCache, files: Sequence[HashedFile], told: Callable[[str], None] | None = None
-) -> None:
-    """What of these files is not here yet: from the host and from whoever is listed while we fetch."""
+async def _bring_data(joined: JoinedSession, cache: ShardCache, held: Sequence[int]) -> None:
+    """What the holder of these parts reads and has not got yet: from the host and from whoever is listed while we fetch. Then it is
+    checked.
+    """
     membership, network, roster = joined.membership, joined.network, joined.roster
     listed = list(await _members_listed(joined))
 
@@ -479,9 +449,10 @@ async def _fetch_data(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(list_peers, joined.looks, relisted)
-        say = told or partial(joined.life.board.say, "joining")
+        files, say = joined.experts.files(membership.dataset, held), partial(joined.life.board.say, "joining")
         await fetch_data(network, files, cache, lambda: (*listed, membership.coordinator), say)
         nursery.cancel_scope.cancel()
+    await ThreadOffload().run(partial(check_expert_text, membership.manifest.config, membership.dataset, cache))
 
 
 async def _read_shard(cache: ShardCache, shard_hash: bytes) -> bytes | None:

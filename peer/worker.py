@@ -47,7 +47,6 @@ class Worker:
         self._vectors = vectors
         self._slowdown = trainer.plan.slowdown
         self._is_paused = trainer.plan.is_paused or not trainer.plan.trains
-        self._fails_next = False
         self._was_loaded = False
         self._still_until_s = 0.0
         self._early: deque[Command | None] = deque()
@@ -67,8 +66,6 @@ class Worker:
             if self._is_paused:
                 continue
             begin_s = time.perf_counter()
-            if self._fails_next:
-                raise MemoryError("injected")
             if not self._trainer.micro_batch:
                 self._trainer.find_micro_batch()  # it was started paused, when even that is too much
             self._trainer.step(self._goes_on)
@@ -144,12 +141,6 @@ class Worker:
                 return Reply(number=command.number, loss_nats=trainer.evaluate(vectors.view(Area.IN), command.expert))
             case "evaluate_prose":
                 return Reply(number=command.number, loss_nats=trainer.evaluate_prose(vectors.view(Area.IN)))
-            case "evaluate_sample":
-                losses = trainer.evaluate_sample(vectors.view(Area.IN), command.expert or 0)
-                return Reply(number=command.number, losses_nats=losses)
-            case "text":
-                if command.text is not None:
-                    trainer.read_text(command.text)
             case "slow":
                 self._slowdown = max(1.0, command.factor)
             case "pause":
@@ -157,8 +148,6 @@ class Worker:
                 trainer.give_back_memory()
             case "resume":
                 self._is_paused = not trainer.plan.trains
-            case "fail":
-                self._fails_next = True
         self._tell_progress()
         return Reply(number=command.number)
 

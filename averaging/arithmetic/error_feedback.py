@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from averaging.arithmetic.batched_codec import chunk_views, decode_run, encode_run, new_room, runs_in, span_bytes
+from averaging.arithmetic.batched_codec import chunk_views, decode_run, encode_run, new_room, span_bytes
 from averaging.arithmetic.delta import pseudo_gradient
 from averaging.arithmetic.vectors import new_vector
 from averaging.codecs import Codec
@@ -185,16 +185,6 @@ class FedEncoder:
     def finished(self) -> FedDelta:
         """When all chunks were encoded."""
         return FedDelta(self.chunks, self._left_N, tuple(self._norms), self._num_clipped, self._num_dropped)
-
-
-def encode_fed(
-    anchor_N: torch.Tensor, theta_N: torch.Tensor, residual: Residual, beta: float, codec: Codec, grid: ChunkGrid
-) -> FedDelta:
-    """All of it at once. Arguments and errors as of `FedEncoder`."""
-    encoder = FedEncoder(anchor_N, theta_N, residual, beta, codec, grid)
-    for run in runs_in(0, grid.num_chunks, grid.chunk_elements):
-        encoder.encode(run)
-    return encoder.finished()
 
 
 def _drop_overflown(fed_n: torch.Tensor, delta_n: torch.Tensor, chunk_elements: int) -> int:

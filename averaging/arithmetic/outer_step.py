@@ -13,23 +13,6 @@ from protocol.errors import RemoteProtocolError
 from protocol.rounds.messages.messages import OuterStep
 
 
-def apply_outer_step(
-    anchor_N: torch.Tensor, momentum_N: torch.Tensor, update_N: torch.Tensor, outer: OuterStep
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The anchor and momentum after one commit, (N,) float32, or float64 for proofs; the arguments are left alone. The anchor is a
-    new tensor, and so is the momentum where it changes.
-
-    "nesterov": m <- mu m + U; A <- A - eta (U + mu m) (DiLoCo, 2311.08105, section 2; Nesterov as in torch's SGD).
-    "mean": A <- A - eta U, momentum untouched; with eta = 1 this is plain parameter averaging.
-
-    Raises:
-        RemoteProtocolError: a kind that this version does not know.
-    """
-    moved_N, moved_momentum_N = moved_vectors(anchor_N, momentum_N, outer)
-    step_into((moved_N, moved_momentum_N), anchor_N, momentum_N, update_N, outer)
-    return moved_N, moved_momentum_N
-
-
 def moved_vectors(
     anchor_N: torch.Tensor, momentum_N: torch.Tensor, outer: OuterStep
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,8 +33,8 @@ from protocol.run.experts_section import MAX_ROUTER_BYTES
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
 TokenBytes = Literal[2, 4]
-ShardPart = Split | Literal["start", "sample"]
-"""What a shard belongs to: a part of the text, the weights that the run starts with, or the windows on which experts are compared."""
+ShardPart = Split | Literal["start"]
+"""What a shard belongs to: a part of the text, or the weights that the run starts with."""
 
 MAX_TOKENIZER_BYTES: Final = 64 << 20
 MANIFEST_NAME: Final = "dataset.json"
@@ -104,9 +104,7 @@ class TextBytes(_Part):
 class RouterEntry(_Part):
     """The file of the router that sent documents to experts, which travels as a shard does, and its root (`router_root`).
 
-    `text_bytes` are those of each expert, in the order of their numbers; left out where tokens are bytes. `sample_tokens` is the
-    length of each window of the part "sample", 0 without one. `sample_owners` says of each of them whose document losses made it, for
-    a host whose ledger is an old copy; left out where it is as the router says.
+    `text_bytes` are those of each expert, in the order of their numbers; left out where tokens are bytes.
     """
 
     sha256: Hex32
@@ -114,8 +112,6 @@ class RouterEntry(_Part):
     root: Hex32
     num_experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)]
     text_bytes: list[TextBytes] | None = None
-    sample_tokens: Annotated[int, Field(ge=0, le=1 << 20)] = 0
-    sample_owners: list[int] | None = None
 
     @model_validator(mode="after")
     def _check_text_bytes(self) -> RouterEntry:
@@ -139,29 +135,10 @@ class DatasetManifest(_Part):
     def _check_experts(self) -> DatasetManifest:
         num_experts = self.router.num_experts if self.router else 0
         for entry in self.shards:
-            is_routed = self.router is not None and entry.split not in ("start", "sample")
+            is_routed = self.router is not None and entry.split != "start"
             if (entry.expert is not None) != is_routed or (entry.expert or 0) >= max(1, num_experts):
                 raise ValueError(f"a shard of expert {entry.expert} in a data set for {num_experts} experts")
-        found, window = self.num_tokens("sample"), self.router.sample_tokens if self.router else 0
-        if found % window if window else found:
-            raise ValueError(f"a sample of {found} tokens: expected whole windows of {window}")
-        owners = self.sample_owners
-        if owners and (len(owners) != self.sample_windows or not all(0 <= each < num_experts for each in owners)):
-            raise ValueError(
-                f"owners of {len(owners)} windows: expected {self.sample_windows}, of {num_experts} experts"
-            )
         return self
-
-    @property
-    def sample_windows(self) -> int:
-        """How many windows the sample has on which experts are compared."""
-        window = self.router.sample_tokens if self.router else 0
-        return self.num_tokens("sample") // window if window else 0
-
-    @property
-    def sample_owners(self) -> tuple[int, ...]:
-        """Whose each window of the sample is by losses; nothing where they have not told."""
-        return tuple(self.router.sample_owners or ()) if self.router else ()
 
     def canonical_bytes(self) -> bytes:
         """Compact ASCII JSON with sorted keys."""
@@ -309,12 +286,6 @@ class ShardCache:
         """A shard's bytes, or None."""
         path = self.path(name)
         return path.read_bytes() if path.is_file() else None
-
-    def drop(self, names: Collection[str]) -> None:
-        """Delete these files, where they are here."""
-        for name in names:
-            self.path(name).unlink(missing_ok=True)
-            self._checked.discard(name)
 
     def put(self, entry: HashedFile, data: bytes) -> None:
         """Keep a shard that was fetched.

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from coordinator.ledger.ledger import Ledger
     from coordinator.ledger.ledger_writer import LedgerWriter
     from coordinator.progress.tracker import RunTracker
-    from coordinator.run.run_texts import RunTexts
     from protocol.identity.credential import CertificateAuthority
     from protocol.identity.identity import Verifier
 
@@ -69,9 +68,7 @@ CallFrom = Callable[[bytes, str], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class HostedRun:
-    """What a newcomer is given, and the keys that make it. `dataset` is the canonical JSON of the packed data, `texts`
-    what was packed since.
-    """
+    """What a newcomer is given, and the keys that make it. `dataset` is the canonical JSON of the packed data."""
 
     run_id: RunId
     signed_manifest: bytes
@@ -82,7 +79,6 @@ class HostedRun:
     verifier: Verifier
     peer_id: PeerId
     bootstrap: Callable[[], tuple[str, ...]]
-    texts: RunTexts | None = None
 
 
 class CoordinatorService:
@@ -139,7 +135,6 @@ class CoordinatorService:
                 start_record=self._tracker.start_record,
                 coordinator_peer_id=run.peer_id,
                 bootstrap=run.bootstrap(),
-                reassignment=run.texts.newer_than(0) if run.texts is not None else b"",
             )
         )
 
@@ -214,35 +209,17 @@ class CoordinatorService:
         revocations = await self._ledger.run(lambda ledger: self._revocations(ledger, report.revocations, now_unix_s))
         self._tracker.note_bans(len(revocations))
         told = PeerReport("left", "banned by the host", report.unit) if is_banned else report
-        if self._run.texts is not None:
-            self._run.texts.check(told)
         reply = await self._tracker.report(sender, told)
         is_asked = has_others(revocations, report.known_revocations)
         return encode_report_reply(
             replace(
                 reply,
                 like=report_digest(told),
-                reassignment=self._take_text(told),
-                asks_reassignment=self._run.texts is not None and self._run.texts.lacks(told.reassigned_unix_s),
                 revocations=missing(revocations, report.known_revocations),
                 asks_revocations=is_asked,
                 known_revocations=b"".join(map(fingerprint, revocations)) if is_asked else b"",
             )
         )
-
-    def _take_text(self, report: PeerReport) -> bytes:
-        """Losses that decide where documents go are taken, and a re-assignment that was lost here; returns the newest one where the
-        peer has not heard of it.
-        """
-        texts, chain = self._run.texts, self._tracker.chain
-        if texts is None:
-            return b""
-        if report.reassignment:
-            texts.take_back(report.reassignment)
-        commits = {sample.commit for sample in report.sample_losses} if chain is not None else ()
-        found = {commit: chain.link(commit) for commit in commits} if chain is not None else {}
-        texts.take(report, {commit: link.index for commit, link in found.items() if link is not None})
-        return texts.newer_than(report.reassigned_unix_s)
 
     def _whole(self, sender: PeerId, report: PeerReport) -> PeerReport:
         """What a short report says, by the last one of its sender. Raises RemoteProtocolError where that is not like it."""

@@ -1,1 +1,1 @@
-"""Experts at the host: kept units, merging, lost texts."""
+"""Experts at the host: kept units, merging."""

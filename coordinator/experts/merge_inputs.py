@@ -21,13 +21,11 @@ from averaging.data.sources.texts import Split
 from coordinator.checkpoints.checkpoint_export import Exported, export_tensors
 from coordinator.checkpoints.checkpoints import CheckpointManifest, load_checkpoint
 from coordinator.checkpoints.granite_layout import granite_config, granite_tensors
-from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
 from coordinator.run.hosted_runs import MANIFEST_FILE
-from coordinator.run.run_texts import read_texts
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.identity.identity import Ed25519Verifier
 from protocol.ids import UnitName
-from protocol.run.manifest import RunManifest, open_manifest
+from protocol.run.manifest import open_manifest
 from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import TRUNK, MixtureConfig, expert_of, held_units
 from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
@@ -218,36 +216,7 @@ class ExpertSample:
                 f"{self._parts.manifest.run_id[:8]}, which the checkpoint is of",
                 remedy,
             )
-        section = manifest.config.experts
-        return self._since(manifest, dataset) if section is not None and section.reassign_every_rounds else dataset
-
-    def _since(self, manifest: RunManifest, first: DatasetManifest) -> DatasetManifest:
-        """The data set that was read at the checkpoint's round, where documents are sent to experts anew.
-
-        Raises:
-            ConfigError: the host has dropped it.
-            StorageError: the ledger or the data set is lost or damaged.
-        """
-        index, path = self._parts.manifest.index, self._state_dir / LEDGER_FILE
-        if not path.exists():
-            raise StorageError(
-                f"{path} is not there: nothing tells which documents round {index} read",
-                "the host's whole folder",
-                "name it with --state-dir",
-            )
-        with open_ledger(path) as ledger:
-            texts = read_texts(self._state_dir, manifest, ledger)
-        begun = [place for place, text in enumerate(texts, 1) if text.entry.from_round <= index]
-        place = begun[-1] if begun else 0
-        number = texts[place - 1].entry.number if place else 0
-        # where numbers are missing that text was deleted, or never came back after the ledger was an old copy
-        if texts[place:] and (later := texts[place].entry).number != number + 1:
-            raise ConfigError(
-                f"the text of round {index} is not kept in {self._state_dir} any more",
-                f"a checkpoint of round {later.from_round} or later",
-                "merge a newer one: documents were sent to experts anew since",
-            )
-        return texts[place - 1].dataset if place else first
+        return dataset
 
     def _reader(self, dataset: DatasetManifest, expert: int, split: Split) -> TokenReader:
         cache = ShardCache(self._folder)

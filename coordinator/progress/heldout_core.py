@@ -28,7 +28,6 @@ def heldout_points(
     link: ChainLink,
     known: Sequence[LossPoint],
     shares: Sequence[float],
-    text_round: int = 0,
 ) -> list[LossPoint]:
     """What a result adds to the curves.
 
@@ -38,15 +37,12 @@ def heldout_points(
         link: the verified commit that it is about.
         known: the points that there are.
         shares: of each expert in the bytes of held-out text, summing to 1; none in a run without experts.
-        text_round: from which on documents lie with experts as they do at this commit: what was measured with others is no point.
 
     Returns:
         In a run of experts a point for each that nobody has measured at this commit, and as soon as there is one of all, the whole's:
         their mean, weighted by their shares. Else a point of the whole, one for each peer. Of prose one, where it was measured.
     """
     tokens = link.total_tokens
-    if result.of_experts and result.text_round != text_round:
-        return []
     at_hand = {(point.kind, point.peer): point.nats for point in known if point.tokens == tokens}
     points: list[LossPoint] = []
 

@@ -97,8 +97,6 @@ def _between(
         yield _Told("trouble", f"{unit} is frozen: {frozen[unit]}")
     for unit in sorted(was_frozen.keys() - frozen.keys()):
         yield _Told("run", f"{unit} has a holder again and goes on")
-    if after.documents != before.documents:
-        yield _Told("run", f"documents are {after.documents}")
     if after.num_bans > before.num_bans:
         yield _Told("trouble", f"{after.num_bans - before.num_bans} more banned")
     before_checkpoints = {row.commit for row in before.checkpoints}

@@ -87,7 +87,6 @@ class RunPicture:
         num_forks: lineages beside the head's that may still be followed.
         min_members: how many ready peers the run starts with.
         units: the experts of a run that has any, or its stages (`are_stages`), with their holders.
-        documents: since when they lie with experts as they do; empty as at the run's start.
         stage_commits: of the stages that the host has commits of, what these say.
     """
 
@@ -109,7 +108,6 @@ class RunPicture:
     num_forks: int = 0
     min_members: int = 0
     units: Sequence[UnitHolders] = ()
-    documents: str = ""
     are_stages: bool = False
     stage_commits: Mapping[UnitName, StageCommits] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -298,7 +296,6 @@ def now_json(picture: RunPicture, now_s: float) -> Json:
         "phase": state.phase.value,
         "reason": picture.reason,
         "restarted": picture.restarted,
-        "documents": picture.documents,
         "bans": picture.num_bans,
         "forks": picture.num_forks,
         "head": (state.head or b"").hex(),

@@ -6,7 +6,7 @@ Everything that must not be lost is in the ledger before it is in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -62,7 +62,7 @@ _READ_COST_S: Final = 1e-5
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
     """What is fixed about a run: its manifest, the units as they start, who signs for the host, and of a run of experts the share of
-    each in the held-out text of a round, and since when it lies so.
+    each in the held-out text.
     """
 
     manifest: RunManifest
@@ -71,7 +71,7 @@ class TrackedRun:
     signer: Signer
     verifier: Verifier
     checkpoint_folder: Path
-    heldout_at: Callable[[int], tuple[int, tuple[float, ...]]] = lambda _: (0, ())
+    heldout_shares: tuple[float, ...] = ()
 
     @property
     def spine(self) -> UnitName:
@@ -454,8 +454,7 @@ class RunTracker:
             link = fresh.get(result.commit) or chain.link(result.commit)
             if link is not None:
                 known = (*self._loss_points, *points)
-                text_round, shares = self._run.heldout_at(link.index)
-                points += heldout_points(peer, result, link, known, shares, text_round)
+                points += heldout_points(peer, result, link, known, self._run.heldout_shares)
         return points
 
     def _train_points(self, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:

@@ -93,7 +93,7 @@ def frozen_units(empty: Mapping[UnitName, float], now_s: float) -> frozenset[Uni
 
 def check_claims(report: PeerReport, parts: Sequence[UnitName]) -> None:
     """Refuse a report that names experts, or stages, that the run has not, or brings losses of experts that the peer does not hold:
-    they decide where documents go, and the first that are told of an expert stand.
+    the first that are told of an expert stand.
 
     Raises:
         RemoteProtocolError: it does.
@@ -104,7 +104,6 @@ def check_claims(report: PeerReport, parts: Sequence[UnitName]) -> None:
             raise RemoteProtocolError(f"a report that names expert {part}", expected, "start this peer again")
     held = set(report.experts) - {parts.index(unit) for unit in unproven(report, parts)}
     measured = {expert for result in report.heldout for expert, _ in result.of_experts}
-    measured |= {sample.expert for sample in report.sample_losses}
     for expert in sorted(measured - held):
         expected = f"of experts that it holds: {', '.join(map(str, sorted(held))) or 'none'}"
         raise RemoteProtocolError(f"losses of expert {expert} in a report", expected, "start this peer again")

@@ -1,1 +1,1 @@
-"""The run's folder: files, texts, routers."""
+"""The run's folder: files, routers."""

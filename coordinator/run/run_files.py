@@ -1,10 +1,13 @@
 """The host's folder: made once when a run is opened, found again at every later start.
 
-identity.key       the host's identity (protocol/identity/identity_file.py) authority.key      32 secret bytes of the run's
-certificate authority, mode 0600 authority.der      its certificate data/              packed shards and dataset.json; beside them
-what was packed since (coordinator/run/run_texts.py) manifest.signed    the signed run manifest: written last, so its presence means
-that the run is complete ledger.sqlite3     coordinator/ledger/ledger.py; beside it .count (coordinator/ledger/ledger_damage.py)
-and, while in use, SQLite's -wal and -shm checkpoints/       coordinator/checkpoints/checkpoints.py
+- identity.key: the host's identity (protocol/identity/identity_file.py)
+- authority.key: 32 secret bytes of the run's certificate authority, mode 0600
+- authority.der: its certificate
+- data/: packed shards and dataset.json
+- manifest.signed: the signed run manifest. It is written last, so its presence means that the run is complete.
+- ledger.sqlite3: coordinator/ledger/ledger.py. Beside it .count (coordinator/ledger/ledger_damage.py) and, while in use, SQLite's -wal
+  and -shm
+- checkpoints/: coordinator/checkpoints/checkpoints.py
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from averaging.data.sources.texts import Split
 from averaging.data.vocabulary import open_tokenizer
 from coordinator.checkpoints.verify import RunTokenizer
 from coordinator.run.hosted_runs import MANIFEST_FILE
-from coordinator.run.run_router import check_router, packed_texts, routing_of, sample_of
+from coordinator.run.run_router import check_router, packed_texts, routing_of
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
 from protocol.host.calls import START_DOMAIN
 from protocol.identity.credential import CertificateAuthority, load_ca, make_ca
@@ -210,14 +213,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
             read(),
             tokenizer,
             unfinished,
-            Packing(
-                data.shard_bytes,
-                data.source,
-                source.licence,
-                start=start,
-                routing=routing,
-                sample=sample_of(config, read, tokenizer),
-            ),
+            Packing(data.shard_bytes, data.source, source.licence, start=start, routing=routing),
             yardsticks.add,
         )
         _check_enough(config, dataset)

@@ -9,7 +9,6 @@ from typing import Final
 
 from averaging.data.packing.document_router import DocumentRouter, router_from_bytes, router_root
 from averaging.data.packing.document_routing import Routing, route_documents, route_with, without_empty
-from averaging.data.packing.routing_sample import RoutingSample, routing_sample, window_tokens
 from averaging.data.sources.sources import Source
 from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import Tokenizer
@@ -79,17 +78,6 @@ def routing_of(
         least_documents=experts.min_documents,
         embeddings=first_embeddings(config, tokenizer) if experts.router_features == "embeddings" else None,
     )
-
-
-def sample_of(config: RunConfig, read: Callable[[], Iterator[Text]], tokenizer: Tokenizer) -> RoutingSample | None:
-    """The documents on which experts are compared; None in a run that never sends documents elsewhere. Blocks, for one reading.
-
-    Raises:
-        ConfigError: too few documents are long enough.
-    """
-    if config.experts is None or not config.experts.reassign_every_rounds:
-        return None
-    return routing_sample(read, tokenizer, window_tokens(config.model.context_tokens))
 
 
 def _router_file(path: Path, experts: ExpertsSection, tokenizer: Tokenizer | None = None) -> DocumentRouter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from protocol.estimates.dry_run import Estimate, traffic_estimates
 from protocol.estimates.estimates import (
@@ -15,14 +14,10 @@ from protocol.estimates.estimates import (
     run_size,
 )
 from protocol.estimates.pipeline_estimates import stage_estimates
-from protocol.host.reassignment import KEPT_ENTRIES
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 from protocol.run.data_section import HUB_PREFIX
 from protocol.run.manifest import RunConfig
 from protocol.tables import in_bytes, whole
-
-DATA_SETS: Final = 1 + KEPT_ENTRIES
-"""On the disk of a host that sends documents to experts anew: the one that the run was opened with, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +65,6 @@ def _interval(run: RunConfig) -> str:
 
 
 def _data(run: RunConfig, data: Data) -> str:
-    each = _data_set(run, data)
-    if run.experts is None or not run.experts.reassign_every_rounds:
-        return each
-    return f"{each}; {DATA_SETS} times that with the two newest re-assignments"
-
-
-def _data_set(run: RunConfig, data: Data) -> str:
     if data.is_packed:
         return f"{in_bytes(data.num_bytes)}, packed already"
     if run.data.dataset.startswith(HUB_PREFIX):

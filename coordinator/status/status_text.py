@@ -133,8 +133,6 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     if units := rows_of(status.get("units")):
         names = {row.get("peer"): row.get("name") for row in peers}
         lines.extend(_unit_line(row, names) for row in units)
-    if status.get("documents"):
-        lines.append(f"documents: {status['documents']}")
     lines.extend(_stage_line(row) for row in rows_of(status.get("stages")))
     lane_names = {row.get("peer"): row.get("name") for row in peers}
     lines.extend(_lane_line(row, lane_names) for row in rows_of(status.get("lanes")))

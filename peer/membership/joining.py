@@ -59,15 +59,12 @@ DATA_WITHIN_S: Final = 600.0
 
 @dataclass(frozen=True)
 class Membership:
-    """A checked membership. `has_ended`: the credential was good as of the host's last word, and is no more; `reassignment`: of
-    documents, as the host told it at the admission, not looked at yet.
-    """
+    """A checked membership. `has_ended`: the credential was good as of the host's last word, and is no more."""
 
     saved: SavedMembership
     manifest: RunManifest
     dataset: DatasetManifest
     has_ended: bool = False
-    reassignment: bytes = b""
 
     @property
     def run_id(self) -> RunId:
@@ -243,7 +240,7 @@ async def admit(
     )
     membership = check_membership(saved, invite.run_id)
     save_membership(folder, saved)
-    return replace(membership, reassignment=reply.reassignment)
+    return membership
 
 
 async def fetch_data(

@@ -256,8 +256,6 @@ def text_plan(dataset: DatasetManifest, cache: ShardCache, experts: Sequence[int
         expert_heldout_bytes_per_token=tuple(dataset.bytes_per_token("heldout", expert) for expert in experts)
         if dataset.router is not None
         else (),
-        sample_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("sample")),
-        sample_tokens=dataset.router.sample_tokens if dataset.router is not None else 0,
     )
 
 

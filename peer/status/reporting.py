@@ -23,14 +23,11 @@ from peer.status.status import PeerStatus
 from peer.status.status_board import StatusBoard
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
 from protocol.host.calls import NO_COMMIT, NO_ROOT
-from protocol.host.reassignment import is_measured
 from protocol.host.report_delta import report_digest, shortened
 from protocol.host.reports import (
-    MAX_SAMPLES,
     HeldoutResult,
     PeerReport,
     ReportReply,
-    SampleLosses,
     UnitBytes,
     UnitStanding,
     cut_certificates,
@@ -39,7 +36,6 @@ from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.lineage.chain import ChainLink
 from protocol.rounds.messages.wire import encode_certificate
 from protocol.tensors.decoder_schema import WHOLE_MODEL
-from protocol.tensors.expert_schema import MAX_EXPERTS
 
 log = structlog.get_logger()
 
@@ -64,9 +60,6 @@ _UNDER_WAY: Final = "training"
 
 MAX_HELDOUT_KEPT: Final = 32
 """Of results that wait for the host; a report has room for them."""
-
-MAX_SAMPLES_KEPT: Final = MAX_EXPERTS
-"""A round's, whoever holds how many. Those that a report has no room for wait for the next one."""
 
 EVALUATE_WITHIN_S: Final = 120.0
 
@@ -130,8 +123,6 @@ def make_report(
         experts=board.experts.wanted if board.experts is not None else (),
         expert_room=board.experts.room if board.experts is not None else 0,
         incarnation=board.incarnation,
-        reassigned_unix_s=board.text.heard_unix_s if board.text is not None else 0,
-        sample_losses=tuple(board.samples[:MAX_SAMPLES]),
         unit_bytes=tuple(UnitBytes(UnitName(unit), *moved) for unit, moved in status.unit_bytes.items()),
         lane=status.lane,
         could_tokens_per_s=status.could_tokens_per_s,
@@ -233,11 +224,8 @@ class Reporter:
         sent = set(report.certificates)
         self._told.update(commit for commit, raw in asides.items() if raw in sent)
         self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
-        self._board.samples[:] = [s for s in self._board.samples if s not in report.sample_losses]
         self._note(reply)
         await self._take_revocations(reply)
-        if self._board.text is not None:
-            self._board.text.take(reply.reassignment)
         return True
 
     def _asides(self) -> Mapping[CommitId, bytes]:
@@ -274,8 +262,6 @@ class Reporter:
         if self._revocations is not None and self.last_reply is not None and self.last_reply.asks_revocations:
             asked = self._revocations.missing_at(self.last_reply.known_revocations)
             report = replace(report, revocations=asked)
-        if self.last_reply is not None and self.last_reply.asks_reassignment and self._board.text is not None:
-            report = replace(report, reassignment=self._board.text.heard)
         return replace(report, state="left") if self.is_leaving else report
 
     def _note(self, reply: ReportReply) -> None:
@@ -328,12 +314,10 @@ class Reporter:
     def _is_nothing_new(self) -> bool:
         """Whether the coordinator knows all that we have to say, and heard it lately."""
         reply, report = self.last_reply, self._made(tuple(self._asides().values()))
-        if reply is None or reply.phase != _UNDER_WAY or self._is_fetching:
-            return False
-        if reply.asks_revocations or reply.asks_reassignment:
+        if reply is None or reply.phase != _UNDER_WAY or self._is_fetching or reply.asks_revocations:
             return False
         is_same = reply.like == report_digest(report) and self._told_numbers == _numbers(report)
-        brings = report.heldout or report.sample_losses or report.certificates or report.start_record
+        brings = report.heldout or report.certificates or report.start_record
         return is_same and not brings and trio.current_time() - self._told_at_s < IDLE_REPORT_S - REPORT_EVERY_S / 2
 
     def _is_asked(self) -> bool:
@@ -346,21 +330,6 @@ class Reporter:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportedExpertText:
-    """Which text is read at a round, and by what documents are sent elsewhere.
-
-    Attributes:
-        follow: told of the trunk's newest round before anything is measured at it -> from which round the text is that is read.
-        measure_sample: (whole model (N,) float32, expert) -> nats a token of each window on which experts are compared.
-        every_rounds: at every so manieth round of the trunk the sample is measured.
-    """
-
-    follow: Callable[[int], Awaitable[int]]
-    measure_sample: Callable[[torch.Tensor, int], Awaitable[tuple[float, ...]]]
-    every_rounds: int
-
-
-@dataclass(frozen=True, slots=True)
 class ExpertLosses:
     """How the experts that are held here are measured, each by one of its holders.
 
@@ -368,13 +337,11 @@ class ExpertLosses:
         held: here, in the order of their numbers.
         listed: who holds which, as far as the directory says. Two who see others in it may both measure; the host takes the first.
         measure: (whole model (N,) float32, expert) -> nats per byte.
-        text: of a run that sends documents to experts anew.
     """
 
     held: tuple[int, ...]
     listed: Callable[[], Mapping[PeerId, tuple[int, ...]]]
     measure: Callable[[torch.Tensor, int], Awaitable[float]]
-    text: ReportedExpertText | None = None
 
     def ours(self, link: ChainLink, me: PeerId) -> tuple[int, ...]:
         """Those of a commit that are ours to measure: of its roster the holder that comes first by hash does it."""
@@ -406,14 +373,10 @@ async def evaluate_commits(
     while not (is_over() and done == service.chain.head.commit):
         link, state = service.chain.head, service.chain.state
         if link.commit != done and state.head == link.commit:
-            text = experts.text if experts is not None else None
-            text_round = await text.follow(link.index) if text is not None else 0
             is_ours, ours = evaluator_of(link) == me, experts.ours(link, me) if experts is not None else ()
             if board.allowed.may_compute and experts is not None and ours:
-                of_experts = partial(_of_experts, trainer, experts, ours, has_prose=is_ours, text_round=text_round)
+                of_experts = partial(_of_experts, trainer, experts, ours, has_prose=is_ours)
                 await _evaluate(of_experts, link, whole(), board)
-                if text is not None and is_measured(link.index, text.every_rounds):
-                    await _measure_sample(text, ours, link, whole(), board)
             elif board.allowed.may_compute and experts is None and is_ours:
                 await _evaluate(partial(_of_model, trainer), link, whole(), board)
             done = link.commit
@@ -439,29 +402,11 @@ async def _of_experts(
     link: ChainLink,
     *,
     has_prose: bool,
-    text_round: int,
 ) -> HeldoutResult:
     found = tuple([(expert, await experts.measure(anchor_N, expert)) for expert in ours])
     prose_nats = await trainer.evaluate_prose(anchor_N) if has_prose else None
     nats = math.fsum(nats for _, nats in found) / len(found)
-    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats, found, text_round)
-
-
-async def _measure_sample(
-    text: ReportedExpertText, ours: Sequence[int], link: ChainLink, anchor_N: torch.Tensor, board: StatusBoard
-) -> None:
-    """Whose documents are whose is decided by these losses, on the host."""
-    with trio.move_on_after(EVALUATE_WITHIN_S) as scope:
-        for expert in ours:
-            try:
-                nats = await text.measure_sample(anchor_N, expert)
-            except PotluckError as error:
-                log.info("sample_not_measured", expert=expert, index=link.index, reason=error.one_line())
-                continue
-            board.samples.append(SampleLosses(link.commit, expert, nats))
-            del board.samples[:-MAX_SAMPLES_KEPT]
-    if scope.cancelled_caught:
-        log.info("sample_not_measured", index=link.index, reason=f"it took longer than {EVALUATE_WITHIN_S:.0f} s")
+    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats, found)
 
 
 async def _evaluate(measure: Measure, link: ChainLink, anchor_N: torch.Tensor, board: StatusBoard) -> None:

@@ -140,7 +140,6 @@ class PeerStatus(BaseModel):
         could_tokens_per_s: what its stage could do here were it never to wait for others, 0 where it is not known.
         owed_tokens: of lanes' rounds that are over and did not count them here: the stage's next commit is to.
         apart: for how long the host has followed a lineage that is not here, in one sentence; empty while ours is the run's.
-        text_round: of a run of experts, from which round on documents lie with them as they are read here; 0 as at the run's start.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -213,7 +212,6 @@ class PeerStatus(BaseModel):
     writes_refused: int = 0
     generations_damaged: int = 0
     apart: str = ""
-    text_round: int = 0
     units: tuple[UnitPlace, ...] = ()
     lane: int | None = None
     lane_reason: str = ""

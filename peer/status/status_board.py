@@ -26,7 +26,7 @@ from peer.status.round_progress import EtaEstimator, round_progress
 from peer.status.status import LastRound, PeerStatus, UnitPlace
 from peer.status.traffic import RoundBytes, RoundTraffic, since_start, traffic_row, traffic_told
 from protocol.errors import RefusedError
-from protocol.host.reports import HeldoutResult, SampleLosses
+from protocol.host.reports import HeldoutResult
 from protocol.identity.credential import credential_ends_unix_s
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId
@@ -39,7 +39,6 @@ from protocol.rounds.state import PeerView
 if TYPE_CHECKING:
     from averaging.rounds.spine_follower import SpineFollower
     from peer.holdings.held_parts import OwnParts
-    from peer.holdings.training_text import OwnText
     from peer.membership.coordinator_client import CoordinatorClient
     from peer.pipeline.lane_service import LaneService
 
@@ -92,8 +91,6 @@ class StatusBoard:
     last_round: LastRound | None = None
     own_roots: deque[bytes] = field(default_factory=lambda: deque(maxlen=ROOTS_REMEMBERED))
     heldout: list[HeldoutResult] = field(default_factory=list)
-    samples: list[SampleLosses] = field(default_factory=list)
-    text: OwnText | None = None
     for_host: trio.Event = field(default_factory=trio.Event)
     """Set by a round that the host is to have from us at once: ours to bring, or of an expert that nobody else votes on."""
 
@@ -318,7 +315,6 @@ class StatusBoard:
             allowed_reason=self.allowed.reason,
             cpu_celsius=self.cpu_celsius,
             apart=self.apart_told,
-            text_round=self.text.from_round if self.text is not None else 0,
         )
         updates = {
             **asdict(self.machine.read()),

@@ -70,8 +70,6 @@ def status_lines(status: PeerStatus) -> list[str]:
         lines.append(f"trouble: {printable(status.trouble)}")
     if status.round_waiting:
         lines.append(f"rounds: {printable(status.round_waiting)}")
-    if status.text_round:
-        lines.append(f"documents: sent to experts anew from round {status.text_round} on")
     if status.lane_reason:
         could = f"; could do {whole(status.could_tokens_per_s)} tokens/s" if status.could_tokens_per_s else ""
         lines.append(f"lanes: {printable(status.lane_reason)}{could}")

@@ -52,7 +52,6 @@ class TextPlan(BaseModel):
         expert_shards: the training text of each expert that is held here, in the order of their numbers, and `expert_heldout_shards`
             what is kept of it for evaluation; empty where all are trained on all of the text.
         expert_heldout_bytes_per_token: of each of these, mean length of a token of what is kept for evaluation.
-        sample_shards: windows of `sample_tokens` tokens on which experts are compared; none in a run that does not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,8 +66,6 @@ class TextPlan(BaseModel):
     expert_shards: tuple[tuple[Path, ...], ...] = ()
     expert_heldout_shards: tuple[tuple[Path, ...], ...] = ()
     expert_heldout_bytes_per_token: tuple[float, ...] = ()
-    sample_shards: tuple[Path, ...] = ()
-    sample_tokens: int = 0
 
 
 class TrainingPlan(TextPlan):
@@ -105,10 +102,6 @@ class TrainingPlan(TextPlan):
     num_fragments: int = 0
     mixture: MixtureConfig | None = None
     experts: tuple[int, ...] = ()
-
-    def reading(self, text: TextPlan) -> TrainingPlan:
-        """The same training on another text."""
-        return self.model_copy(update={name: getattr(text, name) for name in TextPlan.model_fields})
 
     @property
     def units(self) -> ModelUnits:
@@ -185,21 +178,12 @@ class LocalTrainer:
         self._model = _model_of(plan).to(self._device)
         self._parameters = parameters_in_order(self._model, self.schema)
         self._optimizer = make_optimizer(plan.inner, self.schema, self._parameters)
-        self._open_text(plan)
-        self._schedule_tokens = 0
-        self.micro_batch = plan.micro_batch
-        self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas))
-
-    def _open_text(self, plan: TrainingPlan) -> None:
         self._train = _readers(plan, plan.train_shards, plan.expert_shards)
         self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards)
         self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
-        self._sample = TokenReader(plan.sample_shards, plan.token_bytes)
-
-    def read_text(self, text: TextPlan) -> None:
-        """From the next step on windows come from this text; the data position stays."""
-        self.plan = self.plan.reading(text)
-        self._open_text(self.plan)
+        self._schedule_tokens = 0
+        self.micro_batch = plan.micro_batch
+        self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas))
 
     @property
     def sequences_per_step(self) -> int:
@@ -408,18 +392,6 @@ class LocalTrainer:
         """
         expert = expert_of_step(self.plan.experts, 0)
         return self._evaluate(self._prose, anchor_N, expert) / self.plan.prose_bytes_per_token
-
-    def evaluate_sample(self, anchor_N: torch.Tensor, expert: int) -> tuple[float, ...]:
-        """Of an expert that is held here with other parameters: mean loss of each window of the sample, nats a token."""
-        window = self.plan.sample_tokens
-        starts = tuple(range(0, self._sample.num_tokens, window)) if window else ()
-        losses: list[float] = []
-        with self._standing_in(anchor_N), torch.no_grad():
-            for begin in range(0, len(starts), EVALUATED_WINDOWS):
-                tokens_BT = self._batch(self._sample, starts[begin : begin + EVALUATED_WINDOWS], window)
-                logits_BVT = self._logits(tokens_BT, expert).float().transpose(1, 2)
-                losses += functional.cross_entropy(logits_BVT, tokens_BT[:, 1:], reduction="none").mean(dim=1).tolist()
-        return tuple(losses)
 
     def _evaluate(self, reader: TokenReader, anchor_N: torch.Tensor, expert: int | None = None) -> float:
         window = self.plan.model.context_tokens + 1

@@ -21,7 +21,7 @@ import trio
 
 from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.traffic.spans import COMPUTE, Record, Span, nowhere
-from peer.training.local_training import TextPlan, TrainingPlan
+from peer.training.local_training import TrainingPlan
 from peer.training.training_process import MessageReader, TrainingProcess, no_process, restart_pause_s
 from peer.training.worker_channel import Area, Command, Op, OutOfMemory, Progress, Reply, frame, parse_event
 from peer.training.worker_errors import DoesNotFit, WorkerDied, all_finite, misfit_reason
@@ -153,11 +153,6 @@ class WorkerTrainer:
         """Loss over the run's prose in nats per byte; None where it has none. Raises as `evaluate`."""
         return await self._loss_of(Command(op="evaluate_prose"), anchor_N) if self._plan.prose_shards else None
 
-    async def evaluate_sample(self, anchor_N: torch.Tensor, expert: int) -> tuple[float, ...]:
-        """Loss of each window of the sample with one expert that is held here, nats a token. Raises as `evaluate`."""
-        reply = await self._measured(Command(op="evaluate_sample", expert=expert), anchor_N)
-        return all_finite(reply.losses_nats)
-
     async def _loss_of(self, command: Command, anchor_N: torch.Tensor) -> float:
         reply = await self._measured(command, anchor_N)
         return all_finite((reply.loss_nats,))[0]
@@ -213,13 +208,6 @@ class WorkerTrainer:
         """Train on."""
         await self._set_paused(False)
 
-    async def read_text(self, text: TextPlan) -> None:
-        """Train and measure on this text from the next step on, also after a death."""
-        self._plan = self._plan.reading(text)
-        async with self._command_lock:
-            await self._until_ready()
-            await self._exchange(Command(op="text", text=text))
-
     def hold(self, is_held: bool, because: str = OWNER_HOLDS) -> None:
         """Tell the rounds that nothing can be contributed for now; what was trained is kept."""
         self._is_held, self._held_because = is_held, because
@@ -229,10 +217,6 @@ class WorkerTrainer:
         await self._order("pause" if is_paused else "resume")
         if self._ready.is_set():
             self._say_what_it_does()
-
-    async def inject_out_of_memory(self) -> None:
-        """The next step runs out of memory: for tests of what follows."""
-        await self._order("fail")
 
     # --- commands ---
 

@@ -18,7 +18,6 @@ from typing import Annotated, Final, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from peer.training.local_training import TextPlan
 from protocol.errors import LocalProtocolError
 
 _LENGTH: Final = struct.Struct("<I")
@@ -33,10 +32,7 @@ Op = Literal[
     "shift",
     "evaluate",
     "evaluate_prose",
-    "evaluate_sample",
-    "text",
     "slow",
-    "fail",
     "pause",
     "resume",
     "stop",
@@ -59,9 +55,8 @@ class Command(_Message):
 
     number: of the order among those of a worker's life; given when it is sent.
     op: load (theta <- IN), snapshot (OUT <- theta), shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose,
-    evaluate_sample (each window's loss of IN with `expert`), text (read `text` from the next step on), pause, resume,
-    slow (train at 1 / factor), fail (raise out-of-memory, for tests), stop. The first three are about one unit, in its own part of
-    the areas; `expert` is the one that is evaluated, None for all that are held here together.
+    pause, resume, slow (train at 1 / factor), stop. The first three are about one unit, in its
+    own part of the areas; `expert` is the one that is evaluated, None for all that are held here together.
     `kept` are parts [begin, stop) of the unit's theta of which only that share stays at a shift. After a
     snapshot no step is taken until the next shift or load, at most for `still_s`.
     """
@@ -76,7 +71,6 @@ class Command(_Message):
     kept: tuple[tuple[int, int, float], ...] = ()
     still_s: float = 0.0
     expert: int | None = None
-    text: TextPlan | None = None
 
     def numbered(self, number: int) -> Command:
         """As it crosses to the worker."""
@@ -92,7 +86,6 @@ class Reply(_Message):
     num_steps: int = 0
     step: int = 0
     loss_nats: float | None = None
-    losses_nats: tuple[float | None, ...] = ()
 
 
 class Progress(_Message):

@@ -67,9 +67,7 @@ class RunNews:
 
 @dataclass(frozen=True, slots=True)
 class AdmitReply:
-    """What a newcomer gets: credential, signed manifest, data set, where to find the others, and the newest re-assignment of
-    documents, if there is one.
-    """
+    """What a newcomer gets: credential, signed manifest, data set, and where to find the others."""
 
     credential: bytes
     manifest: bytes
@@ -77,7 +75,6 @@ class AdmitReply:
     start_record: bytes
     coordinator_peer_id: str
     bootstrap: tuple[str, ...]
-    reassignment: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,6 @@ def encode_admit_reply(reply: AdmitReply) -> bytes:
         start_record=reply.start_record,
         coordinator_peer_id=reply.coordinator_peer_id,
         bootstrap=reply.bootstrap,
-        reassignment=reply.reassignment,
     )
     return body.SerializeToString(deterministic=True)
 
@@ -183,7 +179,6 @@ def decode_admit_reply(data: bytes) -> AdmitReply:
         start_record=body.start_record,
         coordinator_peer_id=body.coordinator_peer_id,
         bootstrap=tuple(body.bootstrap),
-        reassignment=body.reassignment,
     )
 
 

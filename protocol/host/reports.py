@@ -14,7 +14,6 @@ from itertools import accumulate
 from typing import Final
 
 from protocol.host.calls import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, NO_COMMIT, NO_ROOT
-from protocol.host.reassignment import MAX_ENTRY_BYTES, MAX_SAMPLE_WINDOWS
 from protocol.identity.revocation import MAX_REVOCATIONS, check_fingerprints
 from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
@@ -32,9 +31,6 @@ REPORT_DIGEST_BYTES: Final = 8
 
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
-MAX_SAMPLES: Final = 8
-"""Losses of a sample, of an expert each; a holder of more experts tells of the rest in the next report."""
-
 _MAX_UNITS: Final = 1024
 _MAX_START_BYTES: Final = 64 << 10
 _MAX_COUNT: Final = 1 << 60
@@ -49,8 +45,7 @@ def _require_report_digest(value: bytes) -> None:
 @dataclass(frozen=True, slots=True)
 class HeldoutResult:
     """Held-out loss of the committed parameters of `commit`, `nats` per byte; `prose_nats` over the run's prose, if any. In a run of
-    experts `of_experts` are those that were measured, each with its loss on the documents that go to it since
-    `text_round` (protocol/host/reassignment.py); `nats` is their mean.
+    experts `of_experts` are those that were measured, each with its loss on the documents that go to it; `nats` is their mean.
     """
 
     commit: CommitId
@@ -59,10 +54,8 @@ class HeldoutResult:
     nats: float
     prose_nats: float | None = None
     of_experts: tuple[tuple[int, float], ...] = ()
-    text_round: int = 0
 
     def __post_init__(self) -> None:
-        require(0 <= self.text_round <= _MAX_COUNT, f"text of round {self.text_round}", "0 to 2^60")
         require(len(self.commit) == HASH_BYTES, f"a commit id of {len(self.commit)} bytes", f"{HASH_BYTES} bytes")
         experts = tuple(expert for expert, _ in self.of_experts)
         is_fine = len(experts) <= MAX_EXPERTS and experts == tuple(sorted(set(experts)))
@@ -103,23 +96,6 @@ class UnitBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleLosses:
-    """Of one expert with the trunk of `commit`: mean loss of each window of the data set's sample, nats a token, in its order."""
-
-    commit: CommitId
-    expert: int
-    nats: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        require(len(self.commit) == HASH_BYTES, f"a commit id of {len(self.commit)} bytes", f"{HASH_BYTES} bytes")
-        require(0 <= self.expert < MAX_EXPERTS, f"losses of expert {self.expert}", f"0 to {MAX_EXPERTS - 1}")
-        found = len(self.nats)
-        require(1 <= found <= MAX_SAMPLE_WINDOWS, f"losses of {found} windows", f"1 to {MAX_SAMPLE_WINDOWS}")
-        is_fine = all(math.isfinite(nats) and 0 <= nats < 1e6 for nats in self.nats)
-        require(is_fine, "a loss of a sample that is none", "0 to 10^6 nats")
-
-
-@dataclass(frozen=True, slots=True)
 class PeerReport:
     """What a peer says of itself, every few seconds, signed.
 
@@ -144,9 +120,6 @@ class PeerReport:
         expert_room: how many it would hold.
         incarnation: the disk that it votes with; 0 where it does not say.
         unit_bytes: of a run of several units the bulk part of `bytes_up` and `bytes_down` by unit.
-        reassigned_unix_s: when the re-assignment of documents was signed that it has heard of; 0 for none.
-        sample_losses: by which documents are sent to experts anew.
-        reassignment: the newest of documents that it has heard of, signed, where the coordinator asks for it.
         lane: of a pipeline run, that it serves in, or the group of replicas; None where it serves in none.
         could_tokens_per_s: what its stage there could do were it never to wait for others; 0 before it is known.
     """
@@ -179,21 +152,17 @@ class PeerReport:
     expert_room: int = 0
     incarnation: int = 0
     unit_bytes: tuple[UnitBytes, ...] = ()
-    reassigned_unix_s: int = 0
-    sample_losses: tuple[SampleLosses, ...] = ()
     lane: int | None = None
     could_tokens_per_s: float = 0.0
-    reassignment: bytes = b""
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
         _require_report_digest(self.like)
-        _require_entry(self.reassignment)
         for name in ("head", "state_commit", "state_root"):
             require_hash_or_none(name, getattr(self, name))
         for text in (self.state, self.reason, self.unit, self.version, *self.addresses):
             require(len(text) <= MAX_TEXT, f"a text of {len(text)} letters in a report", f"at most {MAX_TEXT}")
-        for name in ("index", "total_tokens", "tokens_ready", "bytes_up", "bytes_down", "reassigned_unix_s"):
+        for name in ("index", "total_tokens", "tokens_ready", "bytes_up", "bytes_down"):
             value = getattr(self, name)
             require(0 <= value <= _MAX_COUNT, f"{name} {value}", "0 to 2^60")
         for rate in (self.tokens_per_s, self.could_tokens_per_s):
@@ -204,7 +173,6 @@ class PeerReport:
         sizes = {"results": (len(self.heldout), _MAX_HELDOUT), "addresses": (len(self.addresses), _MAX_ADDRESSES)}
         sizes["units"] = max(len(self.beside), len(self.unit_bytes)), _MAX_UNITS
         sizes["experts"] = max((len(self.experts), *(e + 1 for e in self.experts), self.expert_room)), MAX_EXPERTS
-        sizes["samples"] = len(self.sample_losses), MAX_SAMPLES
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
         for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
             require(found <= most, f"{found} {what}", f"at most {most}")
@@ -220,8 +188,6 @@ class ReportReply:
         asks_revocations: the coordinator lacks some that the peer has; `known_revocations` are fingerprints of its own.
         like: the likeness of the report as it was taken: the next one may be short where it has the same. Empty from a coordinator
             that takes whole ones only.
-        reassignment: the newest of documents, signed, where the peer has told of an older one or of none; for it to verify.
-        asks_reassignment: the peer has told of one that the coordinator lacks.
     """
 
     phase: str
@@ -233,17 +199,10 @@ class ReportReply:
     asks_revocations: bool = False
     known_revocations: bytes = b""
     like: bytes = b""
-    reassignment: bytes = b""
-    asks_reassignment: bool = False
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
         _require_report_digest(self.like)
-        _require_entry(self.reassignment)
-
-
-def _require_entry(entry: bytes) -> None:
-    require(len(entry) <= MAX_ENTRY_BYTES, f"a re-assignment of {len(entry)} bytes", f"at most {MAX_ENTRY_BYTES}")
 
 
 def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -280,10 +239,8 @@ def encode_report(report: PeerReport) -> bytes:
         experts=report.experts,
         expert_room=report.expert_room,
         incarnation=report.incarnation,
-        reassigned_unix_s=report.reassigned_unix_s,
         lane=report.lane,
         could_tokens_per_s=report.could_tokens_per_s,
-        reassignment=report.reassignment,
     )
     for part in report.beside:
         body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
@@ -298,24 +255,16 @@ def encode_report(report: PeerReport) -> bytes:
             total_tokens=result.total_tokens,
             nats=result.nats,
             prose_nats=result.prose_nats,
-            text_round=result.text_round,
         )
         for expert, nats in result.of_experts:
             part_body.of_experts.add(expert=expert, nats=nats)
-    for sample in report.sample_losses:
-        body.sample_losses.add(commit=sample.commit, expert=sample.expert, nats=sample.nats)
     return body.SerializeToString(deterministic=True)
 
 
 def _decode_heldout(body: pb.HeldoutBody) -> HeldoutResult:
     prose_nats = body.prose_nats if body.HasField("prose_nats") else None
     of_experts = tuple((part.expert, part.nats) for part in body.of_experts[: MAX_EXPERTS + 1])
-    commit, place = CommitId(body.commit), body.text_round
-    return HeldoutResult(commit, body.index, body.total_tokens, body.nats, prose_nats, of_experts, place)
-
-
-def _decode_sample(body: pb.SampleLossesBody) -> SampleLosses:
-    return SampleLosses(CommitId(body.commit), body.expert, tuple(body.nats[: MAX_SAMPLE_WINDOWS + 1]))
+    return HeldoutResult(CommitId(body.commit), body.index, body.total_tokens, body.nats, prose_nats, of_experts)
 
 
 def decode_report(data: bytes) -> PeerReport:
@@ -354,11 +303,8 @@ def decode_report(data: bytes) -> PeerReport:
         expert_room=body.expert_room,
         incarnation=body.incarnation,
         unit_bytes=tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
-        reassigned_unix_s=body.reassigned_unix_s,
-        sample_losses=tuple(_decode_sample(sample) for sample in body.sample_losses[: MAX_SAMPLES + 1]),
         lane=body.lane if body.HasField("lane") else None,
         could_tokens_per_s=body.could_tokens_per_s,
-        reassignment=body.reassignment,
     )
 
 
@@ -378,8 +324,6 @@ def encode_report_reply(reply: ReportReply) -> bytes:
         asks_revocations=reply.asks_revocations,
         known_revocations=reply.known_revocations,
         like=reply.like,
-        reassignment=reply.reassignment,
-        asks_reassignment=reply.asks_reassignment,
     )
     return body.SerializeToString(deterministic=True)
 
@@ -399,6 +343,4 @@ def decode_report_reply(data: bytes) -> ReportReply:
         asks_revocations=body.asks_revocations,
         known_revocations=body.known_revocations,
         like=body.like,
-        reassignment=body.reassignment,
-        asks_reassignment=body.asks_reassignment,
     )

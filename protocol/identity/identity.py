@@ -126,11 +126,6 @@ class Identity:
         """32 bytes."""
         return self._public_key
 
-    @property
-    def private_key(self) -> Ed25519PrivateKey:
-        """The key itself, for the run's certificate authority."""
-        return self._key
-
     def sign(self, message: bytes) -> bytes:
         """A 64-byte Ed25519 signature."""
         return self._key.sign(message)

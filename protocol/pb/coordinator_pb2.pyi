@@ -90,22 +90,20 @@ class AdmitRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., invite_secret: _Optional[bytes] = ..., credential_request: _Optional[bytes] = ..., unix_s: _Optional[float] = ...) -> None: ...
 
 class AdmitReply(_message.Message):
-    __slots__ = ("credential", "manifest", "dataset", "start_record", "coordinator_peer_id", "bootstrap", "reassignment")
+    __slots__ = ("credential", "manifest", "dataset", "start_record", "coordinator_peer_id", "bootstrap")
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     START_RECORD_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_PEER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOTSTRAP_FIELD_NUMBER: _ClassVar[int]
-    REASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     credential: bytes
     manifest: bytes
     dataset: bytes
     start_record: bytes
     coordinator_peer_id: str
     bootstrap: _containers.RepeatedScalarFieldContainer[str]
-    reassignment: bytes
-    def __init__(self, credential: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., dataset: _Optional[bytes] = ..., start_record: _Optional[bytes] = ..., coordinator_peer_id: _Optional[str] = ..., bootstrap: _Optional[_Iterable[str]] = ..., reassignment: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, credential: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., dataset: _Optional[bytes] = ..., start_record: _Optional[bytes] = ..., coordinator_peer_id: _Optional[str] = ..., bootstrap: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("protocol_version", "run_id", "credential_request", "unix_s")
@@ -134,22 +132,20 @@ class Sealed(_message.Message):
     def __init__(self, envelope: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class HeldoutBody(_message.Message):
-    __slots__ = ("commit", "index", "total_tokens", "nats", "prose_nats", "of_experts", "text_round")
+    __slots__ = ("commit", "index", "total_tokens", "nats", "prose_nats", "of_experts")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NATS_FIELD_NUMBER: _ClassVar[int]
     PROSE_NATS_FIELD_NUMBER: _ClassVar[int]
     OF_EXPERTS_FIELD_NUMBER: _ClassVar[int]
-    TEXT_ROUND_FIELD_NUMBER: _ClassVar[int]
     commit: bytes
     index: int
     total_tokens: int
     nats: float
     prose_nats: float
     of_experts: _containers.RepeatedCompositeFieldContainer[ExpertLossBody]
-    text_round: int
-    def __init__(self, commit: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., nats: _Optional[float] = ..., prose_nats: _Optional[float] = ..., of_experts: _Optional[_Iterable[_Union[ExpertLossBody, _Mapping]]] = ..., text_round: _Optional[int] = ...) -> None: ...
+    def __init__(self, commit: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., nats: _Optional[float] = ..., prose_nats: _Optional[float] = ..., of_experts: _Optional[_Iterable[_Union[ExpertLossBody, _Mapping]]] = ...) -> None: ...
 
 class ExpertLossBody(_message.Message):
     __slots__ = ("expert", "nats")
@@ -160,7 +156,7 @@ class ExpertLossBody(_message.Message):
     def __init__(self, expert: _Optional[int] = ..., nats: _Optional[float] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations", "version", "is_outbound_only", "like", "beside", "experts", "expert_room", "incarnation", "unit_bytes", "reassigned_unix_s", "sample_losses", "lane", "could_tokens_per_s", "reassignment")
+    __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations", "version", "is_outbound_only", "like", "beside", "experts", "expert_room", "incarnation", "unit_bytes", "lane", "could_tokens_per_s")
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -189,11 +185,8 @@ class ReportBody(_message.Message):
     EXPERT_ROOM_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    REASSIGNED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_LOSSES_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     COULD_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    REASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     state: str
     reason: str
     unit: str
@@ -222,22 +215,9 @@ class ReportBody(_message.Message):
     expert_room: int
     incarnation: int
     unit_bytes: _containers.RepeatedCompositeFieldContainer[UnitBytesBody]
-    reassigned_unix_s: int
-    sample_losses: _containers.RepeatedCompositeFieldContainer[SampleLossesBody]
     lane: int
     could_tokens_per_s: float
-    reassignment: bytes
-    def __init__(self, state: _Optional[str] = ..., reason: _Optional[str] = ..., unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., tokens_ready: _Optional[int] = ..., loss_nats: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., is_ready_to_start: bool = ..., heldout: _Optional[_Iterable[_Union[HeldoutBody, _Mapping]]] = ..., certificates: _Optional[_Iterable[bytes]] = ..., addresses: _Optional[_Iterable[str]] = ..., start_record: _Optional[bytes] = ..., known_revocations: _Optional[bytes] = ..., revocations: _Optional[_Iterable[bytes]] = ..., version: _Optional[str] = ..., is_outbound_only: bool = ..., like: _Optional[bytes] = ..., beside: _Optional[_Iterable[_Union[UnitBody, _Mapping]]] = ..., experts: _Optional[_Iterable[int]] = ..., expert_room: _Optional[int] = ..., incarnation: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[_Union[UnitBytesBody, _Mapping]]] = ..., reassigned_unix_s: _Optional[int] = ..., sample_losses: _Optional[_Iterable[_Union[SampleLossesBody, _Mapping]]] = ..., lane: _Optional[int] = ..., could_tokens_per_s: _Optional[float] = ..., reassignment: _Optional[bytes] = ...) -> None: ...
-
-class SampleLossesBody(_message.Message):
-    __slots__ = ("commit", "expert", "nats")
-    COMMIT_FIELD_NUMBER: _ClassVar[int]
-    EXPERT_FIELD_NUMBER: _ClassVar[int]
-    NATS_FIELD_NUMBER: _ClassVar[int]
-    commit: bytes
-    expert: int
-    nats: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, commit: _Optional[bytes] = ..., expert: _Optional[int] = ..., nats: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., reason: _Optional[str] = ..., unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., tokens_ready: _Optional[int] = ..., loss_nats: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., is_ready_to_start: bool = ..., heldout: _Optional[_Iterable[_Union[HeldoutBody, _Mapping]]] = ..., certificates: _Optional[_Iterable[bytes]] = ..., addresses: _Optional[_Iterable[str]] = ..., start_record: _Optional[bytes] = ..., known_revocations: _Optional[bytes] = ..., revocations: _Optional[_Iterable[bytes]] = ..., version: _Optional[str] = ..., is_outbound_only: bool = ..., like: _Optional[bytes] = ..., beside: _Optional[_Iterable[_Union[UnitBody, _Mapping]]] = ..., experts: _Optional[_Iterable[int]] = ..., expert_room: _Optional[int] = ..., incarnation: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[_Union[UnitBytesBody, _Mapping]]] = ..., lane: _Optional[int] = ..., could_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class UnitBytesBody(_message.Message):
     __slots__ = ("unit", "bytes_up", "bytes_down")
@@ -262,7 +242,7 @@ class UnitBody(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations", "like", "reassignment", "asks_reassignment")
+    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations", "like")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -272,8 +252,6 @@ class ReportReply(_message.Message):
     ASKS_REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     LIKE_FIELD_NUMBER: _ClassVar[int]
-    REASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
-    ASKS_REASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     phase: str
     head: bytes
     index: int
@@ -283,9 +261,7 @@ class ReportReply(_message.Message):
     asks_revocations: bool
     known_revocations: bytes
     like: bytes
-    reassignment: bytes
-    asks_reassignment: bool
-    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ..., revocations: _Optional[_Iterable[bytes]] = ..., asks_revocations: bool = ..., known_revocations: _Optional[bytes] = ..., like: _Optional[bytes] = ..., reassignment: _Optional[bytes] = ..., asks_reassignment: bool = ...) -> None: ...
+    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ..., revocations: _Optional[_Iterable[bytes]] = ..., asks_revocations: bool = ..., known_revocations: _Optional[bytes] = ..., like: _Optional[bytes] = ...) -> None: ...
 
 class WatchBody(_message.Message):
     __slots__ = ()

@@ -71,7 +71,6 @@ keep_every = 10                # and for ever one in so many
 # holdings = 1                 # how many a peer holds at most
 # top_k = 2                    # that a token passes in the merged model; training and its cost stay the same
 # router_features = "embeddings"  # documents are known by their tokens' embeddings; left out, by runs of bytes
-# reassign_every_rounds = 20   # send documents to the experts that know them best, by losses; the host's text must stay as it is
 
 # [pipeline]                   # with shards = "pipeline", is_tied = false and mode = "blocking"
 # stages = 3                   # cut to be even; or layers = "1, 2, 1", so many of the model's to each

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from protocol.run.section import Section
 from protocol.tensors.decoder_schema import DecoderConfig, Size, decoder_schema
@@ -24,6 +24,10 @@ MAX_ROUTER_BYTES: Final = 64 << 20
 """Of a router's file, in which each feature of an embedding is a byte."""
 
 
+_REASSIGN: Final = "reassign_every_rounds"
+"""The key of a run that sends documents to other experts while it goes on."""
+
+
 class ExpertsSection(Section):
     """The experts beside each layer's feed-forward (protocol/tensors/expert_schema.py), and how many of them a peer holds.
 
@@ -34,10 +38,7 @@ class ExpertsSection(Section):
         holdings: experts that a peer holds at most; a second one only where nobody else holds it.
         min_documents: an expert with fewer has too little to learn from: the host opens no run whose documents leave one with less.
         router: a router file on the host's disk, as seen from run.toml; left out the host makes one of its documents.
-        router_features: by what a router knows documents. With "embeddings" the run's first values are what the host makes it of, and
-            with `reassign_every_rounds` those of its newest checkpoint, as soon as they tell more.
-        reassign_every_rounds: of the trunk, after which each document of a sample is measured with every expert and the documents are
-            sent to experts anew, by where losses are lowest; 0 for never.
+        router_features: by what a router knows documents. With "embeddings" the run's first values are what the host makes it of.
     """
 
     num_experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)]
@@ -47,7 +48,20 @@ class ExpertsSection(Section):
     min_documents: Annotated[int, Field(ge=1, le=1 << 40)] = 8
     router: Annotated[str, Field(max_length=4096)] = ""
     router_features: RouterFeatures = "grams"
-    reassign_every_rounds: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_reassignment(cls, values: object) -> object:
+        """Take 0, which means never; refuse anything else."""
+        if not isinstance(values, dict) or _REASSIGN not in values:
+            return values
+        every_rounds = values[_REASSIGN]
+        if type(every_rounds) is not int or every_rounds:
+            raise ValueError(
+                f"{_REASSIGN} is {every_rounds!r}, and documents stay with the expert that they were packed for: "
+                "expected 0, or no such line"
+            )
+        return {name: value for name, value in values.items() if name != _REASSIGN}
 
     @property
     def mixture(self) -> MixtureConfig:
@@ -102,8 +116,6 @@ def _impossible_numbers(experts: ExpertsSection, beside: BesideParts) -> str:
             f"{members * holdings}, experts.holdings of {-(-num_experts // members)}, or run.min_members of "
             f"{-(-num_experts // holdings)}"
         )
-    if experts.reassign_every_rounds and num_experts == 1:
-        return f"experts.reassign_every_rounds {experts.reassign_every_rounds} of one expert: expected several; leave it out"
     if num_experts > beside.target_tokens:
         return (
             f"round.target_tokens {beside.target_tokens}: expected at least one token for each of {num_experts} experts"

@@ -15,7 +15,6 @@ from typing import Final
 from protocol.errors import ConfigError, LocalProtocolError
 from protocol.ids import UnitName
 from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
-from protocol.tensors.model_units import ModelUnits
 from protocol.tensors.tensor_schema import TensorSchema
 
 MAX_STAGES: Final = 64
@@ -124,8 +123,3 @@ def stage_schema(stages: StageMap, stage: int) -> TensorSchema:
             is_ours = first <= int(spec.name.split(".")[1]) < stop
         specs += [spec] if is_ours else []
     return TensorSchema(stage_unit(stage), tuple(specs))
-
-
-def stage_units(stages: StageMap) -> ModelUnits:
-    """The units of the whole run, one after another; a peer holds one of them."""
-    return ModelUnits(tuple(stage_schema(stages, stage) for stage in range(stages.num_stages)))

@@ -26,7 +26,6 @@ from torch.nn import functional
 from trio.testing import MockClock
 
 from averaging.arithmetic.genesis import genesis_anchor
-from averaging.arithmetic.outer_step import apply_outer_step
 from averaging.arithmetic.vectors import picked
 from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs import codec_by_name
@@ -35,7 +34,7 @@ from averaging.data.packing.document_features import Embeddings, fit_embeddings
 from averaging.data.packing.document_router import fit_router
 from averaging.data.sources.domains import domain_documents
 from averaging.data.tokenizer import ByteTokenizer, encode_document
-from averaging.rounds.traffic.contribution import encode_chunks, encode_contribution
+from averaging.rounds.traffic.contribution import encode_chunks
 from averaging.state.state import UnitState, state_root
 from coordinator.checkpoints.checkpoints import (
     CheckpointContent,
@@ -57,6 +56,7 @@ from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_units import ModelUnits
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
+from tests.at_once import apply_outer_step, encode_contribution
 from tests.benchmarks.feedback import decoded
 from tests.instruction_sets import without
 from tests.oracles.expert_swarm import Settings, beside_rounds_of_others, sent_a_round

@@ -23,16 +23,13 @@ import torch
 
 from averaging.arithmetic.delta import pseudo_gradient
 from averaging.arithmetic.genesis import genesis_anchor
-from averaging.arithmetic.outer_step import apply_outer_step
 from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.data.assignment import heldout_starts, window_starts
-from averaging.data.packing.document_router import DocumentRouter, fit_router, refit_router
-from averaging.data.packing.document_routing import route_documents, route_with
-from averaging.data.packing.routing_sample import routing_sample, window_tokens
+from averaging.data.packing.document_router import DocumentRouter
+from averaging.data.packing.document_routing import route_documents
 from averaging.data.sources.domains import DomainDocument, domain_documents
 from averaging.data.sources.texts import Text
-from averaging.data.tokenizer import ByteTokenizer, encode_document
-from coordinator.run.reassigning_core import owners_after
+from averaging.data.tokenizer import encode_document
 from peer.models.decoder import Decoder, load_flat, parts_of
 from peer.models.expert_evaluation import dense_of_equal_cost, merged_loss, routed_loss
 from peer.models.merging import merge, tune_routers
@@ -42,6 +39,7 @@ from protocol.rounds.messages.messages import OuterStep
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units, trunk_schema
+from tests.at_once import apply_outer_step
 from tests.benchmarks.stacked_decoder import Workers
 
 MEAN: Final = OuterStep("mean", 1.0, 0.0)
@@ -54,11 +52,6 @@ WINDOWS: Final = 384
 """Of each domain that a loss is measured on."""
 
 TUNE_STEPS: Final = 40
-MIXED: Final = "mixed"
-REASSIGNED: Final = "reassigned"
-REASSIGN_ROUNDS: Final = 2
-"""Between two re-assignments, where documents are sent anew at all."""
-
 TUNED_AS: Final = "two experts a token"
 """How a merged model's routers are taught (peer/models/merging.py): outcomes that were kept of another way count no more."""
 
@@ -91,8 +84,7 @@ class Trial:
 
     Attributes:
         way: "routed", "random" (documents assigned at random), "dense" (all peers one model of equal inference cost), "one domain" (a
-            dense model of the first domain alone, with the data of one expert); "mixed" (by a router fitted to random labels),
-            "reassigned" (the same at first; every other round documents go anew by the losses, as the host sends them).
+            dense model of the first domain alone, with the data of one expert).
         num_domains: and as many experts, or peers.
     """
 
@@ -173,39 +165,11 @@ class Assignment:
         self._num_experts, self._seed = trial.num_domains, trial.seed
         self.router: DocumentRouter | None = None
         texts = corpus.texts()
-        self._seconds = trial.regime.overlap
         if trial.way == "routed":
             routing = route_documents(lambda: texts, trial.num_domains, seed=trial.seed, overlap=trial.regime.overlap)
             self.router, choices = routing.router, routing.choices
-        elif trial.way in (MIXED, REASSIGNED):
-            self.router = self._mixing([text.data for text in texts if text.split == "train"])
-            choices = route_with(self.router, lambda: texts).choices
         else:
             choices = [(self.owner(text.data),) for text in texts]
-        self._corpus = corpus
-        sample = routing_sample(lambda: texts, ByteTokenizer(), window_tokens(trial.regime.decoder.context_tokens))
-        self._prefixes, self._owners = sample.prefixes, tuple[int, ...]()
-        self.sample_DT = torch.from_numpy(np.stack(sample.windows).astype(np.int64))
-        """Windows of the documents on which experts are compared."""
-        self._take(choices)
-
-    def _mixing(self, documents: Sequence[bytes]) -> DocumentRouter:
-        """It sends documents of each domain about everywhere, and those that look alike to the same expert."""
-        fitted = fit_router(documents, self._num_experts, self._seed, self._seconds)
-        return refit_router(fitted, documents, [self.owner(text) for text in documents])
-
-    def reassign(self, losses_DX: Sequence[Sequence[float]]) -> None:
-        """Send documents anew by each expert's losses on the sample, as the host does (coordinator/experts/reassigning.py)."""
-        if self.router is None:
-            raise ValueError("no router to refit")
-        before = self._owners or tuple(self.router.nearest(text)[0] for text in self._prefixes)
-        self._owners = owners_after(tuple(map(tuple, losses_DX)), before)
-        self.router = refit_router(self.router, self._prefixes, self._owners)
-        texts = self._corpus.texts()
-        self._take(route_with(self.router, lambda: texts).choices)
-
-    def _take(self, choices: Sequence[tuple[int, ...]]) -> None:
-        corpus, texts = self._corpus, self._corpus.texts()
         domains = [domain for domain, rows in corpus.documents.items() for _ in rows]
         self.of_domain: list[dict[str, list[Tokens]]] = [{} for _ in range(self._num_experts)]
         """Of each expert its documents by their domains."""
@@ -281,7 +245,7 @@ class Training:
         self._trial, self._corpus, regime = trial, corpus, trial.regime
         self._mixture = regime.mixture(trial.num_domains)
         self._held = Held(regime.decoder, self._mixture)
-        self._has_experts = trial.way in ("routed", "random", MIXED, REASSIGNED)
+        self._has_experts = trial.way in ("routed", "random")
         self._num_peers = 1 if trial.way == "one domain" else trial.num_domains
         tokens = self._num_peers * regime.num_steps * regime.batch_tokens
         self._total_tokens = tokens
@@ -299,7 +263,7 @@ class Training:
 
     def _texts(self) -> list[list[Tokens]]:
         """What each peer reads: a routed expert its documents; others as much of each domain, so that all see the domains alike."""
-        if self._trial.way in ("routed", MIXED, REASSIGNED):
+        if self._trial.way == "routed":
             return [[text] for text in self._assignment.texts]
         if self._trial.way == "random":
             return [[np.concatenate(rows) for rows in parts.values()] for parts in self._assignment.of_domain]
@@ -325,9 +289,6 @@ class Training:
             if (step + 1) % regime.local_steps == 0 or step + 1 == regime.num_steps:
                 self._average(workers.model.theta())
                 self._load(workers)
-                if self._trial.way == REASSIGNED and (step + 1) % (REASSIGN_ROUNDS * regime.local_steps) == 0:
-                    self._assignment.reassign(self._sample_losses())
-                    workers.texts = self._texts()
         return self._measure(begin_s)
 
     def _load(self, workers: Workers) -> None:
@@ -343,18 +304,6 @@ class Training:
             rows = [parts_of(anchor, model.schema) for anchor in anchors]
             for number, parameter in enumerate(model.parameters):
                 parameter.copy_(torch.stack([row[number] for row in rows]))
-
-    @torch.no_grad()
-    def _sample_losses(self) -> list[list[float]]:
-        """(D, X) nats a byte of each window of the sample with each expert."""
-        windows_DT, rows = self._assignment.sample_DT, []
-        model = Decoder(self._held.dense)
-        for expert_n in self._experts:
-            load_flat(model, decoder_schema(self._held.dense), self._held.densely(self._trunk, expert_n))
-            logits_DVT = model(windows_DT[:, :-1]).transpose(1, 2)
-            losses_DT = torch.nn.functional.cross_entropy(logits_DVT, windows_DT[:, 1:], reduction="none")
-            rows.append(losses_DT.mean(1).tolist())
-        return [list(losses) for losses in zip(*rows, strict=True)]
 
     def _average(self, theta_MN: torch.Tensor) -> None:
         if not self._has_experts:

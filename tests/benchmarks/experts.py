@@ -2,10 +2,9 @@
 
 X1 to X8 are equalities, checked here in seconds on small models (`tests.benchmarks.expert_checks`). X9 trains: peers with an expert
 each on documents that a router sent to it, against a dense model of equal inference cost at equal tokens of everybody, against
-experts whose documents were assigned at random, against a dense model that saw one domain alone, and against experts whose router
-mixes the domains at first, with and without re-assignment; with two and then four domains, each expert with as many tokens, three
-seeds. All but experts with a router read as much of each domain, and losses are means over domains. A margin is a way's loss less the
-routed one's, in nats a byte, of the same seed and windows.
+experts whose documents were assigned at random, and against a dense model that saw one domain alone; with two and then four domains,
+each expert with as many tokens, three seeds. All but experts with a router read as much of each domain, and losses are means over
+domains. A margin is a way's loss less the routed one's, in nats a byte, of the same seed and windows.
 
 Every training that is finished is a line of the file of runs: what is there is not trained again, so that an interrupted benchmark
 goes on where it was; `--seed 0`, then `--seed 1`, train one seed at a time. `--quick` trains a tenth of the steps with one seed: it
@@ -27,7 +26,7 @@ import torch
 from protocol.tensors.decoder_schema import DecoderConfig
 from tests.benchmarks import expert_checks as checks
 from tests.benchmarks.convergence import Runs
-from tests.benchmarks.expert_training import MIXED, REASSIGNED, Corpus, Regime, Training, Trial
+from tests.benchmarks.expert_training import Corpus, Regime, Training, Trial
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "experts"
@@ -41,14 +40,13 @@ REGIME: Final = Regime(
     rate=8e-3,
 )
 WAYS: Final = ("routed", "dense", "random", "one domain")
-MIXED_WAYS: Final = (MIXED, REASSIGNED)
 NUM_DOMAINS: Final = (2, 4)
 
 
 def trials_of(regime: Regime, seeds: Sequence[int]) -> Iterator[Trial]:
     """Seed by seed, the most telling pair of ways first, so that what is there early is comparable."""
     for seed in seeds:
-        for ways in (WAYS[:2], WAYS[2:], MIXED_WAYS):
+        for ways in (WAYS[:2], WAYS[2:]):
             yield from (Trial(regime, way, num_domains, seed) for num_domains in NUM_DOMAINS for way in ways)
 
 
@@ -88,7 +86,6 @@ class Table:
         rows = [row for num_domains in NUM_DOMAINS for way in WAYS for row in self._loss_rows(num_domains, way)]
         for num_domains in NUM_DOMAINS:
             rows += [row for way in WAYS[1:] for row in self._margin_rows(num_domains, way)]
-        rows += [row for num_domains in NUM_DOMAINS for row in self._mixed_rows(num_domains)]
         return rows + self._growth_rows() + [row for n in NUM_DOMAINS for row in self._merged_rows(n)]
 
     def _loss_rows(self, num_domains: int, way: str) -> list[Row]:
@@ -98,17 +95,6 @@ class Table:
     def _margin_rows(self, num_domains: int, way: str) -> list[Row]:
         margins = self.margins(num_domains, way)
         return self._row(f"X9 {num_domains} domains: {way} over routed", margins, least=0.0)
-
-    def _mixed_rows(self, num_domains: int) -> list[Row]:
-        """Documents that are badly mixed at first: never sent anew, and every other round."""
-        told = f"X9 {num_domains} domains, mixed at first"
-        stays, goes = (self.margins(num_domains, way) for way in MIXED_WAYS)
-        gains = [one - other for one, other in zip(stays, goes, strict=False)]
-        return [
-            *self._row(f"{told}: never re-assigned over routed", stays),
-            *self._row(f"{told}: re-assigned over routed", goes),
-            *self._row(f"{told}: never over re-assigned", gains, least=0.0),
-        ]
 
     def _growth_rows(self) -> list[Row]:
         two, four = (self.margins(num_domains, "dense") for num_domains in NUM_DOMAINS)

@@ -28,16 +28,16 @@ import torch
 
 from averaging.arithmetic.error_feedback import Feedback, no_residual
 from averaging.arithmetic.genesis import genesis_anchor
-from averaging.arithmetic.outer_step import apply_outer_step
 from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs import Codec, codec_by_name, codec_names
 from averaging.data.sources.corpus import python_stdlib_documents
-from averaging.rounds.traffic.contribution import encode_chunks, encode_contribution, encode_with_feedback
+from averaging.rounds.traffic.contribution import encode_chunks
 from peer.training.local_training import LocalTrainer, TrainingPlan
 from protocol.rounds.messages.messages import OuterStep
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.at_once import apply_outer_step, encode_contribution, encode_with_feedback
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "feedback"

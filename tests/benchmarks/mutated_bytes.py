@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 from averaging.network.seams.interfaces import Place, Stream
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.fetching import download
 from averaging.rounds.fetching.download import DownloadContext, download_state
 from averaging.rounds.fetching.gather_results import Gatherer
@@ -23,6 +22,7 @@ from protocol.ids import PeerId, Root, short
 from protocol.rounds.messages.requests import FetchHashes, FetchRequest, FetchResult, FetchState
 from tests.averaging.rounds.round_world import CODEC, GRID, UNIT, MadeCommit, Party, RoundWorld, apply_whole, open_world
 from tests.benchmarks.mutating import Outcome, Told, heard, mutated, outcome_of
+from tests.virtual import InlineOffload
 
 Trial = Callable[["Swarm", random.Random], Awaitable[Told]]
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
@@ -38,6 +37,7 @@ from tests.averaging.rounds.round_world import (
 from tests.benchmarks.mutating import Outcome, Told, heard, mutated, outcome_of
 from tests.coordinator import chain_world
 from tests.coordinator.host_world import HostWorld, open_host
+from tests.virtual import InlineOffload
 
 PEERS: Final = chain_world.PEERS
 

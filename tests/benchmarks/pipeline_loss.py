@@ -27,7 +27,8 @@ from protocol.ids import RunId
 from protocol.pipeline.micro_batch import MicroBatch
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
-from protocol.tensors.stage_schema import StageMap, stage_units
+from protocol.tensors.stage_schema import StageMap
+from tests.at_once import stage_units
 from tests.benchmarks.convergence import corpus
 from tests.benchmarks.convergence_training import Corpus, Text
 from tests.benchmarks.results import Row

@@ -16,7 +16,8 @@ from protocol.ids import RunId
 from protocol.run.pipeline_section import PipelineSection
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
-from protocol.tensors.stage_schema import StageMap, stage_units
+from protocol.tensors.stage_schema import StageMap
+from tests.at_once import stage_units
 
 Codec = Literal["fp32", "int8"]
 

@@ -9,10 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from averaging.network.seams.clocks import SystemClock, VirtualClock
+from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Clock, Offload
-from averaging.network.seams.offload import InlineOffload, ThreadOffload
+from averaging.network.seams.offload import ThreadOffload
 from protocol.errors import StorageError
+from tests.virtual import InlineOffload, VirtualClock
 
 
 @pytest.mark.parametrize("clock", [SystemClock(), VirtualClock()])

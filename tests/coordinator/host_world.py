@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.interfaces import Clock
-from averaging.network.seams.offload import InlineOffload
 from averaging.state.start_state import start_root
 from coordinator.admission.service import CoordinatorService, HostedRun
 from coordinator.ledger.ledger import Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.progress.tracker import RunTracker, TrackedRun
-from coordinator.run.run_texts import RunTexts
 from protocol.host.reports import PeerReport, encode_report
 from protocol.identity.credential import CertificateAuthority, load_ca, make_ca, make_request, make_tls_key
 from protocol.identity.envelope import seal
@@ -28,6 +25,7 @@ from protocol.rounds.messages.start import StartUnit
 from protocol.run.manifest import RunManifest, parse_run_config, sign_manifest
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.coordinator.chain_world import HOST, VERIFIER
+from tests.virtual import InlineOffload, VirtualClock
 
 UNIT = UnitName("fragment-0")
 SECRET = b"invite secret 16"
@@ -118,8 +116,8 @@ class HostWorld:
 
 
 @contextmanager
-def open_host(folder: Path, clock: Clock | None = None, texts: RunTexts | None = None) -> Iterator[HostWorld]:
-    """The coordinator of the tiny run, its ledger in `folder`; open it again for a restart. `texts` of a run of experts alone."""
+def open_host(folder: Path, clock: Clock | None = None) -> Iterator[HostWorld]:
+    """The coordinator of the tiny run, its ledger in `folder`; open it again for a restart."""
     clock = clock or VirtualClock()
     authority_file = folder / "ca.der"
     if not authority_file.exists():
@@ -144,7 +142,6 @@ def open_host(folder: Path, clock: Clock | None = None, texts: RunTexts | None =
             verifier=VERIFIER,
             peer_id=HOST.peer_id,
             bootstrap=lambda: ("/ip4/127.0.0.1/tcp/1/p2p/x",),
-            texts=texts,
         )
         service = CoordinatorService(hosted, tracker, writer, clock)
         yield HostWorld(folder, clock, ledger, writer, authority, manifest, tracker, service)

@@ -12,12 +12,11 @@ import torch
 
 from averaging.arithmetic.batched_codec import decode_run, encode_run
 from averaging.arithmetic.genesis import genesis_anchor
-from averaging.arithmetic.outer_step import apply_outer_step
 from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import codec_by_name
 from averaging.rounds.exchange.reduction import MAX_DELTA
 from averaging.rounds.lineage.next_state import NextState
-from averaging.rounds.traffic.contribution import EncodedContribution, encode_contribution, result_root
+from averaging.rounds.traffic.contribution import EncodedContribution, result_root
 from averaging.state.state import StateHashes, UnitState, state_root
 from protocol.ids import CommitId, UnitName
 from protocol.merkle import leaf_hash
@@ -25,6 +24,7 @@ from protocol.rounds.lineage.chain import ChainLink
 from protocol.rounds.messages.messages import OuterStep
 from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.at_once import apply_outer_step, encode_contribution
 from tests.instruction_sets import check_off
 
 CONFIG = DecoderConfig(dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=88, context_tokens=16)

@@ -9,13 +9,13 @@ import torch
 
 from averaging.arithmetic.delta import pseudo_gradient
 from averaging.arithmetic.genesis import genesis_anchor
-from averaging.arithmetic.outer_step import apply_outer_step
 from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import codec_by_name
 from peer.training.local_training import LocalTrainer
 from protocol.ids import UnitName
 from protocol.rounds.messages.messages import OuterStep
 from protocol.tensors.tensor_schema import TensorSchema
+from tests.at_once import apply_outer_step
 
 CODEC = codec_by_name("fp32")
 NESTEROV = OuterStep("nesterov", 0.7, 0.9)

@@ -17,9 +17,7 @@ import trio
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.codecs import codec_by_name
 from averaging.network.memory.memory_network import LinkSpeed, MemoryNetwork, MemorySwarm
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.interfaces import KeptPart, Snapshot, Trainer, TrainerProgress
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.round_context import RoundContext
@@ -47,6 +45,7 @@ from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 from tests.averaging.rounds.service_world import HandTrainer
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 from tests.simulation.signing import HashSigner, HashVerifier
+from tests.virtual import InlineOffload, VirtualClock
 
 RUN_ID = RunId(sha256(b"a swarm with experts").digest())
 NESTEROV = OuterStep("nesterov", 0.7, 0.5)

@@ -15,7 +15,6 @@ import trio
 
 from averaging.data.shards import DatasetManifest, ShardCache
 from averaging.network.memory.memory_network import MemorySwarm
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.discovery import DirectoryPoller, announce
@@ -47,6 +46,7 @@ from protocol.run.manifest import RunManifest
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.peer.training_world import training_plan
 from tests.protocol.run.test_pipeline_section import pipeline_run
+from tests.virtual import VirtualClock
 
 HOST = Identity(b"host".ljust(32, b"h"))
 MODEL = {"dim": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "ffn_dim": 32, "context_tokens": 16}

@@ -14,7 +14,6 @@ import trio
 
 from averaging.codecs.boundary import BoundaryCodec
 from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
-from averaging.network.seams.offload import InlineOffload
 from peer.pipeline.seats.lane_keeper import LaneKeepers
 from peer.pipeline.seats.lane_member import LaneMember
 from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
@@ -30,6 +29,7 @@ from protocol.pipeline.stage_machine import LaneConfig, Point
 from tests.peer.lane_world import INNER, NUM_MICRO_BATCHES, NUM_STAGES, averaged, tokens_of
 from tests.peer.offloaded_work import OffloadedWork
 from tests.peer.stage_world import ANCHOR_N, MODEL, RUN, STAGES, part_of, stage_model
+from tests.virtual import InlineOffload
 
 KEEPER = PeerId("keeper")
 SHAPE = (2, MODEL.context_tokens)

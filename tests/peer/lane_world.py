@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional
 
 from averaging.arithmetic.delta import pseudo_gradient
-from averaging.arithmetic.outer_step import apply_outer_step
 from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs.boundary import BoundaryCodec, quantised
 from peer.models.decoder import Decoder, load_flat, parameters_in_order
@@ -24,6 +23,7 @@ from protocol.pipeline.schedule import most_in_flight
 from protocol.pipeline.stage_machine import LaneConfig, Point
 from protocol.rounds.messages.messages import OuterStep
 from protocol.run.training_sections import InnerSection
+from tests.at_once import apply_outer_step
 from tests.peer.stage_world import (
     ANCHOR_N,
     MODEL,

@@ -15,7 +15,8 @@ from peer.pipeline.stage.stage_passes import StagePasses
 from protocol.ids import RunId
 from protocol.pipeline.micro_batch import MicroBatch
 from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
-from protocol.tensors.stage_schema import StageMap, stage_schema, stage_units
+from protocol.tensors.stage_schema import StageMap, stage_schema
+from tests.at_once import stage_units
 
 MODEL = DecoderConfig(
     vocab_size=29, dim=16, num_layers=4, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8, is_tied=False

@@ -44,6 +44,7 @@ from tests.benchmarks.timed_worker import (
     trained_share,
     undisturbed,
 )
+from tests.peer.failing_worker import FAILS_VARIABLE
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
 ANCHOR_N = genesis_anchor(decoder_schema(MODEL), 1)
@@ -107,10 +108,10 @@ def plan(tmp_path: Path) -> TrainingPlan:
 
 
 @contextmanager
-def process(plan: TrainingPlan) -> Iterator[tuple[Daemon, subprocess.Popen[bytes]]]:
+def process(plan: TrainingPlan, module: str = "peer.worker") -> Iterator[tuple[Daemon, subprocess.Popen[bytes]]]:
     ours, theirs = socket.socketpair()
     with ours, _memory() as (file, vectors):
-        command = [sys.executable, "-m", "peer.worker", str(theirs.fileno()), str(file.fileno())]
+        command = [sys.executable, "-m", module, str(theirs.fileno()), str(file.fileno())]
         child = subprocess.Popen(command, pass_fds=(theirs.fileno(), file.fileno()), stderr=subprocess.PIPE)
         theirs.close()
         try:
@@ -253,9 +254,12 @@ def test_the_process_leaves_the_terminals_interrupt_to_the_daemon_and_ends_with_
         assert child.wait(ENDS_WITHIN_S) == 0
 
 
-def test_the_process_says_that_memory_ran_out_and_at_which_micro_batch(plan: TrainingPlan) -> None:
-    with process(plan) as (daemon, child):
-        daemon.order(Command(number=0, op="fail"))
+def test_the_process_says_that_memory_ran_out_and_at_which_micro_batch(
+    plan: TrainingPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FAILS_VARIABLE, str(tmp_path / "fails"))
+    with process(plan, "tests.peer.failing_worker") as (daemon, child):
+        (tmp_path / "fails").touch()
         while isinstance(event := daemon.event(), Progress):
             pass
         assert event == OutOfMemory(micro_batch=4)

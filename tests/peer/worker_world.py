@@ -22,7 +22,7 @@ from peer.training.worker_channel import SharedVectors, frame, mapping_bytes, re
 from peer.training.worker_process import WorkerProcess
 from protocol.run.pipeline_section import PipelineSection
 from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
-from protocol.tensors.stage_schema import stage_units
+from tests.at_once import stage_units
 from tests.peer.training_world import training_plan
 
 ENDS_WITHIN_S = 60.0

@@ -19,7 +19,6 @@ import trio
 
 from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.seams.interfaces import NoPart
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.state.state import UnitState
 from peer.pipeline.lane_rounds import StageRounds
@@ -42,6 +41,7 @@ from tests.peer.stage_world import ANCHOR_N, RUN, STAGES, part_of
 from tests.simulation.lane_numbers import NumberWork
 from tests.simulation.lane_oracle import LaneLedger, LaneOracle
 from tests.simulation.virtual_time import PROCESS, Process, driven_timers
+from tests.virtual import InlineOffload
 
 GENESIS = CommitId(b"g" * 32)
 LOOK_EVERY_S = 0.2

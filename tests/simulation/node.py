@@ -12,7 +12,7 @@ import torch
 import trio
 
 from averaging.network.memory.memory_network import MemoryNetwork
-from averaging.network.seams.clocks import Timers, VirtualClock
+from averaging.network.seams.clocks import Timers
 from averaging.network.seams.interfaces import DirectoryEntry, TrafficCount
 from averaging.rounds.exchange import exchange_driver as exchanging
 from averaging.rounds.external_reducer import UnitShape
@@ -49,6 +49,7 @@ from tests.simulation.owed import Owed, WatchedFeedback
 from tests.simulation.signing import HashSigner
 from tests.simulation.trainer import SimulatedTrainer, Switch
 from tests.simulation.virtual_time import PROCESS, Process
+from tests.virtual import VirtualClock
 
 if TYPE_CHECKING:
     from tests.simulation.swarm import World

@@ -238,47 +238,6 @@ def _overlapping(router: DocumentRouter, documents: Sequence[bytes], count: int)
     return replace(router, second_within=seconds[count - 1])
 
 
-def refit_router(router: DocumentRouter, documents: Sequence[bytes], labels: Sequence[int]) -> DocumentRouter:
-    """The router that sends these documents, as far as it can, where they were labelled, and to each expert as many; what a second
-    expert is within stays.
-
-    Labels are of the expert with the lowest loss (DiPaCo's discriminative routing, 2403.10616); an expert that got none keeps its
-    direction.
-
-    Raises:
-        ConfigError: a label out of range, another number of labels than documents, or a document that is empty or no text.
-    """
-    before_XF = _units(router.centroids_XF.astype(np.int64))
-    refitted = _labelled(before_XF, documents, labels, router.embeddings)
-    return replace(refitted, second_within=router.second_within)
-
-
-def refit_by(
-    router: DocumentRouter, documents: Sequence[bytes], labels: Sequence[int], embeddings: Embeddings
-) -> DocumentRouter:
-    """The same where documents are known by other embeddings from now on: as many of these as before have a second expert.
-
-    Raises:
-        ConfigError: as `refit_router`; and an expert that got none of the documents has no direction among these embeddings.
-    """
-    if len(set(labels)) < router.num_experts:
-        raise ConfigError(f"labels of {len(set(labels))} experts", f"of all {router.num_experts}, for other embeddings")
-    before_XF = np.zeros((router.num_experts, embeddings.num_features))
-    refitted = _labelled(before_XF, documents, labels, embeddings)
-    return _overlapping(refitted, documents, sum(len(router.choices(text)) > 1 for text in documents))
-
-
-def _labelled(
-    before_XF: Directions, documents: Sequence[bytes], labels: Sequence[int], embeddings: Embeddings | None
-) -> DocumentRouter:
-    num_experts = len(before_XF)
-    if len(labels) != len(documents) or not documents or not all(0 <= label < num_experts for label in labels):
-        raise ConfigError(f"{len(labels)} labels", f"{len(documents)}, each 0 to {num_experts - 1}")
-    unit_DF = _units(np.stack([_features(text, embeddings) for text in documents]))
-    centroids_XF = _means(unit_DF, np.array(labels), before_XF)
-    return _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T), embeddings)
-
-
 def _units(values_DF: Integers) -> Directions:
     lengths_D = np.sqrt((values_DF * values_DF).sum(axis=1, dtype=np.float64))
     units_DF: Directions = values_DF / np.maximum(lengths_D, 1.0)[:, None]

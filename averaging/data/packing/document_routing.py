@@ -80,7 +80,7 @@ def route_documents(
 
 
 def route_with(router: DocumentRouter, read: ReadTexts, *, least_documents: int = LEAST_DOCUMENTS) -> Routing:
-    """As `route_documents`, with a router that is there already, such as one that was fitted to where losses are lowest."""
+    """As `route_documents`, with a router that is there already."""
     choices: list[tuple[int, ...]] = []
     next_ones = [_NextOnes(least_documents) for _ in range(router.num_experts)]
     counts = [0] * router.num_experts

@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 
 from averaging.data.packing.document_routing import Routing
-from averaging.data.packing.routing_sample import RoutingSample
 from averaging.data.shards import (
     MANIFEST_NAME,
     DatasetManifest,
@@ -103,7 +102,6 @@ class Packing:
         licence: of the text.
         start: bytes of the weights to start with, little-endian float32; they become the last shards.
         routing: which experts each document is packed for; None where the run has none.
-        sample: on which experts are compared; None where they never are.
     """
 
     shard_bytes: int
@@ -111,7 +109,6 @@ class Packing:
     licence: str
     start: memoryview = NO_START
     routing: Routing | None = None
-    sample: RoutingSample | None = None
 
     @property
     def experts(self) -> list[int | None]:
@@ -188,7 +185,6 @@ def _write_beside(parts: _Parts, tokenizer: Tokenizer, folder: Path, packing: Pa
         licence=packing.licence,
         shards=[
             *(entry for part in parts.values() for entry in part.entries),
-            *_write_sample(packing.sample, folder, tokenizer, packing.shard_bytes),
             *_write_start(packing.start, folder, packing.shard_bytes),
         ],
         tokenizer=_write_tokenizer(tokenizer, folder),
@@ -222,18 +218,6 @@ def _write_start(start: memoryview, folder: Path, shard_bytes: int) -> list[Shar
     return entries
 
 
-def _write_sample(
-    sample: RoutingSample | None, folder: Path, tokenizer: Tokenizer, shard_bytes: int
-) -> list[ShardEntry]:
-    if sample is None:
-        return []
-    writer = _ShardWriter(folder, "sample", token_bytes(tokenizer.vocab_size), shard_bytes)
-    for window in sample.windows:
-        writer.add(window, 0)
-    writer.finish()
-    return writer.entries
-
-
 def _checked_documents(parts: _Parts, experts: Sequence[int | None]) -> int:
     """How many documents there are for training and evaluation, each counted once; some of each, for each expert."""
     num_train, num_heldout = (sum(parts[split, expert].num_own for expert in experts) for split in _TOLD_SPLITS)
@@ -257,7 +241,7 @@ def _text_bytes(parts: _Parts, experts: Sequence[int | None]) -> TextBytes:
 
 
 def _write_router(packing: Packing, folder: Path, parts: _Parts, *, has_words: bool) -> RouterEntry | None:
-    routing, sample = packing.routing, packing.sample
+    routing = packing.routing
     if routing is None:
         return None
     data, num_experts = routing.router.to_bytes(), routing.router.num_experts
@@ -270,8 +254,6 @@ def _write_router(packing: Packing, folder: Path, parts: _Parts, *, has_words: b
         root=routing.router.root.hex(),
         num_experts=num_experts,
         text_bytes=text_bytes,
-        sample_tokens=sample.window_tokens if sample is not None else 0,
-        sample_owners=list(sample.owners) if sample is not None and sample.owners else None,
     )
 
 

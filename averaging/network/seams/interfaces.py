@@ -36,13 +36,6 @@ MAX_FRAME_BYTES = (1 << 20) + 4096
 """Largest frame of a bulk stream: one encoded chunk of at most 1 MiB plus its small header."""
 
 
-class Lane(Enum):
-    """Which traffic a byte belongs to. Control never waits behind bulk."""
-
-    CONTROL = "control"
-    BULK = "bulk"
-
-
 class Way(Enum):
     """What carries a bulk stream."""
 

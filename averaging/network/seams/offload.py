@@ -1,4 +1,4 @@
-"""Offload: threads for the real thing, a virtual cost in simulation."""
+"""Offload: threads for what would block the event loop."""
 
 from __future__ import annotations
 
@@ -36,12 +36,3 @@ class ThreadOffload:
     async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
         """The function's result. A cancelled caller waits for the thread: half a write must not outlive its owner."""
         return await trio.to_thread.run_sync(function, limiter=self._limiter)
-
-
-class InlineOffload:
-    """Runs functions at once and lets virtual time pass: threads know nothing of a virtual clock."""
-
-    async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
-        """The function's result, `cost_s` of virtual time later."""
-        await trio.sleep(cost_s)
-        return function()

@@ -135,30 +135,6 @@ class DeltaEncoder:
         return encoded, None if self._fed is None else self._fed.finished()
 
 
-def encode_contribution(
-    anchor_N: torch.Tensor, theta_N: torch.Tensor, tokens: int, codec: Codec, grid: ChunkGrid
-) -> EncodedContribution:
-    """All of it at once. Arguments and errors as of `DeltaEncoder`."""
-    return _at_once(DeltaEncoder(anchor_N, theta_N, tokens, codec, grid), grid)[0]
-
-
-def encode_with_feedback(
-    anchor_N: torch.Tensor, theta_N: torch.Tensor, tokens: int, codec: Codec, feedback: Feedback
-) -> tuple[EncodedContribution, FedDelta]:
-    """As `encode_contribution`, with the residual in it; and what the codec left out."""
-    encoder = DeltaEncoder(anchor_N, theta_N, tokens, codec, feedback.grid, feedback)
-    encoded, fed = _at_once(encoder, feedback.grid)
-    if fed is None:
-        raise LocalProtocolError("no rest of an encoding with feedback", "one")
-    return encoded, fed
-
-
-def _at_once(encoder: DeltaEncoder, grid: ChunkGrid) -> tuple[EncodedContribution, FedDelta | None]:
-    for run in runs_in(0, grid.num_chunks, grid.chunk_elements):
-        encoder.encode(run)
-    return encoder.finished()
-
-
 def stretches(parts: Sequence[range], grid: ChunkGrid) -> list[list[range]]:
     """All chunks in the order in which they are encoded where some leave while others are still to be encoded, as runs that one call
     after another takes.

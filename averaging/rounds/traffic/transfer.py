@@ -9,7 +9,7 @@ Rules: R14, R19, R24 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -301,9 +301,6 @@ class TransferService:
                 for begin in range(0, len(data), PIECE_BYTES):
                     await stream.send_frame(data[begin : begin + PIECE_BYTES])
                 return
-
-
-FetchHandler = Callable[[PeerId, FetchRequest, Stream], Awaitable[None]]
 
 
 async def read_request(stream: Stream) -> FetchRequest:

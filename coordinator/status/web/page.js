@@ -29,7 +29,6 @@ function header() {
     (now.phase === "finished" ? "done" : `${span(now.eta_s)} to go`);
   const notes = [];
   if (now.restarted) notes.push(`The host ${now.restarted}.`);
-  if (now.documents) notes.push(`Documents: ${now.documents}.`);
   for (const m of now.missing || []) notes.push(`Missing: round ${m.index} of ${m.name}, for ${span(m.missing_s)}: ${m.reason}.`);
   if (!areStages()) for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen: ${u.why}.`);
   if (now.forks) notes.push(`${now.forks + 1} lineages are followed until they meet.`);

@@ -13,7 +13,6 @@ from averaging.arithmetic.error_feedback import (
     Feedback,
     Residual,
     bounded,
-    encode_fed,
     no_residual,
     norm_of,
 )
@@ -21,6 +20,7 @@ from averaging.codecs import Codec, codec_by_name
 from protocol.errors import LocalProtocolError
 from protocol.ids import Root
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.at_once import encode_fed
 
 GRID = ChunkGrid(num_elements=600, chunk_elements=128)
 FIRST, SECOND, THIRD = Root(b"1" * 32), Root(b"2" * 32), Root(b"3" * 32)

@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from averaging.arithmetic.outer_step import apply_outer_step, step_by_encoded
+from averaging.arithmetic.outer_step import step_by_encoded
 from averaging.codecs import codec_by_name
 from protocol.errors import RemoteProtocolError
 from protocol.rounds.messages.messages import OuterStep
+from tests.at_once import apply_outer_step
 
 
 def _vectors(count: int) -> list[torch.Tensor]:

@@ -11,13 +11,12 @@ import trio
 
 from averaging.codecs import Codec
 from averaging.network.seams.interfaces import BegunFile, Stream
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL, Exchange
 from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.offered_contributions import Offers
 from averaging.rounds.lineage.next_state import Encoded, SliceBytes, examined
 from averaging.rounds.traffic import contribution
-from averaging.rounds.traffic.contribution import EncodedContribution, encode_contribution, result_root
+from averaging.rounds.traffic.contribution import EncodedContribution, result_root
 from averaging.rounds.traffic.partial_results import HalfResults
 from averaging.rounds.traffic.result_ref import NamedResult
 from averaging.rounds.traffic.spans import Span
@@ -29,6 +28,7 @@ from protocol.rounds.lineage.chain import ROUND_DOMAIN
 from protocol.rounds.messages.messages import Included, Proposal, ResultHeader, ResultReady
 from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
 from protocol.rounds.messages.wire import decode_body, encode_body
+from tests.at_once import encode_contribution
 from tests.averaging.rounds.round_world import (
     CODEC,
     GRID,
@@ -40,6 +40,7 @@ from tests.averaging.rounds.round_world import (
     RoundWorld,
     open_world,
 )
+from tests.virtual import InlineOffload
 
 END, NEED, HAVE = b"E", b"N", b"H"
 TWO_SLICES = ((0, 4, 0), (4, 6, 1))

@@ -8,7 +8,7 @@ import torch
 
 from averaging.codecs import codec_by_name
 from averaging.rounds.exchange.offered_contributions import OfferedContribution, Offers
-from averaging.rounds.traffic.contribution import EncodedContribution, encode_contribution, hello_of
+from averaging.rounds.traffic.contribution import EncodedContribution, hello_of
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.ids import CommitId, Root, RunId, UnitName
 from protocol.rounds.lineage.chain import ROUND_DOMAIN
@@ -16,6 +16,7 @@ from protocol.rounds.messages.messages import Ballot, Member, Proposal, SliceSpe
 from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
 from protocol.rounds.messages.wire import encode_body
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.at_once import encode_contribution
 from tests.simulation.signing import HashSigner, HashVerifier
 
 GRID = ChunkGrid(40, 10)

@@ -14,7 +14,6 @@ import trio
 from averaging.codecs import codec_by_name
 from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
 from averaging.network.seams.interfaces import Stream
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.lineage.unit_chain import AppliedCommit, UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.contribution import encode_chunks, result_root
@@ -47,6 +46,7 @@ from protocol.rounds.messages.wire import decode_certificate, encode_body, encod
 from protocol.rounds.proposal import make_record
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.simulation.signing import HashSigner, HashVerifier
+from tests.virtual import InlineOffload
 
 UNIT = UnitName("fragment-0")
 RUN_ID = RunId(sha256(b"round world").digest())

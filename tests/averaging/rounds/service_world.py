@@ -12,9 +12,7 @@ from typing import TypeVar
 import torch
 import trio
 
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.interfaces import KeptPart, NoPart, Snapshot, TrainerProgress
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.adoption import Mixing
 from averaging.rounds.lineage.round_context import RoundContext, Tasks
@@ -58,6 +56,7 @@ from tests.averaging.rounds.round_world import (
     RoundWorld,
     open_world,
 )
+from tests.virtual import InlineOffload, VirtualClock
 
 K = TypeVar("K")
 

@@ -9,7 +9,6 @@ import trio
 import trio.testing
 
 from averaging.network.seams.interfaces import Stream
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.external_reducer import EXTRA_S, MAX_LENT, ExternalReducer, ExternalReducerContext, UnitShape
 from averaging.rounds.lineage.round_context import Tasks
@@ -23,6 +22,7 @@ from protocol.rounds.messages.wire import decode_body
 from tests.averaging.rounds.exchange_world import Side, contribution_of, hello_of, running, talk
 from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, VERIFIER, Party, RoundWorld, open_world
 from tests.averaging.rounds.service_world import until
+from tests.virtual import InlineOffload
 
 Clock = trio.testing.MockClock
 LONGEST_S = 600.0

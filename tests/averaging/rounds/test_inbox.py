@@ -10,7 +10,6 @@ import pytest
 import trio
 import trio.testing
 
-from averaging.network.seams.clocks import VirtualClock
 from averaging.rounds.inbox import Inbox
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId, UnitName, short
@@ -19,6 +18,7 @@ from protocol.rounds.messages.messages import Ballot, PromiseRequest, RoundMessa
 from protocol.rounds.messages.wire import encode_message
 from tests.averaging.rounds.round_world import RUN_ID, VERIFIER, Party, RoundWorld, open_world
 from tests.averaging.rounds.units_world import BOTH, heads_at, start_of
+from tests.virtual import VirtualClock
 
 Clock = trio.testing.MockClock
 

@@ -9,9 +9,7 @@ from functools import partial
 
 import trio
 
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.interfaces import Stream
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
 from averaging.rounds.lineage.round_context import RoundContext
 from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch, UnitChain
@@ -49,6 +47,7 @@ from tests.averaging.rounds.round_world import (
     tree_nodes,
 )
 from tests.averaging.rounds.service_world import NEVER_DUE, HandTrainer, config_of, listen, of_kind, tell, until
+from tests.virtual import InlineOffload, VirtualClock
 
 SIDE = UnitName("fragment-1")
 """The unit beside the spine, which is UNIT."""

@@ -9,13 +9,13 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from averaging.network.seams.offload import InlineOffload
 from averaging.state.generations import PIN_S, Generations
 from averaging.state.state import UnitState, root_of, state_chunks, state_root
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.errors import StorageError
 from protocol.ids import CommitId, Root, UnitName
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.virtual import InlineOffload
 
 GRID = ChunkGrid(20, 8)
 Clock = trio.testing.MockClock

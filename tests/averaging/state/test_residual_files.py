@@ -4,11 +4,11 @@ import torch
 import trio.testing
 
 from averaging.arithmetic.error_feedback import NO_ORIGIN, Pending, Residual
-from averaging.network.seams.offload import InlineOffload
 from averaging.state.residual_files import FOLDER, NUM_SEGMENTS, ResidualFiles, bound_bytes, segments_of
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.ids import CommitId, Root
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.virtual import InlineOffload
 
 Clock = trio.testing.MockClock
 GRID = ChunkGrid(num_elements=1000, chunk_elements=30)

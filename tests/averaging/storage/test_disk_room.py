@@ -5,8 +5,8 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from averaging.network.seams.offload import InlineOffload
 from averaging.storage.disk_room import LOOK_EVERY_S, DiskMeter
+from tests.virtual import InlineOffload
 
 Clock = trio.testing.MockClock
 

@@ -6,11 +6,12 @@ import pytest
 import trio
 import trio.testing
 
-from averaging.network.seams.clocks import SystemClock, VirtualClock
+from averaging.network.seams.clocks import SystemClock
 from coordinator.admission.probe_core import CALLS_WITHIN
 from coordinator.admission.probes import MAX_AT_ONCE, Probes
 from protocol.errors import RemoteProtocolError, TemporaryError
 from protocol.host.calls import DIAL_BACK_WITHIN_S, MAX_PROBE_DOWN_BYTES, MAX_PROBE_UP_BYTES
+from tests.virtual import VirtualClock
 
 NONCE = b"one nonce of 16."
 LOOPBACK = "127.0.0.1"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from averaging.network.seams.clocks import VirtualClock
 from coordinator.ledger.ledger import open_ledger
 from coordinator.progress.run_core import Phase
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError, VersionError
@@ -20,11 +19,12 @@ from protocol.identity.credential import check_credential, make_request, make_tl
 from protocol.identity.envelope import first_sequence, open_envelope
 from protocol.identity.identity import Identity
 from protocol.identity.revocation import Revocation, fingerprint, open_revocation, seal_revocation
-from protocol.ids import PROTOCOL_VERSION, CommitId
+from protocol.ids import PROTOCOL_VERSION
 from protocol.pb import coordinator_pb2 as pb
 from protocol.run.manifest import open_manifest
 from tests.coordinator.chain_world import HOST, PEERS, VERIFIER, Chain
 from tests.coordinator.host_world import SECRET, UNIT, HostWorld, open_host
+from tests.virtual import VirtualClock
 
 READY = PeerReport("waiting", "for the start", UNIT, is_ready_to_start=True)
 
@@ -407,42 +407,6 @@ async def test_wrong_clock_is_named_before_the_signature_is_called_expired(
         request = host.admit_request(PEERS[0], unix_s=behind, credential_request=csr)
         with pytest.raises(RefusedError, match="clock is 15 minutes behind"):
             await host.service.admit(request)
-
-
-class _LostText:
-    """The texts of a run whose ledger has lost what was signed at 5."""
-
-    def __init__(self) -> None:
-        self.brought: list[bytes] = []
-
-    def check(self, report: PeerReport) -> None: ...
-
-    def take(self, report: PeerReport, rounds: dict[CommitId, int]) -> None: ...
-
-    def newer_than(self, signed_unix_s: int) -> bytes:
-        return b""
-
-    def lacks(self, signed_unix_s: int) -> bool:
-        return signed_unix_s >= 5 and not self.brought
-
-    def take_back(self, sealed: bytes) -> None:
-        self.brought.append(sealed)
-
-
-async def test_a_ledger_from_before_a_re_assignment_asks_who_has_heard_of_it_until_it_is_brought(
-    tmp_path: Path, autojump_clock: object
-) -> None:
-    texts = _LostText()
-    with open_host(tmp_path, texts=texts) as host:  # type: ignore[arg-type]
-        await admit_all(host)
-        asked = []
-        for report in (READY, replace(READY, reassigned_unix_s=5, reassignment=b""), READY):
-            asked.append(
-                decode_report_reply(await host.service.report(host.report(PEERS[0], report))).asks_reassignment
-            )
-        bringing = replace(READY, reassigned_unix_s=5, reassignment=b"sealed")
-        asked.append(decode_report_reply(await host.service.report(host.report(PEERS[0], bringing))).asks_reassignment)
-    assert (asked, texts.brought) == ([False, True, False, False], [b"sealed"])
 
 
 async def test_a_ledger_from_before_a_ban_learns_of_it_from_a_peer_that_kept_it(

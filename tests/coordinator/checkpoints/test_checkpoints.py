@@ -34,8 +34,9 @@ from protocol.ids import CommitId, Root, UnitName
 from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_units import model_units
-from protocol.tensors.stage_schema import StageMap, stage_units
+from protocol.tensors.stage_schema import StageMap
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
+from tests.at_once import stage_units
 
 UNIT = UnitName("fragment-0")
 SCHEMA = TensorSchema(UNIT, (TensorSpec("embed.weight", (5, 4)), TensorSpec("norm.weight", (4,))))

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from averaging.arithmetic.genesis import genesis_anchor
-from averaging.data.packing.document_routing import route_with
 from averaging.data.packing.expert_shards import expert_shards
 from averaging.data.packing.packing import Packing, pack
 from averaging.data.shards import DatasetManifest
@@ -21,23 +20,18 @@ from averaging.data.tokenizer import ByteTokenizer
 from averaging.state.state import UnitState, state_root
 from coordinator.checkpoints.checkpoints import CheckpointContent, UnitContent, together, write_checkpoint
 from coordinator.experts.merge_inputs import ExpertSample, read_parts, write_merged
-from coordinator.ledger.ledger import open_ledger
 from coordinator.run.hosted_runs import MANIFEST_FILE
-from coordinator.run.run_texts import REASSIGNMENTS
 from peer.models.merging import merge_with_text
 from peer.models.mixture import MixtureDecoder
 from potluck import app, checkpoint_merge
 from protocol.errors import ConfigError, StorageError
-from protocol.host.reassignment import Reassignment, seal_reassignment
-from protocol.identity.identity import Ed25519Verifier, Identity
-from protocol.identity.revocation import join_entries
-from protocol.ids import CommitId, Root
-from protocol.run.manifest import RunManifest, default_run_toml, open_manifest, parse_run_config, sign_manifest
+from protocol.identity.identity import Identity
+from protocol.ids import CommitId
+from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
 from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.averaging.data.packing.test_expert_shards import ROUTING, TEXTS
-from tests.protocol.run.test_experts_section import EXPERTS, expert_toml
 
 DECODER = DecoderConfig(dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=24, context_tokens=16)
 MIXTURE = MixtureConfig(num_experts=2, ffn_dim=12)
@@ -255,43 +249,3 @@ def test_text_of_another_run_or_of_none_or_damaged_is_refused(checkpoint: Path, 
     (tmp_path / "mine" / "data" / "dataset.json").write_bytes(b"{}")
     with pytest.raises(StorageError, match="is damaged"):
         ExpertSample(parts, tmp_path / "mine")
-
-
-def test_the_text_of_each_expert_is_that_of_the_checkpoints_round(tmp_path: Path) -> None:
-    toml = expert_toml(section=EXPERTS + "reassign_every_rounds = 2\n")
-    run_id, first = _host(tmp_path, text=toml)
-    manifest = open_manifest((tmp_path / MANIFEST_FILE).read_bytes(), verifier=Ed25519Verifier())
-    parts = read_parts([_checkpoint(tmp_path, _content(run_id))])
-    with pytest.raises(StorageError, match=r"ledger.sqlite3 is not there: .* round 3 read"):
-        ExpertSample(parts)
-    with open_ledger(tmp_path / "ledger.sqlite3"):
-        pass
-    at_first = ExpertSample(parts).windows(0, 0, 4)
-
-    exchanged = replace(ROUTING.router, centroids_XF=ROUTING.router.centroids_XF[::-1])
-    routing = route_with(exchanged, lambda: TEXTS)
-    anew = pack(TEXTS, ByteTokenizer(), tmp_path / "anew", Packing(4096, "t", "n", routing=routing))
-    (tmp_path / "anew" / "dataset.json").rename(tmp_path / "data" / ("ab" * 32))
-    for path in (tmp_path / "anew").iterdir():
-        path.rename(tmp_path / "data" / path.name)
-
-    def signed(*rounds: tuple[int, int]) -> None:
-        root = Root(bytes.fromhex(anew.router.root if anew.router else ""))
-        entries = [
-            Reassignment(number, from_round, anew.dataset_id, root, "ab" * 32, 9, 1_700_000_000 + number)
-            for number, from_round in rounds
-        ]
-        with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
-            sealed = (seal_reassignment(HOST, manifest.run_id, entry) for entry in entries)
-            ledger.put(REASSIGNMENTS, join_entries(sealed))
-
-    assert parts.manifest.index == 3
-    signed((1, 4))
-    assert torch.equal(ExpertSample(parts).windows(0, 0, 4), at_first), "not yet"
-    signed((1, 3), (2, 4))
-    assert not torch.equal(ExpertSample(parts).windows(0, 0, 4), at_first)
-    for lost in ([(3, 4)], [(1, 2), (3, 4)]):
-        signed(*lost)
-        with pytest.raises(ConfigError, match=r"the text of round 3 is not kept in .* any more.*round 4 or later"):
-            ExpertSample(parts)
-    assert first.dataset_id != anew.dataset_id

@@ -46,12 +46,6 @@ def test_an_expert_that_two_have_measured_is_taken_from_the_first_and_another_co
     assert _told(heldout_points(A, _result((0, 1.0)), LINK, before, SHARES)) == [(expert_kind(0), 7, 700, 1.0, A)]
 
 
-def test_what_was_measured_on_documents_as_they_lay_with_experts_at_another_time_is_no_point() -> None:
-    early = HeldoutResult(LINK.commit, 7, 700, 2.0, 4.0, ((0, 1.0),), text_round=3)
-    assert heldout_points(A, early, LINK, (), SHARES, 6) == []
-    assert len(heldout_points(A, early, LINK, (), SHARES, 3)) == 2
-
-
 def test_one_peer_that_holds_all_brings_all_and_an_expert_that_the_run_has_not_is_passed_over() -> None:
     points = heldout_points(A, _result((0, 1.0), (1, 3.0), (2, 9.0)), LINK, (), SHARES)
     assert [(point.kind, point.nats) for point in points] == [

@@ -20,7 +20,7 @@ from coordinator.progress.unit_holders import (
     without_rosters,
 )
 from protocol.errors import RemoteProtocolError
-from protocol.host.reports import HeldoutResult, PeerReport, SampleLosses, UnitStanding
+from protocol.host.reports import HeldoutResult, PeerReport, UnitStanding
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages.start import StartUnit
 
@@ -85,16 +85,12 @@ def test_an_expert_out_of_range_is_one_clear_line() -> None:
 
 
 def test_losses_of_an_expert_are_taken_from_those_who_hold_it_alone() -> None:
-    def measured(report: PeerReport, expert: int) -> tuple[PeerReport, PeerReport]:
-        result = HeldoutResult(COMMIT, 4, 100, 2.0, of_experts=((expert, 2.0),))
-        return replace(report, heldout=(result,)), replace(
-            report, sample_losses=(SampleLosses(COMMIT, expert, (2.0,)),)
-        )
+    def measured(report: PeerReport, expert: int) -> PeerReport:
+        return replace(report, heldout=(HeldoutResult(COMMIT, 4, 100, 2.0, of_experts=((expert, 2.0),)),))
 
-    for fine in measured(_report(1), 1):
-        check_claims(fine, PARTS)
+    check_claims(measured(_report(1), 1), PARTS)
     claimed = replace(_report(0), experts=(0, 1))
-    for report in (*measured(_report(0), 1), *measured(claimed, 1)):
+    for report in (measured(_report(0), 1), measured(claimed, 1)):
         with pytest.raises(
             RemoteProtocolError, match=r"losses of expert 1 in a report; expected of experts that it holds: 0"
         ):

@@ -9,7 +9,7 @@ from protocol.estimates.dry_run import estimate_lines
 from protocol.estimates.estimates import kept_checkpoints
 from protocol.ids import CommitId, Root, UnitName
 from protocol.run.manifest import default_run_toml, parse_run_config
-from tests.protocol.run.test_experts_section import EXPERTS, expert_toml
+from tests.protocol.run.test_experts_section import expert_toml
 
 DEFAULT = default_run_toml()
 
@@ -38,11 +38,6 @@ def test_no_more_checkpoints_are_kept_than_estimated_and_few_less(every: int, ke
         (DEFAULT, Data(1_000_000, is_packed=False), "data at most about 2.0 MB, from 1.0 MB"),
         (DEFAULT, Data(1_000_000, is_packed=True), "data 1.0 MB, packed already"),
         (expert_toml(), Data(1_000_000, is_packed=True), "data 1.0 MB, packed already"),
-        (
-            expert_toml(section=EXPERTS + "reassign_every_rounds = 4\n"),
-            Data(1_000_000, is_packed=True),
-            "data 1.0 MB, packed already; 3 times that with the two newest re-assignments",
-        ),
         (
             DEFAULT.replace("vocab_size = 257", "vocab_size = 70_000"),
             Data(1_000_000, False),

@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from averaging.data.shards import DatasetManifest, ShardEntry
-from averaging.network.seams.offload import InlineOffload
 from peer.holdings.held_stage import KnownStages, OwnStage, choose_stage, founded_stage, placement_of
 from peer.holdings.verified_holders_core import everybody
 from peer.settings.config import PeerConfig
@@ -18,6 +17,7 @@ from protocol.ids import PeerId, Root
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.tensors.stage_schema import StageMap, stage_unit
 from tests.protocol.run.test_pipeline_section import pipeline_run
+from tests.virtual import InlineOffload
 
 CONFIG = pipeline_run()
 assert CONFIG.stages is not None

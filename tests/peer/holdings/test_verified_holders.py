@@ -9,13 +9,13 @@ import pytest
 import trio
 
 from averaging.network.seams.interfaces import Stream
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL
 from peer.holdings.verified_holders import ASK_WITHIN_S, NUM_LOOKED_AT, PROVE_WITHIN_S, CommitProof, present
 from protocol.errors import PeerUnreachable
 from protocol.ids import PeerId
 from protocol.rounds.messages.wire import encode_certificate
 from tests.averaging.rounds.round_world import RUN_ID, UNIT, VERIFIER, Party, RoundWorld, open_world
+from tests.virtual import InlineOffload
 
 HERE, GONE, FROZEN, OUTBOUND = (PeerId(name) for name in ("here", "gone", "frozen", "outbound"))
 LISTED = {HERE: (0,), GONE: (1,), FROZEN: (1,), OUTBOUND: (2,)}

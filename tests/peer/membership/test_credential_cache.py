@@ -7,7 +7,6 @@ import trio.testing
 
 from averaging.network.memory.memory_network import MemorySwarm
 from averaging.network.seams.bulk_address import BulkAddress
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.directory import PeerRecord, Record, member_record_rule, seal_record
 from averaging.network.seams.interfaces import DirectoryEntry
 from peer.membership.credential_cache import VOTED_WITHIN_COMMITS, CredentialCache, recent_voters
@@ -17,6 +16,7 @@ from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import CommitId, PeerId, RunId
 from protocol.rounds.lineage.chain import ChainLink
 from protocol.tensors.decoder_schema import WHOLE_MODEL
+from tests.virtual import VirtualClock
 
 RUN = RunId(b"r" * 32)
 UNIX_S = 1_700_000_000.0

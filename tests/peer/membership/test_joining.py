@@ -13,7 +13,6 @@ import trio
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import DatasetManifest, RouterEntry, ShardCache, ShardEntry, TokenizerEntry
 from averaging.network.memory.memory_network import MemorySwarm
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.interfaces import StreamHandler
 from averaging.state.start_state import start_root
 from peer.membership.joining import (
@@ -39,6 +38,7 @@ from protocol.rounds.messages.wire import encode_body
 from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
 from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.virtual import VirtualClock
 
 CONFIG = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
 SCHEMA = decoder_schema(CONFIG)

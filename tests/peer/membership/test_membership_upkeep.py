@@ -8,10 +8,8 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.directory import PeerRecord, seal_record
 from averaging.network.seams.interfaces import DirectoryEntry
-from averaging.network.seams.offload import InlineOffload
 from peer.membership.credential_cache import CredentialCache
 from peer.membership.membership_upkeep import (
     RECONNECT_EVERY_S,
@@ -33,6 +31,7 @@ from protocol.identity.credential import (
 )
 from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
+from tests.virtual import InlineOffload, VirtualClock
 
 RUN = RunId(b"r" * 32)
 UNIX_S = 1_700_000_000.0

@@ -7,12 +7,12 @@ import trio.testing
 
 from averaging.network.direct.tls_identity import TlsCredential
 from averaging.network.libp2p.libp2p_network import NetworkOptions
-from averaging.network.seams.clocks import VirtualClock
 from peer.membership.credential_cache import CREDENTIAL_CHANNEL, CredentialCache
 from peer.membership.network_options import network_options
 from peer.settings.config import PeerConfig
 from protocol.identity.identity import Ed25519Verifier
 from tests.peer.session.test_start_record import CA, HOST, RUN, UNIX_S, membership_of
+from tests.virtual import VirtualClock
 
 Clock = trio.testing.MockClock
 

@@ -12,7 +12,6 @@ import trio
 import trio.testing
 
 from averaging.network.memory.memory_network import MemorySwarm
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.directory import PeerRecord, seal_record
 from averaging.network.seams.interfaces import DirectoryEntry, Network
 from averaging.rounds.traffic.discovery import (
@@ -31,6 +30,7 @@ from protocol.identity.credential import make_ca
 from protocol.identity.envelope import first_sequence
 from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
+from tests.virtual import VirtualClock
 
 RUN = RunId(b"r" * 32)
 UNIX_S = 1_700_000_000.0

@@ -14,10 +14,8 @@ import trio
 import trio.testing
 
 from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.directory import PeerRecord, seal_record
 from averaging.network.seams.interfaces import DirectoryEntry, Offload
-from averaging.network.seams.offload import InlineOffload
 from peer.membership.credential_cache import CredentialCache
 from peer.membership.revocations import ASK_EVERY_S, FILE_NAME, NUM_ASKED, REVOCATION_CHANNEL, Revocations
 from protocol.errors import RefusedError, RemoteProtocolError
@@ -25,6 +23,7 @@ from protocol.identity.credential import make_ca, make_request, make_tls_key, op
 from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.identity.revocation import Revocation, fingerprint, join_entries, seal_revocation
 from protocol.ids import PeerId, RunId
+from tests.virtual import InlineOffload, VirtualClock
 
 RUN = RunId(b"r" * 32)
 UNIX_S = 1_700_000_000.0

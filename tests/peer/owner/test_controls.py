@@ -9,13 +9,13 @@ import trio
 import trio.testing
 
 from averaging.network.pacing.bulk_limiter import BulkLimiter
-from averaging.network.seams.clocks import VirtualClock
 from peer.owner.controls import Controls, open_controls
 from peer.owner.controls_core import COOL_FOR_S, ROOMY_FOR_S, STOPPED_BYTES_PER_S, ControlSettings, OwnerPause, Readings
 from peer.settings.config import PeerConfig
 from peer.settings.hours_core import parse_hours
 from peer.status.status_board import StatusBoard
 from protocol.ids import PeerId
+from tests.virtual import VirtualClock
 
 Clock = trio.testing.MockClock
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from averaging.network.seams.clocks import VirtualClock
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from peer.owner.disk_use import LOOK_EVERY_S, keep_measured
 from peer.status.status_board import StatusBoard
 from protocol.errors import StorageError
 from protocol.ids import PeerId
+from tests.virtual import VirtualClock
 
 Clock = trio.testing.MockClock
 

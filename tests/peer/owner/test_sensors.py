@@ -7,11 +7,11 @@ from zoneinfo import ZoneInfo
 import psutil
 import pytest
 
-from averaging.network.seams.clocks import VirtualClock
 from peer.machine.machine import MachineMeter, MachineUse
 from peer.owner.controls_core import OwnerPause
 from peer.owner.pause_file import write_pause
 from peer.owner.sensors import MachineSensors, battery, cpu_celsius
+from tests.virtual import VirtualClock
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ import trio.testing
 
 from averaging.data.shards import DatasetManifest, ShardEntry
 from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
-from averaging.network.seams.clocks import VirtualClock
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.traffic.discovery import DirectoryPoller, directory_key
 from peer.membership.credential_cache import CredentialCache
 from peer.membership.joining import Membership
@@ -32,6 +30,7 @@ from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId
 from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
+from tests.virtual import InlineOffload, VirtualClock
 
 UNIX_S = 1_700_000_000.0
 CA = make_ca(b"c" * 32, now_unix_s=UNIX_S)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import trio.testing
 
-from averaging.network.seams.clocks import VirtualClock
 from peer.status.health import APART_AFTER_S, SHOWN_S, HealthNotes, LineageDivergence, after_report
 from peer.status.status_board import StatusBoard
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.lineage.chain import ChainLink
+from tests.virtual import VirtualClock
 
 FULL = {"task": "_vote", "reason": "could not append to rounds.log: No space left on device", "is_of_disk": True}
 DIFFERS = "our state at commit 7 is not the one that the run attests: making it again"

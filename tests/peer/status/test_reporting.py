@@ -9,7 +9,6 @@ import torch
 import trio
 import trio.testing
 
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.interfaces import Snapshot, TrainerProgress
 from averaging.state.state import UnitState
 from peer.owner.controls_core import TrainingAllowance
@@ -20,7 +19,6 @@ from peer.status.reporting import (
     IDLE_REPORT_S,
     REPORT_EVERY_S,
     ExpertLosses,
-    ReportedExpertText,
     Reporter,
     evaluate_commits,
     left_behind,
@@ -28,7 +26,6 @@ from peer.status.reporting import (
 )
 from peer.status.status_board import StatusBoard
 from protocol.errors import (
-    LocalProtocolError,
     PotluckError,
     RefusedError,
     RemoteProtocolError,
@@ -37,7 +34,7 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.host.report_delta import made_whole, report_digest
-from protocol.host.reports import HeldoutResult, PeerReport, ReportReply, SampleLosses, encode_report
+from protocol.host.reports import HeldoutResult, PeerReport, ReportReply, encode_report
 from protocol.identity.envelope import superseded
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -45,6 +42,7 @@ from protocol.rounds.lineage.chain import ChainLink, link_after
 from protocol.rounds.lineage.lineage import tree_of
 from protocol.rounds.messages.wire import decode_certificate, decode_record
 from tests.coordinator.chain_world import Chain
+from tests.virtual import VirtualClock
 
 ME, OTHER = PeerId("me"), PeerId("other")
 UNIT = UnitName("whole")
@@ -709,85 +707,6 @@ async def test_a_holder_measures_its_experts_and_the_prose_where_the_commit_is_i
         assert (result.commit, result.of_experts) == (link.commit, ((0, 1.0), (2, 3.0)))
         assert (result.nats, result.prose_nats) == (2.0, prose_nats)
         assert trainer.num_evaluated == 0
-
-
-async def test_what_is_read_is_settled_before_a_commit_is_measured_and_the_sample_at_every_so_manieth(
-    autojump_clock: Clock,
-) -> None:
-    followed: list[int] = []
-
-    async def follow(index: int) -> int:
-        followed.append(index)
-        return 7
-
-    async def measure_sample(_: torch.Tensor, expert: int) -> tuple[float, ...]:
-        return (1.0 + expert, 2.0)
-
-    for every_rounds, expected in ((1, 1), (1 << 20, 0)):
-        _, _, board = _reporter()
-        link = _mine(1)
-        losses = replace(_losses((1,), ()), text=ReportedExpertText(follow, measure_sample, every_rounds))
-        await _measure(_Service(link), _Trainer(), board, lambda: None, losses)
-        (result,) = board.heldout
-        assert result.text_round == 7
-        assert followed.pop() == link.index
-        assert board.samples == [SampleLosses(link.commit, 1, (2.0, 2.0))] * expected
-
-
-@pytest.mark.parametrize("fails_at", [None, 11])
-async def test_a_holder_of_many_experts_that_cannot_reach_the_host_can_still_make_a_report(
-    autojump_clock: Clock, fails_at: int | None
-) -> None:
-    """Losses of samples wait for the host, more of them than a report holds: reports take the first ones, each that arrives some."""
-    reporter, client, board = _reporter()
-    client.answer = _raiser(UnreachableError("nobody answers", "a coordinator"))
-    held = tuple(range(12))
-
-    async def follow(_: int) -> int:
-        return 0
-
-    async def measure_sample(_: torch.Tensor, expert: int) -> tuple[float, ...]:
-        await reporter.report_once()  # at any moment
-        if expert == fails_at:
-            raise LocalProtocolError("a loss that is not finite", "a number")
-        return (float(expert),)
-
-    service = _Service(_mine(1))
-    losses = replace(_losses(held, ()), text=ReportedExpertText(follow, measure_sample, 1))
-    await _measure(service, _Trainer(), board, lambda: service.move(_mine(2)), losses)
-    client.answer = lambda: REPLY
-    for _ in range(4):
-        assert await reporter.report_once()
-    told = [(sample.commit, sample.expert) for report in client.reports for sample in report.sample_losses]
-    assert {expert for commit, expert in told if commit == _mine(2).commit} == set(held) - {fails_at}
-    assert board.samples == []
-
-
-async def test_losses_of_a_sample_are_told_until_they_have_arrived_and_an_entry_that_comes_is_taken(
-    autojump_clock: Clock,
-) -> None:
-    reporter, client, board = _reporter()
-    taken: list[bytes] = []
-
-    class Text:
-        heard_unix_s, from_round, heard = 1_700_000_000, 4, b"mine"
-
-        def take(self, sealed: bytes) -> None:
-            taken.append(sealed)
-
-    board.text = Text()  # type: ignore[assignment]
-    sample = SampleLosses(CommitId(b"c" * 32), 1, (2.0,))
-    board.samples.append(sample)
-    client.answer = lambda: replace(REPLY, reassignment=b"sealed")
-    assert await reporter.report_once()
-    assert (client.reports[-1].sample_losses, client.reports[-1].reassigned_unix_s) == ((sample,), 1_700_000_000)
-    assert (board.samples, taken, board.read().text_round) == ([], [b"sealed"], 4)
-    client.answer = lambda: replace(REPLY, asks_reassignment=True)
-    for _ in range(2):
-        await reporter.report_once()
-    assert [report.reassignment for report in client.reports] == [b"", b"", b"mine"], (
-        "a host that has lost it is brought it"
-    )
 
 
 async def test_a_round_that_is_nowhere_but_here_is_told_within_a_quarter_of_a_second(autojump_clock: Clock) -> None:

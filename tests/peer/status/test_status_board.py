@@ -9,9 +9,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount, Network, TrafficCount, Way
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.fetching.download import DownloadProgress
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.disk_room import DiskMeter
@@ -30,6 +28,7 @@ from protocol.rounds.lineage.chain import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, tree_of
 from protocol.rounds.state import OpenRound, PeerView
 from tests.protocol.rounds.round_table import UNIT, Table
+from tests.virtual import InlineOffload, VirtualClock
 
 TOOLS = SimpleNamespace(generations=SimpleNamespace(refused="no space", num_refused=3, num_damaged=1))
 

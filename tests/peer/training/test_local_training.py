@@ -340,36 +340,3 @@ def test_an_expert_with_text_of_its_own_is_trained_and_measured_on_that(tmp_path
     assert trainer.evaluate(theta_N) == pytest.approx(sum(each) / 2)
     longer = LocalTrainer(trainer.plan.model_copy(update={"expert_heldout_bytes_per_token": (2.0, 4.0)}))
     assert [longer.evaluate(theta_N, expert) for expert in (0, 2)] == [each[0] / 2, each[1] / 4]
-
-
-def test_each_window_of_the_sample_has_a_loss_of_its_own_with_an_expert_and_theta_stays(tmp_path: Path) -> None:
-    plan = training_plan(tmp_path)
-    window = 9
-    tokens = np.concatenate([np.full(window, 7, dtype="<u2"), np.arange(30, 30 + window, dtype="<u2")])
-    (tmp_path / "sample").write_bytes(tokens.tobytes())
-    trainer = _expert_trainer(tmp_path, 0, 2, sample_shards=(tmp_path / "sample",), sample_tokens=window)
-    theta = [trainer.theta(place) for place in range(3)]
-    anchor_N = torch.cat(theta)
-    same, other = (trainer.evaluate_sample(anchor_N, 2) for _ in range(2))
-    assert same == other
-    assert len(same) == 2
-    assert same[0] != pytest.approx(same[1])
-    assert trainer.evaluate_sample(anchor_N, 0) != same
-    assert all(torch.equal(trainer.theta(place), before) for place, before in enumerate(theta))
-    assert plan.sample_shards == ()
-
-
-def test_another_text_is_read_from_the_next_step_on_and_the_data_position_stays(tmp_path: Path) -> None:
-    plans = {}
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-        plans[name] = training_plan(tmp_path / name, text=f"{name} is of its own kind. ")
-    trainer = _trainer(plans["one"])
-    trainer.step()
-    trainer.read_text(plans["other"])
-    trainer.step()
-    assert trainer.counters.step == 2
-    assert trainer.plan == plans["other"].model_copy(update={"first_step": trainer.plan.first_step})
-    anchor_N = trainer.theta()
-    assert trainer.evaluate(anchor_N) == _trainer(plans["other"]).evaluate(anchor_N)
-    assert trainer.evaluate(anchor_N) != _trainer(plans["one"]).evaluate(anchor_N)

@@ -14,10 +14,12 @@ import trio.testing
 
 from averaging.arithmetic.genesis import genesis_anchor
 from peer.training import trainer as trainer_module
+from peer.training import worker_process
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.worker_channel import OutOfMemory, Progress, Reply, parse_event
 from peer.training.worker_errors import DoesNotFit, LossNotFinite, WorkerDied
 from protocol.tensors.decoder_schema import decoder_schema
+from tests.peer.failing_worker import FAILS_VARIABLE
 from tests.peer.training_world import MODEL, training_plan
 
 BACK_WITHIN_S = 60.0
@@ -36,7 +38,17 @@ async def _back_after(trainer: WorkerTrainer, restarts: int) -> None:
             await trio.sleep(0.02)
 
 
-async def test_a_training_process_obeys_at_step_boundaries_and_comes_back_from_the_anchor(tmp_path: Path) -> None:
+@pytest.fixture
+def fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file by which the training process is told that its next step runs out of memory."""
+    monkeypatch.setattr(worker_process, "WORKER_MODULE", "tests.peer.failing_worker")
+    monkeypatch.setenv(FAILS_VARIABLE, str(tmp_path / "fails"))
+    return tmp_path / "fails"
+
+
+async def test_a_training_process_obeys_at_step_boundaries_and_comes_back_from_the_anchor(
+    tmp_path: Path, fails: Path
+) -> None:
     plan = training_plan(tmp_path)
     plan = plan.model_copy(update={"prose_shards": plan.heldout_shards})
     anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
@@ -65,7 +77,7 @@ async def test_a_training_process_obeys_at_step_boundaries_and_comes_back_from_t
         await _back_after(trainer, 1)
         assert trainer.worker_pid != worker
 
-        await trainer.inject_out_of_memory()
+        fails.touch()
         await _back_after(trainer, 2)
         assert trainer.micro_batch == 2
         await trainer.pause()
@@ -166,7 +178,7 @@ async def test_what_its_owner_holds_back_is_kept_and_told_as_such(
 
 
 async def test_a_model_that_does_not_fit_into_the_cards_share_is_held_and_not_started_again_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Path
 ) -> None:
     def on_a_card(data: bytes) -> Progress | Reply | OutOfMemory:
         event = parse_event(data)
@@ -176,7 +188,8 @@ async def test_a_model_that_does_not_fit_into_the_cards_share_is_held_and_not_st
     anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
     plan = training_plan(tmp_path, micro_batch=1, max_gpu_memory_bytes=1_500_000_000)
     async with open_worker_trainer(plan, anchor_N) as trainer:
-        await trainer.inject_out_of_memory()
+        await trainer.set_slowdown(1.0)  # answered once the process has started, however long that takes
+        fails.touch()
         await _until_held(trainer, restarts=1)
         assert trainer.progress().reason.startswith("the model does not fit into 1.5 GB of the card")
         await trainer.resume()

@@ -10,7 +10,6 @@ from protocol.host.report_delta import made_whole, report_digest, shortened
 from protocol.host.reports import (
     HeldoutResult,
     PeerReport,
-    SampleLosses,
     UnitBytes,
     UnitStanding,
     decode_report,
@@ -40,7 +39,6 @@ WHOLE = PeerReport(
     experts=(1, 3),
     expert_room=2,
     incarnation=1 << 62,
-    reassigned_unix_s=1_700_000_000,
     lane=70_000,
 )
 MOVED = {
@@ -57,8 +55,6 @@ BROUGHT = {
     "certificates": (b"certificate",),
     "start_record": b"sealed",
     "revocations": (b"entry",),
-    "sample_losses": (SampleLosses(COMMIT, 1, (2.0, 3.5)),),
-    "reassignment": b"sealed",
 }
 
 

@@ -128,15 +128,6 @@ def test_what_is_known_of_bans_and_what_is_missing_go_there_and_back() -> None:
     assert decode_report_reply(encode_report_reply(reply)) == reply
 
 
-def test_a_re_assignment_that_was_lost_is_asked_for_and_brought_and_none_is_longer_than_one() -> None:
-    report = replace(REPORT, reassignment=b"sealed")
-    assert decode_report(encode_report(report)) == report
-    reply = ReportReply("training", COMMIT, 1, 2, asks_reassignment=True)
-    assert decode_report_reply(encode_report_reply(reply)) == reply
-    with pytest.raises(RemoteProtocolError, match="a re-assignment of 513 bytes; expected at most 512"):
-        replace(REPORT, reassignment=bytes(513))
-
-
 def test_fingerprints_that_are_not_whole_make_no_report() -> None:
     with pytest.raises(RemoteProtocolError, match="fingerprints"):
         replace(REPORT, known_revocations=b"short")

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from protocol.errors import ConfigError
-from protocol.run.manifest import RunConfig, RunManifest, default_run_toml, parse_run_config
+from protocol.errors import ConfigError, VersionError
+from protocol.identity.envelope import NEVER_MS, seal
+from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.run.manifest import (
+    MANIFEST_DOMAIN,
+    RunConfig,
+    RunManifest,
+    default_run_toml,
+    open_manifest,
+    parse_run_config,
+)
 from protocol.tensors.decoder_schema import decoder_schema
 from protocol.tensors.expert_schema import MixtureConfig
 
@@ -46,7 +57,40 @@ def test_an_expert_run_has_a_trunk_and_experts_and_says_so_in_its_manifest() -> 
     assert RunManifest.model_validate_json(manifest.canonical_bytes()) == manifest
     assert b'"shards":"expert"' in manifest.canonical_bytes()
     assert b"min_documents" not in manifest.canonical_bytes()
+
+
+@pytest.mark.parametrize(
+    ("more", "run_id"),
+    [
+        ("", "cab4a97a05111205744a787264f34d2b1495b3c98cd3644102d40b9c920f7c1b"),
+        ("reassign_every_rounds = 0\n", "cab4a97a05111205744a787264f34d2b1495b3c98cd3644102d40b9c920f7c1b"),
+        (
+            'router_features = "embeddings"\nholdings = 2\n',
+            "4bd010537aa1cc34ce18452c0e284a8d91ae79d872ae847a5db7051c3dee6860",
+        ),
+    ],
+)
+def test_a_manifest_of_experts_keeps_the_id_that_it_had_when_documents_could_be_sent_elsewhere(
+    more: str, run_id: str
+) -> None:
+    manifest = _manifest(parse_run_config(expert_toml(section=EXPERTS + more)))
+    assert manifest.run_id.hex() == run_id
     assert b"reassign" not in manifest.canonical_bytes()
+    assert RunManifest.model_validate_json(manifest.canonical_bytes()) == manifest
+
+
+def test_a_signed_manifest_of_a_run_that_sends_documents_elsewhere_is_refused_in_one_line() -> None:
+    host = Identity(b"h" * 32)
+    manifest = _manifest(parse_run_config(expert_toml()))
+    values = json.loads(manifest.canonical_bytes()) | {"host_public_key": host.public_key.hex()}
+    values["config"]["experts"]["reassign_every_rounds"] = 20
+    sealed = seal(host, MANIFEST_DOMAIN, bytes(32), 0, NEVER_MS, json.dumps(values).encode())
+    with pytest.raises(VersionError) as caught:
+        open_manifest(sealed, verifier=Ed25519Verifier())
+    assert caught.value.one_line() == (
+        "the run's manifest: config.experts: reassign_every_rounds is 20, and documents stay with the expert that they were "
+        "packed for: expected 0, or no such line; install the release that made the run"
+    )
 
 
 def test_a_run_without_experts_keeps_its_id() -> None:
@@ -81,8 +125,13 @@ def test_what_a_peer_holds_is_the_trunk_and_its_experts() -> None:
         ),
         (
             [],
-            EXPERTS.replace("2", "1", 1) + "reassign_every_rounds = 4\n",
-            "experts.reassign_every_rounds 4 of one expert: expected several; leave it out",
+            EXPERTS + "reassign_every_rounds = 4\n",
+            "experts: reassign_every_rounds is 4, and documents stay with the expert that they were packed for: expected 0",
+        ),
+        (
+            [],
+            EXPERTS + "reassign_every_rounds = false\n",
+            "experts: reassign_every_rounds is False, and documents stay",
         ),
         (["target_tokens = 1"], EXPERTS, "round.target_tokens 1: expected at least one token for each of 2 experts"),
         (['mode = "streaming"'], EXPERTS, 'round.mode = "streaming" with run.shards = "expert": expected "overlap"'),

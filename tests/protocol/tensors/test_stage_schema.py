@@ -7,7 +7,8 @@ import pytest
 from protocol.errors import ConfigError, LocalProtocolError
 from protocol.ids import UnitName
 from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
-from protocol.tensors.stage_schema import StageMap, stage_of, stage_schema, stage_unit, stage_units
+from protocol.tensors.stage_schema import StageMap, stage_of, stage_schema, stage_unit
+from tests.at_once import stage_units
 
 MODEL = DecoderConfig(
     vocab_size=17, dim=8, num_layers=5, num_heads=2, num_kv_heads=1, ffn_dim=12, context_tokens=16, is_tied=False

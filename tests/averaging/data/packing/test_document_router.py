@@ -14,8 +14,6 @@ from averaging.data.packing.document_features import Embeddings, fit_embeddings,
 from averaging.data.packing.document_router import (
     DocumentRouter,
     fit_router,
-    refit_by,
-    refit_router,
     router_from_bytes,
     router_root,
 )
@@ -133,20 +131,6 @@ def test_a_router_file_of_embeddings_comes_back_with_them_and_only_where_the_man
             router_from_bytes(wrong, router_root(wrong), 2, features="embeddings")
 
 
-def test_other_embeddings_send_documents_to_their_owners_and_as_many_to_a_second_one() -> None:
-    documents = [*CODE[::3], *PROSE[::3]]
-    by_seed = fit_router(documents, 2, overlap=0.25, embeddings=_embeddings(1))
-    owners = [by_seed.nearest(text)[0] for text in documents]
-    anew = refit_by(by_seed, documents, owners, _embeddings(2))
-    assert sum(anew.nearest(text)[0] == owner for text, owner in zip(documents, owners, strict=True)) > 0.85 * len(
-        owners
-    )
-    seconds = [sum(len(each.choices(text)) > 1 for text in documents) for each in (by_seed, anew)]
-    assert seconds[0] == pytest.approx(seconds[1], abs=1)
-    with pytest.raises(ConfigError, match="labels of 1 experts; expected of all 2"):
-        refit_by(by_seed, documents, [0] * len(documents), _embeddings(2))
-
-
 def test_a_router_file_comes_back_as_it_was_and_another_than_the_manifests_is_refused(router: DocumentRouter) -> None:
     data = router.to_bytes()
     again = router_from_bytes(data, router.root, 2)
@@ -184,21 +168,6 @@ def test_a_letter_that_the_prefix_cuts_is_no_fault_and_a_short_text_has_features
     assert gram_features(b"ab").sum() > 0
 
 
-def test_a_router_is_fitted_to_where_losses_are_lowest_and_an_expert_without_documents_stays(
-    router: DocumentRouter,
-) -> None:
-    swapped = [1 - router.nearest(text)[0] for text in [*CODE, *PROSE]]
-    turned = refit_router(router, [*CODE, *PROSE], swapped)
-    found = [turned.nearest(text)[0] for text in [*CODE, *PROSE]]
-    assert sum(a == b for a, b in zip(found, swapped, strict=True)) > 0.85 * len(found)
-    alone = refit_router(router, CODE[:10], [0] * 10)
-    assert alone.centroids_XF.any(axis=1).all()
-    with pytest.raises(ConfigError, match="1 labels; expected 2, each 0 to 1"):
-        refit_router(router, CODE[:2], [0])
-    with pytest.raises(ConfigError, match="each 0 to 1"):
-        refit_router(router, CODE[:2], [0, 2])
-
-
 def test_those_that_a_second_expert_is_nearest_to_have_two() -> None:
     documents = [*CODE[::3], *PROSE[::3]]
     router = fit_router(documents, 3, overlap=0.25)
@@ -210,7 +179,6 @@ def test_those_that_a_second_expert_is_nearest_to_have_two() -> None:
     assert router_from_bytes(router.to_bytes(), router.root, 3).second_within == router.second_within
     alone = fit_router(documents, 3)
     assert all(len(alone.choices(text)) == 1 for text in documents)
-    assert refit_router(router, documents, [c[0] for c in choices]).second_within == router.second_within
 
 
 def test_more_experts_than_documents_cannot_be_fitted() -> None:

@@ -18,7 +18,7 @@ from averaging.codecs import Codec, codec_by_name, codec_names
 from averaging.rounds.exchange.offered_contributions import OfferedContribution, Offers
 from averaging.rounds.exchange.reduction import MAX_DELTA, Reduction
 from averaging.rounds.traffic.batches import split_batch
-from averaging.rounds.traffic.contribution import EncodedContribution, encode_contribution, result_root
+from averaging.rounds.traffic.contribution import EncodedContribution, result_root
 from protocol.errors import RemoteProtocolError
 from protocol.merkle import MerkleTree, leaf_hash
 from protocol.rounds.messages.lane_parts import LanePart
@@ -26,6 +26,7 @@ from protocol.rounds.messages.messages import ResultHeader
 from protocol.rounds.messages.requests import ContributionHeader
 from protocol.rounds.messages.wire import decode_body, encode_body
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.at_once import encode_contribution
 from tests.averaging.rounds.offers_world import (
     CODEC,
     GRID,

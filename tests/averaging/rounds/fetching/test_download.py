@@ -11,7 +11,6 @@ import trio.testing
 
 from averaging.network.memory.memory_network import LinkSpeed
 from averaging.network.seams.interfaces import Stream
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.fetching.download import MAX_DONORS, DownloadContext, DownloadProgress, download_state
 from averaging.rounds.traffic.transfer import (
     FETCH_CHANNEL,
@@ -27,6 +26,7 @@ from protocol.errors import UnreachableError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.messages.requests import FetchHashes, FetchState
 from tests.averaging.rounds.round_world import GRID, UNIT, MadeCommit, Party, RoundWorld, open_world
+from tests.virtual import InlineOffload
 
 Clock = trio.testing.MockClock
 ALL_BYTES = STATE_BYTES_PER_VALUE * GRID.num_elements

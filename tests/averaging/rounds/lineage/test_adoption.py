@@ -8,7 +8,7 @@ import pytest
 import torch
 import trio.testing
 
-from averaging.arithmetic.error_feedback import Feedback, encode_fed, no_residual
+from averaging.arithmetic.error_feedback import Feedback, no_residual
 from averaging.codecs import codec_by_name
 from averaging.rounds.lineage.adoption import (
     Mixed,
@@ -20,14 +20,10 @@ from averaging.rounds.lineage.adoption import (
     one_after_another,
 )
 from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch
-from averaging.rounds.traffic.contribution import (
-    EncodedContribution,
-    encode_chunks,
-    encode_contribution,
-    encode_with_feedback,
-)
+from averaging.rounds.traffic.contribution import EncodedContribution, encode_chunks
 from protocol.ids import Root
 from protocol.merkle import MerkleTree
+from tests.at_once import encode_contribution, encode_fed, encode_with_feedback
 from tests.averaging.rounds.round_world import (
     CODEC,
     GRID,

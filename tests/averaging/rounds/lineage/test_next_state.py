@@ -6,7 +6,6 @@ import pytest
 import torch
 import trio
 
-from averaging.arithmetic.outer_step import apply_outer_step
 from averaging.codecs import codec_by_name
 from averaging.rounds.lineage.next_state import NextState, examined
 from averaging.state.state import UnitState, state_root
@@ -15,6 +14,7 @@ from protocol.ids import CommitId, UnitName
 from protocol.merkle import leaf_hash
 from protocol.rounds.messages.messages import OuterStep
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.at_once import apply_outer_step
 from tests.averaging.rounds.counting_codec import CountingCodec
 from tests.averaging.rounds.round_world import CODEC, GRID, OUTER, MadeCommit, open_world
 

@@ -14,9 +14,10 @@ from averaging.codecs import codec_by_name
 from averaging.rounds.lineage.adoption import Mixing
 from averaging.rounds.lineage.trainer_updates import MOST_WAITING, NUM_KEPT, TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch
-from averaging.rounds.traffic.contribution import EncodedContribution, encode_contribution, encode_with_feedback
+from averaging.rounds.traffic.contribution import EncodedContribution
 from protocol.errors import MachineError
 from protocol.ids import Root
+from tests.at_once import encode_contribution, encode_with_feedback
 from tests.averaging.rounds.exchange_world import theta
 from tests.averaging.rounds.round_world import (
     CODEC,

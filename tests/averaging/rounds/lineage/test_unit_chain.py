@@ -10,7 +10,6 @@ import torch
 import trio
 import trio.testing
 
-from averaging.arithmetic.outer_step import apply_outer_step
 from averaging.network.seams.interfaces import LOG_FRAME_BYTES
 from averaging.rounds.lineage.retention import KEPT_UPDATE_SNAPSHOTS
 from averaging.rounds.traffic.transfer import fetch_commits
@@ -22,6 +21,7 @@ from protocol.ids import CommitId, Root
 from protocol.rounds.lineage.chain import verify_certificate
 from protocol.rounds.messages.messages import LAST_ATTEMPT, Ballot, Certificate
 from protocol.rounds.messages.wire import decode_certificate, encode_certificate
+from tests.at_once import apply_outer_step
 from tests.averaging.rounds.round_world import (
     CODEC,
     GRID,

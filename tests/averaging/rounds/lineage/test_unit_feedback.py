@@ -11,16 +11,17 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from averaging.arithmetic.error_feedback import FedDelta, encode_fed
+from averaging.arithmetic.error_feedback import FedDelta
 from averaging.codecs import codec_by_name
-from averaging.network.seams.offload import InlineOffload
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.state.residual_files import FOLDER
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.ids import Root
 from protocol.rounds.lineage.chain import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, tree_of
+from tests.at_once import encode_fed
 from tests.averaging.rounds.round_world import GRID, MadeCommit, RoundWorld, open_world
+from tests.virtual import InlineOffload
 
 Clock = trio.testing.MockClock
 INT4 = codec_by_name("int4")

@@ -11,12 +11,12 @@ import trio
 import trio.testing
 
 import averaging.state.state
-from averaging.arithmetic.outer_step import apply_outer_step
 from averaging.rounds.lineage.next_state import SliceBytes
 from averaging.rounds.lineage.updates import THREADS_WITHIN_S, Updates
 from averaging.state.state import UnitState, state_root
 from protocol.errors import LocalProtocolError
 from protocol.merkle import leaf_hash
+from tests.at_once import apply_outer_step
 from tests.averaging.rounds.counting_codec import CountingCodec
 from tests.averaging.rounds.round_world import (
     CHUNK_BYTES,

@@ -9,17 +9,10 @@ import torch
 from averaging.arithmetic.batched_codec import RUN_ELEMENTS
 from averaging.arithmetic.error_feedback import Feedback, no_residual
 from averaging.codecs import codec_by_name
-from averaging.rounds.traffic.contribution import (
-    FIRST_ELEMENTS,
-    LEAST_RUNS,
-    MOST_STRETCHES,
-    DeltaEncoder,
-    encode_contribution,
-    encode_with_feedback,
-    stretches,
-)
+from averaging.rounds.traffic.contribution import FIRST_ELEMENTS, LEAST_RUNS, MOST_STRETCHES, DeltaEncoder, stretches
 from protocol.errors import LocalProtocolError
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.at_once import encode_contribution, encode_with_feedback
 
 INT8 = codec_by_name("int8")
 GRID = ChunkGrid(10_100, 1024)

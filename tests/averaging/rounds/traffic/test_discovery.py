@@ -8,7 +8,6 @@ import pytest
 import trio
 import trio.testing
 
-from averaging.network.seams.clocks import VirtualClock
 from averaging.network.seams.interfaces import DirectoryEntry
 from averaging.rounds.traffic.discovery import (
     AGAIN_FIRST_S,
@@ -26,6 +25,7 @@ from averaging.rounds.traffic.discovery import (
     list_peers,
 )
 from protocol.ids import PeerId, RunId
+from tests.virtual import VirtualClock
 
 Clock = trio.testing.MockClock
 ME = PeerId("me")

@@ -17,7 +17,8 @@ from protocol.pipeline.placement.cutting import (
     stages_that_fit,
 )
 from protocol.tensors.decoder_schema import DecoderConfig
-from protocol.tensors.stage_schema import StageMap, stage_units
+from protocol.tensors.stage_schema import StageMap
+from tests.at_once import stage_units
 
 MODEL = DecoderConfig(
     vocab_size=16, dim=8, num_layers=6, num_heads=2, num_kv_heads=1, ffn_dim=12, context_tokens=16, is_tied=False
