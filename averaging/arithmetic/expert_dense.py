@@ -11,22 +11,22 @@ from typing import Final
 
 import torch
 
+from averaging.models.llama.config import LlamaConfig
 from protocol.errors import ConfigError
-from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import MixtureConfig
 
 _JOINED_BY: Final = (("w_gate", 0), ("w_up", 0), ("w_down", 1))
 
 
-def dense_config(decoder: DecoderConfig, mixture: MixtureConfig) -> DecoderConfig:
+def dense_config(decoder: LlamaConfig, mixture: MixtureConfig) -> LlamaConfig:
     """The numbers of an expert's own decoder."""
     return decoder.model_copy(update={"ffn_dim": decoder.ffn_dim + mixture.ffn_dim})
 
 
 def dense_tensors(
-    decoder: DecoderConfig, mixture: MixtureConfig, tensors: Mapping[str, torch.Tensor], expert: int
+    decoder: LlamaConfig, mixture: MixtureConfig, tensors: Mapping[str, torch.Tensor], expert: int
 ) -> dict[str, torch.Tensor]:
-    """The tensors of an expert's own decoder, by the names of protocol/tensors/decoder_schema.py.
+    """The tensors of an expert's own decoder, by the names of averaging/models/llama/config.py.
 
     Args:
         tensors: of the trunk and of the experts, by the names of protocol/tensors/expert_schema.py.

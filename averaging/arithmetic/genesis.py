@@ -7,12 +7,13 @@ torch's own initialisers are vectorised differently on different instruction set
 from __future__ import annotations
 
 from math import sqrt
-from typing import Final
+from typing import Final, assert_never
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from protocol.tensors.model_config import layer_of
 from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
 
 FloatArray = npt.NDArray[np.float32]
@@ -20,19 +21,18 @@ FloatArray = npt.NDArray[np.float32]
 INIT_STD: Final = 0.02
 """Standard deviation of the weights (GPT-2 report, section 2.3); uniform, so the bound is sqrt(3) times it."""
 
-_RESIDUAL_OUTPUTS: Final = ("wo.weight", "w_down.weight")
 _AT_ONCE: Final = 1 << 18
 
 
 def genesis_anchor(schema: TensorSchema, seed: int, model: TensorSchema | None = None) -> torch.Tensor:
-    """(N,) float32: ones for norms, uniform noise for the rest; what writes into the residual stream is scaled by
+    """(N,) float32, as each tensor's `start` says: ones, zeros, or uniform noise; what writes into the residual stream is scaled by
     1 / sqrt(2 layers) (GPT-2 report, section 2.3).
 
     Args:
         model: all tensors of the model, where the unit has some of them: a tensor's values are the same whichever unit it is in.
     """
     tensors = (model or schema).tensors
-    num_layers = max(1, sum(spec.name.endswith("wo.weight") for spec in tensors))
+    num_layers = max(1, len({layer_of(spec.name) for spec in tensors} - {None}))
     places = {spec.name: place for place, spec in enumerate(tensors)}
     anchor = np.empty(schema.num_elements, dtype=np.float32)
     for spec in schema.tensors:
@@ -43,12 +43,17 @@ def genesis_anchor(schema: TensorSchema, seed: int, model: TensorSchema | None =
 
 def _fill(values: FloatArray, spec: TensorSpec, index: int, seed: int, num_layers: int) -> None:
     """Write the (n,) values of a tensor, some at a time: raw integers take twice the room of what is made of them."""
-    if spec.name.endswith("norm.weight"):
-        values[:] = 1.0
-        return
     bound = sqrt(3.0) * INIT_STD
-    if spec.name.endswith(_RESIDUAL_OUTPUTS):
-        bound /= sqrt(2.0 * num_layers)
+    match spec.start:
+        case "ones" | "zeros":
+            values[:] = 1.0 if spec.start == "ones" else 0.0
+            return
+        case "residual":
+            bound /= sqrt(2.0 * num_layers)
+        case "noise":
+            pass
+        case _:
+            assert_never(spec.start)
     source = np.random.PCG64([seed, index])
     for begin in range(0, len(values), _AT_ONCE):
         part = values[begin : begin + _AT_ONCE]

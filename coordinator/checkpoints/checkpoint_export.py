@@ -1,4 +1,4 @@
-"""A checkpoint as a folder that other programs load: the Hugging Face Llama layout, whole or not at all.
+"""A checkpoint as a folder that other programs load: the Hugging Face layout of its model family, whole or not at all.
 
 Only what was verified goes out. config.json is put in place last: a folder without it is loaded by nobody. Blocks.
 """
@@ -17,20 +17,21 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from averaging.models.family import layout_of
+from averaging.models.llama.config import require_llama
 from coordinator.checkpoints.checkpoints import TOKENIZER_NAME, CheckpointManifest, load_checkpoint, sync_path
-from coordinator.checkpoints.llama_layout import (
-    LlamaTokenizer,
+from coordinator.checkpoints.exported_tokenizer import (
+    ExportedTokenizer,
     byte_tokenizer,
     file_tokenizer,
     generation_config,
-    llama_config,
-    llama_name,
     tokenizer_config,
 )
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import UnitName
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.expert_schema import held_units
+from protocol.tensors.model_config import ModelConfig, model_schema
+from protocol.tensors.model_families import parse_model
 from protocol.tensors.tensor_schema import TensorSchema
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> Ex
     `expert` says which one: with the trunk it is an ordinary decoder (averaging/arithmetic/expert_dense.py).
 
     Raises:
-        ConfigError: there is no checkpoint, `target` cannot be used, or the model is not the bundled decoder.
+        ConfigError: there is no checkpoint, `target` cannot be used, or the model is of no family of this release.
         StorageError: the checkpoint does not verify, or `target` could not be written: nothing is left in it.
     """
     target = target.absolute()
@@ -75,17 +76,17 @@ def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> Ex
         "potluck_round": str(manifest.index),
         "potluck_state_root": manifest.state_root,
     }
-    named = {llama_name(name): tensor for name, tensor in tensors.items()}
+    named = {layout_of(config).name(name): tensor for name, tensor in tensors.items()}
     return Exported(manifest, _write(target, named, origin, _side_files(config, tokenizer)))
 
 
 def _dense(
     path: Path,
     manifest: CheckpointManifest,
-    config: DecoderConfig,
+    config: ModelConfig,
     tensors: dict[str, torch.Tensor],
     expert: int | None,
-) -> tuple[DecoderConfig, dict[str, torch.Tensor]]:
+) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     from averaging.arithmetic.expert_dense import dense_config, dense_tensors  # with torch
 
     if manifest.experts is None:
@@ -93,7 +94,8 @@ def _dense(
     if expert is None:
         most = manifest.experts.num_experts - 1
         raise ConfigError(f"checkpoint {path} has experts", "one of them", f"name it: --expert 0 to {most}")
-    return dense_config(config, manifest.experts), dense_tensors(config, manifest.experts, tensors, expert)
+    llama = require_llama(config)
+    return dense_config(llama, manifest.experts), dense_tensors(llama, manifest.experts, tensors, expert)
 
 
 def _ensure_free(target: Path) -> None:
@@ -109,15 +111,15 @@ def _ensure_free(target: Path) -> None:
         raise StorageError(f"{target} cannot be read ({error.strerror})", "a readable folder", remedy) from error
 
 
-def _decoder(path: Path, manifest: CheckpointManifest) -> tuple[DecoderConfig, TensorSchema]:
+def _decoder(path: Path, manifest: CheckpointManifest) -> tuple[ModelConfig, TensorSchema]:
     """The model's numbers, and its tensors when they are those that follow from them."""
-    expected, remedy = "the tensors of the bundled decoder", "export it with the release that wrote it"
+    expected, remedy = "the tensors of its model family", "export it with the release that wrote it"
     try:
-        config = DecoderConfig.model_validate(manifest.model)
+        config = parse_model(manifest.model)
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))
         raise ConfigError(f"checkpoint {path} has another kind of model (model {place})", expected, remedy) from error
-    schema = decoder_schema(config, UnitName(manifest.unit))
+    schema = model_schema(config, UnitName(manifest.unit))
     if manifest.experts is not None:
         schema = held_units(config, manifest.experts, range(manifest.experts.num_experts)).whole
     names = [(spec.name, spec.shape) for spec in schema.tensors]
@@ -126,7 +128,7 @@ def _decoder(path: Path, manifest: CheckpointManifest) -> tuple[DecoderConfig, T
     return config, schema
 
 
-def _tokenizer(path: Path, manifest: CheckpointManifest, config: DecoderConfig) -> LlamaTokenizer | None:
+def _tokenizer(path: Path, manifest: CheckpointManifest, config: ModelConfig) -> ExportedTokenizer | None:
     """The run's tokenizer; None of a run of bytes whose model has no room for all of them."""
     stored, file = manifest.tokenizer, path / TOKENIZER_NAME
     if stored is None:
@@ -141,14 +143,14 @@ def _tokenizer(path: Path, manifest: CheckpointManifest, config: DecoderConfig) 
     return tokenizer
 
 
-def _side_files(config: DecoderConfig, tokenizer: LlamaTokenizer | None) -> dict[str, bytes]:
+def _side_files(config: ModelConfig, tokenizer: ExportedTokenizer | None) -> dict[str, bytes]:
     """All files but the weights, config.json last."""
     files: dict[str, bytes] = {}
     if tokenizer is not None:
         files["generation_config.json"] = _json(generation_config(config, tokenizer.end))
         files[TOKENIZER_NAME] = tokenizer.data
         files["tokenizer_config.json"] = _json(tokenizer_config(config, tokenizer.end_text))
-    return files | {CONFIG_NAME: _json(llama_config(config, tokenizer.end if tokenizer else None))}
+    return files | {CONFIG_NAME: _json(layout_of(config).config_json(config, tokenizer.end if tokenizer else None))}
 
 
 def _json(values: dict[str, object]) -> bytes:
@@ -231,7 +233,7 @@ def export_tensors(
     """
     target = target.absolute()
     _ensure_free(target)
-    config = DecoderConfig.model_validate(manifest.model)
+    config = parse_model(manifest.model)
     tokenizer = _tokenizer(path, manifest, config)
     files = _side_files(config, tokenizer) | {CONFIG_NAME: _json(config_of(tokenizer.end if tokenizer else None))}
     told = {"format": "pt", "potluck_run": manifest.run_name, "potluck_run_id": manifest.run_id}

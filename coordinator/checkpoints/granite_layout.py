@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from coordinator.checkpoints.llama_layout import llama_config, llama_name
-from protocol.tensors.decoder_schema import DecoderConfig
+from averaging.models.llama.config import LlamaConfig
+from averaging.models.llama.layout import LAYOUT
 from protocol.tensors.expert_schema import MixtureConfig
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ _FEED: Final = ("w_gate", "w_up", "w_down")
 
 
 def granite_config(
-    decoder: DecoderConfig, mixture: MixtureConfig, num_experts: int, end: int | None = None
+    decoder: LlamaConfig, mixture: MixtureConfig, num_experts: int, end: int | None = None
 ) -> dict[str, object]:
     """What config.json says of a float32 model that holds so many of its run's experts."""
     return {
-        **llama_config(decoder, end),
+        **LAYOUT.config_json(decoder, end),
         "architectures": ["GraniteMoeSharedForCausalLM"],
         "model_type": "granitemoeshared",
         "intermediate_size": mixture.ffn_dim,
@@ -41,7 +41,7 @@ def granite_config(
     }
 
 
-def granite_tensors(decoder: DecoderConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def granite_tensors(decoder: LlamaConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A merged model's tensors under their names in the layout.
 
     Args:
@@ -62,7 +62,7 @@ def granite_tensors(decoder: DecoderConfig, tensors: Mapping[str, torch.Tensor])
         shared = [tensors[f"{own}.{part}.weight"] for part in _FEED]
         made[f"model.layers.{layer}.shared_mlp.input_linear.weight"] = torch.cat(shared[:2])
         made[f"model.layers.{layer}.shared_mlp.output_linear.weight"] = shared[2].clone()
-    return made | {llama_name(name): tensor.clone() for name, tensor in tensors.items() if not _is_fed(name)}
+    return made | {LAYOUT.name(name): tensor.clone() for name, tensor in tensors.items() if not _is_fed(name)}
 
 
 def _is_fed(name: str) -> bool:

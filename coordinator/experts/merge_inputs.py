@@ -18,6 +18,7 @@ from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.packing.expert_shards import expert_shards
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, TokenReader, parse_dataset
 from averaging.data.sources.texts import Split
+from averaging.models.llama.config import LlamaConfig, require_llama
 from coordinator.checkpoints.checkpoint_export import Exported, export_tensors
 from coordinator.checkpoints.checkpoints import CheckpointManifest, load_checkpoint
 from coordinator.checkpoints.granite_layout import granite_config, granite_tensors
@@ -26,8 +27,8 @@ from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.identity.identity import Ed25519Verifier
 from protocol.ids import UnitName
 from protocol.run.manifest import open_manifest
-from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import TRUNK, MixtureConfig, expert_of, held_units
+from protocol.tensors.model_families import parse_model
 from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
 
 DATA_FOLDER: Final = "data"
@@ -45,7 +46,7 @@ class MergingParts:
 
     path: Path
     manifest: CheckpointManifest
-    decoder: DecoderConfig
+    decoder: LlamaConfig
     mixture: MixtureConfig
     trunk_N: torch.Tensor
     experts: Mapping[int, torch.Tensor]
@@ -127,7 +128,7 @@ def _read(path: Path) -> _Checkpoint:
     return _Checkpoint(path, manifest, units)
 
 
-def _numbers(checkpoint: _Checkpoint) -> tuple[DecoderConfig, MixtureConfig]:
+def _numbers(checkpoint: _Checkpoint) -> tuple[LlamaConfig, MixtureConfig]:
     manifest = checkpoint.manifest
     if manifest.experts is None:
         raise ConfigError(
@@ -136,12 +137,12 @@ def _numbers(checkpoint: _Checkpoint) -> tuple[DecoderConfig, MixtureConfig]:
             "write its model with: potluck checkpoint export",
         )
     try:
-        return DecoderConfig.model_validate(manifest.model), manifest.experts
+        return require_llama(parse_model(manifest.model)), manifest.experts
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))
         raise ConfigError(
             f"checkpoint {checkpoint.path} has another kind of model ({place})",
-            "the bundled decoder with experts",
+            "a model of family llama with experts",
             "merge it with the release that wrote it",
         ) from error
 
@@ -162,7 +163,7 @@ def _apart(one: _Checkpoint, other: _Checkpoint, what: str, found: str) -> Confi
 
 
 def _check_lengths(
-    path: Path, decoder: DecoderConfig, mixture: MixtureConfig, units: Mapping[UnitName, tuple[str, torch.Tensor]]
+    path: Path, decoder: LlamaConfig, mixture: MixtureConfig, units: Mapping[UnitName, tuple[str, torch.Tensor]]
 ) -> None:
     for schema in held_units(decoder, mixture, range(mixture.num_experts)).schemas:
         if schema.unit in units and units[schema.unit][1].numel() != schema.num_elements:

@@ -14,8 +14,8 @@ from protocol.identity.identity import Ed25519Verifier
 from protocol.rounds.messages.wire import decode_certificate, decode_record
 from protocol.run.manifest import open_manifest
 from protocol.screens.daemon_views import Row
-from protocol.tensors.decoder_schema import WHOLE_MODEL
 from protocol.tensors.expert_schema import TRUNK
+from protocol.tensors.model_config import WHOLE_MODEL
 
 MANIFEST_FILE: Final = "manifest.signed"
 """Of a host's folder; written last, so its presence means that the run is complete."""

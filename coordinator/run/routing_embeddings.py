@@ -12,6 +12,7 @@ from averaging.data.tokenizer import Tokenizer
 from protocol.errors import StorageError
 from protocol.run.manifest import RunConfig
 from protocol.tensors.expert_schema import trunk_schema
+from protocol.tensors.model_config import EMBEDDING
 from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
 
 
@@ -33,6 +34,6 @@ def first_embeddings(config: RunConfig, tokenizer: Tokenizer) -> FitEmbeddings:
 
 def _embedding(schema: TensorSchema) -> TensorSpec:
     for spec in schema.tensors:
-        if spec.name == "embed.weight":
+        if spec.name == EMBEDDING:
             return spec
-    raise StorageError(f"{schema.unit} has no embeddings", "the tensor embed.weight")
+    raise StorageError(f"{schema.unit} has no embeddings", f"the tensor {EMBEDDING}")

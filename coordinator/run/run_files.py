@@ -232,14 +232,14 @@ def _start_bytes(config: RunConfig, base: Path) -> memoryview:
     """The weights that the run begins with, little-endian float32 in the schema's order; none where they follow from the seed."""
     if not config.run.start_from:
         return NO_START
-    from coordinator.checkpoints.llama_import import read_llama
+    from coordinator.checkpoints.weights_import import read_weights
 
-    return memoryview(read_llama(base / config.run.start_from, config.model).numpy().astype("<f4").tobytes())
+    return memoryview(read_weights(base / config.run.start_from, config.model).numpy().astype("<f4").tobytes())
 
 
 def _check_start_tokenizer(config: RunConfig, base: Path, num_tokens: int) -> None:
     if config.run.start_from:
-        from coordinator.checkpoints.llama_import import check_tokenizer
+        from coordinator.checkpoints.weights_import import check_tokenizer
 
         check_tokenizer(base / config.run.start_from, config.model, num_tokens)
 

@@ -17,7 +17,7 @@ from averaging.storage.file_storage import sync_folder
 from peer.membership.saved_membership import write_durably
 from protocol.errors import StorageError
 from protocol.ids import UnitName
-from protocol.tensors.decoder_schema import WHOLE_MODEL
+from protocol.tensors.model_config import WHOLE_MODEL
 
 _NUMBER: Final = "incarnation"
 _UNITS: Final = "units_held"

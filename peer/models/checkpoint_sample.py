@@ -19,8 +19,9 @@ from peer.models.sampling import Sampling
 from protocol.errors import ConfigError, MachineError, StorageError
 from protocol.ids import UnitName
 from protocol.plain_file import check_plain_file
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_config import ModelConfig, model_schema
+from protocol.tensors.model_families import ModelSection
 from protocol.tensors.tensor_schema import TensorSchema
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class _Manifest(BaseModel):
     index: int
     unit: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     parameters: _StoredFile
-    model: DecoderConfig
+    model: ModelSection
     experts: MixtureConfig | None = None
     tokenizer: _StoredTokenizer | None = None
 
@@ -64,7 +65,7 @@ class CheckpointModel:
 
     run_name: str
     index: int
-    config: DecoderConfig
+    config: ModelConfig
     flat_N: torch.Tensor
     tokenizer: TextTokenizer
 
@@ -137,17 +138,19 @@ def _tokenizer(path: Path, stored: _StoredTokenizer | None) -> TextTokenizer:
 
 def _decoder(
     path: Path, tensors: dict[str, torch.Tensor], manifest: _Manifest, expert: int
-) -> tuple[DecoderConfig, torch.Tensor]:
-    """The numbers of a decoder, and its parameters in the schema's order."""
+) -> tuple[ModelConfig, torch.Tensor]:
+    """The numbers of a model, and its parameters in the schema's order."""
     import torch
 
     from averaging.arithmetic.expert_dense import dense_config, dense_tensors
+    from averaging.models.llama.config import require_llama
 
     config, mixture = manifest.model, manifest.experts
     if mixture is not None:
         _check(path, tensors, held_units(config, mixture, range(mixture.num_experts)).whole)
-        config, tensors = dense_config(config, mixture), dense_tensors(config, mixture, tensors, expert)
-    schema = decoder_schema(config, UnitName(manifest.unit))
+        llama = require_llama(config)
+        config, tensors = dense_config(llama, mixture), dense_tensors(llama, mixture, tensors, expert)
+    schema = model_schema(config, UnitName(manifest.unit))
     _check(path, tensors, schema)
     return config, torch.cat([tensors[spec.name].reshape(-1) for spec in schema.tensors])
 

@@ -12,7 +12,7 @@ from averaging.data.tokenizer import ByteTokenizer, Tokens
 from peer.models.decoder import Decoder, load_flat
 from peer.models.sampling import Sampling
 from protocol.errors import ConfigError
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import ModelConfig, model_schema
 
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for bytes that are no character, or not yet a whole one."""
@@ -50,7 +50,7 @@ _BYTES: Final = ByteTokenizer()
 
 
 def sample_text(
-    config: DecoderConfig, flat_N: torch.Tensor, *, prompt: str, sampling: Sampling, tokenizer: TextTokenizer = _BYTES
+    config: ModelConfig, flat_N: torch.Tensor, *, prompt: str, sampling: Sampling, tokenizer: TextTokenizer = _BYTES
 ) -> str:
     """The prompt and what is sampled after it; broken UTF-8 becomes the replacement sign. Raises as `sample_tokens`."""
     begin = prompt_tokens(prompt, tokenizer)
@@ -73,7 +73,7 @@ def _prompt_bytes(prompt: str) -> bytes:
 
 
 def sample_tokens(
-    config: DecoderConfig,
+    config: ModelConfig,
     flat_N: torch.Tensor,
     *,
     prompt: Sequence[int],
@@ -84,7 +84,7 @@ def sample_tokens(
 
     Args:
         config: the model's numbers.
-        flat_N: (N,) float32, the decoder's parameters in schema order.
+        flat_N: (N,) float32, the model's parameters in schema order.
         prompt: what the text begins with; the model sees as much of its end as the context holds.
         sampling: how many tokens, and how they are drawn.
         tokenizer: of the run; the model may have room for more tokens, which are never drawn.
@@ -96,7 +96,7 @@ def sample_tokens(
     if config.vocab_size < vocab_size:
         raise ConfigError(f"a model with a vocabulary of {config.vocab_size}", f"its tokenizer's {vocab_size} tokens")
     model = Decoder(config)
-    load_flat(model, decoder_schema(config), flat_N)
+    load_flat(model, model_schema(config), flat_N)
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt[-config.context_tokens :]) or [tokenizer.end]
     for _ in range(sampling.num_tokens):

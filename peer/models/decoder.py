@@ -1,110 +1,81 @@
-"""The bundled decoder in torch. Its parameters have the names and shapes of protocol/tensors/decoder_schema.py.
+"""A model of any family in torch: the one forward pass, and the flat vector that its parameters are.
 
-Shapes: B sequences, T tokens, D values, H heads, K key-value heads, E values a head, V vocabulary. Sources: RMSNorm 1910.07467;
-rotary positions 2104.09864; SwiGLU 2002.05202; grouped queries 2305.13245.
+A family gives the blocks (averaging/models/family.py); here they become a whole model, or the part of one that a stage has. The
+parameters have the names and shapes of the config's `tensors`.
+
+Shapes: B sequences, T tokens, D values, V vocabulary, N values of all parameters.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from averaging.models.family import blocks_of, run_layers
 from protocol.errors import LocalProtocolError
-from protocol.tensors.decoder_schema import DecoderConfig
+from protocol.tensors.model_config import ModelConfig
 from protocol.tensors.tensor_schema import TensorSchema
 
 
-class Norm(nn.Module):
-    """x / rms(x) times a learned weight, in float32."""
+class Spine(nn.Module):
+    """Embedding, layers, last norm and head, of which a stage has some. What all models of the house run.
 
-    def __init__(self, dim: int, eps: float) -> None:
+    Args:
+        layers: makes the layers, in a list or by their numbers as text.
+        is_first: with the embedding, before the layers.
+        is_last: with norm and head, behind them.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: Callable[[], nn.ModuleList | nn.ModuleDict],
+        *,
+        is_first: bool = True,
+        is_last: bool = True,
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self._eps = eps
+        blocks = blocks_of(config)
+        self.config = config
+        self.embed = blocks.embed(config) if is_first else None
+        self.layers = layers()
+        self.norm = blocks.norm(config) if is_last else None
+        has_head = is_last and not config.is_tied
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if has_head else None
+        self.register_buffer("table", blocks.table(config), persistent=False)
+        self.table: torch.Tensor
 
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """(B, T, D) to (B, T, D)."""
-        return functional.rms_norm(x_BTD, self.weight.shape, self.weight, self._eps)
+    def run(self, arrived: torch.Tensor, *shared: object) -> torch.Tensor:
+        """Tokens (B, T) int64, or (B, T, D) without an embedding, to logits (B, T, V), or (B, T, D) without a head.
 
+        Args:
+            shared: what each layer is given beside the stream and the family's table.
+        """
+        x_BTD = arrived if self.embed is None else self.embed(arrived)
+        x_BTD = run_layers(self._layers(), x_BTD, self.table, *shared)
+        if self.norm is None:
+            return x_BTD
+        y_BTD = self.norm(x_BTD)
+        last = self.embed if self.head is None else self.head
+        return y_BTD if last is None else functional.linear(y_BTD, last.weight)
 
-def rotation_table(config: DecoderConfig) -> torch.Tensor:
-    """(T, E / 2, 2) float32: cosine and sine of position x frequency."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    angles = torch.outer(torch.arange(config.context_tokens, dtype=torch.float32), config.rope_theta**-half)
-    return torch.stack([angles.cos(), angles.sin()], dim=-1)
-
-
-def rotate(x_BTHE: torch.Tensor, table_TE2: torch.Tensor) -> torch.Tensor:
-    """Rotate the two halves of each head against each other (the Llama layout)."""
-    num_tokens = x_BTHE.shape[1]
-    cos, sin = table_TE2[:num_tokens, None, :, 0], table_TE2[:num_tokens, None, :, 1]
-    first, second = x_BTHE.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-class Layer(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to the stream."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self._config = config
-        kv_dim = config.num_kv_heads * config.head_dim
-        self.attn_norm = Norm(config.dim, config.norm_eps)
-        self.wq = nn.Linear(config.dim, config.dim, bias=False)
-        self.wk = nn.Linear(config.dim, kv_dim, bias=False)
-        self.wv = nn.Linear(config.dim, kv_dim, bias=False)
-        self.wo = nn.Linear(config.dim, config.dim, bias=False)
-        self.ffn_norm = Norm(config.dim, config.norm_eps)
-        self.w_gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.w_up = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.w_down = nn.Linear(config.ffn_dim, config.dim, bias=False)
-
-    def forward(self, x_BTD: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """(B, T, D) to (B, T, D), causal."""
-        x_BTD = x_BTD + self.attend(self.attn_norm(x_BTD), table)
-        return x_BTD + self.feed(self.ffn_norm(x_BTD))
-
-    def feed(self, y_BTD: torch.Tensor) -> torch.Tensor:
-        """The feed-forward alone, (B, T, D) to (B, T, D)."""
-        fed: torch.Tensor = self.w_down(functional.silu(self.w_gate(y_BTD)) * self.w_up(y_BTD))
-        return fed
-
-    def attend(self, y_BTD: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """The attention alone, (B, T, D) to (B, T, D), causal."""
-        config = self._config
-        batch, num_tokens, _ = y_BTD.shape
-        q = rotate(self.wq(y_BTD).view(batch, num_tokens, config.num_heads, config.head_dim), table).transpose(1, 2)
-        k = rotate(self.wk(y_BTD).view(batch, num_tokens, config.num_kv_heads, config.head_dim), table).transpose(1, 2)
-        v = self.wv(y_BTD).view(batch, num_tokens, config.num_kv_heads, config.head_dim).transpose(1, 2)
-        repeats = config.num_heads // config.num_kv_heads
-        if repeats > 1:
-            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        projected: torch.Tensor = self.wo(mixed.transpose(1, 2).reshape(batch, num_tokens, config.dim))
-        return projected
+    def _layers(self) -> Iterable[nn.Module]:
+        return self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers
 
 
-class Decoder(nn.Module):
+class Decoder(Spine):
     """Tokens to logits."""
 
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
-        self.norm = Norm(config.dim, config.norm_eps)
-        self.head = None if config.is_tied else nn.Linear(config.dim, config.vocab_size, bias=False)
-        self.register_buffer("rotation", rotation_table(config), persistent=False)
-        self.rotation: torch.Tensor
+    def __init__(self, config: ModelConfig) -> None:
+        make = blocks_of(config).layer
+        super().__init__(config, lambda: nn.ModuleList(make(config, number) for number in range(config.num_layers)))
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """(B, T) int64 to (B, T, V) logits."""
-        x_BTD = self.embed(tokens_BT)
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, self.rotation)
-        weight = self.embed.weight if self.head is None else self.head.weight
-        return functional.linear(self.norm(x_BTD), weight)
+        return self.run(tokens_BT)
 
 
 def parameters_in_order(model: nn.Module, schema: TensorSchema) -> list[nn.Parameter]:

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from averaging.models.llama.config import LlamaConfig
 from peer.models.mixture import MixtureDecoder
 from protocol.errors import LocalProtocolError
-from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import MixtureConfig
 
 AT_ONCE: Final = 64
@@ -90,7 +90,7 @@ def _top_experts(model: MixtureDecoder, inputs_WT: torch.Tensor) -> torch.Tensor
     return torch.tensor(model.experts)[torch.cat(rows)] if rows else torch.empty(0, dtype=torch.int64)
 
 
-def dense_of_equal_cost(decoder: DecoderConfig, mixture: MixtureConfig) -> DecoderConfig:
+def dense_of_equal_cost(decoder: LlamaConfig, mixture: MixtureConfig) -> LlamaConfig:
     """The dense decoder that does as much for a token: its feed-forward is as wide as the shared one and the top_k experts that a
     token passes. Where a document passes one expert, it has as many parameters as a peer that holds one.
     """

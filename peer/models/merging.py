@@ -15,11 +15,11 @@ from typing import Final, Protocol
 import torch
 from torch.nn import functional
 
+from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import load_flat
 from peer.models.expert_evaluation import MergedQuality, merged_quality
 from peer.models.mixture import MixtureDecoder, MixtureLayer, Router, balance_loss, router_z_loss
 from protocol.errors import LocalProtocolError
-from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 
 BALANCE_WEIGHT: Final = 1e-2
@@ -67,7 +67,7 @@ class Merged:
 
 
 def merge_with_text(
-    decoder: DecoderConfig,
+    decoder: LlamaConfig,
     mixture: MixtureConfig,
     trunk_N: torch.Tensor,
     experts: Mapping[int, torch.Tensor],
@@ -98,7 +98,7 @@ def merge_with_text(
 
 
 def holder_model(
-    decoder: DecoderConfig, mixture: MixtureConfig, experts: Sequence[int], flat_N: torch.Tensor
+    decoder: LlamaConfig, mixture: MixtureConfig, experts: Sequence[int], flat_N: torch.Tensor
 ) -> MixtureDecoder:
     """A peer's model from its flat vector: trunk and experts one after another, (N,) float32."""
     model = MixtureDecoder(decoder, mixture, experts)
@@ -107,7 +107,7 @@ def holder_model(
 
 
 def merge(
-    decoder: DecoderConfig,
+    decoder: LlamaConfig,
     mixture: MixtureConfig,
     trunk_N: torch.Tensor,
     experts: Mapping[int, torch.Tensor],
@@ -214,7 +214,7 @@ def without_expert(model: MixtureDecoder, expert: int) -> MixtureDecoder:
     if expert not in held or len(left) < model.mixture.top_k:
         expected = f"one of {held}, and {model.mixture.top_k} others that stay"
         raise LocalProtocolError(f"expert {expert} of a merged model of {len(held)}", expected)
-    smaller = MixtureDecoder(model.config, model.mixture, left, is_merged=True)
+    smaller = MixtureDecoder(model.llama, model.mixture, left, is_merged=True)
     parameters, rows = dict(model.named_parameters()), [held.index(number) for number in left]
     with torch.no_grad():
         for name, parameter in smaller.named_parameters():

@@ -1,4 +1,4 @@
-"""The bundled decoder with experts beside each layer's feed-forward, as trained by one peer and as merged of all.
+"""The Llama decoder with experts beside each layer's feed-forward, as trained by one peer and as merged of all.
 
 While experts are trained each document has one, and a peer materialises those that it holds: a layer adds its own feed-forward and
 that of the document's expert to the stream. The merged model is an ordinary sparse mixture: a router in each layer chooses top_k
@@ -12,15 +12,17 @@ Shapes: as peer/models/decoder.py; X experts, F inner values of an expert.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from peer.models.decoder import Layer, Norm, rotation_table
+from averaging.models.family import Drop
+from averaging.models.llama.blocks import Layer
+from averaging.models.llama.config import LlamaConfig
+from peer.models.decoder import Spine
 from protocol.errors import LocalProtocolError
-from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import MixtureConfig
 
 
@@ -69,42 +71,63 @@ def gates_of(logits_BTX: torch.Tensor, top_k: int) -> torch.Tensor:
     return torch.zeros_like(logits_BTX).scatter(-1, places_BTK, chosen_BTK.float().softmax(-1).to(logits_BTX.dtype))
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How one pass goes through the experts, and what came of it.
+
+    Attributes:
+        expert: that all tokens pass; None for those that each layer's router chooses.
+        top_k: experts that a token passes then, None for the model's number.
+        chosen: what each layer's router chose, layer after layer; none with an `expert`.
+    """
+
+    expert: int | None = None
+    top_k: int | None = None
+    chosen: list[Routed] = field(default_factory=list)
+
+
 class MixtureLayer(Layer):
     """The decoder's layer with experts beside its feed-forward. `router` is there in a merged model alone."""
 
-    def __init__(
-        self, config: DecoderConfig, mixture: MixtureConfig, experts: Sequence[int], *, is_merged: bool
-    ) -> None:
+    def __init__(self, config: LlamaConfig, mixture: MixtureConfig, experts: Sequence[int], *, is_merged: bool) -> None:
         super().__init__(config)
         self._top_k = mixture.top_k
         self.experts = nn.ModuleDict({str(expert): Expert(config.dim, mixture.ffn_dim) for expert in sorted(experts)})
         self.router = Router(len(experts), config.dim) if is_merged else None
 
-    def mix(
-        self, x_BTD: torch.Tensor, table: torch.Tensor, expert: int | None, top_k: int | None = None
-    ) -> tuple[torch.Tensor, Routed | None]:
-        """(B, T, D) to (B, T, D), causal; through one expert, or through those that the router chooses where `expert` is None, as many
-        as the model says or `top_k`.
+    def forward(
+        self, x_BTD: torch.Tensor, table: torch.Tensor, drop: Drop | None = None, routing: Routing | None = None
+    ) -> torch.Tensor:
+        """(B, T, D) to (B, T, D), causal. Without a `routing` as the router chooses.
+
+        Raises:
+            LocalProtocolError: dropout, which runs of experts have not, or no expert is named and the model has no router.
         """
+        if drop is not None:
+            raise LocalProtocolError("dropout in a layer with experts", "none")
         x_BTD = x_BTD + self.attend(self.attn_norm(x_BTD), table)
-        y_BTD = self.ffn_norm(x_BTD)
+        return x_BTD + self._mixed(self.ffn_norm(x_BTD), routing or Routing())
+
+    def _mixed(self, y_BTD: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """What the feed-forward and the experts add, (B, T, D) to (B, T, D)."""
         shared = self.feed(y_BTD)
-        if expert is not None:
-            return x_BTD + (shared + self.experts[str(expert)](y_BTD)), None
+        if routing.expert is not None:
+            own: torch.Tensor = self.experts[str(routing.expert)](y_BTD)
+            return shared + own
         if self.router is None:
             raise LocalProtocolError("a model that is not merged, without an expert", "the expert of the documents")
         logits_BTX: torch.Tensor = self.router(y_BTD)
-        shares_BTX = gates_of(logits_BTX, top_k or self._top_k)
+        shares_BTX = gates_of(logits_BTX, routing.top_k or self._top_k)
         mixed = shared
         for place, module in enumerate(self.experts.values()):
             # Every expert looks at every token, and what was not sent to it counts 0: so a token's values do not hang on which other
             # tokens an expert has, and an expert that is taken out changes nothing for those that it never had.
             mixed = mixed + shares_BTX[..., place : place + 1] * module(y_BTD)
-        sent_X = (shares_BTX > 0).flatten(0, 1).sum(0)
-        return x_BTD + mixed, Routed(logits_BTX, sent_X)
+        routing.chosen.append(Routed(logits_BTX, (shares_BTX > 0).flatten(0, 1).sum(0)))
+        return mixed
 
 
-class MixtureDecoder(nn.Module):
+class MixtureDecoder(Spine):
     """Tokens to logits, with some experts of a run, or, merged, with all of them and a router.
 
     Its parameters have the names of protocol/tensors/expert_schema.py, and in a merged model `layers.N.router.weight` (X, D) beside
@@ -112,19 +135,14 @@ class MixtureDecoder(nn.Module):
     """
 
     def __init__(
-        self, config: DecoderConfig, mixture: MixtureConfig, experts: Sequence[int], *, is_merged: bool = False
+        self, config: LlamaConfig, mixture: MixtureConfig, experts: Sequence[int], *, is_merged: bool = False
     ) -> None:
-        super().__init__()
-        self.config, self.mixture = config, mixture
+        def layer() -> MixtureLayer:
+            return MixtureLayer(config, mixture, experts, is_merged=is_merged)
+
+        super().__init__(config, lambda: nn.ModuleList(layer() for _ in range(config.num_layers)))
+        self.llama, self.mixture = config, mixture
         self.experts = tuple(sorted(experts))
-        self.embed = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(
-            MixtureLayer(config, mixture, experts, is_merged=is_merged) for _ in range(config.num_layers)
-        )
-        self.norm = Norm(config.dim, config.norm_eps)
-        self.head = None if config.is_tied else nn.Linear(config.dim, config.vocab_size, bias=False)
-        self.register_buffer("rotation", rotation_table(config), persistent=False)
-        self.rotation: torch.Tensor
 
     def forward(self, tokens_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
         """(B, T) int64 to (B, T, V) logits: of documents of one expert, or of a merged model's own choice.
@@ -138,15 +156,8 @@ class MixtureDecoder(nn.Module):
         self, tokens_BT: torch.Tensor, expert: int | None = None, top_k: int | None = None
     ) -> tuple[torch.Tensor, list[Routed]]:
         """As `forward`, and what each layer's router chose; with `top_k`, so many experts a token instead of the model's number."""
-        x_BTD, chosen = self.embed(tokens_BT), []
-        for layer in self.layers:
-            if not isinstance(layer, MixtureLayer):
-                raise LocalProtocolError(f"a layer of kind {type(layer).__name__}", "a layer with experts")
-            x_BTD, routed = layer.mix(x_BTD, self.rotation, expert, top_k)
-            if routed is not None:
-                chosen.append(routed)
-        weight = self.embed.weight if self.head is None else self.head.weight
-        return functional.linear(self.norm(x_BTD), weight), chosen
+        routing = Routing(expert, top_k)
+        return self.run(tokens_BT, None, routing), routing.chosen
 
 
 def balance_loss(chosen: Sequence[Routed], top_k: int) -> torch.Tensor:

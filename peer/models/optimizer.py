@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 
 from peer.models.adamw import AdamW, ParameterGroup
 from peer.models.muon import Muon
 from protocol.run.training_sections import InnerSection
+from protocol.tensors.model_config import layer_of
 from protocol.tensors.tensor_schema import TensorSchema
-
-NOT_MUON: Final = ("embed.weight", "head.weight")
-"""Matrices whose rows are tokens: each row has a gradient of its own, and making rows orthogonal gains nothing (Jordan 2024)."""
 
 
 class Optimizer(Protocol):
@@ -87,11 +85,16 @@ class MuonBesideAdamW:
 
 
 def make_optimizer(inner: InnerSection, schema: TensorSchema, parameters: Sequence[torch.nn.Parameter]) -> Optimizer:
-    """The manifest's, over parameters in the schema's order. Norms have no weight decay."""
+    """The manifest's, over parameters in the schema's order. Norms have no weight decay.
+
+    Muon moves the matrices of layers. The rows of all other ones are tokens, or positions: each row has a gradient of its own, and
+    making rows orthogonal gains nothing (Jordan 2024).
+    """
     named = list(zip(schema.tensors, parameters, strict=True))
     vectors = [parameter for spec, parameter in named if len(spec.shape) < 2]
-    tables = [parameter for spec, parameter in named if len(spec.shape) >= 2 and spec.name in NOT_MUON]
-    inside = [parameter for spec, parameter in named if len(spec.shape) >= 2 and spec.name not in NOT_MUON]
+    matrices = [(layer_of(spec.name), parameter) for spec, parameter in named if len(spec.shape) >= 2]
+    tables = [parameter for layer, parameter in matrices if layer is None]
+    inside = [parameter for layer, parameter in matrices if layer is not None]
     decayed = tables if inner.optimizer == "muon" else [*tables, *inside]
     adamw = AdamW(
         (ParameterGroup(decayed, inner.weight_decay), ParameterGroup(vectors, 0.0)),

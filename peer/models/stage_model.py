@@ -1,4 +1,4 @@
-"""One stage of the bundled decoder in torch: tokens or activations in, activations or logits out.
+"""One stage of a model in torch: tokens or activations in, activations or logits out.
 
 Its parameters have the names and shapes of protocol/tensors/stage_schema.py, and it runs the same operations in the same order as
 the whole decoder does: all stages one after another give the same bits. Dropout, where a run wants it, acts on what each layer adds
@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
-from peer.models.decoder import Layer, Norm, rotation_table
+from averaging.models.family import blocks_of
+from peer.models.decoder import Spine
 from protocol.errors import ConfigError, RemoteProtocolError
 from protocol.tensors.stage_schema import StageMap
 
@@ -47,16 +47,7 @@ class Masks:
         return added_BTD * (kept.to(added_BTD.device, added_BTD.dtype) * (_LEVELS / (_LEVELS - self._dropped)))
 
 
-class StageLayer(Layer):
-    """The decoder's layer, with dropout."""
-
-    def add(self, x_BTD: torch.Tensor, table: torch.Tensor, masks: Masks) -> torch.Tensor:
-        """(B, T, D) to (B, T, D), causal."""
-        x_BTD = x_BTD + masks.drop(self.attend(self.attn_norm(x_BTD), table))
-        return x_BTD + masks.drop(self.feed(self.ffn_norm(x_BTD)))
-
-
-class StageDecoder(nn.Module):
+class StageDecoder(Spine):
     """The layers of one stage, with the embedding before the first and norm and head behind the last of the model.
 
     Args:
@@ -67,19 +58,17 @@ class StageDecoder(nn.Module):
     """
 
     def __init__(self, stages: StageMap, stage: int, *, dropout: float = 0.0) -> None:
-        super().__init__()
         if not 0.0 <= dropout < 1.0:
             raise ConfigError(f"dropout {dropout}", "at least 0 and less than 1")
-        config, (first, stop) = stages.decoder, stages.span(stage)
+        config, numbers, make = stages.decoder, range(*stages.span(stage)), blocks_of(stages.decoder).layer
+        super().__init__(
+            config,
+            lambda: nn.ModuleDict({str(number): make(config, number) for number in numbers}),
+            is_first=stages.is_first(stage),
+            is_last=stages.is_last(stage),
+        )
         self.stages, self.stage, self._dropout = stages, stage, dropout
         self.is_first, self.is_last = stages.is_first(stage), stages.is_last(stage)
-        self.embed = nn.Embedding(config.vocab_size, config.dim) if self.is_first else None
-        self.layers = nn.ModuleDict({str(layer): StageLayer(config) for layer in range(first, stop)})
-        self.norm = Norm(config.dim, config.norm_eps) if self.is_last else None
-        has_head = self.is_last and not config.is_tied
-        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if has_head else None
-        self.register_buffer("rotation", rotation_table(config), persistent=False)
-        self.rotation: torch.Tensor
 
     def forward(self, arrived: torch.Tensor, seed: int = 0) -> torch.Tensor:
         """(B, T) int64 at the first stage, else (B, T, D), to (B, T, V) logits at the last one, else (B, T, D).
@@ -87,17 +76,7 @@ class StageDecoder(nn.Module):
         Args:
             seed: of the micro-batch at this stage; without dropout nothing depends on it.
         """
-        masks = Masks(self._dropout, seed)
-        x_BTD = arrived if self.embed is None else self.embed(arrived)
-        for layer in self.layers.values():
-            if isinstance(layer, StageLayer):
-                x_BTD = layer.add(x_BTD, self.rotation, masks)
-        if self.norm is None:
-            return x_BTD
-        y_BTD = self.norm(x_BTD)
-        if self.head is not None:
-            return functional.linear(y_BTD, self.head.weight)
-        return y_BTD if self.embed is None else functional.linear(y_BTD, self.embed.weight)
+        return self.run(arrived, Masks(self._dropout, seed).drop)
 
     def require_input(self, arrived: torch.Tensor) -> None:
         """Look at what a peer has sent before anything is computed with it.

@@ -35,7 +35,7 @@ from protocol.host.reports import (
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.lineage.chain import ChainLink
 from protocol.rounds.messages.wire import encode_certificate
-from protocol.tensors.decoder_schema import WHOLE_MODEL
+from protocol.tensors.model_config import WHOLE_MODEL
 
 log = structlog.get_logger()
 

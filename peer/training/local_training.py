@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenBytes, TokenReader
+from averaging.models.llama.config import require_llama
 from peer.machine.device import autocast_dtype, choose_device, give_back_memory, is_out_of_memory, limit_memory
 from peer.machine.memory import forget_own_peak, memory_use
 from peer.machine.memory_core import MemoryUse, may_double
@@ -28,8 +29,8 @@ from peer.models.mixture import MixtureDecoder
 from peer.models.optimizer import make_optimizer
 from peer.training.expert_turns import expert_of_step
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_families import ModelSection
 from protocol.tensors.model_units import ModelUnits, model_units
 
 HELDOUT_WINDOWS: Final = 64
@@ -84,7 +85,7 @@ class TrainingPlan(TextPlan):
         mixture: of a run of experts, and `experts` those that are held here, in the order of their numbers.
     """
 
-    model: DecoderConfig
+    model: ModelSection
     inner: InnerSection
     seed: int
     peer: str
@@ -148,7 +149,7 @@ def _model_of(plan: TrainingPlan) -> Decoder | MixtureDecoder:
     """What this peer materialises: of a run of experts the trunk and its own."""
     if plan.mixture is None:
         return Decoder(plan.model)
-    return MixtureDecoder(plan.model, plan.mixture, plan.experts)
+    return MixtureDecoder(require_llama(plan.model), plan.mixture, plan.experts)
 
 
 def _readers(

@@ -8,8 +8,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from protocol.run.section import Section
-from protocol.tensors.decoder_schema import DecoderConfig, Size, decoder_schema
 from protocol.tensors.expert_schema import MAX_EXPERTS, MixtureConfig, expert_schema
+from protocol.tensors.model_config import ModelConfig, Size, model_schema
 
 Shards = Literal["data", "expert", "pipeline"]
 """What a peer holds: "data", all of the model, as everybody does; "expert", the trunk and some experts; "pipeline", one stage."""
@@ -68,11 +68,11 @@ class ExpertsSection(Section):
         """The numbers of the model."""
         return MixtureConfig(num_experts=self.num_experts, ffn_dim=self.ffn_dim, top_k=self.top_k)
 
-    def held_elements(self, model: DecoderConfig) -> int:
+    def held_elements(self, model: ModelConfig) -> int:
         """Values that a peer holds at most: the trunk and `holdings` experts."""
-        return decoder_schema(model).num_elements + self.holdings * self.expert_elements(model)
+        return model_schema(model).num_elements + self.holdings * self.expert_elements(model)
 
-    def expert_elements(self, model: DecoderConfig) -> int:
+    def expert_elements(self, model: ModelConfig) -> int:
         """Values of one expert."""
         return expert_schema(model, self.mixture, 0).num_elements
 
@@ -95,13 +95,15 @@ class BesideParts:
     target_tokens: int
 
 
-def expert_contradiction(experts: ExpertsSection | None, beside: BesideParts) -> str:
+def expert_contradiction(experts: ExpertsSection | None, model: ModelConfig, beside: BesideParts) -> str:
     """What in these numbers cannot work, with what would; "" where they can."""
     if beside.shards != "expert":
         problem = f'the section [experts] belongs to run.shards = "expert", not to "{beside.shards}"'
         return "" if experts is None else problem
     if experts is None:
         return 'run.shards = "expert": expected a section [experts] with num_experts and ffn_dim'
+    if not model.takes_experts:
+        return f'run.shards = "expert" with model.family = "{model.family}", which takes no experts: expected another family'
     return _impossible_numbers(experts, beside) or _not_with_experts(beside)
 
 

@@ -13,13 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
@@ -39,8 +33,9 @@ from protocol.run.streaming_rules import DEFAULT_DELAY_STEPS, StreamingNumbers, 
 from protocol.run.traffic import MOST_INTERVAL_S, LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
 from protocol.run.training_sections import InnerSection, OuterSection
 from protocol.run.validation_text import explained
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_config import model_schema
+from protocol.tensors.model_families import ModelSection
 from protocol.tensors.model_units import ModelUnits, default_fragments, model_units
 from protocol.tensors.round_defaults import RESULT_ROOM, SPARSE_FEEDBACK, default_chunk_elements, sparse_result_codec
 from protocol.tensors.stage_schema import StageMap, stage_schema
@@ -172,7 +167,7 @@ class RunConfig(Section):
     """`run.toml`, validated."""
 
     run: RunSection
-    model: DecoderConfig
+    model: ModelSection
     data: DataSection = DataSection()
     inner: InnerSection
     outer: OuterSection = OuterSection()
@@ -227,7 +222,7 @@ class RunConfig(Section):
             feedback=pace.feedback,
             target_tokens=pace.target_tokens,
         )
-        return expert_contradiction(self.experts, beside) or pipeline_contradiction(
+        return expert_contradiction(self.experts, self.model, beside) or pipeline_contradiction(
             self.pipeline, self.model, self.inner, beside
         )
 
@@ -244,7 +239,7 @@ class RunConfig(Section):
     @property
     def num_elements(self) -> int:
         """Values of the model, with all experts."""
-        trunk, experts = decoder_schema(self.model).num_elements, self.experts
+        trunk, experts = model_schema(self.model).num_elements, self.experts
         return trunk + (experts.num_experts * experts.expert_elements(self.model) if experts is not None else 0)
 
     @property
@@ -252,7 +247,7 @@ class RunConfig(Section):
         """Values of the model that a peer holds at most."""
         if self.pipeline is not None:
             return self.pipeline.held_elements(self.model)
-        return self.experts.held_elements(self.model) if self.experts else decoder_schema(self.model).num_elements
+        return self.experts.held_elements(self.model) if self.experts else model_schema(self.model).num_elements
 
     @property
     def momentum_from_tokens(self) -> int:
@@ -398,7 +393,7 @@ class RunManifest(Section):
     @property
     def model_schema(self) -> TensorSchema:
         """All tensors of the model, in its own order: what the first values of a unit follow from."""
-        return self.units.whole if self.config.mixture is not None else decoder_schema(self.config.model)
+        return self.units.whole if self.config.mixture is not None else model_schema(self.config.model)
 
     def units_held(self, parts: Sequence[int]) -> ModelUnits:
         """The units of a peer that holds these experts, or stages, in the order of its flat vector; in a run without either all there

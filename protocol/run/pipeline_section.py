@@ -13,7 +13,7 @@ from protocol.pipeline.stage_machine import LaneConfig
 from protocol.run.experts_section import BesideParts
 from protocol.run.section import Section
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig
+from protocol.tensors.model_config import ModelConfig
 from protocol.tensors.stage_schema import MAX_STAGES, StageMap, stage_schema
 
 _EVERY_KEY: Final = frozenset(["inner_steps"])
@@ -63,7 +63,7 @@ class PipelineSection(Section):
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         return self.used(handler(self), _EVERY_KEY)
 
-    def stage_map(self, model: DecoderConfig) -> StageMap:
+    def stage_map(self, model: ModelConfig) -> StageMap:
         """Which layers each stage has.
 
         Raises:
@@ -85,7 +85,7 @@ class PipelineSection(Section):
         found_map = cut(model, computed_costs(model), memory, room, num_stages=num_stages, replicas=1)
         return StageMap(model, found_map.layers)
 
-    def memory(self, model: DecoderConfig, inner: InnerSection) -> StageMemory:
+    def memory(self, model: ModelConfig, inner: InnerSection) -> StageMemory:
         """What each stage takes of a peer's memory."""
         stages = self.stage_map(model)
         return planned_memory(
@@ -95,7 +95,7 @@ class PipelineSection(Section):
             recomputes=self.recomputes,
         )
 
-    def lane_config(self, model: DecoderConfig, inner: InnerSection) -> LaneConfig:
+    def lane_config(self, model: ModelConfig, inner: InnerSection) -> LaneConfig:
         """The numbers of all lanes."""
         rows = inner.batch_tokens // model.context_tokens // self.micro_batches
         return LaneConfig(
@@ -109,7 +109,7 @@ class PipelineSection(Section):
             heldout_passes=-(-HELDOUT_WINDOWS // max(1, rows)),
         )
 
-    def held_elements(self, model: DecoderConfig) -> int:
+    def held_elements(self, model: ModelConfig) -> int:
         """Values that a peer holds at most: those of the largest stage."""
         stages = self.stage_map(model)
         return max(stage_schema(stages, stage).num_elements for stage in range(stages.num_stages))
@@ -128,7 +128,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 
 def pipeline_contradiction(
-    pipeline: PipelineSection | None, model: DecoderConfig, inner: InnerSection, beside: BesideParts
+    pipeline: PipelineSection | None, model: ModelConfig, inner: InnerSection, beside: BesideParts
 ) -> str:
     """What in these numbers cannot work, with what would; "" where they can."""
     if beside.shards != "pipeline":

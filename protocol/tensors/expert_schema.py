@@ -1,7 +1,7 @@
 """An expert run's numbers, its units, and the tensors of each, without any tensor library.
 
 Every layer's feed-forward is a mixture: the decoder's own, which all tokens pass and all peers hold, and beside it experts, of
-which a peer holds one or two. What all hold is the unit "trunk": the decoder as protocol/tensors/decoder_schema.py has it. An
+which a peer holds one or two. What all hold is the unit "trunk": the model as a run without experts has it. An
 expert is a unit, too, with its feed-forward in every layer: a document's expert is one choice and not one for each layer.
 """
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from protocol.errors import ConfigError, LocalProtocolError
 from protocol.ids import UnitName
-from protocol.tensors.decoder_schema import DecoderConfig, Size, decoder_schema
+from protocol.tensors.model_config import ModelConfig, Size, model_schema
 from protocol.tensors.model_units import ModelUnits
 from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
 
@@ -71,12 +71,12 @@ def expert_of(unit: UnitName, config: MixtureConfig) -> int | None:
     raise ConfigError(f"unit {unit!r}", f"{TRUNK} or {_PREFIX}0 to {_PREFIX}{config.num_experts - 1}")
 
 
-def trunk_schema(decoder: DecoderConfig) -> TensorSchema:
+def trunk_schema(decoder: ModelConfig) -> TensorSchema:
     """What every peer of an expert run holds."""
-    return decoder_schema(decoder, TRUNK)
+    return model_schema(decoder, TRUNK)
 
 
-def expert_schema(decoder: DecoderConfig, config: MixtureConfig, expert: int) -> TensorSchema:
+def expert_schema(decoder: ModelConfig, config: MixtureConfig, expert: int) -> TensorSchema:
     """One expert's tensors, layer after layer, by the names that they have in peer/models/mixture.py.
 
     Raises:
@@ -90,12 +90,12 @@ def expert_schema(decoder: DecoderConfig, config: MixtureConfig, expert: int) ->
         specs += [
             TensorSpec(f"{name}.w_gate.weight", (config.ffn_dim, decoder.dim)),
             TensorSpec(f"{name}.w_up.weight", (config.ffn_dim, decoder.dim)),
-            TensorSpec(f"{name}.w_down.weight", (decoder.dim, config.ffn_dim)),
+            TensorSpec(f"{name}.w_down.weight", (decoder.dim, config.ffn_dim), "residual"),
         ]
     return TensorSchema(expert_unit(expert), tuple(specs))
 
 
-def held_units(decoder: DecoderConfig, config: MixtureConfig, experts: Sequence[int]) -> ModelUnits:
+def held_units(decoder: ModelConfig, config: MixtureConfig, experts: Sequence[int]) -> ModelUnits:
     """The units of a peer that holds these experts: the trunk, then each of them in the order of their numbers.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which units a run of the bundled decoder averages, and how they lie in the flat vector of the training process.
+"""Which units of a model a run averages, and how they lie in the flat vector of the training process.
 
 A run averages the whole model at once, or, streaming, in fragments (Streaming DiLoCo, 2501.18512, section 3.1): strided blocks, layer
 i in fragment i modulo their number, and the embeddings with all else that is no layer in a unit of their own. The units lie one after
@@ -14,7 +14,7 @@ from typing import Final
 
 from protocol.errors import LocalProtocolError
 from protocol.ids import UnitName
-from protocol.tensors.decoder_schema import WHOLE_MODEL, DecoderConfig, decoder_schema
+from protocol.tensors.model_config import WHOLE_MODEL, ModelConfig, layer_of, model_schema
 from protocol.tensors.tensor_schema import TensorSchema
 
 EMBEDDINGS: Final = UnitName("embeddings")
@@ -60,9 +60,9 @@ class ModelUnits:
         raise LocalProtocolError(f"unit {unit}", f"one of {[schema.unit for schema in self.schemas]}")
 
 
-def model_units(config: DecoderConfig, num_fragments: int = 0) -> ModelUnits:
-    """The units of a decoder: with 0 fragments the whole model as one, else so many fragments and the embeddings."""
-    model = decoder_schema(config)
+def model_units(config: ModelConfig, num_fragments: int = 0) -> ModelUnits:
+    """The units of a model: with 0 fragments the whole model as one, else so many fragments and the embeddings."""
+    model = model_schema(config)
     if not num_fragments:
         return ModelUnits((model,))
     names = [UnitName(f"fragment-{number}") for number in range(num_fragments)]
@@ -72,5 +72,5 @@ def model_units(config: DecoderConfig, num_fragments: int = 0) -> ModelUnits:
 
 
 def _fragment(tensor: str, num_fragments: int) -> UnitName:
-    words = tensor.split(".")
-    return UnitName(f"fragment-{int(words[1]) % num_fragments}") if words[0] == "layers" else EMBEDDINGS
+    layer = layer_of(tensor)
+    return EMBEDDINGS if layer is None else UnitName(f"fragment-{layer % num_fragments}")

@@ -1,7 +1,7 @@
 """A pipeline run's stages: which layers each has, its unit and its tensors, without any tensor library.
 
 A stage is a run of layers; the first one carries the embedding, too, the last one the last norm and the head. Each is a unit with
-the names that its tensors have in protocol/tensors/decoder_schema.py, so that the stages' vectors one after another are the whole
+the names that its tensors have in the config's `tensors`, so that the stages' vectors one after another are the whole
 model's vector: a checkpoint of a pipeline run is one of any run.
 """
 
@@ -14,13 +14,11 @@ from typing import Final
 
 from protocol.errors import ConfigError, LocalProtocolError
 from protocol.ids import UnitName
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import ModelConfig, model_parts
 from protocol.tensors.tensor_schema import TensorSchema
 
 MAX_STAGES: Final = 64
 _PREFIX: Final = "stage-"
-_FIRST: Final = "embed."
-_LAST: Final = ("norm.", "head.")
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class StageMap:
         ConfigError: stages that do not cover the model, more of them than there may be, or a model whose head is its embedding.
     """
 
-    decoder: DecoderConfig
+    decoder: ModelConfig
     layers: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -113,13 +111,8 @@ def stage_schema(stages: StageMap, stage: int) -> TensorSchema:
         LocalProtocolError: the run has no such stage.
     """
     first, stop = stages.span(stage)
-    specs = []
-    for spec in decoder_schema(stages.decoder).tensors:
-        if spec.name.startswith(_FIRST):
-            is_ours = stages.is_first(stage)
-        elif spec.name.startswith(_LAST):
-            is_ours = stages.is_last(stage)
-        else:
-            is_ours = first <= int(spec.name.split(".")[1]) < stop
-        specs += [spec] if is_ours else []
-    return TensorSchema(stage_unit(stage), tuple(specs))
+    parts = model_parts(stages.decoder)
+    layers = parts.layers[first:stop]
+    specs = [spec for layer in layers for spec in layer]
+    ends = (parts.first if stages.is_first(stage) else (), parts.last if stages.is_last(stage) else ())
+    return TensorSchema(stage_unit(stage), (*ends[0], *specs, *ends[1]))

@@ -5,21 +5,28 @@ Two peers average only when their schemas have one fingerprint: names, shapes an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from math import prod
+from typing import Literal
 
 from protocol.errors import ConfigError, LocalProtocolError
 from protocol.ids import UnitName
 
+StartKind = Literal["noise", "residual", "ones", "zeros"]
+"""A tensor's first values (averaging/arithmetic/genesis.py): noise; smaller noise, of a matrix that writes into the residual stream;
+ones, of a norm's weight; zeros, of a bias.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A float32 tensor: its name in the model and its shape."""
+    """A float32 tensor: its name in the model, its shape, and how its first values are made, which are no part of its identity."""
 
     name: str
     shape: tuple[int, ...]
+    start: StartKind = field(default="noise", compare=False)
 
     @property
     def num_elements(self) -> int:

@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import psutil
 
+from averaging.models.llama.config import LlamaConfig
 from peer.demo.processes import Running, last_line
 from protocol.errors import MachineError
 from protocol.run.data_section import DataSection
 from protocol.run.host_sections import CheckpointSection
 from protocol.run.manifest import RoundSection, RunConfig, RunSection
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.benchmarks.allreduce_files import order, ready_file, result_file
 from tests.benchmarks.allreduce_marks import AFTERWARDS, spans
 from tests.benchmarks.allreduce_peer import FOLDER_VARIABLE, TOKENS
@@ -123,15 +124,15 @@ def _cpu_of(process: psutil.Process) -> float:
     return 0.0
 
 
-def model_of(num_elements: int) -> DecoderConfig:
+def model_of(num_elements: int) -> LlamaConfig:
     """A model with so many values, or up to 191 more."""
 
-    def config(ffn_dim: int) -> DecoderConfig:
-        return DecoderConfig(
+    def config(ffn_dim: int) -> LlamaConfig:
+        return LlamaConfig(
             dim=_DIM, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=ffn_dim, context_tokens=32, vocab_size=257
         )
 
-    rest = num_elements - decoder_schema(config(1)).num_elements
+    rest = num_elements - model_schema(config(1)).num_elements
     return config(1 + -(-rest // (3 * _DIM)))
 
 

@@ -38,13 +38,14 @@ from averaging.codecs import Codec, codec_by_name, codec_names, sparse
 from averaging.codecs.compiled import BLOCKS
 from averaging.codecs.sparse import RESULTS, TOPK, SparseCodec
 from averaging.data.sources.corpus import python_stdlib_documents
+from averaging.models.llama.config import LlamaConfig
 from peer.training.local_training import LocalTrainer, TrainingPlan
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "codecs"
-MODEL: Final = DecoderConfig(dim=128, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=352, context_tokens=128)
+MODEL: Final = LlamaConfig(dim=128, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=352, context_tokens=128)
 BATCH_TOKENS: Final = 2048
 TEXT_BYTES: Final = 4 << 20
 NUM_NOISE: Final = 1 << 22
@@ -77,7 +78,7 @@ def real_deltas(folder: Path, warm_steps: int, local_steps: int) -> list[torch.T
     text = b"".join(document.path.read_bytes() for document in islice(python_stdlib_documents(), 400))[:TEXT_BYTES]
     shard = folder / "shard"
     np.frombuffer(text, dtype=np.uint8).astype("<u2").tofile(shard)
-    anchor_N, deltas = genesis_anchor(decoder_schema(MODEL), 1), []
+    anchor_N, deltas = genesis_anchor(model_schema(MODEL), 1), []
     for member in range(NUM_MEMBERS):
         trainer = LocalTrainer(_plan(shard, f"benchmark {member}"))
         trainer.load(anchor_N, 0)

@@ -23,7 +23,7 @@ from averaging.data.assignment import heldout_starts
 from averaging.rounds.traffic.contribution import encode_chunks
 from peer.training.local_training import learning_rate_at
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 from tests.at_once import apply_outer_step, encode_contribution, encode_with_feedback
 from tests.benchmarks.convergence_ways import Regime, Trial, Way
@@ -71,7 +71,7 @@ class Outcome:
 
 def data_parallel_bytes(regime: Regime) -> float:
     """What a peer sends in a ring's all-reduce of float32 gradients at each step."""
-    num_peers, num_values = regime.num_peers, decoder_schema(regime.model).num_elements
+    num_peers, num_values = regime.num_peers, model_schema(regime.model).num_elements
     return 2 * (num_peers - 1) / num_peers * FP32_BYTES * num_values * regime.stop_steps
 
 
@@ -141,7 +141,7 @@ class Training:
             warmup_tokens=tokens // WARMUP_PART,
             optimizer="muon" if way.optimizer == "muon" else "adamw",
         )
-        anchor_N = self._alone(genesis_anchor(decoder_schema(regime.model), self.trial.seed))
+        anchor_N = self._alone(genesis_anchor(model_schema(regime.model), self.trial.seed))
         names = [f"peer {number}" for number in range(regime.num_peers)]
         readers = {"sync": [names], "solo": [names[:1]], "rounds": [[name] for name in names]}[way.kind]
         self.workers = self._workers(anchor_N, readers)

@@ -7,9 +7,9 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+from averaging.models.llama.config import LlamaConfig
 from protocol.rounds.messages.messages import OuterStep
 from protocol.rounds.schedule.target import RoundTarget
-from protocol.tensors.decoder_schema import DecoderConfig
 
 MEAN: Final = OuterStep("mean", 1.0, 0.0)
 
@@ -25,7 +25,7 @@ class Regime:
     """
 
     name: str
-    model: DecoderConfig
+    model: LlamaConfig
     num_peers: int
     num_steps: int
     batch_tokens: int
@@ -47,8 +47,8 @@ class Regime:
         return self.num_peers * self.num_steps * self.batch_tokens
 
 
-def _model(dim: int, num_layers: int, ffn_dim: int, context_tokens: int) -> DecoderConfig:
-    return DecoderConfig(
+def _model(dim: int, num_layers: int, ffn_dim: int, context_tokens: int) -> LlamaConfig:
+    return LlamaConfig(
         dim=dim,
         num_layers=num_layers,
         num_heads=4,

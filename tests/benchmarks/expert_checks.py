@@ -34,6 +34,7 @@ from averaging.data.packing.document_features import Embeddings, fit_embeddings
 from averaging.data.packing.document_router import fit_router
 from averaging.data.sources.domains import domain_documents
 from averaging.data.tokenizer import ByteTokenizer, encode_document
+from averaging.models.llama.config import LlamaConfig
 from averaging.rounds.traffic.contribution import encode_chunks
 from averaging.state.state import UnitState, state_root
 from coordinator.checkpoints.checkpoints import (
@@ -52,7 +53,6 @@ from protocol.rounds.messages.messages import OuterStep
 from protocol.run.experts_section import RouterFeatures
 from protocol.run.traffic import update_bytes
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_units import ModelUnits
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
@@ -69,7 +69,7 @@ TOKENS: Final = 256
 """Of a member's contribution: a power of two, as is the number of members, so that a mean of short numbers is exact in float32."""
 
 NESTEROV: Final = OuterStep("nesterov", 0.5, 0.5)
-DECODER: Final = DecoderConfig(dim=32, num_layers=2, num_heads=2, num_kv_heads=2, ffn_dim=48, context_tokens=32)
+DECODER: Final = LlamaConfig(dim=32, num_layers=2, num_heads=2, num_kv_heads=2, ffn_dim=48, context_tokens=32)
 MIXTURE: Final = MixtureConfig(num_experts=2, ffn_dim=48)
 INNER: Final = InnerSection(learning_rate=2e-3, batch_tokens=256)
 FP32: Final = codec_by_name("fp32")
@@ -447,7 +447,7 @@ def bytes_shares(codec_name: str, num_experts: int) -> tuple[float, float]:
     encoded, and as its share of the values says.
     """
     mixture = MixtureConfig(num_experts=num_experts, ffn_dim=704)
-    decoder = DecoderConfig(dim=256, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=704, context_tokens=32)
+    decoder = LlamaConfig(dim=256, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=704, context_tokens=32)
     own, all_ = held_units(decoder, mixture, [0]), held_units(decoder, mixture, range(num_experts))
     sent = [sum(_encoded(schema, codec_name) for schema in units.schemas) for units in (own, all_)]
     whole_bytes = update_bytes(codec_name, all_.whole.num_elements, 16384)
@@ -466,7 +466,7 @@ def wire_shares(codec_name: str, num_experts: int) -> tuple[float, float]:
     Of a unit of N values with m holders 2 (m - 1) N values cross in a round: contributions to who sums, and results to all others.
     """
     mixture = MixtureConfig(num_experts=num_experts, ffn_dim=352)
-    decoder = DecoderConfig(dim=128, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=352, context_tokens=32)
+    decoder = LlamaConfig(dim=128, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=352, context_tokens=32)
     units = held_units(decoder, mixture, range(num_experts))
     trunk, *experts = [schema.unit for schema in units.schemas]
     whole = ModelUnits((TensorSchema(UnitName("fragment-0"), units.whole.tensors),))

@@ -30,6 +30,7 @@ from averaging.data.packing.document_routing import route_documents
 from averaging.data.sources.domains import DomainDocument, domain_documents
 from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import encode_document
+from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import Decoder, load_flat, parts_of
 from peer.models.expert_evaluation import dense_of_equal_cost, merged_loss, routed_loss
 from peer.models.merging import merge, tune_routers
@@ -37,8 +38,8 @@ from peer.models.mixture import MixtureDecoder
 from peer.training.local_training import learning_rate_at
 from protocol.rounds.messages.messages import OuterStep
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units, trunk_schema
+from protocol.tensors.model_config import model_schema
 from tests.at_once import apply_outer_step
 from tests.benchmarks.stacked_decoder import Workers
 
@@ -65,7 +66,7 @@ class Regime:
     """A model and a length of training; all peers take as many steps, so that data per expert are equal however many there are."""
 
     name: str
-    decoder: DecoderConfig
+    decoder: LlamaConfig
     expert_ffn_dim: int
     num_steps: int
     batch_tokens: int
@@ -209,14 +210,14 @@ class _Readers(Workers):
 class Held:
     """Where the values of a trunk and one expert lie in the dense decoder that computes the same."""
 
-    def __init__(self, decoder: DecoderConfig, mixture: MixtureConfig) -> None:
+    def __init__(self, decoder: LlamaConfig, mixture: MixtureConfig) -> None:
         units = held_units(decoder, mixture, [0])
         self.num_trunk = units.schemas[0].num_elements
         self.dense = dense_of_equal_cost(decoder, mixture)
         places = torch.arange(units.whole.num_elements)
         named = dict(zip((spec.name for spec in units.whole.tensors), parts_of(places, units.whole), strict=True))
         self._of_dense = torch.cat(
-            [self._part(spec.name, named).flatten() for spec in decoder_schema(self.dense).tensors]
+            [self._part(spec.name, named).flatten() for spec in model_schema(self.dense).tensors]
         )
         self._of_held = torch.argsort(self._of_dense)
 
@@ -327,7 +328,7 @@ class Training:
         windows = {domain: self._corpus.windows(domain, length) for domain in self._corpus.domains}
         if not self._has_experts:
             dense = Decoder(self._held.dense)
-            load_flat(dense, decoder_schema(self._held.dense), self._dense)
+            load_flat(dense, model_schema(self._held.dense), self._dense)
             losses = {domain: merged_loss(dense, rows) for domain, (rows, _) in windows.items()}
             return Outcome(_mean(losses), losses, None, None, None, time.process_time() - begin_s)
         model, owners = self._merged(), {d: self._owners(d, of) for d, (_, of) in windows.items()}
@@ -373,12 +374,12 @@ def _mean(losses: Mapping[str, float]) -> float:
     return sum(losses.values()) / len(losses)
 
 
-def trunk_share(decoder: DecoderConfig, mixture: MixtureConfig) -> float:
+def trunk_share(decoder: LlamaConfig, mixture: MixtureConfig) -> float:
     """Of the whole model's values with all experts, those that a peer with one expert holds."""
     held = held_units(decoder, mixture, [0]).whole.num_elements
     return held / held_units(decoder, mixture, range(mixture.num_experts)).whole.num_elements
 
 
-def trunk_elements(decoder: DecoderConfig) -> int:
+def trunk_elements(decoder: LlamaConfig) -> int:
     """Values of the trunk."""
     return trunk_schema(decoder).num_elements

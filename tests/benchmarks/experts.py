@@ -23,7 +23,7 @@ from typing import Final
 
 import torch
 
-from protocol.tensors.decoder_schema import DecoderConfig
+from averaging.models.llama.config import LlamaConfig
 from tests.benchmarks import expert_checks as checks
 from tests.benchmarks.convergence import Runs
 from tests.benchmarks.expert_training import Corpus, Regime, Training, Trial
@@ -32,7 +32,7 @@ from tests.benchmarks.results import Row, machine, print_rows, write_rows
 BENCH: Final = "experts"
 REGIME: Final = Regime(
     "small",
-    DecoderConfig(dim=32, num_layers=2, num_heads=4, num_kv_heads=4, ffn_dim=32, context_tokens=64, is_tied=False),
+    LlamaConfig(dim=32, num_layers=2, num_heads=4, num_kv_heads=4, ffn_dim=32, context_tokens=64, is_tied=False),
     expert_ffn_dim=128,
     num_steps=1000,
     batch_tokens=1024,

@@ -20,12 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from averaging.models.llama.config import LlamaConfig
 from protocol.errors import PotluckError
 from protocol.run.data_section import DataSection
 from protocol.run.host_sections import CheckpointSection
 from protocol.run.manifest import RoundSection, RunConfig, RunSection
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.benchmarks.fault_rows import fault_rows, hivemind_rows
 from tests.benchmarks.fault_trials import Fault, Stage, Trial
 from tests.benchmarks.fault_watch import Watch
@@ -97,7 +98,7 @@ def run_config(num_peers: int = NUM_PEERS) -> RunConfig:
     sources = Path(__file__).parents[2] / "protocol"
     return RunConfig(
         run=RunSection(name="faults", total_tokens=NEVER_TOKENS, min_members=num_peers),
-        model=DecoderConfig(dim=64, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=176, context_tokens=32),
+        model=LlamaConfig(dim=64, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=176, context_tokens=32),
         data=DataSection(source="text", glob=f"{sources}/**/*.py", heldout_every=5),
         inner=InnerSection(learning_rate=0.001, batch_tokens=64),
         round=RoundSection(target_tokens=NEVER_TOKENS, longest_interval_s=INTERVAL_S, chunk_elements=2048),
@@ -143,7 +144,7 @@ def describe(trial: Trial, took_s: float) -> str:
 
 def run_hivemind(children: Children, directory: Path, plan: Plan) -> list[HivemindTrial]:
     """hivemind's averager with a vector of the same size."""
-    num_elements = decoder_schema(run_config().model).num_elements
+    num_elements = model_schema(run_config().model).num_elements
     trials = []
     with open_averagers(children, directory / "hivemind", num_elements, HIVEMIND_EXCHANGE_S) as averagers:
         for number in range(plan.num_hivemind_trials):
@@ -206,7 +207,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = {
         "peers": NUM_PEERS,
         "places": places.how,
-        "parameters": decoder_schema(run_config().model).num_elements,
+        "parameters": model_schema(run_config().model).num_elements,
         "upload_bytes_per_s": UPLOAD_BYTES_PER_S,
         "longest_interval_s": INTERVAL_S,
         "slowdown": SLOWDOWN,

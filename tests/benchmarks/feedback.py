@@ -31,17 +31,18 @@ from averaging.arithmetic.genesis import genesis_anchor
 from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs import Codec, codec_by_name, codec_names
 from averaging.data.sources.corpus import python_stdlib_documents
+from averaging.models.llama.config import LlamaConfig
 from averaging.rounds.traffic.contribution import encode_chunks
 from peer.training.local_training import LocalTrainer, TrainingPlan
 from protocol.rounds.messages.messages import OuterStep
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.at_once import apply_outer_step, encode_contribution, encode_with_feedback
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "feedback"
-MODEL: Final = DecoderConfig(dim=64, num_layers=2, num_heads=2, num_kv_heads=2, ffn_dim=176, context_tokens=64)
+MODEL: Final = LlamaConfig(dim=64, num_layers=2, num_heads=2, num_kv_heads=2, ffn_dim=176, context_tokens=64)
 BATCH_TOKENS: Final = 1024
 TEXT_BYTES: Final = 4 << 20
 HELDOUT_BYTES: Final = 1 << 16
@@ -127,7 +128,7 @@ def decoded(chunks: Sequence[bytes | memoryview], codec: Codec, grid: ChunkGrid)
 
 def train(way: Way, course: Course, seed: int, shards: tuple[Path, Path]) -> float:
     """The held-out loss at the end."""
-    schema = decoder_schema(MODEL)
+    schema = model_schema(MODEL)
     grid = ChunkGrid(schema.num_elements, CHUNK)
     round_tokens = course.num_peers * course.local_steps * BATCH_TOKENS
     members = [Member(_plan(seed, number, course, shards), way, grid) for number in range(course.num_peers)]

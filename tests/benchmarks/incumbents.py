@@ -19,7 +19,7 @@ from typing import Final
 
 from peer.membership.saved_membership import last_run_folder
 from protocol.errors import MachineError
-from protocol.tensors.decoder_schema import WHOLE_MODEL
+from protocol.tensors.model_config import WHOLE_MODEL
 from tests.benchmarks.processes import kill_all_of
 from tests.benchmarks.recovery_swarm import BENCH, Budget, await_whole
 from tests.benchmarks.results import Row

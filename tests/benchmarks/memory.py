@@ -25,6 +25,7 @@ import psutil
 import torch
 from torch.nn import functional
 
+from averaging.models.llama.config import LlamaConfig
 from peer.machine.memory import own_peak_bytes
 from peer.models.adamw import AdamW, ParameterGroup
 from peer.models.decoder import Decoder
@@ -33,7 +34,7 @@ from protocol.run.data_section import DataSection
 from protocol.run.host_sections import CheckpointSection
 from protocol.run.manifest import RoundSection, RunConfig, RunSection
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import child_named, family_of, open_children
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
@@ -61,10 +62,10 @@ LOOK_EVERY_S: Final = 0.1
 MOST_OF_TRAINING: Final = 1.25
 MB: Final = 1e6
 
-SMALL: Final = DecoderConfig(
+SMALL: Final = LlamaConfig(
     dim=256, num_layers=6, num_heads=4, num_kv_heads=2, ffn_dim=704, context_tokens=CONTEXT_TOKENS
 )
-LARGE: Final = DecoderConfig(
+LARGE: Final = LlamaConfig(
     dim=512, num_layers=8, num_heads=8, num_kv_heads=4, ffn_dim=1408, context_tokens=CONTEXT_TOKENS
 )
 
@@ -83,7 +84,7 @@ class Peaks:
 # --- plain training -----------------------------------------------------------------------------------------------------------
 
 
-def plain_peak_bytes(model: DecoderConfig) -> int:
+def plain_peak_bytes(model: LlamaConfig) -> int:
     """Peak resident memory of this process after some steps of AdamW."""
     torch.set_num_threads(1)
     decoder = Decoder(model)
@@ -103,7 +104,7 @@ def plain_peak_bytes(model: DecoderConfig) -> int:
     return own_peak_bytes()
 
 
-def _plain(model: DecoderConfig) -> int:
+def _plain(model: LlamaConfig) -> int:
     command = [sys.executable, "-m", "tests.benchmarks.memory", "--json", "-", "--plain", model.model_dump_json()]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -111,7 +112,7 @@ def _plain(model: DecoderConfig) -> int:
 # --- peers --------------------------------------------------------------------------------------------------------------------
 
 
-def run_config(model: DecoderConfig, codec: str) -> RunConfig:
+def run_config(model: LlamaConfig, codec: str) -> RunConfig:
     """A run whose rounds come every few steps."""
     sources = Path(__file__).parents[2] / "protocol"
     codec, _, fragments = codec.partition("/")
@@ -205,7 +206,7 @@ def _seen(swarm: Swarm) -> list[Peaks]:
     ]
 
 
-def measure(directory: Path, model: DecoderConfig, codec: str) -> list[Peaks]:
+def measure(directory: Path, model: LlamaConfig, codec: str) -> list[Peaks]:
     """Both peers of one run."""
     directory.mkdir(parents=True)
     places = Places(LOOPBACK, (Place(),) * NUM_PEERS, "loopback")
@@ -246,9 +247,9 @@ def _row(
     )
 
 
-def rows_of(codec: str, model: DecoderConfig, peaks: Sequence[Peaks], plain: int) -> list[Row]:
+def rows_of(codec: str, model: LlamaConfig, peaks: Sequence[Peaks], plain: int) -> list[Row]:
     """The larger of both peers, beside the plain loop."""
-    num_values = decoder_schema(model).num_elements
+    num_values = model_schema(model).num_elements
     settings: dict[str, object] = {
         "codec": codec, "values": num_values, "batch_tokens": BATCH_TOKENS, "peers": NUM_PEERS, "machine": machine()
     }  # fmt: skip
@@ -289,7 +290,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--plain", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.plain:
-        print(plain_peak_bytes(DecoderConfig.model_validate_json(options.plain)))
+        print(plain_peak_bytes(LlamaConfig.model_validate_json(options.plain)))
         return 0
     models = (SMALL,) if options.quick else (SMALL, LARGE)
     plain = {model.dim: _plain(model) for model in models}
@@ -299,7 +300,7 @@ def main(arguments: Sequence[str]) -> int:
             found: dict[int, tuple[Sequence[Peaks], int]] = {}
             for model in models:
                 peaks = measure(Path(folder) / f"{codec.replace('/', '-in-')}-{model.dim}", model, codec)
-                found[decoder_schema(model).num_elements] = (peaks, plain[model.dim])
+                found[model_schema(model).num_elements] = (peaks, plain[model.dim])
                 rows += rows_of(codec, model, peaks, plain[model.dim])
             rows += growth_rows(codec, found)
     write_rows(rows, options.json)

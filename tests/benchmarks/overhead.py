@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from averaging.models.llama.config import LlamaConfig
 from peer.demo.processes import Running
 from peer.models.decoder import Decoder
 from protocol.errors import MachineError
@@ -43,7 +44,7 @@ from protocol.run.data_section import DataSection
 from protocol.run.host_sections import CheckpointSection
 from protocol.run.manifest import RoundSection, RunConfig, RunSection
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import child_named, die_with_parent, family, open_children, signal_all_of
 from tests.benchmarks.recovery_swarm import NEVER_TOKENS, commits_of
@@ -53,9 +54,9 @@ from tests.benchmarks.timed_peer import TIMED_PEER
 from tests.benchmarks.timed_worker import SLEEP_VARIABLE, TIMES_VARIABLE, Trained, read_times, undisturbed
 
 BENCH: Final = "overhead"
-MODELS: Final[Mapping[str, DecoderConfig]] = {
-    "cpu": DecoderConfig(dim=256, num_layers=6, num_heads=4, num_kv_heads=2, ffn_dim=704, context_tokens=256),
-    "cuda": DecoderConfig(dim=1024, num_layers=12, num_heads=16, num_kv_heads=16, ffn_dim=2816, context_tokens=1024),
+MODELS: Final[Mapping[str, LlamaConfig]] = {
+    "cpu": LlamaConfig(dim=256, num_layers=6, num_heads=4, num_kv_heads=2, ffn_dim=704, context_tokens=256),
+    "cuda": LlamaConfig(dim=1024, num_layers=12, num_heads=16, num_kv_heads=16, ffn_dim=2816, context_tokens=1024),
 }
 """One sequence a step, so that nobody has a micro-batch to choose."""
 
@@ -119,7 +120,7 @@ def windows(num_tokens: int) -> Iterator[torch.Tensor]:
         yield torch.from_numpy(text_N[begin : begin + num_tokens].astype(np.int64))[None]
 
 
-def bare_loop(model: DecoderConfig, device: str) -> None:
+def bare_loop(model: LlamaConfig, device: str) -> None:
     """Steps for ever; prints the Unix time at the end of each."""
     torch.set_num_threads(1)
     decoder = Decoder(model).to(device)
@@ -139,9 +140,7 @@ def bare_loop(model: DecoderConfig, device: str) -> None:
 
 
 @contextmanager
-def open_bare(
-    model: DecoderConfig, device: str, prefix: Sequence[str], file: Path
-) -> Iterator[subprocess.Popen[bytes]]:
+def open_bare(model: LlamaConfig, device: str, prefix: Sequence[str], file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The loop in a process of its own, which writes to `file`."""
     command = [*prefix, sys.executable, "-m", "tests.benchmarks.overhead", "--json", "-", "--device", device, "--bare"]
     with file.open("wb") as out:
@@ -168,7 +167,7 @@ def _step_s(blocks: Sequence[Sequence[float]]) -> float | None:
 # --- pairs --------------------------------------------------------------------------------------------------------------------
 
 
-def run_config(model: DecoderConfig) -> RunConfig:
+def run_config(model: LlamaConfig) -> RunConfig:
     """Two peers with a round every ROUND_S."""
     return RunConfig(
         run=RunSection(name="overhead", total_tokens=NEVER_TOKENS, min_members=2, max_members=8),
@@ -302,7 +301,7 @@ def rows_of(pairs: Sequence[Pair], num_again: int, device: str) -> list[Row]:
     mean = statistics.fmean(longer)
     half = T_95[len(longer)] * statistics.stdev(longer) / len(longer) ** 0.5
     settings: dict[str, object] = {
-        "device": device, "values": decoder_schema(MODELS[device]).num_elements, "block_s": BLOCK_S, "turns": TURNS,
+        "device": device, "values": model_schema(MODELS[device]).num_elements, "block_s": BLOCK_S, "turns": TURNS,
         "confidence_95": [round(mean - half, 5), round(mean + half, 5)],
         "mean_with_the_peer_first": _mean(pairs[0::2]), "mean_with_the_loop_first": _mean(pairs[1::2]),
         "median": round(statistics.median(longer), 5), "taken_again": num_again,
@@ -339,7 +338,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--bare", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.bare:
-        bare_loop(DecoderConfig.model_validate(json.loads(options.bare)), options.device)
+        bare_loop(LlamaConfig.model_validate(json.loads(options.bare)), options.device)
     with tempfile.TemporaryDirectory(prefix="potluck-overhead-") as folder:
         pairs, num_again = measure(Path(folder), options.device, QUICK_PAIRS if options.quick else NUM_PAIRS)
     rows = rows_of(pairs, num_again, options.device)

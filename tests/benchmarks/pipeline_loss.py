@@ -19,6 +19,7 @@ from torch.nn import functional
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.codecs.boundary import Boundary, decode_boundary, encode_boundary
 from averaging.data.assignment import heldout_starts, window_starts
+from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import Decoder, load_flat
 from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.stage_trainer import StageTrainer
@@ -26,7 +27,7 @@ from peer.training.local_training import learning_rate_at
 from protocol.ids import RunId
 from protocol.pipeline.micro_batch import MicroBatch
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.stage_schema import StageMap
 from tests.at_once import stage_units
 from tests.benchmarks.convergence import corpus
@@ -37,7 +38,7 @@ BENCH: Final = "pipeline"
 STEPS: Final = 300
 LIMIT_NATS: Final = 0.01
 SEEDS: Final = (1, 2, 3)
-MODEL: Final = DecoderConfig(
+MODEL: Final = LlamaConfig(
     vocab_size=256, dim=96, num_layers=6, num_heads=4, num_kv_heads=4, ffn_dim=256, context_tokens=64, is_tied=False
 )
 STAGES: Final = StageMap(MODEL, (2, 2, 2))
@@ -68,7 +69,7 @@ class StagesHere:
     crossed_bytes: dict[str, int] = field(default_factory=lambda: {"forward": 0, "backward": 0})
 
     def __post_init__(self) -> None:
-        anchor_N = genesis_anchor(decoder_schema(MODEL), self.seed)
+        anchor_N = genesis_anchor(model_schema(MODEL), self.seed)
         for stage, (begin, stop) in enumerate(stage_units(STAGES).spans):
             trainer = StageTrainer(StageDecoder(STAGES, stage), INNER, most_kept=1)
             trainer.load(anchor_N[begin:stop])
@@ -102,7 +103,7 @@ class StagesHere:
     def heldout_nats(self, text: Text) -> float:
         """Nats a byte of the whole model, on fixed windows."""
         model = Decoder(MODEL)
-        load_flat(model, decoder_schema(MODEL), torch.cat([trainer.theta() for trainer in self.trainers]))
+        load_flat(model, model_schema(MODEL), torch.cat([trainer.theta() for trainer in self.trainers]))
         windows_BT = _windows(text, heldout_starts(HELDOUT_WINDOWS, len(text), MODEL.context_tokens + 1))
         with torch.no_grad():
             losses = [

@@ -11,17 +11,18 @@ import torch
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.data.assignment import window_starts
 from averaging.data.shards import TokenReader
+from averaging.models.llama.config import LlamaConfig
 from peer.pipeline.stage.stage_channel import StagePlan
 from protocol.ids import RunId
 from protocol.run.pipeline_section import PipelineSection
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.stage_schema import StageMap
 from tests.at_once import stage_units
 
 Codec = Literal["fp32", "int8"]
 
-MODEL: Final = DecoderConfig(
+MODEL: Final = LlamaConfig(
     vocab_size=256, dim=128, num_layers=6, num_heads=4, num_kv_heads=4, ffn_dim=384, context_tokens=128, is_tied=False
 )
 STAGES: Final = StageMap(MODEL, (2, 2, 2))
@@ -80,7 +81,7 @@ def stage_plan(folder: Path, stage: int, pipeline: PipelineSection) -> StagePlan
 def anchor_of(stage: int) -> torch.Tensor:
     """(N,) a stage's parameters at the start."""
     begin, stop = stage_units(STAGES).spans[stage]
-    return genesis_anchor(decoder_schema(MODEL), SEED)[begin:stop]
+    return genesis_anchor(model_schema(MODEL), SEED)[begin:stop]
 
 
 def step_tokens(folder: Path, step: int) -> torch.Tensor:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from averaging.models.llama.config import LlamaConfig
 from protocol.errors import MachineError
 from protocol.run.data_section import DataSection
 from protocol.run.host_sections import CheckpointSection
 from protocol.run.manifest import RoundSection, RunConfig, RunSection
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.benchmarks.fault_watch import COMMITTED, Watch
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import Children
@@ -24,8 +25,8 @@ BENCH: Final = "recovery"
 NEVER_TOKENS: Final = 1 << 50
 """More tokens than the run will see: rounds follow the clock, and it does not end."""
 
-TINY: Final = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=32)
-LARGE: Final = DecoderConfig(dim=256, num_layers=8, num_heads=4, num_kv_heads=4, ffn_dim=675, context_tokens=32)
+TINY: Final = LlamaConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=32)
+LARGE: Final = LlamaConfig(dim=256, num_layers=8, num_heads=4, num_kv_heads=4, ffn_dim=675, context_tokens=32)
 """6.3 million values: 50 MB of parameters and momentum."""
 
 WHOLE_LIMIT_S: Final = 90.0
@@ -45,10 +46,10 @@ class Budget:
         return self.began_s + self.limit_s - time.monotonic()
 
 
-def run_config(model: DecoderConfig, num_peers: int, interval_s: float, every_rounds: int = 1 << 16) -> RunConfig:
+def run_config(model: LlamaConfig, num_peers: int, interval_s: float, every_rounds: int = 1 << 16) -> RunConfig:
     """A run whose rounds follow the clock, on the project's own sources; a checkpoint every `every_rounds`."""
     sources = Path(__file__).parents[2] / "protocol"
-    num_elements = decoder_schema(model).num_elements
+    num_elements = model_schema(model).num_elements
     return RunConfig(
         run=RunSection(name="recovery", total_tokens=NEVER_TOKENS, min_members=num_peers),
         model=model,

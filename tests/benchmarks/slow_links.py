@@ -27,13 +27,14 @@ from typing import Final
 
 import structlog
 
+from averaging.models.llama.config import LlamaConfig
 from protocol.errors import MachineError
 from protocol.run.data_section import DataSection
 from protocol.run.host_sections import CheckpointSection
 from protocol.run.manifest import RoundSection, RunConfig, RunSection
 from protocol.run.traffic import round_bytes, update_bytes
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.benchmarks.fault_watch import COMMITTED, GONE, PROPOSED
 from tests.benchmarks.logs import LogFollower
 from tests.benchmarks.processes import open_children
@@ -47,7 +48,7 @@ from tests.benchmarks.timed_worker import SLEEP_VARIABLE, TIMES_VARIABLE, read_t
 from tests.benchmarks.wire_core import WireSpec
 
 BENCH: Final = "slow_links"
-MODEL: Final = DecoderConfig(dim=512, num_layers=16, num_heads=8, num_kv_heads=8, ffn_dim=1408, context_tokens=32)
+MODEL: Final = LlamaConfig(dim=512, num_layers=16, num_heads=8, num_kv_heads=8, ffn_dim=1408, context_tokens=32)
 """51.5 million values, 206 MB in float32."""
 
 CODEC: Final = "e3m0"
@@ -260,12 +261,12 @@ def measure_wire(directory: Path, num_peers: int, points: Sequence[Point]) -> li
 
 
 def _wire_rows(num_peers: int, point: Point, seen: Seen) -> list[Row]:
-    size = update_bytes(CODEC, decoder_schema(MODEL).num_elements, 16384)
+    size = update_bytes(CODEC, model_schema(MODEL).num_elements, 16384)
     each_way, _ = round_bytes(size, size, num_peers, reduces=True)
     settings: Mapping[str, object] = {
         "peers": num_peers,
         "codec": CODEC,
-        "values": decoder_schema(MODEL).num_elements,
+        "values": model_schema(MODEL).num_elements,
         "steps_a_round": STEPS_A_ROUND,
         "step_s": STEP_S,
         "rate_bit_per_s": point.wire.rate_bit_per_s,

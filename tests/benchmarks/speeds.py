@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from averaging.models.llama.config import LlamaConfig
 from protocol.errors import MachineError
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.benchmarks.fault_watch import Watch
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import open_children
@@ -30,7 +31,7 @@ from tests.benchmarks.timed_peer import TIMED_PEER
 from tests.benchmarks.timed_worker import TIMES_VARIABLE, read_times, trained_share
 
 BENCH: Final = "speeds"
-MODEL: Final = DecoderConfig(dim=128, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=352, context_tokens=128)
+MODEL: Final = LlamaConfig(dim=128, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=352, context_tokens=128)
 SPEEDS: Final = (1, 2, 4)
 SLOWDOWN_OF_THE_FASTEST: Final = 2
 INTERVAL_S: Final = 6.0
@@ -178,7 +179,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = {
         "speeds": SPEEDS,
         "slowdown_of_the_fastest": SLOWDOWN_OF_THE_FASTEST,
-        "parameters": decoder_schema(MODEL).num_elements,
+        "parameters": model_schema(MODEL).num_elements,
         "longest_interval_s": INTERVAL_S,
         "rounds": [window.num_rounds for window in windows],
         "machine_before": before,

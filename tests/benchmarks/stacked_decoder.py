@@ -16,10 +16,12 @@ import torch
 from torch.nn import functional
 
 from averaging.data.assignment import window_starts
-from peer.models.decoder import parts_of, rotate, rotation_table
+from averaging.models.llama.blocks import rotate, rotation_table
+from averaging.models.llama.config import LlamaConfig
+from peer.models.decoder import parts_of
 from peer.models.optimizer import make_optimizer
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 
 CLIP_FLOOR: Final = 1e-6
 """As in torch's clip_grad_norm_."""
@@ -28,9 +30,9 @@ CLIP_FLOOR: Final = 1e-6
 class StackedDecoder:
     """M models of one schema."""
 
-    def __init__(self, config: DecoderConfig, anchor_N: torch.Tensor, num_peers: int) -> None:
+    def __init__(self, config: LlamaConfig, anchor_N: torch.Tensor, num_peers: int) -> None:
         self.config = config
-        self.schema = decoder_schema(config)
+        self.schema = model_schema(config)
         self.num_peers = num_peers
         self.parameters = [
             torch.nn.Parameter(part.expand(num_peers, *part.shape).clone()) for part in parts_of(anchor_N, self.schema)
@@ -101,7 +103,7 @@ class Workers:
 
     def __init__(
         self,
-        config: DecoderConfig,
+        config: LlamaConfig,
         inner: InnerSection,
         anchor_N: torch.Tensor,
         text: npt.NDArray[np.uint8] | npt.NDArray[np.uint16],

@@ -37,7 +37,7 @@ from protocol.identity.identity_file import open_identity
 from protocol.rounds.lineage.chain import ChainLink, genesis_link, verify_certificate
 from protocol.rounds.messages.wire import decode_certificate
 from protocol.run.manifest import RunManifest, open_manifest
-from protocol.tensors.decoder_schema import WHOLE_MODEL
+from protocol.tensors.model_config import WHOLE_MODEL
 from protocol.tensors.tensor_schema import ChunkGrid
 
 _LEFTOVERS: Final = ("*.unfinished", ".writing-*", "*.tmp")

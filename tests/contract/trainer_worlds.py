@@ -21,7 +21,7 @@ from averaging.network.seams.clocks import Timers
 from averaging.network.seams.interfaces import Trainer
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.unit_trainer import UnitTrainer
-from protocol.tensors.decoder_schema import decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 from tests.simulation.trainer import STEP_TOKENS, SimulatedTrainer
 from tests.simulation.virtual_time import Process
@@ -141,7 +141,7 @@ def open_worker_world(folder: Path) -> Iterator[Callable[[Check], None]]:
     stop = trio.Event()
 
     async def main() -> None:
-        anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+        anchor_N = genesis_anchor(model_schema(MODEL), 1)
         async with open_worker_trainer(training_plan(folder), anchor_N) as trainer:
             ready.put((trio.lowlevel.current_trio_token(), WorkerWorld(trainer, anchor_N)))
             await stop.wait()

@@ -57,11 +57,11 @@ every_rounds = 1
 CLOCK = "from averaging.network.seams import clocks; clocks.SystemClock.unix_s = lambda self: clocks.time.time() + ({})"
 VERSION = "import protocol.ids; protocol.ids.PROTOCOL_VERSION = 2"
 SCHEMA = """
-import protocol.tensors.decoder_schema as decoder, protocol.tensors.tensor_schema as tensors
-ours = decoder.decoder_schema
-def other(config, unit=decoder.WHOLE_MODEL):
+import protocol.tensors.model_config as models, protocol.tensors.tensor_schema as tensors
+ours = models.model_schema
+def other(config, unit=models.WHOLE_MODEL):
     return tensors.TensorSchema(unit, ours(config, unit).tensors[1:])
-decoder.decoder_schema = other
+models.model_schema = other
 """
 RELEASES = (VERSION, SCHEMA)
 """What has to be another before anything is imported."""

@@ -14,6 +14,7 @@ from averaging.arithmetic.batched_codec import decode_run, encode_run
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import codec_by_name
+from averaging.models.llama.config import LlamaConfig
 from averaging.rounds.exchange.reduction import MAX_DELTA
 from averaging.rounds.lineage.next_state import NextState
 from averaging.rounds.traffic.contribution import EncodedContribution, result_root
@@ -22,12 +23,12 @@ from protocol.ids import CommitId, UnitName
 from protocol.merkle import leaf_hash
 from protocol.rounds.lineage.chain import ChainLink
 from protocol.rounds.messages.messages import OuterStep
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.at_once import apply_outer_step, encode_contribution
 from tests.instruction_sets import check_off
 
-CONFIG = DecoderConfig(dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=88, context_tokens=16)
+CONFIG = LlamaConfig(dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=88, context_tokens=16)
 WEIGHTS = (2048, 40_961, 7)
 MEAN, NESTEROV = OuterStep("mean", 1.0, 0.0), OuterStep("nesterov", 0.4, 0.5)
 UNIT, COMMIT = UnitName("fragment-0"), CommitId(bytes(32))
@@ -88,7 +89,7 @@ def hash_in_runs() -> str:
 
 def _hash(cases: Sequence[Case], commit: Commit) -> str:
     """Genesis, three contributions, two commits of each case; every byte goes into the hash."""
-    schema = decoder_schema(CONFIG)
+    schema = model_schema(CONFIG)
     digest = sha256()
     for case in cases:
         codec, grid = codec_by_name(case.codec), ChunkGrid(schema.num_elements, case.chunk_elements)

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from averaging.models.llama.config import LlamaConfig
 from averaging.network.seams.bulk_address import BulkAddress
 from averaging.network.seams.directory import PeerRecord
 from averaging.rounds.traffic.result_ref import ResultRef
@@ -50,7 +51,7 @@ from protocol.rounds.messages.wire import (
     genesis_id,
 )
 from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.protocol.pipeline.messages.test_lane_messages import MESSAGES as MESSAGES_OF_LANES
 from tests.protocol.pipeline.messages.test_lane_messages import PARCELS
 from tests.protocol.rounds.messages.test_wire import (
@@ -87,7 +88,7 @@ def _wire() -> dict[str, str]:
     from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
     from protocol.rounds.messages.start import StartRecord, StartUnit
 
-    config = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
+    config = LlamaConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
     header = ContributionHeader(UNIT, BASE, MEMBERS[0], 77, "int8", ROOT, BASE, ROOT)
     start = encode_body(StartRecord(bytes(32), (StartUnit(UNIT, bytes(32), ROOT),), ("alice",), 500, 1))  # type: ignore[arg-type]
     invite = Invite(("host:7000",), b"certificate", RunId(b"r" * 32), b"s" * 16, 2_000_000_000, ("/ip4/1.2.3.4",), 3)
@@ -98,7 +99,7 @@ def _wire() -> dict[str, str]:
         "envelope": seal(ALICE, "potluck test", b"r" * 32, 7, 1_800_000_000_000, b"payload").hex(),
         "manifest": _manifest().canonical_bytes().decode(),
         "run id": _manifest().run_id.hex(),
-        "schema fingerprint": decoder_schema(config).fingerprint().hex(),
+        "schema fingerprint": model_schema(config).fingerprint().hex(),
         "merkle root of 5": merkle_root([leaf_hash(bytes([i])) for i in range(5)]).hex(),
         "invite": invite.encode(),
         "commit record": encode_record(RECORD).hex(),

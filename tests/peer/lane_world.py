@@ -310,7 +310,7 @@ class CrossedDecoder(Decoder):
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         x_BTD = self.embed(tokens_BT)
         for number, layer in enumerate(self.layers, 1):
-            x_BTD = layer(x_BTD, self.rotation)
+            x_BTD = layer(x_BTD, self.table)
             if number in {stop for _, stop in STAGES.spans[:-1]}:
                 x_BTD = _Crossing.apply(x_BTD, *self.codecs)
         return functional.linear(self.norm(x_BTD), self.head.weight)

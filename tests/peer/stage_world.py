@@ -9,20 +9,21 @@ import torch
 from torch.nn import functional
 
 from averaging.arithmetic.genesis import genesis_anchor
+from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import Decoder, load_flat, parameters_in_order
 from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.stage_passes import StagePasses
 from protocol.ids import RunId
 from protocol.pipeline.micro_batch import MicroBatch
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.stage_schema import StageMap, stage_schema
 from tests.at_once import stage_units
 
-MODEL = DecoderConfig(
+MODEL = LlamaConfig(
     vocab_size=29, dim=16, num_layers=4, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8, is_tied=False
 )
 STAGES = StageMap(MODEL, (1, 2, 1))
-SCHEMA = decoder_schema(MODEL)
+SCHEMA = model_schema(MODEL)
 RUN = RunId(bytes(range(32)))
 ANCHOR_N = genesis_anchor(SCHEMA, 3) * 4
 

@@ -34,7 +34,7 @@ from peer.training.worker_channel import (
     read_message,
 )
 from peer.worker import EXIT_OUT_OF_MEMORY, Worker
-from protocol.tensors.decoder_schema import decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.model_units import model_units
 from tests.benchmarks.timed_worker import (
     Trained,
@@ -47,7 +47,7 @@ from tests.benchmarks.timed_worker import (
 from tests.peer.failing_worker import FAILS_VARIABLE
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
-ANCHOR_N = genesis_anchor(decoder_schema(MODEL), 1)
+ANCHOR_N = genesis_anchor(model_schema(MODEL), 1)
 ENDS_WITHIN_S = 60.0
 
 

@@ -16,17 +16,18 @@ from typing import cast
 import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
+from averaging.models.llama.config import LlamaConfig
 from peer.pipeline.stage.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
 from peer.pipeline.stage.stage_worker import StageWorker, run_stage
 from peer.training.worker_channel import SharedVectors, frame, mapping_bytes, read_exactly, read_message
 from peer.training.worker_process import WorkerProcess
 from protocol.run.pipeline_section import PipelineSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.at_once import stage_units
 from tests.peer.training_world import training_plan
 
 ENDS_WITHIN_S = 60.0
-MODEL = DecoderConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16, is_tied=False)
+MODEL = LlamaConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16, is_tied=False)
 PIPELINE = PipelineSection(layers="1, 1", inner_steps=2, micro_batches=2, forward_codec="fp32", backward_codec="fp32")
 STEP_TOKENS = 64
 
@@ -53,7 +54,7 @@ def stage_plan(folder: Path, stage: int, **changes: object) -> StagePlan:
 def anchor(plan: StagePlan) -> torch.Tensor:
     """(N,) of the plan's stage."""
     begin, stop = stage_units(plan.stages).spans[plan.stage]
-    return genesis_anchor(decoder_schema(MODEL), 1)[begin:stop].clone()
+    return genesis_anchor(model_schema(MODEL), 1)[begin:stop].clone()
 
 
 @dataclass

@@ -17,7 +17,7 @@ from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import LaneConfig, Point
 from protocol.run.pipeline_section import PipelineSection
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig
+from protocol.tensors.model_families import ModelSection
 from protocol.tensors.stage_schema import StageMap
 
 STAGE_KIND: Final = "stage"
@@ -41,7 +41,7 @@ class StagePlan(_Message):
 
     kind: Literal["stage"] = "stage"
     run_id: str
-    model: DecoderConfig
+    model: ModelSection
     pipeline: PipelineSection
     inner: InnerSection
     stage: int

@@ -17,7 +17,7 @@ from protocol.errors import ConfigError
 from protocol.pipeline.placement.cut_advice import Peers, advice_lines, best_cut
 from protocol.pipeline.placement.cutting import StageCosts
 from protocol.run.manifest import RunConfig, load_run_config
-from protocol.tensors.decoder_schema import DecoderConfig
+from protocol.tensors.model_config import ModelConfig
 from protocol.tensors.stage_schema import StageMap
 
 TRIES: Final = 7
@@ -49,7 +49,7 @@ def stages_lines(run_file: Path, device: str, peer_gb: tuple[float, ...], replic
     return advice_lines(stages, costs, best_cut(stages, costs, pipeline.memory(run.model, run.inner), peers))
 
 
-def measured_costs(model: DecoderConfig, shape: tuple[int, int], device: torch.device, timed: Timed) -> StageCosts:
+def measured_costs(model: ModelConfig, shape: tuple[int, int], device: torch.device, timed: Timed) -> StageCosts:
     """Seconds a token, forward and backward, of the embedding, of one layer, and of norm, head and loss.
 
     Args:

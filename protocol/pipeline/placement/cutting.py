@@ -1,6 +1,6 @@
 """Where a model is cut into stages: as even as can be in time, and no stage larger than the peers that are to hold it.
 
-All layers of the bundled decoder are alike, so a stage is a number of layers, with the embedding or the head beside them at the ends.
+All layers of a model are alike, so a stage is a number of layers, with the embedding or the head beside them at the ends.
 That makes the best cut exact: for a bound on the slowest stage, each peer takes as many layers as the bound and its memory allow, and
 the only choice is who takes the ends. The bound is found by bisection over all times that a stage can take.
 """
@@ -14,7 +14,7 @@ from typing import Final
 
 from protocol.errors import ConfigError, MachineError
 from protocol.pipeline.placement.peer_memory import PEER_MEMORY_BASE_BYTES, PEER_MEMORY_BYTES_PER_PARAMETER
-from protocol.tensors.decoder_schema import DecoderConfig
+from protocol.tensors.model_config import ModelConfig, model_parts, num_matrix_values, num_values
 from protocol.tensors.stage_schema import MAX_STAGES, StageMap, stage_schema
 
 VALUE_BYTES: Final = 4
@@ -48,13 +48,12 @@ class StageCosts:
         return stages.layers[stage] * self.layer + ends
 
 
-def computed_costs(config: DecoderConfig) -> StageCosts:
+def computed_costs(config: ModelConfig) -> StageCosts:
     """Multiplications a token, for peers that have measured nothing: each weight once forward and twice backward, and what attention
     does over half the context, causal as it is (PaLM, 2204.02311, appendix B). Looking a token up takes none.
     """
-    kv_dim = config.num_kv_heads * config.head_dim
-    weights = 2 * config.dim * (config.dim + kv_dim) + 3 * config.dim * config.ffn_dim
-    return StageCosts(0.0, 3.0 * (weights + config.context_tokens * config.dim), 3.0 * config.dim * config.vocab_size)
+    layer = num_matrix_values(model_parts(config).layers[0]) + config.context_tokens * config.attention_dim
+    return StageCosts(0.0, 3.0 * layer, 3.0 * config.dim * config.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +78,8 @@ class StageMemory:
         return self.base + stages.layers[stage] * self.layer + ends
 
 
-def layer_kept_values(config: DecoderConfig) -> int:
-    """Values a token that one layer keeps for its backward pass: inputs of norms and projections, rotated queries, keys and values in
-    all heads, what attention gives, a norm's or a head's one number, and four times the feed-forward's inner width.
-    """
-    return 10 * config.dim + 4 * config.ffn_dim + config.num_heads + 2
-
-
 def planned_memory(
-    config: DecoderConfig,
+    config: ModelConfig,
     *,
     micro_batch_tokens: int,
     in_flight: int,
@@ -102,17 +94,16 @@ def planned_memory(
         in_flight: micro-batches that a stage keeps at once; the number of stages for 1F1B, all of a step for GPipe.
         recomputes: whether a stage keeps inputs alone and computes all else again before it goes backward.
     """
-    dim, per_parameter = config.dim, PEER_MEMORY_BYTES_PER_PARAMETER
-    kv_dim = config.num_kv_heads * config.head_dim
-    layer_parameters = 2 * dim + 2 * dim * (dim + kv_dim) + 3 * dim * config.ffn_dim
+    parts, per_parameter = model_parts(config), PEER_MEMORY_BYTES_PER_PARAMETER
     held = 1 if recomputes else in_flight
-    inputs = in_flight * micro_batch_tokens * dim * VALUE_BYTES
+    inputs = in_flight * micro_batch_tokens * config.dim * VALUE_BYTES
     logits = 3 * micro_batch_tokens * config.vocab_size * VALUE_BYTES
     return StageMemory(
         base=base_bytes + 2 * inputs,
-        embed=per_parameter * config.vocab_size * dim,
-        layer=per_parameter * layer_parameters + held * micro_batch_tokens * layer_kept_values(config) * VALUE_BYTES,
-        head=per_parameter * (config.vocab_size + 1) * dim + logits,
+        embed=per_parameter * num_values(parts.first),
+        layer=per_parameter * num_values(parts.layers[0])
+        + held * micro_batch_tokens * config.layer_kept_values * VALUE_BYTES,
+        head=per_parameter * num_values(parts.last) + logits,
     )
 
 
@@ -136,7 +127,7 @@ def stages_that_fit(stages: StageMap, memory: StageMemory, cap_bytes: int) -> tu
 
 
 def cut(
-    config: DecoderConfig,
+    config: ModelConfig,
     costs: StageCosts,
     memory: StageMemory,
     caps_bytes: Sequence[int],

@@ -7,13 +7,14 @@ import torch
 
 from averaging.arithmetic.expert_dense import dense_config, dense_tensors
 from averaging.arithmetic.genesis import genesis_anchor
+from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import Decoder
 from peer.models.merging import holder_model
 from protocol.errors import ConfigError
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_config import model_schema
 
-DECODER = DecoderConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8)
+DECODER = LlamaConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8)
 MIXTURE = MixtureConfig(num_experts=2, ffn_dim=12)
 
 
@@ -26,8 +27,8 @@ def test_the_decoder_of_an_expert_has_its_logits() -> None:
     whole = holder_model(DECODER, MIXTURE, [0, 1], flat_N)
     for expert in range(2):
         dense = dense_tensors(DECODER, MIXTURE, tensors, expert)
-        assert [(s.name, s.shape) for s in decoder_schema(config).tensors] == [
-            (s.name, tuple(dense[s.name].shape)) for s in decoder_schema(config).tensors
+        assert [(s.name, s.shape) for s in model_schema(config).tensors] == [
+            (s.name, tuple(dense[s.name].shape)) for s in model_schema(config).tensors
         ]
         model = Decoder(config)
         model.load_state_dict(dense)

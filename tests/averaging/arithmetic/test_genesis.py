@@ -5,11 +5,10 @@ from hashlib import sha256
 import torch
 
 from averaging.arithmetic.genesis import INIT_STD, genesis_anchor
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from averaging.models.llama.config import LlamaConfig
+from protocol.tensors.model_config import model_schema
 
-SCHEMA = decoder_schema(
-    DecoderConfig(dim=64, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=176, context_tokens=16)
-)
+SCHEMA = model_schema(LlamaConfig(dim=64, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=176, context_tokens=16))
 
 
 def _tensor(anchor_N: torch.Tensor, name: str) -> torch.Tensor:

@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from averaging.arithmetic.vectors import picked
+from averaging.models.llama.config import LlamaConfig
 from averaging.state.start_state import NO_HEAD, start_root, start_state
 from averaging.state.state import state_root
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.ids import CommitId, UnitName
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.model_units import model_units
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
 
 SCHEMA = TensorSchema(UnitName("fragment-0"), (TensorSpec("embed.weight", (5, 4)), TensorSpec("norm.weight", (4,))))
-MODEL = DecoderConfig(vocab_size=9, dim=4, num_layers=3, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
+MODEL = LlamaConfig(vocab_size=9, dim=4, num_layers=3, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
 GRID = ChunkGrid(SCHEMA.num_elements, 7)
 
 
@@ -74,7 +75,7 @@ def test_given_weights_that_are_lost_or_damaged_are_named(tmp_path: Path) -> Non
 
 def test_units_of_a_model_begin_with_the_values_that_the_whole_begins_with(tmp_path: Path) -> None:
     units = model_units(MODEL, 2)
-    model = decoder_schema(MODEL)
+    model = model_schema(MODEL)
     values = np.arange(model.num_elements, dtype="<f4")
     for given in ([], _given(tmp_path, values.tobytes())):
         whole_N = start_state(model, 1, given=given).anchor_N

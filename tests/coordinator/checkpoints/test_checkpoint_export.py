@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import encode_document
 from averaging.data.vocabulary import FileTokenizer, train_bpe
+from averaging.models.llama.config import LlamaConfig
 from coordinator.checkpoints import checkpoint_export
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.checkpoints.checkpoints import load_checkpoint
@@ -23,7 +24,7 @@ from coordinator.checkpoints.verify import RunTokenizer
 from peer.models.decoder import Decoder, load_flat
 from peer.models.merging import holder_model
 from protocol.errors import ConfigError, PotluckError, StorageError
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.stage_schema import StageMap
 from tests.coordinator.checkpoints.test_checkpoints import (
     MIXTURE,
@@ -36,9 +37,9 @@ from tests.coordinator.checkpoints.test_checkpoints import (
 ALL_FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 
-def own_logits(config: DecoderConfig, flat_N: torch.Tensor, tokens_BT: torch.Tensor) -> torch.Tensor:
+def own_logits(config: LlamaConfig, flat_N: torch.Tensor, tokens_BT: torch.Tensor) -> torch.Tensor:
     model = Decoder(config)
-    load_flat(model, decoder_schema(config), flat_N)
+    load_flat(model, model_schema(config), flat_N)
     with torch.no_grad():
         return model(tokens_BT)
 
@@ -198,7 +199,7 @@ def test_model_that_is_not_the_bundled_decoder_is_refused(
     manifest = load_checkpoint(checkpoint)[0]
     other = manifest.model_copy(update={"model": {**manifest.model, **changes}}).sealed()
     (checkpoint / "manifest.json").write_text(other.model_dump_json())
-    with pytest.raises(ConfigError, match="the tensors of the bundled decoder"):
+    with pytest.raises(ConfigError, match="the tensors of its model family"):
         export_checkpoint(checkpoint, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

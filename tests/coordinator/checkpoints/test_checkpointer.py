@@ -14,6 +14,7 @@ import trio
 from structlog.testing import capture_logs
 
 import coordinator.checkpoints.checkpointer as checkpointer_module
+from averaging.models.llama.config import LlamaConfig
 from averaging.state.start_state import start_state
 from averaging.state.state import UnitState, state_root
 from coordinator.checkpoints.checkpointer import (
@@ -45,8 +46,8 @@ from protocol.errors import StorageError, UnreachableError
 from protocol.host.calls import NO_COMMIT, NO_ROOT
 from protocol.host.reports import PeerReport, UnitStanding
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.model_units import model_units
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.coordinator.admission.test_service import start
@@ -175,13 +176,13 @@ async def test_a_state_that_takes_its_time_on_a_slow_line_is_waited_for(
 
 
 async def test_a_checkpoint_of_several_units_is_one_model(tmp_path: Path) -> None:
-    model = DecoderConfig(dim=4, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
+    model = LlamaConfig(dim=4, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
     spine, beside = model_units(model, 1).schemas
     with open_host(tmp_path) as host:
         donors, folder = Donors(), tmp_path / "checkpoints"
         targets = []
         for number, schema in enumerate((spine, beside)):
-            state = start_state(schema, 1, CommitId(bytes([number]) * 32), model=decoder_schema(model))
+            state = start_state(schema, 1, CommitId(bytes([number]) * 32), model=model_schema(model))
             donors.states[state.head] = state
             targets.append((state.head, state_root(state, ChunkGrid(schema.num_elements, 256))))
         (head, root), (other_head, other_root) = targets
@@ -193,13 +194,13 @@ async def test_a_checkpoint_of_several_units_is_one_model(tmp_path: Path) -> Non
             ChunkGrid(spine.num_elements, 256),
             model.model_dump(),
             beside=((beside, ChunkGrid(beside.num_elements, 256)),),
-            whole=decoder_schema(model),
+            whole=model_schema(model),
         )
         writer = Checkpointer(place, RULES, host.tracker, host.writer, donors.fetch)
         other = UnitTarget(beside.unit, other_head, other_root, (B,))
         content = await writer.content(Target(head, 1, root, (A,), (other,)), host.offload)
     assert donors.asked == [(A,), (B,)]
-    assert torch.equal(content.state.anchor_N, start_state(decoder_schema(model), 1).anchor_N)
+    assert torch.equal(content.state.anchor_N, start_state(model_schema(model), 1).anchor_N)
 
 
 def test_experts_are_wanted_as_their_live_holders_have_them_and_frozen_ones_without_donors() -> None:
@@ -271,7 +272,7 @@ def test_the_last_checkpoint_waits_until_live_holders_have_told_of_their_experts
 async def test_a_frozen_expert_is_written_as_the_newest_checkpoint_or_the_start_has_it(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    decoder = DecoderConfig(dim=4, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
+    decoder = LlamaConfig(dim=4, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
     mixture = MixtureConfig(num_experts=2, ffn_dim=4)
     units = held_units(decoder, mixture, range(2))
     grids = [ChunkGrid(schema.num_elements, 256) for schema in units.schemas]
@@ -377,7 +378,7 @@ class _Frozen:
 
 
 def _frozen(host: HostWorld) -> _Frozen:
-    decoder = DecoderConfig(dim=4, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
+    decoder = LlamaConfig(dim=4, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
     mixture = MixtureConfig(num_experts=1, ffn_dim=4)
     units = held_units(decoder, mixture, range(1))
     trunk, expert = units.schemas

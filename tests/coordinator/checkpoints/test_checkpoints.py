@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
+from averaging.models.llama.config import LlamaConfig
 from averaging.state.state import UnitState, state_root
 from coordinator.checkpoints import checkpoints
 from coordinator.checkpoints.checkpoints import (
@@ -31,8 +32,8 @@ from coordinator.checkpoints.verify import RunTokenizer
 from coordinator.ledger.ledger import CheckpointRow
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import CommitId, Root, UnitName
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.model_units import model_units
 from protocol.tensors.stage_schema import StageMap
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
@@ -49,16 +50,16 @@ def content(index: int = 3) -> CheckpointContent:
     return CheckpointContent("run", "ab" * 32, SCHEMA, GRID, {"dim": 4}, state, state_root(state, GRID))
 
 
-def decoder(**changes: object) -> DecoderConfig:
+def decoder(**changes: object) -> LlamaConfig:
     values = {"dim": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 24, "context_tokens": 12}
-    return DecoderConfig.model_validate({**values, **changes})
+    return LlamaConfig.model_validate({**values, **changes})
 
 
 def checkpoint_of(
-    folder: Path, config: DecoderConfig, scale: float = 10.0, tokenizer: RunTokenizer | None = None
+    folder: Path, config: LlamaConfig, scale: float = 10.0, tokenizer: RunTokenizer | None = None
 ) -> Path:
     """A checkpoint with weights large enough that every part of the model matters, norms that are not all one included."""
-    schema = decoder_schema(config)
+    schema = model_schema(config)
     grid = ChunkGrid(schema.num_elements, 1024)
     anchor_N = genesis_anchor(schema, 5) * scale
     anchor_N += genesis_anchor(schema, 6)
@@ -71,7 +72,7 @@ def checkpoint_of(
 
 def checkpoint_of_stages(folder: Path, stages: StageMap) -> Path:
     """The same weights as of `checkpoint_of`, of a run whose peers hold one stage each."""
-    whole, parts = decoder_schema(stages.decoder), stage_units(stages)
+    whole, parts = model_schema(stages.decoder), stage_units(stages)
     anchor_N, units = genesis_anchor(whole, 5) * 10 + genesis_anchor(whole, 6), []
     for place, (schema, (begin, stop)) in enumerate(zip(parts.schemas, parts.spans, strict=True)):
         grid, part_N = ChunkGrid(schema.num_elements, 1024), anchor_N[begin:stop].clone()
@@ -94,7 +95,7 @@ def checkpoint_of_stages(folder: Path, stages: StageMap) -> Path:
 MIXTURE = MixtureConfig(num_experts=2, ffn_dim=8)
 
 
-def checkpoint_of_experts(folder: Path, config: DecoderConfig) -> Path:
+def checkpoint_of_experts(folder: Path, config: LlamaConfig) -> Path:
     """As `checkpoint_of`, of a trunk and two experts, each at a commit of its own."""
     model, units = held_units(config, MIXTURE, range(MIXTURE.num_experts)), []
     for place, schema in enumerate(model.schemas):
@@ -143,7 +144,7 @@ def test_written_checkpoint_verifies_and_loads_bit_equal(tmp_path: Path) -> None
 def units_content() -> CheckpointContent:
     """Two fragments and the embeddings, each at a commit of its own."""
     config = decoder(num_layers=3)
-    model, units = decoder_schema(config), []
+    model, units = model_schema(config), []
     for place, schema in enumerate(model_units(config, 2).schemas):
         grid = ChunkGrid(schema.num_elements, 1024)
         anchor_N = genesis_anchor(schema, 5, model)

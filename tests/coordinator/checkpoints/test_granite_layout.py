@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from averaging.models.llama.config import LlamaConfig
 from coordinator.checkpoints.granite_layout import granite_config, granite_tensors
 from peer.models.mixture import MixtureDecoder
-from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import MixtureConfig
 
 
@@ -23,7 +23,7 @@ def test_transformers_finds_the_logits_of_our_own_mixture(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     torch.manual_seed(7)
-    decoder = DecoderConfig(
+    decoder = LlamaConfig(
         dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=24, context_tokens=16, is_tied=is_tied
     )
     mixture = MixtureConfig(num_experts=5, ffn_dim=12, top_k=top_k)

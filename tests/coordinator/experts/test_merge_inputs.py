@@ -17,6 +17,7 @@ from averaging.data.packing.expert_shards import expert_shards
 from averaging.data.packing.packing import Packing, pack
 from averaging.data.shards import DatasetManifest
 from averaging.data.tokenizer import ByteTokenizer
+from averaging.models.llama.config import LlamaConfig
 from averaging.state.state import UnitState, state_root
 from coordinator.checkpoints.checkpoints import CheckpointContent, UnitContent, together, write_checkpoint
 from coordinator.experts.merge_inputs import ExpertSample, read_parts, write_merged
@@ -28,12 +29,11 @@ from protocol.errors import ConfigError, StorageError
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId
 from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
-from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.averaging.data.packing.test_expert_shards import ROUTING, TEXTS
 
-DECODER = DecoderConfig(dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=24, context_tokens=16)
+DECODER = LlamaConfig(dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=24, context_tokens=16)
 MIXTURE = MixtureConfig(num_experts=2, ffn_dim=12)
 HOST = Identity(b"h" * 32)
 ALL_FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}

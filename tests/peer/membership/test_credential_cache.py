@@ -15,7 +15,7 @@ from protocol.identity.credential import CertificateAuthority, make_ca, make_req
 from protocol.identity.identity import Ed25519Verifier, Identity
 from protocol.ids import CommitId, PeerId, RunId
 from protocol.rounds.lineage.chain import ChainLink
-from protocol.tensors.decoder_schema import WHOLE_MODEL
+from protocol.tensors.model_config import WHOLE_MODEL
 from tests.virtual import VirtualClock
 
 RUN = RunId(b"r" * 32)

@@ -12,6 +12,7 @@ import trio
 
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import DatasetManifest, RouterEntry, ShardCache, ShardEntry, TokenizerEntry
+from averaging.models.llama.config import LlamaConfig
 from averaging.network.memory.memory_network import MemorySwarm
 from averaging.network.seams.interfaces import StreamHandler
 from averaging.state.start_state import start_root
@@ -36,12 +37,12 @@ from protocol.ids import PeerId, Root, RunId
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import encode_body
 from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.virtual import VirtualClock
 
-CONFIG = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
-SCHEMA = decoder_schema(CONFIG)
+CONFIG = LlamaConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
+SCHEMA = model_schema(CONFIG)
 GRID = ChunkGrid(SCHEMA.num_elements, 500)
 MADE_S = 1_700_000_000.0
 INVITE = Invite(

@@ -8,13 +8,14 @@ from averaging.arithmetic.genesis import genesis_anchor
 from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import END, ByteTokenizer
 from averaging.data.vocabulary import train_bpe
+from averaging.models.llama.config import LlamaConfig
 from peer.models.decode_text import decoded, sample_text, sample_tokens
 from peer.models.sampling import Sampling
 from protocol.errors import ConfigError
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 
-CONFIG = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8, is_tied=False)
-SCHEMA = decoder_schema(CONFIG)
+CONFIG = LlamaConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8, is_tied=False)
+SCHEMA = model_schema(CONFIG)
 
 
 def _always(token: int) -> torch.Tensor:
@@ -105,7 +106,7 @@ def test_bytes_that_are_no_text_do_not_hold_up_the_rest_for_ever() -> None:
 
 def test_numbers_beyond_the_bytes_and_the_end_mark_are_never_drawn() -> None:
     config = CONFIG.model_copy(update={"vocab_size": 300})
-    flat_N = torch.zeros(decoder_schema(config).num_elements)
+    flat_N = torch.zeros(model_schema(config).num_elements)
     sampling = Sampling(30, temperature=100.0)
     assert all(token < 256 for token in sample_tokens(config, flat_N, prompt=b"x", sampling=sampling))
 

@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch.nn import functional
 
+from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import Decoder
 from peer.models.expert_evaluation import dense_of_equal_cost, merged_loss, merged_quality, routed_loss
 from peer.models.mixture import MixtureDecoder
 from protocol.errors import LocalProtocolError
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_config import model_schema
 
-DECODER = DecoderConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8)
+DECODER = LlamaConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8)
 MIXTURE = MixtureConfig(num_experts=2, ffn_dim=12)
 GENERATOR = torch.Generator().manual_seed(3)
 
@@ -86,5 +87,5 @@ def test_a_merged_model_without_some_expert_is_measured_by_the_numbers_of_those_
 
 def test_a_dense_model_of_equal_cost_has_as_many_values_as_a_holder_of_one_expert() -> None:
     dense = dense_of_equal_cost(DECODER, MIXTURE)
-    assert decoder_schema(dense).num_elements == held_units(DECODER, MIXTURE, [0]).whole.num_elements
+    assert model_schema(dense).num_elements == held_units(DECODER, MIXTURE, [0]).whole.num_elements
     assert dense_of_equal_cost(DECODER, MIXTURE.model_copy(update={"top_k": 2})).ffn_dim == 48

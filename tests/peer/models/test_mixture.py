@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import Decoder, parameters_in_order
 from peer.models.mixture import MixtureDecoder, Routed, balance_loss, router_z_loss
 from protocol.errors import LocalProtocolError
-from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 
-DECODER = DecoderConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8, is_tied=False)
+DECODER = LlamaConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8, is_tied=False)
 MIXTURE = MixtureConfig(num_experts=3, ffn_dim=12)
 TOKENS_BT = torch.randint(257, (4, 8), generator=torch.Generator().manual_seed(5))
 

@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
+from averaging.models.llama.config import LlamaConfig
 from peer.models.adamw import AdamW
 from peer.models.decoder import Decoder, parameters_in_order
 from peer.models.optimizer import MuonBesideAdamW, make_optimizer
 from peer.training.local_training import LocalTrainer
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.benchmarks.stacked_decoder import Workers
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
-ANCHOR_N = genesis_anchor(decoder_schema(MODEL), 1)
+ANCHOR_N = genesis_anchor(model_schema(MODEL), 1)
 MUON = InnerSection(learning_rate=0.01, batch_tokens=BATCH_TOKENS, optimizer="muon")
 
 
@@ -29,8 +30,8 @@ def _trainer(folder: Path) -> LocalTrainer:
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_muon_takes_the_matrices_inside_and_adamw_embeddings_head_and_norms(is_tied: bool) -> None:
-    config = DecoderConfig.model_validate({**MODEL.model_dump(), "is_tied": is_tied})
-    schema = decoder_schema(config)
+    config = LlamaConfig.model_validate({**MODEL.model_dump(), "is_tied": is_tied})
+    schema = model_schema(config)
     parameters = parameters_in_order(Decoder(config), schema)
     optimizer = make_optimizer(MUON, schema, parameters)
     assert isinstance(optimizer, MuonBesideAdamW)
@@ -65,7 +66,7 @@ def test_an_anchor_that_is_loaded_leaves_the_moments_and_a_new_process_has_none(
 
 
 def test_the_matrices_have_a_rate_of_their_own_in_step_with_the_other() -> None:
-    schema = decoder_schema(MODEL)
+    schema = model_schema(MODEL)
     fast = MUON.model_copy(update={"matrix_learning_rate": 0.03})
 
     def shift(inner: InnerSection) -> torch.Tensor:
@@ -84,7 +85,7 @@ def test_the_matrices_have_a_rate_of_their_own_in_step_with_the_other() -> None:
 
 
 def test_adamw_is_what_runs_have_that_say_nothing() -> None:
-    schema = decoder_schema(MODEL)
+    schema = model_schema(MODEL)
     inner = InnerSection(learning_rate=0.01, batch_tokens=BATCH_TOKENS)
     assert isinstance(make_optimizer(inner, schema, parameters_in_order(Decoder(MODEL), schema)), AdamW)
 

@@ -8,8 +8,7 @@ import torch
 from peer.models.decoder import Decoder, load_flat
 from peer.models.stage_model import Masks, StageDecoder
 from protocol.errors import ConfigError, RemoteProtocolError
-from protocol.pipeline.placement.cutting import layer_kept_values
-from protocol.tensors.decoder_schema import decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.stage_schema import StageMap, stage_schema
 from tests.peer.stage_world import ANCHOR_N, MODEL, STAGES, stage_model, tokens, whole_model
 
@@ -27,9 +26,9 @@ def test_one_stage_may_have_its_embedding_for_a_head() -> None:
     tied = MODEL.model_copy(update={"is_tied": True})
     stages = StageMap(tied, (4,))
     alone, whole = StageDecoder(stages, 0), Decoder(tied)
-    flat_N = ANCHOR_N[: decoder_schema(tied).num_elements]
+    flat_N = ANCHOR_N[: model_schema(tied).num_elements]
     load_flat(alone, stage_schema(stages, 0), flat_N)
-    load_flat(whole, decoder_schema(tied), flat_N)
+    load_flat(whole, model_schema(tied), flat_N)
     assert torch.equal(alone(tokens(1)[:, :-1]), whole(tokens(1)[:, :-1]))
 
 
@@ -84,7 +83,7 @@ def test_what_no_stage_sends_is_refused_with_a_reason(stage: int, arrived: torch
 
 def test_planned_memory_of_a_layer_is_what_its_backward_pass_keeps() -> None:
     model, x_BTD = stage_model(1, torch.float32), torch.randn(2, 8, 16, requires_grad=True)
-    weights = {parameter.data_ptr() for parameter in model.parameters()} | {model.rotation.data_ptr()}
+    weights = {parameter.data_ptr() for parameter in model.parameters()} | {model.table.data_ptr()}
     kept: dict[tuple[int, int], int] = {}
 
     def keep(saved: torch.Tensor) -> torch.Tensor:
@@ -96,4 +95,4 @@ def test_planned_memory_of_a_layer_is_what_its_backward_pass_keeps() -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
         model(x_BTD)
     measured = sum(kept.values()) / 4 / (2 * 8) / 2  # values a token and layer; this stage has two
-    assert measured <= layer_kept_values(MODEL) <= 1.3 * measured
+    assert measured <= MODEL.layer_kept_values <= 1.3 * measured

@@ -15,11 +15,11 @@ from peer.models.decoder import Decoder
 from peer.training import local_training
 from peer.training.local_training import LocalTrainer, TrainingPlan, learning_rate_at
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.decoder_schema import decoder_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_config import model_schema
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
-ANCHOR_N = genesis_anchor(decoder_schema(MODEL), 1)
+ANCHOR_N = genesis_anchor(model_schema(MODEL), 1)
 
 
 def _trainer(plan: TrainingPlan) -> LocalTrainer:

@@ -18,7 +18,7 @@ from peer.training import worker_process
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.worker_channel import OutOfMemory, Progress, Reply, parse_event
 from peer.training.worker_errors import DoesNotFit, LossNotFinite, WorkerDied
-from protocol.tensors.decoder_schema import decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.peer.failing_worker import FAILS_VARIABLE
 from tests.peer.training_world import MODEL, training_plan
 
@@ -51,7 +51,7 @@ async def test_a_training_process_obeys_at_step_boundaries_and_comes_back_from_t
 ) -> None:
     plan = training_plan(tmp_path)
     plan = plan.model_copy(update={"prose_shards": plan.heldout_shards})
-    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    anchor_N = genesis_anchor(model_schema(MODEL), 1)
     async with open_worker_trainer(plan, anchor_N) as trainer:
         before = await trainer.evaluate(anchor_N)
         assert await trainer.evaluate_prose(anchor_N) == before
@@ -103,7 +103,7 @@ async def _kill(trainer: WorkerTrainer, restarts: int) -> None:
 
 
 async def test_a_commit_after_a_death_loads_the_anchor_instead_of_the_shift(tmp_path: Path) -> None:
-    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    anchor_N = genesis_anchor(model_schema(MODEL), 1)
     async with open_worker_trainer(training_plan(tmp_path), anchor_N) as trainer:
         await _until_tokens(trainer, 64 * 20)
         snapshot = await trainer.snapshot()
@@ -127,7 +127,7 @@ async def test_a_commit_after_a_death_loads_the_anchor_instead_of_the_shift(tmp_
 
 
 async def test_one_that_is_brought_back_keeps_its_learning_rate_and_its_slowdown(tmp_path: Path) -> None:
-    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    anchor_N = genesis_anchor(model_schema(MODEL), 1)
     plan = training_plan(tmp_path)
     plan = plan.model_copy(update={"inner": plan.inner.model_copy(update={"warmup_tokens": 1_000_000})})
     async with open_worker_trainer(plan, anchor_N) as trainer:
@@ -144,7 +144,7 @@ async def test_one_that_is_brought_back_keeps_its_learning_rate_and_its_slowdown
 async def test_a_frozen_worker_is_killed_so_that_no_commit_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    anchor_N = genesis_anchor(model_schema(MODEL), 1)
     async with open_worker_trainer(training_plan(tmp_path), anchor_N) as trainer:
         await _until_tokens(trainer, 64 * 20)
         frozen = trainer.worker_pid
@@ -164,7 +164,7 @@ async def test_a_frozen_worker_is_killed_so_that_no_commit_waits_for_it(
 async def test_what_its_owner_holds_back_is_kept_and_told_as_such(
     autojump_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:
-    trainer = WorkerTrainer(training_plan(tmp_path), genesis_anchor(decoder_schema(MODEL), 1))
+    trainer = WorkerTrainer(training_plan(tmp_path), genesis_anchor(model_schema(MODEL), 1))
     try:
         trainer.hold(True)
         assert trainer.progress().state == "held"
@@ -185,7 +185,7 @@ async def test_a_model_that_does_not_fit_into_the_cards_share_is_held_and_not_st
         return event.model_copy(update={"is_final": True}) if isinstance(event, OutOfMemory) else event
 
     monkeypatch.setattr(trainer_module, "parse_event", on_a_card)
-    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    anchor_N = genesis_anchor(model_schema(MODEL), 1)
     plan = training_plan(tmp_path, micro_batch=1, max_gpu_memory_bytes=1_500_000_000)
     async with open_worker_trainer(plan, anchor_N) as trainer:
         await trainer.set_slowdown(1.0)  # answered once the process has started, however long that takes
@@ -214,7 +214,7 @@ async def _until_held(trainer: WorkerTrainer, restarts: int) -> None:
 async def test_memory_that_ran_out_before_the_micro_batch_was_found_leaves_it_to_be_found(
     autojump_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:
-    trainer = WorkerTrainer(training_plan(tmp_path, micro_batch=0), genesis_anchor(decoder_schema(MODEL), 1))
+    trainer = WorkerTrainer(training_plan(tmp_path, micro_batch=0), genesis_anchor(model_schema(MODEL), 1))
     try:
         for micro_batch, then in ((0, 0), (8, 4), (1, 1)):
             trainer._note_death(OutOfMemory(micro_batch=micro_batch))

@@ -15,7 +15,7 @@ import trio
 from averaging.arithmetic.genesis import genesis_anchor
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.worker_process import early_worker
-from protocol.tensors.decoder_schema import decoder_schema
+from protocol.tensors.model_config import model_schema
 from tests.peer.training_world import MODEL, training_plan
 
 
@@ -39,7 +39,7 @@ async def test_the_early_worker_is_the_first_one_and_a_ctrl_c_while_it_imports_i
         (started,) = _workers()
         os.kill(started.pid, signal.SIGINT)
         async with open_worker_trainer(
-            training_plan(tmp_path), genesis_anchor(decoder_schema(MODEL), 1), early
+            training_plan(tmp_path), genesis_anchor(model_schema(MODEL), 1), early
         ) as trainer:
             await _until_training(trainer)
             assert trainer.worker_pid == started.pid
@@ -52,7 +52,7 @@ async def test_an_early_worker_that_died_before_it_was_needed_is_brought_back(tm
         (started,) = _workers()
         started.kill()
         async with open_worker_trainer(
-            training_plan(tmp_path), genesis_anchor(decoder_schema(MODEL), 1), early
+            training_plan(tmp_path), genesis_anchor(model_schema(MODEL), 1), early
         ) as trainer:
             await _until_training(trainer)
             assert trainer.progress().restarts == 1

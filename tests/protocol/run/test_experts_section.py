@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from protocol.errors import ConfigError, VersionError
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.run.experts_section import BesideParts, expert_contradiction
 from protocol.run.manifest import (
     MANIFEST_DOMAIN,
     RunConfig,
@@ -17,8 +20,8 @@ from protocol.run.manifest import (
     open_manifest,
     parse_run_config,
 )
-from protocol.tensors.decoder_schema import decoder_schema
 from protocol.tensors.expert_schema import MixtureConfig
+from protocol.tensors.model_config import ModelConfig, model_schema
 
 EXPERTS = "[experts]\nnum_experts = 2\nffn_dim = 64\n"
 
@@ -102,7 +105,7 @@ def test_a_run_without_experts_keeps_its_id() -> None:
 def test_what_a_peer_holds_is_the_trunk_and_its_experts() -> None:
     config = parse_run_config(expert_toml())
     expert = 3 * 64 * config.model.dim * config.model.num_layers
-    trunk = decoder_schema(config.model).num_elements
+    trunk = model_schema(config.model).num_elements
     assert (config.held_elements, config.num_elements) == (trunk + expert, trunk + 2 * expert)
     assert parse_run_config(default_run_toml()).held_elements == trunk
     both = parse_run_config(expert_toml(section=EXPERTS + "holdings = 2\n"))
@@ -148,3 +151,11 @@ def test_numbers_that_do_not_fit_an_expert_run_are_refused_in_one_line(
         parse_run_config(expert_toml(*lines, section=section))
     assert told in caught.value.one_line()
     assert "\n" not in caught.value.one_line()
+
+
+def test_a_family_that_takes_no_experts_is_refused_by_name() -> None:
+    model = cast(ModelConfig, SimpleNamespace(family="plain", takes_experts=False))
+    beside = BesideParts("expert", 2, "", "overlap", 0.0, "", 0.0, 1000)
+    experts = parse_run_config(expert_toml()).experts
+    assert 'family = "plain", which takes no experts' in expert_contradiction(experts, model, beside)
+    assert not expert_contradiction(None, model, BesideParts("data", 2, "", "overlap", 0.0, "", 0.0, 1000))

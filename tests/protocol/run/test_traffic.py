@@ -10,7 +10,7 @@ import pytest
 from averaging.codecs import codec_by_name, codec_names
 from averaging.rounds.lineage.retention import update_bytes as kept_update_bytes
 from protocol.run.traffic import LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
-from protocol.tensors.decoder_schema import decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.benchmarks.convergence_training import CHUNK, data_parallel_bytes
 from tests.benchmarks.convergence_ways import FP32, POINTS, RAMP_FP32, REGIMES, SYNC, SYNC_MUON, Target, Way
@@ -111,7 +111,7 @@ def _times_fewer(way: Way) -> float:
     while done < regime.num_steps:
         done += way.ramp.local_steps(done)
         num_rounds += 1
-    size = decoder_schema(regime.model).num_elements
+    size = model_schema(regime.model).num_elements
     up, down = (update_bytes(codec, size, CHUNK) for codec in (way.codec, way.result_codec))
     each_way, _ = round_bytes(up, down, regime.num_peers, reduces=True)
     return data_parallel_bytes(regime) / (num_rounds * each_way)

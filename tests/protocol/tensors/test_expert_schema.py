@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from averaging.models.llama.config import LlamaConfig
 from protocol.errors import ConfigError, LocalProtocolError
 from protocol.ids import UnitName
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
 from protocol.tensors.expert_schema import (
     TRUNK,
     MixtureConfig,
@@ -17,13 +17,14 @@ from protocol.tensors.expert_schema import (
     held_units,
     trunk_schema,
 )
+from protocol.tensors.model_config import model_schema
 
-DECODER = DecoderConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8)
+DECODER = LlamaConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8)
 MIXTURE = MixtureConfig(num_experts=4, ffn_dim=12, top_k=2)
 
 
 def test_the_trunk_is_the_decoder_and_an_expert_a_feed_forward_in_every_layer() -> None:
-    assert trunk_schema(DECODER).tensors == decoder_schema(DECODER).tensors
+    assert trunk_schema(DECODER).tensors == model_schema(DECODER).tensors
     schema = expert_schema(DECODER, MIXTURE, 3)
     assert schema.unit == "expert-3"
     assert [spec.name for spec in schema.tensors][:3] == [

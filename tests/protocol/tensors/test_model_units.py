@@ -2,21 +2,22 @@ from __future__ import annotations
 
 import pytest
 
+from averaging.models.llama.config import LlamaConfig
 from protocol.errors import LocalProtocolError
 from protocol.ids import UnitName
-from protocol.tensors.decoder_schema import WHOLE_MODEL, DecoderConfig, decoder_schema
+from protocol.tensors.model_config import WHOLE_MODEL, model_schema
 from protocol.tensors.model_units import EMBEDDINGS, default_fragments, model_units
 
-MODEL = DecoderConfig(
+MODEL = LlamaConfig(
     vocab_size=17, dim=8, num_layers=5, num_heads=2, num_kv_heads=1, ffn_dim=12, context_tokens=16, is_tied=False
 )
 
 
 def test_without_fragments_there_is_one_unit_with_the_tensors_in_the_models_own_order() -> None:
     units = model_units(MODEL)
-    assert units.schemas == (decoder_schema(MODEL),)
-    assert units.whole == decoder_schema(MODEL)
-    assert units.spans == ((0, decoder_schema(MODEL).num_elements),)
+    assert units.schemas == (model_schema(MODEL),)
+    assert units.whole == model_schema(MODEL)
+    assert units.spans == ((0, model_schema(MODEL).num_elements),)
 
 
 def test_layers_are_strided_over_the_fragments_and_all_else_is_a_unit_of_its_own() -> None:
@@ -29,7 +30,7 @@ def test_layers_are_strided_over_the_fragments_and_all_else_is_a_unit_of_its_own
 
 def test_units_lie_one_after_another_and_have_every_tensor_once() -> None:
     units = model_units(MODEL, 3)
-    assert sorted(spec.name for spec in units.whole.tensors) == sorted(s.name for s in decoder_schema(MODEL).tensors)
+    assert sorted(spec.name for spec in units.whole.tensors) == sorted(s.name for s in model_schema(MODEL).tensors)
     for schema, (begin, stop) in zip(units.schemas, units.spans, strict=True):
         assert units.whole.offset(schema.tensors[0].name) == begin
         assert stop - begin == schema.num_elements

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from averaging.models.llama.config import LlamaConfig
 from protocol.errors import ConfigError, LocalProtocolError
 from protocol.ids import UnitName
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.stage_schema import StageMap, stage_of, stage_schema, stage_unit
 from tests.at_once import stage_units
 
-MODEL = DecoderConfig(
+MODEL = LlamaConfig(
     vocab_size=17, dim=8, num_layers=5, num_heads=2, num_kv_heads=1, ffn_dim=12, context_tokens=16, is_tied=False
 )
 
@@ -18,8 +19,8 @@ MODEL = DecoderConfig(
 def test_stages_one_after_another_are_the_whole_model_in_its_own_order() -> None:
     units = stage_units(StageMap(MODEL, (2, 1, 2)))
     assert [schema.unit for schema in units.schemas] == ["stage-0", "stage-1", "stage-2"]
-    assert units.whole.tensors == decoder_schema(MODEL).tensors
-    assert units.whole.fingerprint() == decoder_schema(MODEL).fingerprint()
+    assert units.whole.tensors == model_schema(MODEL).tensors
+    assert units.whole.fingerprint() == model_schema(MODEL).fingerprint()
 
 
 def test_the_first_stage_carries_the_embedding_and_the_last_one_norm_and_head() -> None:
@@ -37,7 +38,7 @@ def test_an_embedding_or_a_head_may_be_a_stage_of_its_own() -> None:
 
 def test_one_stage_is_the_whole_model_even_where_the_head_is_the_embedding() -> None:
     tied = MODEL.model_copy(update={"is_tied": True})
-    assert stage_schema(StageMap(tied, (5,)), 0).tensors == decoder_schema(tied).tensors
+    assert stage_schema(StageMap(tied, (5,)), 0).tensors == model_schema(tied).tensors
 
 
 @pytest.mark.parametrize(

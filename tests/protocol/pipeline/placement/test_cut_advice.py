@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from averaging.models.llama.config import LlamaConfig
 from protocol.errors import ConfigError
 from protocol.pipeline.placement.cut_advice import Peers, advice_lines, best_cut, evenness
 from protocol.pipeline.placement.cutting import StageCosts, StageMemory
-from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.stage_schema import StageMap
 
-MODEL = DecoderConfig(
+MODEL = LlamaConfig(
     vocab_size=257, dim=16, num_layers=6, num_heads=2, num_kv_heads=2, ffn_dim=32, context_tokens=8, is_tied=False
 )
 EVEN = StageMap(MODEL, (2, 2, 2))

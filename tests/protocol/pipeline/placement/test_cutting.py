@@ -7,6 +7,7 @@ from itertools import permutations, product
 
 import pytest
 
+from averaging.models.llama.config import LlamaConfig
 from protocol.errors import ConfigError, MachineError
 from protocol.pipeline.placement.cutting import (
     StageCosts,
@@ -16,11 +17,10 @@ from protocol.pipeline.placement.cutting import (
     planned_memory,
     stages_that_fit,
 )
-from protocol.tensors.decoder_schema import DecoderConfig
 from protocol.tensors.stage_schema import StageMap
 from tests.at_once import stage_units
 
-MODEL = DecoderConfig(
+MODEL = LlamaConfig(
     vocab_size=16, dim=8, num_layers=6, num_heads=2, num_kv_heads=1, ffn_dim=12, context_tokens=16, is_tied=False
 )
 EVEN = StageCosts(0.0, 1.0, 0.0)

@@ -1,8 +1,4 @@
-"""The bundled decoder in the layout that Hugging Face calls Llama: names of tensors, config.json, and the tokenizer's files.
-
-Shapes are the same on both sides, and so is the order of a head's values (rotary positions turn its two halves against each
-other), so nothing is transposed or permuted: only the names differ.
-"""
+"""A run's tokenizer as Hugging Face's programs load it beside a model: tokenizer.json and the files that go with it."""
 
 from __future__ import annotations
 
@@ -12,39 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from averaging.data.tokenizer import END, VOCAB_SIZE
-from protocol.tensors.decoder_schema import DecoderConfig
+from protocol.tensors.model_config import ModelConfig
 
 _END_TEXT: Final = "<|end|>"
 """How the byte vocabulary's end mark is written as text."""
 
-_TOP_NAMES: Final = {
-    "embed.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
-}
-_LAYER_NAMES: Final = {
-    "attn_norm": "input_layernorm",
-    "wq": "self_attn.q_proj",
-    "wk": "self_attn.k_proj",
-    "wv": "self_attn.v_proj",
-    "wo": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "w_gate": "mlp.gate_proj",
-    "w_up": "mlp.up_proj",
-    "w_down": "mlp.down_proj",
-}
-
-
-def llama_name(name: str) -> str:
-    """The Llama layout's name of one of the decoder's tensors, as protocol/tensors/decoder_schema.py names them."""
-    if name in _TOP_NAMES:
-        return _TOP_NAMES[name]
-    _, layer, part, _ = name.split(".")
-    return f"model.layers.{layer}.{_LAYER_NAMES[part]}.weight"
-
 
 @dataclass(frozen=True, slots=True)
-class LlamaTokenizer:
+class ExportedTokenizer:
     """A tokenizer.json, and the token that stands between documents: its number and its text. It both begins and ends one."""
 
     data: bytes
@@ -52,17 +23,17 @@ class LlamaTokenizer:
     end_text: str
 
 
-def byte_tokenizer(config: DecoderConfig) -> LlamaTokenizer | None:
+def byte_tokenizer(config: ModelConfig) -> ExportedTokenizer | None:
     """The byte vocabulary; None where the model cannot say every byte and the end mark."""
     if config.vocab_size < VOCAB_SIZE:
         return None
-    return LlamaTokenizer((json.dumps(_byte_vocabulary(), indent=2) + "\n").encode(), END, _END_TEXT)
+    return ExportedTokenizer((json.dumps(_byte_vocabulary(), indent=2) + "\n").encode(), END, _END_TEXT)
 
 
-def file_tokenizer(data: bytes, end: int) -> LlamaTokenizer | None:
+def file_tokenizer(data: bytes, end: int) -> ExportedTokenizer | None:
     """The tokenizer of a tokenizer.json; None where that names no token with the number `end`."""
     end_text = next((text for text, number in token_numbers(data) if number == end), None)
-    return None if end_text is None else LlamaTokenizer(data, end, end_text)
+    return None if end_text is None else ExportedTokenizer(data, end, end_text)
 
 
 def token_numbers(data: bytes) -> Iterator[tuple[str, int]]:
@@ -85,36 +56,7 @@ def token_numbers(data: bytes) -> Iterator[tuple[str, int]]:
                 yield piece[0], number
 
 
-def llama_config(config: DecoderConfig, end: int | None = None) -> dict[str, object]:
-    """What config.json says of a float32 model with these numbers, and of `end`, the token that ends a text."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.dim,
-        "intermediate_size": config.ffn_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.context_tokens,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        # Releases of transformers before 5 read the first, later ones the second.
-        "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "attention_bias": False,
-        "mlp_bias": False,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": config.is_tied,
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "pad_token_id": None,
-        "torch_dtype": "float32",
-    }
-
-
-def generation_config(config: DecoderConfig, end: int) -> dict[str, object]:
+def generation_config(config: ModelConfig, end: int) -> dict[str, object]:
     """What generation_config.json says: a text ends at the end mark, and the model was never shown more than its context."""
     return {"bos_token_id": end, "eos_token_id": end, "max_length": config.context_tokens}
 
@@ -154,7 +96,7 @@ def _byte_vocabulary() -> dict[str, object]:
     }
 
 
-def tokenizer_config(config: DecoderConfig, end_text: str) -> dict[str, object]:
+def tokenizer_config(config: ModelConfig, end_text: str) -> dict[str, object]:
     """What tokenizer_config.json says beside a tokenizer.json."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

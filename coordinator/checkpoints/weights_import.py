@@ -1,4 +1,4 @@
-"""A Hugging Face Llama checkpoint on this machine's disk as the first values of a run. Blocks.
+"""A Hugging Face checkpoint on this machine's disk as the first values of a run, in the layout of the run's model family. Blocks.
 
 config.json must say what run.toml's [model] says; the weights may lie in one safetensors file or in several with an index,
 as float32, bfloat16 or float16. Nothing in the folder is executed.
@@ -7,15 +7,16 @@ as float32, bfloat16 or float16. Nothing in the folder is executed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from coordinator.checkpoints.llama_layout import llama_config, llama_name, token_numbers
+from averaging.models.family import layout_of
+from coordinator.checkpoints.exported_tokenizer import token_numbers
 from protocol.errors import ConfigError, StorageError
 from protocol.plain_file import check_plain_file
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from protocol.tensors.model_config import ModelConfig, model_schema
 
 if TYPE_CHECKING:
     import torch
@@ -27,25 +28,9 @@ _TOKENIZER_NAME: Final = "tokenizer.json"
 _MAX_JSON_BYTES: Final = 1 << 26
 _DTYPES: Final = ("F32", "BF16", "F16")
 
-_KEYS: Final = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "dim",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "num_key_value_heads": "num_kv_heads",
-    "intermediate_size": "ffn_dim",
-    "rope_theta": "rope_theta",
-    "rms_norm_eps": "norm_eps",
-    "tie_word_embeddings": "is_tied",
-}
-"""Keys of config.json, and the keys of run.toml's [model] that must have the same value."""
 
-_FIXED: Final = ("model_type", "hidden_act", "attention_bias", "mlp_bias")
-"""Keys of config.json that must say what the bundled decoder is; it has no other kind."""
-
-
-def read_llama(folder: Path, config: DecoderConfig) -> torch.Tensor:
-    """(N,) float32: the weights in `folder`, in the order of the decoder's schema.
+def read_weights(folder: Path, config: ModelConfig) -> torch.Tensor:
+    """(N,) float32: the weights in `folder`, in the order of the model's schema.
 
     Raises:
         ConfigError: no checkpoint there, numbers other than `config`'s, or tensors that are missing, surplus or of another kind.
@@ -54,16 +39,19 @@ def read_llama(folder: Path, config: DecoderConfig) -> torch.Tensor:
     import torch
     from safetensors import safe_open
 
-    _check_numbers(folder, config)
-    schema = decoder_schema(config)
-    wanted = {llama_name(spec.name): spec for spec in schema.tensors}
+    layout, config_file = layout_of(config), folder / _CONFIG_NAME
+    layout.check_config_json(config_file, _read_json(config_file), config)
+    schema = model_schema(config)
+    wanted = {layout.name(spec.name): spec for spec in schema.tensors}
     flat_N = torch.empty(schema.num_elements)
     missing = set(wanted)
     for file in _weight_files(folder):
         with _reading(file), safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - no mapping, it only has such a method
                 if name not in wanted:
-                    _refuse_surplus(file, name, is_tied=config.is_tied)
+                    if not layout.may_be_left_out(name, config):
+                        expected = f"the tensors of a model of family {config.family}"
+                        raise ConfigError(f"{file}: {name} has no place in the run's model", expected)
                     continue
                 spec, part = wanted[name], opened.get_slice(name)
                 if tuple(part.get_shape()) != spec.shape or part.get_dtype() not in _DTYPES:
@@ -79,7 +67,7 @@ def read_llama(folder: Path, config: DecoderConfig) -> torch.Tensor:
     return flat_N
 
 
-def check_tokenizer(folder: Path, config: DecoderConfig, num_tokens: int) -> None:
+def check_tokenizer(folder: Path, config: ModelConfig, num_tokens: int) -> None:
     """Refuse a run whose tokens are not the ones that the weights were trained on: its tokenizer must have as many as the one in
     `folder`, or where there is none as the model.
 
@@ -100,47 +88,6 @@ def check_tokenizer(folder: Path, config: DecoderConfig, num_tokens: int) -> Non
         )
 
 
-def _check_numbers(folder: Path, config: DecoderConfig) -> None:
-    file = folder / _CONFIG_NAME
-    found = _found_numbers(_read_json(file))
-    expected = llama_config(config)
-    for key in _FIXED:
-        if found[key] != expected[key]:
-            raise ConfigError(f"{file}: {key} is {found[key]!r}", f"{expected[key]!r}", "start from another checkpoint")
-    if found["rope_type"] not in ("default", None):
-        raise ConfigError(f"{file}: rope_type is {found['rope_type']!r}", "plain rotary positions")
-    wrong = [
-        f"model.{own} is {json.dumps(expected[key])} and not {json.dumps(found[key])}"
-        for key, own in _KEYS.items()
-        if found[key] != expected[key]
-    ]
-    if wrong:
-        raise ConfigError(", ".join(wrong), f"what {file} says", "write these values into run.toml's [model]")
-    if found["head_dim"] != config.head_dim:
-        raise ConfigError(f"{file}: head_dim is {found['head_dim']}", f"{config.head_dim}, which is dim over heads")
-
-
-def _found_numbers(values: Mapping[str, object]) -> dict[str, object]:
-    """config.json's values, and for what it leaves out the defaults of that layout."""
-    rope = next((r for r in (values.get("rope_parameters"), values.get("rope_scaling")) if isinstance(r, dict)), {})
-    dim, heads = values.get("hidden_size"), values.get("num_attention_heads")
-    head_dim = dim // heads if isinstance(dim, int) and isinstance(heads, int) and heads else None
-    return {
-        "num_key_value_heads": heads,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")),
-        **dict.fromkeys(("model_type",)),
-        "rope_theta": rope.get("rope_theta", 10000.0),
-        "rope_type": rope.get("rope_type", rope.get("type")),
-        **values,
-        "head_dim": values.get("head_dim") or head_dim,
-    }
-
-
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / _INDEX_NAME
     if not index.exists():
@@ -151,13 +98,6 @@ def _weight_files(folder: Path) -> list[Path]:
     if not files or plain != files:
         raise ConfigError(f"{index} names no files, or some outside of its folder", "a weight_map of files beside it")
     return [folder / name for name in sorted(plain)]
-
-
-def _refuse_surplus(file: Path, name: str, *, is_tied: bool) -> None:
-    """Tables of rotary frequencies are computed, and a tied head is the embedding: both may be left aside."""
-    if name.endswith("rotary_emb.inv_freq") or (is_tied and name == "lm_head.weight"):
-        return
-    raise ConfigError(f"{file}: {name} has no place in the bundled decoder", "the tensors of a Llama without biases")
 
 
 def _read_json(file: Path) -> dict[str, object]:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from protocol.tensors.decoder_schema import DecoderConfig, decoder_schema
+from averaging.models.llama.config import LlamaConfig
+from protocol.tensors.model_config import model_schema
 
 SMALL = {
     "dim": 16,
@@ -16,7 +17,7 @@ SMALL = {
 
 
 def test_the_schema_lists_every_tensor_once_with_grouped_key_and_value_shapes() -> None:
-    schema = decoder_schema(DecoderConfig(**SMALL))
+    schema = model_schema(LlamaConfig(**SMALL))
     shapes = {spec.name: spec.shape for spec in schema.tensors}
     assert shapes["embed.weight"] == (257, 16)
     assert shapes["layers.1.wk.weight"] == (8, 16)
@@ -26,7 +27,7 @@ def test_the_schema_lists_every_tensor_once_with_grouped_key_and_value_shapes() 
 
 
 def test_an_untied_head_is_a_tensor_of_its_own() -> None:
-    schema = decoder_schema(DecoderConfig(**SMALL, is_tied=False))
+    schema = model_schema(LlamaConfig(**SMALL, is_tied=False))
     assert schema.tensors[-1].name == "head.weight"
 
 
@@ -36,4 +37,4 @@ def test_an_untied_head_is_a_tensor_of_its_own() -> None:
 )
 def test_sizes_that_do_not_fit_together_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValidationError):
-        DecoderConfig(**{**SMALL, **wrong})
+        LlamaConfig(**{**SMALL, **wrong})

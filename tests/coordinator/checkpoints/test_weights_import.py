@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.checkpoints.checkpoints import load_checkpoint
-from coordinator.checkpoints.llama_import import check_tokenizer, read_llama
+from coordinator.checkpoints.weights_import import check_tokenizer, read_weights
 from protocol.errors import ConfigError, PotluckError, StorageError
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, decoder
 
@@ -56,7 +56,7 @@ def test_what_was_exported_comes_back_bit_for_bit(tmp_path: Path, is_tied: bool,
     if is_sharded:
         _shard(folder)
     anchor_N = load_checkpoint(next(tmp_path.glob("0*")))[1].anchor_N
-    assert torch.equal(read_llama(folder, decoder(is_tied=is_tied)), anchor_N)
+    assert torch.equal(read_weights(folder, decoder(is_tied=is_tied)), anchor_N)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -64,7 +64,7 @@ def test_half_precision_becomes_float32(tmp_path: Path, dtype: torch.dtype) -> N
     folder = exported(tmp_path)
     _change_tensors(folder, lambda tensors: tensors.update({n: t.to(dtype) for n, t in tensors.items()}))
     anchor_N = load_checkpoint(next(tmp_path.glob("0*")))[1].anchor_N
-    assert torch.equal(read_llama(folder, decoder()), anchor_N.to(dtype).float())
+    assert torch.equal(read_weights(folder, decoder()), anchor_N.to(dtype).float())
 
 
 def test_what_older_releases_leave_out_or_add_does_not_matter(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_older_releases_leave_out_or_add_does_not_matter(tmp_path: Path) ->
     _change_config(folder, **dict.fromkeys(gone, ...), rope_scaling=None)
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2), "lm_head.weight": torch.zeros(257, 16)}
     _change_tensors(folder, lambda tensors: tensors.update(extra))
-    assert len(read_llama(folder, decoder(num_kv_heads=4, norm_eps=1e-6)))
+    assert len(read_weights(folder, decoder(num_kv_heads=4, norm_eps=1e-6)))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_each_number_that_differs_from_run_toml_is_named(
     tmp_path: Path, changes: dict[str, object], found: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        read_llama(exported(tmp_path), decoder(**changes))
+        read_weights(exported(tmp_path), decoder(**changes))
     assert found in raised.value.one_line()
 
 
@@ -113,7 +113,7 @@ def test_config_of_another_kind_of_model_is_refused(tmp_path: Path, changes: dic
     folder = exported(tmp_path)
     _change_config(folder, **changes)
     with pytest.raises(ConfigError) as raised:
-        read_llama(folder, decoder())
+        read_weights(folder, decoder())
     assert found in raised.value.one_line()
 
 
@@ -134,7 +134,7 @@ def test_tensors_that_do_not_fit_are_named(
     folder = exported(tmp_path)
     _change_tensors(folder, change)
     with pytest.raises(ConfigError, match=found):
-        read_llama(folder, decoder())
+        read_weights(folder, decoder())
 
 
 INDEX = "model.safetensors.index.json"
@@ -146,7 +146,7 @@ def test_device_in_the_place_of_a_file_is_named_and_not_read(tmp_path: Path, nam
     (folder / name).unlink()
     (folder / name).symlink_to("/dev/null")
     with pytest.raises(ConfigError, match=rf"{name} is a device.*run\.start_from"):
-        read_llama(folder, decoder())
+        read_weights(folder, decoder())
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_file_that_is_lost_damaged_or_something_else_is_one_line(
     else:
         (folder / name).write_bytes(data)
     with pytest.raises(error, match=found):
-        read_llama(folder, decoder())
+        read_weights(folder, decoder())
 
 
 def test_tokenizer_of_the_run_must_have_as_many_tokens_as_that_of_the_weights(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Model families, one a folder, and what the house asks of each."""

@@ -1,0 +1,1 @@
+"""Llama: root-mean-square norms, rotary positions, SwiGLU, grouped queries."""

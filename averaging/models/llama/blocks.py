@@ -1,0 +1,103 @@
+"""The Llama decoder's blocks in torch.
+
+Shapes: B sequences, T tokens, D values, H heads, K key-value heads, E values a head, V vocabulary. Sources: RMSNorm 1910.07467;
+rotary positions 2104.09864; SwiGLU 2002.05202; grouped queries 2305.13245.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from averaging.models.family import Blocks, Drop
+from averaging.models.llama.config import LlamaConfig
+
+
+class Norm(nn.Module):
+    """x / rms(x) times a learned weight, in float32."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self._eps = eps
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """(B, T, D) to (B, T, D)."""
+        return functional.rms_norm(x_BTD, self.weight.shape, self.weight, self._eps)
+
+
+def rotation_table(config: LlamaConfig) -> torch.Tensor:
+    """(T, E / 2, 2) float32: cosine and sine of position x frequency."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    angles = torch.outer(torch.arange(config.context_tokens, dtype=torch.float32), config.rope_theta**-half)
+    return torch.stack([angles.cos(), angles.sin()], dim=-1)
+
+
+def rotate(x_BTHE: torch.Tensor, table_TE2: torch.Tensor) -> torch.Tensor:
+    """Rotate the two halves of each head against each other (the Llama layout)."""
+    num_tokens = x_BTHE.shape[1]
+    cos, sin = table_TE2[:num_tokens, None, :, 0], table_TE2[:num_tokens, None, :, 1]
+    first, second = x_BTHE.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to the stream."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self._config = config
+        kv_dim = config.num_kv_heads * config.head_dim
+        self.attn_norm = Norm(config.dim, config.norm_eps)
+        self.wq = nn.Linear(config.dim, config.dim, bias=False)
+        self.wk = nn.Linear(config.dim, kv_dim, bias=False)
+        self.wv = nn.Linear(config.dim, kv_dim, bias=False)
+        self.wo = nn.Linear(config.dim, config.dim, bias=False)
+        self.ffn_norm = Norm(config.dim, config.norm_eps)
+        self.w_gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.w_up = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.w_down = nn.Linear(config.ffn_dim, config.dim, bias=False)
+
+    def forward(self, x_BTD: torch.Tensor, table: torch.Tensor, drop: Drop | None = None) -> torch.Tensor:
+        """(B, T, D) to (B, T, D), causal."""
+        attended = self.attend(self.attn_norm(x_BTD), table)
+        x_BTD = x_BTD + (attended if drop is None else drop(attended))
+        fed = self.feed(self.ffn_norm(x_BTD))
+        return x_BTD + (fed if drop is None else drop(fed))
+
+    def feed(self, y_BTD: torch.Tensor) -> torch.Tensor:
+        """The feed-forward alone, (B, T, D) to (B, T, D)."""
+        fed: torch.Tensor = self.w_down(functional.silu(self.w_gate(y_BTD)) * self.w_up(y_BTD))
+        return fed
+
+    def attend(self, y_BTD: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """The attention alone, (B, T, D) to (B, T, D), causal."""
+        config = self._config
+        batch, num_tokens, _ = y_BTD.shape
+        q = rotate(self.wq(y_BTD).view(batch, num_tokens, config.num_heads, config.head_dim), table).transpose(1, 2)
+        k = rotate(self.wk(y_BTD).view(batch, num_tokens, config.num_kv_heads, config.head_dim), table).transpose(1, 2)
+        v = self.wv(y_BTD).view(batch, num_tokens, config.num_kv_heads, config.head_dim).transpose(1, 2)
+        repeats = config.num_heads // config.num_kv_heads
+        if repeats > 1:
+            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        projected: torch.Tensor = self.wo(mixed.transpose(1, 2).reshape(batch, num_tokens, config.dim))
+        return projected
+
+
+def _embedding(config: LlamaConfig) -> nn.Embedding:
+    return nn.Embedding(config.vocab_size, config.dim)
+
+
+def _layer(config: LlamaConfig, number: int) -> Layer:
+    return Layer(config)
+
+
+def _norm(config: LlamaConfig) -> Norm:
+    return Norm(config.dim, config.norm_eps)
+
+
+BLOCKS: Final = Blocks(_embedding, _layer, _norm, rotation_table)

@@ -1,0 +1,99 @@
+"""The Llama decoder's numbers and the tensors that follow from them, without any tensor library.
+
+Root-mean-square norms, rotary positions, SwiGLU, grouped-query attention (Llama 2, 2307.09288, section 2.2). A run sets numbers;
+the code is what each peer has installed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from protocol.errors import LocalProtocolError
+from protocol.tensors.model_config import EMBEDDING, ModelConfig, NumLayers, Size
+from protocol.tensors.tensor_schema import TensorSpec
+
+
+class LlamaConfig(BaseModel):
+    """Sizes of a decoder-only language model. `vocab_size` 257 is bytes and an end mark."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    vocab_size: Size = 257
+    dim: Size
+    num_layers: NumLayers
+    num_heads: Annotated[int, Field(ge=1, le=1024)]
+    num_kv_heads: Annotated[int, Field(ge=1, le=1024)]
+    ffn_dim: Size
+    context_tokens: Size
+    rope_theta: Annotated[float, Field(gt=1.0, le=1e9)] = 10000.0
+    norm_eps: Annotated[float, Field(gt=0.0, le=1e-2)] = 1e-5
+    is_tied: bool = True
+    family: Literal["llama"] = Field(default="llama", exclude=True)  # the default family is never written
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> LlamaConfig:
+        if self.dim % self.num_heads or self.head_dim % 2:
+            raise ValueError(f"dim {self.dim} over {self.num_heads} heads: expected an even number of values per head")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} heads over {self.num_kv_heads} key-value heads: expected a whole ratio")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Values of one attention head."""
+        return self.dim // self.num_heads
+
+    @property
+    def attention_dim(self) -> int:
+        """Values of all query heads of a token in one layer."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def layer_kept_values(self) -> int:
+        """Values a token that one layer keeps for its backward pass: inputs of norms and projections, rotated queries, keys and values
+        in all heads, what attention gives, a norm's or a head's one number, and four times the feed-forward's inner width.
+        """
+        return 10 * self.dim + 4 * self.ffn_dim + self.num_heads + 2
+
+    @property
+    def takes_experts(self) -> bool:
+        """Always: an expert is one more SwiGLU (peer/models/mixture.py)."""
+        return True
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Names and shapes in the order of the flat vector."""
+        dim, kv_dim = self.dim, self.num_kv_heads * self.head_dim
+        specs = [TensorSpec(EMBEDDING, (self.vocab_size, dim))]
+        for layer in range(self.num_layers):
+            name = f"layers.{layer}"
+            specs += [
+                TensorSpec(f"{name}.attn_norm.weight", (dim,), "ones"),
+                TensorSpec(f"{name}.wq.weight", (dim, dim)),
+                TensorSpec(f"{name}.wk.weight", (kv_dim, dim)),
+                TensorSpec(f"{name}.wv.weight", (kv_dim, dim)),
+                TensorSpec(f"{name}.wo.weight", (dim, dim), "residual"),
+                TensorSpec(f"{name}.ffn_norm.weight", (dim,), "ones"),
+                TensorSpec(f"{name}.w_gate.weight", (self.ffn_dim, dim)),
+                TensorSpec(f"{name}.w_up.weight", (self.ffn_dim, dim)),
+                TensorSpec(f"{name}.w_down.weight", (dim, self.ffn_dim), "residual"),
+            ]
+        specs.append(TensorSpec("norm.weight", (dim,), "ones"))
+        if not self.is_tied:
+            specs.append(TensorSpec("head.weight", (self.vocab_size, dim)))
+        return tuple(specs)
+
+
+CONFIG: Final = LlamaConfig
+
+
+def require_llama(config: ModelConfig) -> LlamaConfig:
+    """The same numbers, for what only this family has: experts.
+
+    Raises:
+        LocalProtocolError: a model of another family.
+    """
+    if not isinstance(config, LlamaConfig):
+        raise LocalProtocolError(f"a model of family {config.family}", "one of family llama, which alone takes experts")
+    return config
