@@ -2,6 +2,7 @@
 # make test      install what tests need, run them all, in two processes beside one another (tests/lanes.py)
 # make check     format, lint and types
 # make proto     protocol/pb from protocol/proto
+# make settings  peer/SETTINGS.md and coordinator/SETTINGS.md from the settings
 # make demo      a host and three peers on this machine, about three minutes
 #
 # VENV=path      use another environment (it is created when absent)
@@ -18,7 +19,7 @@ WORKERS ?= 2
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INPUTS := pyproject.toml constraints.txt averaging/codecs/blocks.c averaging/codecs/build_hook.py
 
-.PHONY: help install test check format proto demo clean
+.PHONY: help install test check format proto settings demo clean
 
 help:
 	@sed -n 's/^# //p;/^SHELL/q' Makefile
@@ -53,6 +54,9 @@ check: $(VENV)/.stamp-dev
 
 proto: $(VENV)/.stamp-dev
 	$(BIN)/python -m grpc_tools.protoc -Iprotocol/proto --python_out=protocol/pb --pyi_out=protocol/pb protocol/proto/*.proto
+
+settings: $(VENV)/.stamp-install
+	$(BIN)/python -m tests.settings_pages
 
 format: $(VENV)/.stamp-dev
 	$(BIN)/python -m ruff format .

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from averaging.host.flags import command_with_flags, flags_given
 from protocol.tables import examples
+
+if TYPE_CHECKING:
+    from coordinator.policy.config import HostConfig
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where the host keeps the run.")]
 _PANEL: Final = "For hosts"
@@ -22,7 +26,7 @@ def add_commands(app: typer.Typer) -> typer.Typer:
         init
     )
     hosting = ("potluck host run.toml --dry-run", "potluck host run.toml --grpc-port 4600 --p2p-port 4601")
-    app.command(rich_help_panel=_PANEL, epilog=examples(*hosting))(host)
+    app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*hosting))(host)
     inviting = ("potluck invite --uses 20 --hours 24", "potluck invite --qr")
     app.command(rich_help_panel=_PANEL, epilog=examples(*inviting))(invite)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck ban rosy-relish --reason 'sends noise'"))(ban)
@@ -52,28 +56,15 @@ def init(
     typer.echo(f"wrote {run_file}; next: potluck host {run_file}")
 
 
+def _settings() -> type[HostConfig]:
+    from coordinator.policy.config import HostConfig
+
+    return HostConfig
+
+
 def host(
+    context: typer.Context,
     run_file: Annotated[Path, typer.Argument(help="The run's manifest, as `potluck init` writes it.")],
-    state_dir: StateDir = None,
-    listen_host: Annotated[
-        str | None, typer.Option(help="Address on which peers reach this host; 0.0.0.0, the default, for all.")
-    ] = None,
-    announce_host: Annotated[
-        str | None, typer.Option(help="Name or address that invites carry, where a router forwards the ports.")
-    ] = None,
-    grpc_port: Annotated[
-        int | None, typer.Option(help="Port for admission; 0, the default, for any, which later starts keep.")
-    ] = None,
-    p2p_port: Annotated[
-        int | None, typer.Option(help="Port of the bootstrap node; 0, the default, for any, which later starts keep.")
-    ] = None,
-    http_port: Annotated[
-        int | None, typer.Option(help="Port of the status page and metrics; 0, the default, for any.")
-    ] = None,
-    public_http_port: Annotated[
-        int | None,
-        typer.Option(help="Serve a read-only status page for anybody on this port, 0 for any; none if not given."),
-    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what the settings are and what to expect, and do nothing else.")
     ] = False,
@@ -83,10 +74,9 @@ def host(
     Flags win over POTLUCK_HOST_* variables, and those over host.toml.
     --dry-run shows every setting and where it comes from.
     """
-    given = {key: value for key, value in locals().items() if value is not None}
-    flags = {key: value for key, value in given.items() if key not in ("run_file", "dry_run")}
     from coordinator import commands
 
+    flags = flags_given(context)
     if dry_run:
         typer.echo("\n".join(commands.dry_run(run_file, flags)))
         return

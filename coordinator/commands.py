@@ -51,9 +51,9 @@ def host(run_file: Path, flags: Mapping[str, object]) -> int:
         ConfigError, MachineError, StorageError: it cannot be hosted, and why.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from coordinator.policy.config import load_host_config
+    from coordinator.policy.config import HostConfig
 
-    config = load_host_config(flags)
+    config = HostConfig.load(flags)
     # Before the heavy imports, so that a misspelt key is said at once.
     from protocol.run.manifest import load_run_config
 
@@ -73,10 +73,10 @@ def dry_run(run_file: Path, flags: Mapping[str, object]) -> list[str]:
     Raises:
         ConfigError, MachineError, StorageError: it could not be hosted, and why.
     """
-    from coordinator.policy.config import load_host_config
+    from coordinator.policy.config import HostConfig
     from coordinator.status.dry_run import dry_run_lines
 
-    return dry_run_lines(run_file, load_host_config(flags), flags)
+    return dry_run_lines(run_file, HostConfig.load(flags), flags)
 
 
 def _log_to_stderr() -> None:

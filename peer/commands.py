@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from peer.settings.flags import JoinFlags, PlaceFlags, taking
+from averaging.host.flags import command_with_flags, flags_given
 from protocol.tables import examples, several
+
+if TYPE_CHECKING:
+    from peer.settings.config import PeerConfig, PlaceConfig
 
 _PANEL: Final = "For volunteers"
 _HOSTS: Final = "For hosts"
@@ -18,10 +21,11 @@ _LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
 def add_commands(app: typer.Typer) -> None:
     """Put this room's commands on the command line."""
     joining = ("potluck join potluck1:...", "potluck join --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle")
-    app.command(rich_help_panel=_PANEL, epilog=examples(*joining))(join)
+    app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*joining))(join)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck pause --for 60", "potluck pause"))(pause)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck resume"))(resume)
-    app.command(rich_help_panel=_PANEL, epilog=examples("potluck doctor", "potluck doctor potluck1:..."))(doctor)
+    asking = ("potluck doctor", "potluck doctor potluck1:...")
+    app.command(cls=command_with_flags(_place), rich_help_panel=_PANEL, epilog=examples(*asking))(doctor)
     app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)
     demos = ("potluck demo --dir demo --plot demo.png", "potluck demo --shards expert")
     app.command(epilog=examples(*demos))(demo)
@@ -31,14 +35,24 @@ def add_commands(app: typer.Typer) -> None:
     app.command(rich_help_panel=_HOSTS, epilog=examples(*cutting))(cut)
 
 
-@taking(JoinFlags)
+def _settings() -> type[PeerConfig]:
+    from peer.settings.config import PeerConfig
+
+    return PeerConfig
+
+
+def _place() -> type[PlaceConfig]:
+    from peer.settings.config import PlaceConfig
+
+    return PlaceConfig
+
+
 def join(
+    context: typer.Context,
     invite: Annotated[
         list[str] | None,
         typer.Argument(help="The line the host gave you (potluck1:...); leave out to go on with the last run."),
     ] = None,
-    *,
-    flags: JoinFlags,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what the settings are and what to expect, and do nothing else.")
     ] = False,
@@ -50,9 +64,8 @@ def join(
     Flags win over POTLUCK_PEER_* variables, and those over peer.toml.
     --dry-run shows every setting and where it comes from.
     """
-    from peer.settings.config import load_peer_config
-
-    config, text = load_peer_config(flags.values()), _whole(invite)
+    flags = flags_given(context)
+    config, text = _settings().load(flags), _whole(invite)
     if text:
         from protocol.identity.invite import decode_invite
 
@@ -60,7 +73,7 @@ def join(
     if dry_run:
         from peer.checks.dry_run import dry_run_lines
 
-        typer.echo("\n".join(dry_run_lines(config, flags.values(), text)))
+        typer.echo("\n".join(dry_run_lines(config, flags, text)))
         return
 
     from averaging.gc_freeze import frozen_imports
@@ -95,12 +108,11 @@ def pause(
 
     from peer.owner.controls_core import OwnerPause
     from peer.owner.pause_file import write_pause
-    from peer.settings.config import load_peer_config
     from protocol.errors import UsageError
 
     if minutes is not None and not 0 < minutes <= _LONGEST_PAUSE_MINUTES:
         raise UsageError(f"--for is {minutes:g}", f"minutes, more than 0 and at most {_LONGEST_PAUSE_MINUTES:,}")
-    folder = load_peer_config({"state_dir": state_dir}).state_dir
+    folder = _settings().load({"state_dir": state_dir}).state_dir
     until_unix_s = None if minutes is None else time.time() + minutes * 60
     write_pause(folder, OwnerPause(until_unix_s))
     end = (
@@ -112,9 +124,8 @@ def pause(
 def resume(state_dir: _StateDir = None) -> None:
     """End a pause. Hours, battery and temperature may still hold training back; the status says so."""
     from peer.owner.pause_file import remove_pause
-    from peer.settings.config import load_peer_config
 
-    folder = load_peer_config({"state_dir": state_dir}).state_dir
+    folder = _settings().load({"state_dir": state_dir}).state_dir
     typer.echo("the pause is over" if remove_pause(folder) else "it was not paused")
 
 
@@ -129,23 +140,19 @@ def health(
     One that waits for others, or for its host, is well.
     """
     if state_dir is None:
-        from peer.settings.config import load_peer_config
-
-        state_dir = load_peer_config({}).state_dir
+        state_dir = _settings().load({}).state_dir
     from averaging.host.http_client import ask_health
 
     typer.echo(f"ok: {ask_health(state_dir)}")
 
 
-@taking(PlaceFlags)
 def doctor(
+    context: typer.Context,
     invite: Annotated[
         list[str] | None,
         typer.Argument(help="A host's line (potluck1:...), to look at the way there; else the last run's host."),
     ] = None,
-    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
-    flags: PlaceFlags,
 ) -> None:
     """Look for what would stand in the way of a run on this machine, and say how to mend it.
 
@@ -154,9 +161,8 @@ def doctor(
     one fails, else with 0. Writes nothing.
     """
     from peer.checks.doctor import run_doctor
-    from peer.settings.config import load_peer_config
 
-    raise typer.Exit(run_doctor(load_peer_config(flags.values()), _whole(invite), as_json=as_json))
+    raise typer.Exit(run_doctor(_settings().load(flags_given(context)), _whole(invite), as_json=as_json))
 
 
 def demo(

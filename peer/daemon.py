@@ -55,12 +55,7 @@ from peer.membership.membership_upkeep import MembershipUpkeep
 from peer.membership.network_options import network_options
 from peer.membership.process_takeover import DirectoryClaim
 from peer.membership.revocations import Revocations
-from peer.membership.saved_membership import (
-    host_heard_s,
-    is_known,
-    run_folder,
-    take_session,
-)
+from peer.membership.saved_membership import host_heard_s, is_known, run_folder, take_session
 from peer.owner.controls import open_controls
 from peer.owner.disk_use import keep_measured
 from peer.pipeline.lane_training import train_in_lanes
@@ -80,6 +75,7 @@ from peer.status.screen import run_screen
 from peer.status.status import write_final_status
 from peer.status.status_board import StatusBoard
 from peer.status.status_http import peer_app
+from peer.status.status_of import Sources, known_peers, latest_rounds, status_of
 from peer.training.mode_rules import standing_still_s
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.unit_trainer import UnitTrainer
@@ -139,22 +135,25 @@ async def _main(
 ) -> bool:
     """One life of the peer; whether another one is to follow."""
     disk = DiskMeter(config.state_dir, ThreadOffload())
-    board = StatusBoard(held.identity.peer_id, clock, clock.unix_s(), disk=disk)
     clear_unfinished(folder)
-    for sentence in set_aside(folder):
+    found = set_aside(folder)
+    incarnation = take_incarnation(folder)
+    board = StatusBoard(held.identity.peer_id, clock, clock.unix_s(), incarnation=incarnation)
+    for sentence in found:
         board.has_restarted(sentence)
-    board.incarnation = incarnation = take_incarnation(folder)
+    sources = Sources(board, disk)
+    read_status = partial(status_of, sources)
     controls = open_controls(config, board, clock)
     await controls.look()
     life = PeerSession(
-        config, invite, held, folder, incarnation, session, SequenceNumbers(session), clock, board, worker, controls
+        config, invite, held, folder, incarnation, session, SequenceNumbers(session), clock, sources, worker, controls
     )
     listener = bind_http(config.http_host, config.http_port)
     async with trio.open_nursery() as nursery:
-        app = peer_app(board.read, board.known_peers, board.latest_rounds, board.latest_spans)
+        app = peer_app(read_status, partial(known_peers, sources), partial(latest_rounds, sources), board.latest_spans)
         addresses = await nursery.start(serve_http, listener, app)
         print(f"status page: {addresses[0]}", flush=True)
-        nursery.start_soon(partial(run_screen, board.read, mode=config.screen))
+        nursery.start_soon(partial(run_screen, read_status, mode=config.screen))
         nursery.start_soon(controls.keep)
         nursery.start_soon(disk.keep_measured)
         with kept_status_address(config.state_dir, addresses[0]), life.departure.ends():
@@ -165,7 +164,7 @@ async def _main(
 
             await nursery.start(watch_signals, leave)
             await _take_part(life)
-        write_final_status(config.state_dir, board.read())
+        write_final_status(config.state_dir, read_status())
         nursery.cancel_scope.cancel()
     return life.departure.comes_back
 
@@ -179,7 +178,7 @@ async def _take_part(life: PeerSession) -> None:
         )
         caller = Caller(life.identity, life.sequence.take_soon, life.clock)
         client = await stack.enter_async_context(open_coordinator_client(thread, endpoint, caller))
-        life.board.host = client
+        life.sources.host = client
         asked = (client, life.invite, life.identity, life.folder, life.clock)
         if saved is not None:
             membership, is_host_there = await come_back(saved, *asked)
@@ -190,11 +189,10 @@ async def _take_part(life: PeerSession) -> None:
             life.config, client, membership.saved.credential, is_host_there=is_host_there
         )
         experts = own_parts(life.config, membership.manifest.config, life.folder, ThreadOffload())
-        life.board.is_outbound_only, life.board.experts = is_outbound_only, experts
-        life.board.run_name = membership.manifest.config.run.name
-        life.board.target_total_tokens = membership.manifest.config.run.total_tokens
+        run, life.sources.experts = membership.manifest.config.run, experts
+        life.board.takes_part_in(run.name, run.total_tokens, is_outbound_only=is_outbound_only)
         roster = _roster(life, membership, is_host_there=is_host_there)
-        life.board.has_joined(roster, membership.saved.ways_in, life.session)
+        life.sources.has_joined(roster, membership.saved.ways_in, life.session)
         revocations = await _revocations(life, membership, roster)
         life.board.say("joining", "starting the network")
         ca_certificate_der = life.invite.ca_certificate_der
@@ -215,7 +213,7 @@ async def _take_part(life: PeerSession) -> None:
         revocations.serve(network)
         life.board.network = network
         life.controls.cap(network)
-        reporter = Reporter(client, life.board, roster.host_was_heard, lambda: roster.own_credential, revocations)
+        reporter = Reporter(client, life.sources, roster.host_was_heard, lambda: roster.own_credential, revocations)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revocations.end_when_banned)
             nursery.start_soon(revocations.gossip, network)
@@ -365,7 +363,7 @@ async def _average(
     for service in services:
         rounds.add(service)
     trainer.record = board.spans.record
-    board.trainer, board.service, board.others = trainer, services[0], tuple(services[1:])
+    joined.life.sources.begin_rounds(trainer, services[0], services[1:])
     rounds.serve()
     await _rounds(joined, rounds, services, trainer, first)
 
@@ -412,7 +410,7 @@ async def _rounds(
 async def _hand_over(joined: JoinedSession, rounds: PeerRounds, services: Sequence[RoundService]) -> None:
     """The last rounds of experts that nobody else holds go to the host, where it is there to take them."""
     board, coordinator = joined.life.board, joined.membership.coordinator
-    status, heads = board.read(), {each.unit: each.chain.head for each in services}
+    status, heads = status_of(joined.life.sources), {each.unit: each.chain.head for each in services}
     alone = [UnitName(place.unit) for place in status.units if place.holders == 1]
     parts = joined.membership.manifest.parts
     lone = {unit: heads[unit].commit for unit in alone if unit in parts and heads[unit].index}

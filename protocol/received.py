@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -29,6 +29,28 @@ def parse(kind: type[M], data: bytes, max_bytes: int) -> M:
     except DecodeError as error:
         raise RemoteProtocolError(f"bytes that are no {kind.__name__} ({error})", "a whole message") from error
     return message
+
+
+def values_by_name(source: object, kind: type[Message]) -> dict[str, Any]:
+    """What a message of this kind says of `source`: the attribute of each field's name. Fields that are messages are left out."""
+    return {field.name: getattr(source, field.name) for field in kind.DESCRIPTOR.fields if field.message_type is None}
+
+
+def fields_by_name(message: Message) -> dict[str, Any]:
+    """The values of a message by their names: repeated ones as tuples, absent ones as None. Fields that are messages are left out.
+
+    They are as the sender wrote them: whatever is made of them checks its bounds.
+    """
+    values: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.message_type is None:
+            value = getattr(message, field.name)
+            is_one = isinstance(
+                value, str | bytes | int | float
+            )  # descriptors say it differently from release to release
+            is_absent = is_one and field.has_presence and not message.HasField(field.name)
+            values[field.name] = None if is_absent else value if is_one else tuple(value)
+    return values
 
 
 def require(is_fine: bool, found: str, expected: str) -> None:

@@ -20,15 +20,14 @@ from pathlib import Path
 
 import pytest
 import structlog
-import typer
 from rich.console import Console
 from rich.live import Live
+from typer.testing import CliRunner
 
 import potluck
 from averaging.host.http_client import STATUS_ADDRESS_FILE
 from averaging.host.log_file import LogFile, keep_log
 from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
-from peer.commands import doctor, join
 from peer.membership.saved_membership import SavedMembership, save_membership
 from peer.settings.config import PeerConfig
 from peer.status.status import PeerStatus, write_final_status
@@ -352,8 +351,7 @@ def test_invite_pasted_with_line_breaks_or_spaces_is_understood(
 
     monkeypatch.setattr("peer.daemon.run_peer", run_peer)
     monkeypatch.setattr("peer.training.worker_process.early_worker", nullcontext)
-    with pytest.raises(typer.Exit):
-        join(pieces)
+    assert CliRunner().invoke(potluck.app, ["join", *pieces], catch_exceptions=False).exit_code == 0
     assert heard == [understood]
 
 
@@ -365,9 +363,8 @@ def test_doctor_understands_an_invite_and_the_flags_of_join(tmp_path: Path, monk
         return 4
 
     monkeypatch.setattr("peer.checks.doctor.run_doctor", run_doctor)
-    with pytest.raises(typer.Exit) as left:
-        doctor([GOOD[:50], GOOD[50:]], as_json=True, state_dir=tmp_path, listen_port=4001, announce_host="a.example")
-    assert left.value.exit_code == 4
+    flags = ["--json", "--state-dir", str(tmp_path), "--listen-port", "4001", "--announce-host", "a.example"]
+    assert CliRunner().invoke(potluck.app, ["doctor", GOOD[:50], GOOD[50:], *flags]).exit_code == 4
     assert heard == [tmp_path, 4001, "a.example", False, GOOD, True]
 
 

@@ -9,17 +9,23 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from types import MappingProxyType
 from typing import Final
 
 import structlog
 import torch
 import trio
 
-from averaging.rounds.fetching.download import DownloadProgress, download_state, download_tools
+from averaging.rounds.fetching.download import download_state, download_tools
 from averaging.rounds.fetching.gather_results import Gatherer
 from averaging.rounds.lineage.fetched_results import FetchedResults, Path
 from averaging.rounds.lineage.round_context import Peerwide, RoundContext, Tell, tell_failure
+from averaging.rounds.lineage.round_reports import (
+    DownloadEnded,
+    Downloading,
+    DownloadProgress,
+    LineageSwitched,
+    RoundCommitted,
+)
 from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.traffic.contribution import EncodedContribution
@@ -131,7 +137,7 @@ class LineageDriver:
         await self._adopter.commit(link, record, applied, contribution)
         root = await self._chain.prove(applied)
         await self._tell(Applied(link, action.certificate, root, self._chain.votes_on(link.commit)))
-        self._tools.publish("committed", MappingProxyType({"link": link, "certificate": action.certificate}))
+        self._tools.publish(RoundCommitted(link))
         now_s = trio.current_time()
         since_s, self._applied_s = now_s - self._applied_s, now_s
         await trio.sleep(min(KEEP_AFTER_S, KEEP_AFTER_SHARE * since_s))
@@ -325,11 +331,11 @@ class LineageDriver:
         except UnreachableError as error:
             raise _StateGoneError(path[0].link.commit, error) from error
         finally:
-            self._tools.publish("download_ended", {})
+            self._tools.publish(DownloadEnded())
         raise UnreachableError("a state that took too long", f"all of it within {SNAPSHOT_WITHIN_S / 3600:.0f} h")
 
     def _told(self, progress: DownloadProgress) -> None:
-        self._tools.publish("downloading", MappingProxyType({"progress": progress}))
+        self._tools.publish(Downloading(progress))
 
     async def switch(self, action: Switch) -> None:
         """Flip the head to the prepared lineage."""
@@ -362,7 +368,7 @@ class LineageDriver:
             scope.cancel()  # nothing else is wanted while the head flips
         await self._adopter.switch(left.prepared, list(left.lost), left.anchor_N)
         await self._tell(Switched(chain.head, chain.root, open_round))
-        self._tools.publish("switched", MappingProxyType({"path": left.prepared.path, "lost": left.lost}))
+        self._tools.publish(LineageSwitched(left.prepared.path, left.lost))
         await self._tidy_brought()
 
     # --- beside the spine -----------------------------------------------------------------------------------------------------

@@ -16,13 +16,14 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams.interfaces import Clock, Network, Offload, Publish, Stream
+from averaging.network.seams.interfaces import Clock, Network, Offload, Stream
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.external_reducer import ExternalReducer, ExternalReducerContext, UnitShape
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
 from averaging.rounds.heartbeat_cache import HeartbeatCache, OwnBeat, own_beat
 from averaging.rounds.inbox import Inbox
 from averaging.rounds.lineage.round_context import IsMember, Seal, Tasks, is_gone
+from averaging.rounds.lineage.round_reports import HeadsMoved, Publish
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.outbox import ROUND_CHANNEL, Outbox
 from averaging.rounds.spine_follower import SpineFollower, SpineMove
@@ -438,7 +439,7 @@ class PeerRounds:
         for service, _ in joined:
             await self._tasks.guarded(service.moved, opened[service.unit])
         log.info("heads_moved", units=[mover.move.unit for mover in movers])
-        self._tools.publish("heads_moved", {"units": tuple(mover.move.unit for mover in movers)})
+        self._tools.publish(HeadsMoved(tuple(mover.move.unit for mover in movers)))
 
     async def _hear_of_spine(self, sender: PeerId, message: Heartbeat | Committed) -> None:
         follower = self._follower

@@ -19,6 +19,7 @@ from averaging.rounds.exchange.exchange_driver import ExchangeDriver
 from averaging.rounds.fetching.gather_results import ExchangeView, Gatherer
 from averaging.rounds.fetching.state_repair import Healer
 from averaging.rounds.lineage.round_context import Peerwide, RoundContext, Tasks
+from averaging.rounds.lineage.round_reports import RoundReason
 from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.lineage_driver import LineageDriver
@@ -346,7 +347,7 @@ class RoundService:
         if step.reason and step.reason != self.reason:
             self.reason = step.reason
             log.info("round", reason=step.reason, index=index, peer=peer)
-            self._tools.publish("round_reason", {"reason": step.reason})
+            self._tools.publish(RoundReason(step.reason))
         if step.waiting and step.waiting != self.waiting:
             self.waiting = step.waiting
             log.info("round_waits", reason=step.waiting, index=index, peer=peer)

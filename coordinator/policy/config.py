@@ -1,97 +1,52 @@
-"""The host's own settings: where it keeps the run and on which addresses it listens.
-
-Sources, the later winning: defaults, `host.toml` in the configuration folder, POTLUCK_HOST_* variables, flags.
-"""
+"""The host's own settings: where it keeps the run and on which addresses it listens. Sources: averaging/host/settings.py."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import platformdirs
-from pydantic import Field, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic import Field
 
-from averaging.host.host_names import HostName
-from averaging.host.variables import check_variables
-from protocol.errors import ConfigError
-
-CONFIG_FILE: Final = platformdirs.user_config_path("potluck") / "host.toml"
-
-Port = Annotated[int, Field(ge=0, le=65535)]
+from averaging.host.settings import DaemonSettings, HostName, Port, sources_of
 
 
-class HostConfig(BaseSettings):
-    """Settings of one host daemon.
+class HostConfig(DaemonSettings):
+    """Settings of one host."""
 
-    Attributes:
-        state_dir: keys, ledger, packed data and checkpoints of one run; one daemon at a time.
-        listen_host: address on which peers reach the host; "127.0.0.1" keeps the run on this machine.
-        announce_host: address or name to put into invites instead, for port forwarding and public names.
-        grpc_port: TCP port of admission and reports, 0 for any free one (kept for later starts).
-        p2p_port: TCP port of the bootstrap node that also serves the data, 0 for any free one (kept for later starts).
-        http_host: address of the status page and metrics; only this machine by default.
-        http_port: TCP port of the status page, 0 for any free one.
-        public_http_host: address of the public view of the status page.
-        public_http_port: TCP port of it, 0 for any free one; not served where none is given.
-        invite_uses: how many peers the invite printed at the start admits.
-        invite_hours: how long it is valid.
-    """
-
-    model_config = SettingsConfigDict(env_prefix="POTLUCK_HOST_", extra="forbid", frozen=True)
+    model_config = sources_of("host")
 
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path("potluck") / "host")
-    listen_host: str = "0.0.0.0"
-    announce_host: HostName = ""
-    grpc_port: Port = 0
-    p2p_port: Port = 0
-    http_host: str = "127.0.0.1"
-    http_port: Port = 0
-    public_http_host: str = "0.0.0.0"
-    public_http_port: Port | None = None
-    invite_uses: Annotated[int, Field(ge=1, le=100_000)] = 100
-    invite_hours: Annotated[float, Field(gt=0, le=24 * 365)] = 24.0
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags over variables over the file; no .env and no secrets folder."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=CONFIG_FILE)
-
-
-def load_host_config(flags: Mapping[str, object]) -> HostConfig:
-    """Merge the sources; flags that are None were not given.
-
-    Raises:
-        ConfigError: a value that cannot work, naming the key, what was found and what was expected; a variable of ours that is
-            no setting.
+    """Folder of one run: keys, ledger, packed data and checkpoints. One host at a time uses it. The user's state folder if not
+    given.
     """
-    check_variables("POTLUCK_HOST_", HostConfig.model_fields, os.environ)
-    build: Callable[..., HostConfig] = HostConfig
-    given = {key: value for key, value in flags.items() if value is not None}
-    try:
-        return build(**given)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        flag = f"--{key.replace('_', '-')}, " if key in flags else ""
-        raise ConfigError(
-            f"host setting {key} is {first['input']!r}",
-            first["msg"].removeprefix("Input should be "),
-            f"set it with {flag}POTLUCK_HOST_{key.upper()} or in {CONFIG_FILE}",
-        ) from error
-    except (ValueError, OSError, RecursionError) as error:
-        raise ConfigError(f"{CONFIG_FILE} cannot be read: {error}", "valid TOML", "mend or remove it") from error
+
+    listen_host: str = "0.0.0.0"
+    """Address on which peers reach this host; 127.0.0.1 keeps the run on this machine."""
+
+    announce_host: HostName = ""
+    """Name or address that invites carry, where a router forwards the ports. The host's own addresses if not given."""
+
+    grpc_port: Port = 0
+    """TCP port for admission and reports; 0 for any free one, which later starts keep."""
+
+    p2p_port: Port = 0
+    """TCP port of the bootstrap node, which also serves the data; 0 for any free one, which later starts keep."""
+
+    http_host: str = "127.0.0.1"
+    """Address of the status page and metrics. Anybody who reaches it can read them."""
+
+    http_port: Port = 0
+    """Port of the status page and metrics; 0 for any free one."""
+
+    public_http_host: str = "0.0.0.0"
+    """Address of the read-only status page for anybody."""
+
+    public_http_port: Port | None = None
+    """Port of the read-only status page for anybody; 0 for any free one. No such page if not given."""
+
+    invite_uses: Annotated[int, Field(ge=1, le=100_000)] = 100
+    """How many peers the invite that is printed at the start admits."""
+
+    invite_hours: Annotated[float, Field(gt=0, le=24 * 365)] = 24.0
+    """How many hours that invite is valid."""

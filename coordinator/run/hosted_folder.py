@@ -9,9 +9,9 @@ from protocol.errors import ConfigError, StorageError, UnreachableError
 
 def host_folder(state_dir: Path | None) -> Path:
     """The one that is named, else that of the settings."""
-    from coordinator.policy.config import load_host_config
+    from coordinator.policy.config import HostConfig
 
-    return load_host_config({"state_dir": state_dir}).state_dir
+    return HostConfig.load({"state_dir": state_dir}).state_dir
 
 
 def require_run(folder: Path) -> Path:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from averaging.host.setting_sources import settings_with_origins
-from coordinator.policy import config as settings
+from averaging.host.settings import settings_with_origins
+from coordinator.policy.config import HostConfig
 from coordinator.status.dry_run_core import Data, each_peer_estimates, host_estimates
 from protocol.estimates.dry_run import END, estimate_lines, run_settings, setting_lines
 from protocol.run.manifest import RunConfig, load_run_config
 
 
-def dry_run_lines(run_file: Path, config: settings.HostConfig, flags: Mapping[str, object]) -> list[str]:
+def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object]) -> list[str]:
     """What is printed. Blocks, for a look at every file of the data.
 
     Raises:
@@ -22,7 +22,7 @@ def dry_run_lines(run_file: Path, config: settings.HostConfig, flags: Mapping[st
     data, is_opened = _data(run_file, run, config.state_dir)
     return [
         "settings",
-        *setting_lines(settings_with_origins(config, flags, settings.CONFIG_FILE)),
+        *setting_lines(settings_with_origins(config, flags)),
         "run",
         f"  {run.run.name}, {'goes on with what is there' if is_opened else 'would be opened anew'}",
         *setting_lines(list(run_settings(run, f"file {run_file}"))),

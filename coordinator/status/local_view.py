@@ -19,9 +19,9 @@ def folder_of(state_dir: Path | None) -> Path:
     Raises:
         ConfigError: a setting that cannot work.
     """
-    from coordinator.policy.config import load_host_config
+    from coordinator.policy.config import HostConfig
 
-    return load_host_config({"state_dir": state_dir}).state_dir
+    return HostConfig.load({"state_dir": state_dir}).state_dir
 
 
 def is_here(folder: Path) -> bool:
@@ -59,9 +59,9 @@ def settings(folder: Path) -> dict[str, object]:
     Raises:
         ConfigError: a setting that cannot work.
     """
-    from coordinator.policy.config import load_host_config
+    from coordinator.policy.config import HostConfig
 
-    return load_host_config({"state_dir": folder}).model_dump(mode="json")
+    return HostConfig.load({"state_dir": folder}).model_dump(mode="json")
 
 
 def secrets(folder: Path) -> list[bytes]:

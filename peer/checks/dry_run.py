@@ -8,17 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from averaging.host.setting_sources import settings_with_origins
+from averaging.host.settings import settings_with_origins
 from peer.checks.dry_run_core import OfferedResources, peer_estimates
 from peer.checks.known_runs import KeptRun, find_kept_run
-from peer.settings import config as settings
+from peer.settings.config import PeerConfig, whole_bytes
 from protocol.errors import PotluckError
 from protocol.estimates.dry_run import END, estimate_lines, setting_lines
 from protocol.identity.invite import Invite, decode_invite
 from protocol.tables import duration, printable
 
 
-def dry_run_lines(config: settings.PeerConfig, flags: Mapping[str, object], invite_text: str) -> list[str]:
+def dry_run_lines(config: PeerConfig, flags: Mapping[str, object], invite_text: str) -> list[str]:
     """What is printed; the invite is not used up.
 
     Raises:
@@ -28,12 +28,12 @@ def dry_run_lines(config: settings.PeerConfig, flags: Mapping[str, object], invi
     invite = decode_invite(invite_text) if invite_text else None
     joined = find_kept_run(config.state_dir, invite.run_id if invite else None)
     kept, told = (joined, "joined from here before") if joined else _asked(config, invite_text)
-    memory_bytes = settings.whole_bytes(config.max_memory_gb)
+    memory_bytes = whole_bytes(config.max_memory_gb)
     offer = OfferedResources(config.cache_bytes, config.no_listen, config.daily_quota_gb, memory_bytes)
     data_bytes = _data_bytes(kept) if kept else 0
     return [
         "settings",
-        *setting_lines(settings_with_origins(config, flags, settings.CONFIG_FILE)),
+        *setting_lines(settings_with_origins(config, flags)),
         "run",
         *(_invite_lines(invite) if invite else ()),
         f"  {kept.manifest.config.run.name}, {told}" if kept else f"  {told}",
@@ -49,7 +49,7 @@ def _data_bytes(kept: KeptRun) -> int:
     return kept.dataset.most_bytes(experts.holdings if experts else 0)
 
 
-def _asked(config: settings.PeerConfig, invite_text: str) -> tuple[KeptRun | None, str]:
+def _asked(config: PeerConfig, invite_text: str) -> tuple[KeptRun | None, str]:
     """The run as its host describes it, if it does; and what is to be said of that."""
     never = "was not joined from here before"
     if not invite_text:

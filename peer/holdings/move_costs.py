@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from averaging.rounds.fetching.download import DownloadProgress
+from averaging.rounds.lineage.round_reports import DownloadProgress
 from protocol.ids import PeerId
 from protocol.pipeline.placement.placement import Placement
 

@@ -19,6 +19,7 @@ from peer.pipeline.seats.lane_member import LaneMember
 from peer.pipeline.transport.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, call_again, whole_answer
 from peer.pipeline.transport.lane_outbox import RETRY_AFTER_S, give
 from peer.pipeline.transport.lane_work import LaneContext, LaneShare
+from peer.status.status import LaneStatus
 from protocol.errors import PotluckError, TransportError
 from protocol.ids import CommitId, PeerId, short
 from protocol.pipeline.lanes import lane_forming as forming
@@ -90,6 +91,17 @@ class LaneService:
     def lane(self) -> int | None:
         """That is served here."""
         return self.member.seat.lane if self.member.seat is not None else None
+
+    def status(self) -> LaneStatus:
+        """As it is shown to the owner and reported to the host."""
+        return LaneStatus(
+            lane=self.lane,
+            lane_reason=self.reason,
+            move_reason=self.move_reason(),
+            could_tokens_per_s=self.could_tokens_per_s(),
+            owed_tokens=self.owed_tokens(),
+            paused=self.paused,
+        )
 
     @property
     def role(self) -> LaneRole:

@@ -37,6 +37,7 @@ from peer.session.await_state import HELD_BECAUSE, FirstState
 from peer.session.build import stage_plan
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.session.session import JoinedSession, PeerSession
+from peer.status.status_of import status_of
 from peer.training.trainer import OWNER_HOLDS
 from protocol.errors import LocalProtocolError
 from protocol.host.reports import HeldoutResult
@@ -133,7 +134,7 @@ async def train_in_lanes(
     joined: JoinedSession, cache: ShardCache, chain: UnitChain, open_round: OpenRound, first: FirstState
 ) -> None:
     """Rounds, training process and lanes of the stage that is held here, until the run is over or we are asked to leave."""
-    board, run = joined.life.board, stage_run(joined.membership.manifest.config, chain.tools.unit)
+    sources, run = joined.life.sources, stage_run(joined.membership.manifest.config, chain.tools.unit)
     follower = await _follower(joined, stage_unit(0)) if run.stage else None
     rounds = peer_rounds(joined, follower)
     ended = partial(_is_after_the_end, rounds, chain, run.config.run.total_tokens)
@@ -147,7 +148,8 @@ async def train_in_lanes(
         stage_rounds = StageRounds(shares, lanes, lambda: process.restarts)
         service = unit_service(joined, chain, open_round, stage_rounds, rounds)
         rounds.add(service)
-        board.trainer, board.service, board.follower, board.lanes = stage_rounds, service, follower, lanes
+        sources.begin_rounds(stage_rounds, service, follower=follower)
+        sources.lanes = lanes.status
         rounds.serve()
         lanes.serve()
         await _run(joined, rounds, service, lanes, control, moves)
@@ -233,7 +235,7 @@ def _moves(joined: JoinedSession, run: StageRun, holders: Holders, control: Lane
         raise LocalProtocolError("a run of stages where experts are held", "a stage")
 
     def horizon_s() -> float:
-        eta_s = board.read().eta_s
+        eta_s = status_of(joined.life.sources).eta_s
         return HORIZON_S if eta_s is None else min(HORIZON_S, eta_s)
 
     async def move(stage: int) -> None:

@@ -86,8 +86,7 @@ class FirstState:
         board = self._board
         if board.state not in ("catching up", "waiting"):
             return ""  # it is leaving, and says so
-        if board.download is not None:
-            board.state, board.reason = "catching up", str(board.download)
+        if board.waits_for_download():
             return ""
         told = waiting_sentence(self.told_index, waited_s, is_outbound_only=board.is_outbound_only)
         if told:

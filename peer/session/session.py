@@ -18,6 +18,7 @@ from peer.session.leaving import Departure
 from peer.settings.config import PeerConfig
 from peer.status.reporting import Reporter
 from peer.status.status_board import StatusBoard
+from peer.status.status_of import Sources
 from peer.training.worker_process import EarlyWorker
 from protocol.identity.envelope import first_sequence, seal
 from protocol.identity.identity import Ed25519Verifier, Identity
@@ -57,10 +58,15 @@ class PeerSession:
     session: int
     sequence: SequenceNumbers
     clock: SystemClock
-    board: StatusBoard
+    sources: Sources
     worker: EarlyWorker | None
     controls: Controls
     departure: Departure = field(default_factory=Departure)
+
+    @property
+    def board(self) -> StatusBoard:
+        """What the services note for those who look."""
+        return self.sources.board
 
     @property
     def identity(self) -> Identity:

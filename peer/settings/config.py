@@ -1,105 +1,121 @@
-"""The volunteer's own settings: what this machine offers and where it keeps things.
-
-Sources, the later winning: defaults, `peer.toml` in the configuration folder, POTLUCK_PEER_* variables, flags.
-"""
+"""The volunteer's own settings: what this machine offers and where it keeps things. Sources: averaging/host/settings.py."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
 import platformdirs
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic import Field, field_validator
 
-from averaging.host.host_names import HostName
-from averaging.host.variables import check_variables
+from averaging.host.settings import DaemonSettings, HostName, Port, sources_of
 from peer.settings.hours_core import parse_hours
 from protocol.errors import ConfigError
 from protocol.host.expert_choice import parse_experts
 
-CONFIG_FILE: Final = platformdirs.user_config_path("potluck") / "peer.toml"
-
-Port = Annotated[int, Field(ge=0, le=65535)]
 Ceiling = Annotated[int, Field(ge=0, le=120)]
 """Degrees Celsius, 0 for none: no chip survives hotter."""
 
 Gigabytes = Annotated[float, Field(gt=0.0, le=1e6)]
-"""Of 1e9 bytes; a limit of nothing would be no limit that anything can keep."""
+"""Of 1e9 bytes. A limit of 0 could not be kept by anything."""
 
 
-class PeerConfig(BaseSettings):
-    """Settings of one peer daemon.
+class PlaceConfig(DaemonSettings):
+    """Where a peer keeps its state, listens and trains: what `potluck doctor` checks."""
 
-    Attributes:
-        state_dir: identity, credential, durable rounds and cached data; one daemon at a time.
-        expert: numbers of the experts to hold in a run of experts, as "0" or "0,1"; empty for those that the run lacks most.
-        listen_host: address on which other peers reach us; "127.0.0.1" keeps the peer on this machine.
-        listen_port: TCP port of the peer-to-peer transport, 0 for any free one.
-        bulk_port: TCP port on which weights and data come straight from other peers, 0 for any free one; left out the one after
-            `listen_port`, or any free one where that is 0 or the next is taken.
-        announce_host: address to tell others instead of `listen_host`, for port forwarding.
-        no_listen: take no inbound connections: contribute fully, reduce nothing.
-        http_host: address of the status page and metrics; only this machine by default.
-        http_port: 0 for any free port, printed at the start.
-        device: where training runs; "auto" takes cuda, then mps, then cpu.
-        num_threads: CPU threads of the training process, 0 for torch's own choice.
-        slowdown: train at this fraction of full speed, as a divisor: 3 trains at a third.
-        weekly_hours: when training is welcome, as "mon-fri 22:00-07:00, sat-sun 00:00-24:00"; empty for always.
-        time_zone: in which those hours are meant, as "Europe/Paris"; empty for this machine's own.
-        only_when_idle: train only when nobody has used the machine for `idle_after_s`; not at all where that cannot be known.
-        duty_percent: train in this share of the time, beside `slowdown`: 25 trains a quarter of it.
-        train_on_battery: train also while the machine runs on its battery.
-        max_gpu_celsius: no training at and above this temperature of the first NVIDIA card until it is cooler, 0 for no ceiling.
-        max_cpu_celsius: the same of the processor.
-        upload_bytes_per_s: cap on bulk upload, 0 for the measured share of the link.
-        download_bytes_per_s: cap on bulk download, 0 for none.
-        daily_quota_gb: gigabytes (1e9 bytes) to send and receive in a day, 0 for any; after them only control messages until midnight.
-        max_gpu_memory_gb: gigabytes that training may take of the card, None for all of it; the driver's own few hundred megabytes
-            come on top. A model that does not fit is not trained.
-        max_memory_gb: gigabytes of memory that daemon, transport and training process may hold together, None for any; nothing is
-            trained above it until they hold less than nine tenths.
-        cache_bytes: most that cached data shards may take on disk.
-        screen: "live" redraws one screen, "plain" prints lines, "auto" decides by whether the output is a terminal.
-    """
-
-    model_config = SettingsConfigDict(env_prefix="POTLUCK_PEER_", extra="forbid", frozen=True)
+    model_config = sources_of("peer")
 
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path("potluck") / "peer")
+    """Folder of the identity, the credential, the rounds and cached data. One peer at a time uses it. The user's state folder if not
+    given.
+    """
+
     listen_host: str = "0.0.0.0"
+    """Address on which other peers reach this one; 127.0.0.1 keeps the peer on this machine."""
+
     listen_port: Port = 0
+    """TCP port for other peers; 0 for any free one."""
+
     bulk_port: Port | None = None
+    """TCP port for weights and data; 0 for any free one. The port after --listen-port if not given."""
+
     announce_host: HostName = ""
+    """Address that others are told, where a router forwards the ports. The peer's own addresses if not given."""
+
     no_listen: bool = False
-    http_host: str = "127.0.0.1"
-    http_port: Port = 0
+    """Take no inbound connections. The peer still contributes with full weight."""
+
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where training runs: cpu, cuda or mps; auto takes the best there is."""
+
+
+class PeerConfig(PlaceConfig):
+    """Settings of one peer."""
+
+    http_host: str = "127.0.0.1"
+    """Address of the status page and metrics. Anybody who reaches it can read them."""
+
+    http_port: Port = 0
+    """Port of the status page and metrics; 0 for any free one."""
+
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """CPU threads for training; 0 lets torch choose."""
+
     slowdown: Annotated[float, Field(ge=1.0, le=1000.0)] = 1.0
+    """Train at 1/N of full speed: 3 trains at a third."""
+
     expert: str = ""
+    """Experts to hold in a run of experts, as "0" or "0,1". The ones that the run lacks most if not given."""
+
     weekly_hours: str = ""
+    """Hours in which to train, as "mon-fri 22:00-07:00, sat-sun 00:00-24:00". Always if not given."""
+
     time_zone: str = ""
+    """Time zone of those hours, as "Europe/Paris". This machine's own if not given."""
+
     only_when_idle: bool = False
+    """Train only when nobody has used the machine for a while. Never trains where that cannot be known."""
+
     idle_after_s: Annotated[float, Field(ge=1.0, le=86_400.0)] = 300.0
+    """Seconds without input after which the machine counts as idle, for --only-when-idle."""
+
     duty_percent: Annotated[float, Field(ge=1.0, le=100.0)] = 100.0
+    """Percentage of the time in which to train, besides --slowdown: 25 trains a quarter of it."""
+
     train_on_battery: bool = False
+    """Train also while this machine runs on its battery."""
+
     max_gpu_celsius: Ceiling = 0
+    """Pause training while the first NVIDIA card is this hot or hotter; 0 for no limit."""
+
     max_cpu_celsius: Ceiling = 0
+    """Pause training while the processor is this hot or hotter; 0 for no limit."""
+
     upload_bytes_per_s: Annotated[int, Field(ge=0)] = 0
+    """Limit on sending weights and data; 0 for a share of what the link is measured to carry."""
+
     download_bytes_per_s: Annotated[int, Field(ge=0)] = 0
+    """Limit on receiving weights and data; 0 for none."""
+
     daily_quota_gb: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
+    """Most to send and receive in a day, in GB of 1e9 bytes; 0 for no limit. Above it only control messages go until midnight."""
+
     max_gpu_memory_gb: Gigabytes | None = None
+    """Most that training takes of the card's memory, in GB of 1e9 bytes, without the driver's own. A model that does not fit is not
+    trained. All of it if not given.
+    """
+
     max_memory_gb: Gigabytes | None = None
+    """Pause training while all processes of this peer hold more memory, in GB of 1e9 bytes. Goes on below nine tenths of it. No
+    limit if not given.
+    """
+
     cache_bytes: Annotated[int, Field(ge=1 << 20)] = 2 << 30
+    """Most that cached training data takes on disk, in bytes."""
+
     screen: Literal["auto", "live", "plain"] = "auto"
+    """How progress is shown: live redraws one screen, plain prints lines; auto takes live on a terminal."""
 
     @field_validator("weekly_hours")
     @classmethod
@@ -122,18 +138,6 @@ class PeerConfig(BaseSettings):
             zone_of(name)
         return name
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags over variables over the file; no .env and no secrets folder."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=CONFIG_FILE)
-
 
 def zone_of(name: str) -> ZoneInfo | None:
     """The time zone of that name, None for this machine's own.
@@ -147,35 +151,10 @@ def zone_of(name: str) -> ZoneInfo | None:
         raise ConfigError(
             f"peer setting time_zone is {name[:60]!r}",
             'a zone that this machine knows, as "Europe/Paris"',
-            f"set it with POTLUCK_PEER_TIME_ZONE or in {CONFIG_FILE}",
+            f"set it with POTLUCK_PEER_TIME_ZONE or in {PeerConfig.file()}",
         ) from error
 
 
 def whole_bytes(gigabytes: float | None) -> int:
     """Whole bytes of a limit, at least 1, so that the smallest is still one; 0 where none is set."""
     return 0 if gigabytes is None else max(1, round(gigabytes * 1e9))
-
-
-def load_peer_config(flags: Mapping[str, object]) -> PeerConfig:
-    """Merge the sources; flags that are None were not given.
-
-    Raises:
-        ConfigError: a value that cannot work, naming the key, what was found and what was expected; a variable of ours that is
-            no setting.
-    """
-    check_variables("POTLUCK_PEER_", PeerConfig.model_fields, os.environ)
-    build: Callable[..., PeerConfig] = PeerConfig
-    given = {key: value for key, value in flags.items() if value is not None}
-    try:
-        return build(**given)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        flag = f"--{key.replace('_', '-')}, " if key in flags else ""
-        raise ConfigError(
-            f"peer setting {key} is {first['input']!r}",
-            first["msg"].removeprefix("Input should be "),
-            f"set it with {flag}POTLUCK_PEER_{key.upper()} or in {CONFIG_FILE}",
-        ) from error
-    except (ValueError, OSError, RecursionError) as error:
-        raise ConfigError(f"{CONFIG_FILE} cannot be read: {error}", "valid TOML", "mend or remove it") from error

@@ -7,10 +7,11 @@ Whether this peer goes on apart from the run: the host follows a lineage whose c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from averaging.rounds.lineage.round_reports import RoundReport, StateDiffers, StateHealed, TaskFailed
 from protocol.ids import CommitId
 from protocol.rounds.lineage.chain import ChainLink
 from protocol.tables import duration
@@ -28,16 +29,16 @@ class HealthNotes:
     refused_s: float = 0.0
     differs: str = ""
 
-    def take(self, event: str, fields: Mapping[str, object], now_s: float) -> None:
-        """An event of the rounds of any unit, at a time of the monotonic clock."""
-        reason = str(fields.get("reason", ""))
-        if event == "task_failed" and fields.get("is_of_disk"):
-            self.num_refused += 1
-            self.refusal, self.refused_s = reason, now_s
-        elif event == "state_differs":
-            self.differs = reason
-        elif event == "state_healed":
-            self.differs = ""
+    def take(self, report: RoundReport, now_s: float) -> None:
+        """A report of the rounds of any unit, at a time of the monotonic clock."""
+        match report:
+            case TaskFailed(is_of_disk=True, reason=reason):
+                self.num_refused += 1
+                self.refusal, self.refused_s = reason, now_s
+            case StateDiffers(reason):
+                self.differs = reason
+            case StateHealed():
+                self.differs = ""
 
     def sentence(self, refused: Sequence[str], now_s: float) -> str:
         """All in one line, empty where nothing is wrong. `refused`: why the last generations were not written, one of each unit."""

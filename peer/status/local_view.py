@@ -24,9 +24,9 @@ def folder_of(state_dir: Path | None) -> Path:
     Raises:
         ConfigError: a setting that cannot work.
     """
-    from peer.settings.config import load_peer_config
+    from peer.settings.config import PeerConfig
 
-    return load_peer_config({"state_dir": state_dir}).state_dir
+    return PeerConfig.load({"state_dir": state_dir}).state_dir
 
 
 def is_here(folder: Path) -> bool:
@@ -91,9 +91,9 @@ def settings(folder: Path) -> dict[str, object]:
     Raises:
         ConfigError: a setting that cannot work.
     """
-    from peer.settings.config import load_peer_config
+    from peer.settings.config import PeerConfig
 
-    return load_peer_config({"state_dir": folder}).model_dump(mode="json")
+    return PeerConfig.load({"state_dir": folder}).model_dump(mode="json")
 
 
 def secrets(folder: Path) -> list[bytes]:

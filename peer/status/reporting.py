@@ -21,6 +21,7 @@ from peer.membership.revocations import Revocations
 from peer.status.duties_core import evaluator_of, is_bringer, place_to_evaluate
 from peer.status.status import PeerStatus
 from peer.status.status_board import StatusBoard
+from peer.status.status_of import Sources, status_of
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
 from protocol.host.calls import NO_COMMIT, NO_ROOT
 from protocol.host.report_delta import report_digest, shortened
@@ -81,7 +82,7 @@ def left_behind(service: RoundService, told: Container[CommitId]) -> Mapping[Com
 
 
 def make_report(
-    board: StatusBoard,
+    sources: Sources,
     *,
     is_ready_to_start: bool,
     want_from_index: int,
@@ -90,11 +91,11 @@ def make_report(
     known_revocations: bytes = b"",
 ) -> PeerReport:
     """What the coordinator is told, with the certificates that it asked for and then, where there is room, those in `asides`."""
-    status, service = board.read(), board.of_spine
+    board, status, service = sources.board, status_of(sources), sources.of_spine
     certificates: tuple[bytes, ...] = ()
-    spine, beside = _spine_of(board, status), board.others
-    if board.follower is not None and board.service is not None:
-        beside = (board.service, *beside)
+    spine, beside = _spine_of(sources, status), sources.others
+    if sources.follower is not None and sources.service is not None:
+        beside = (sources.service, *beside)
     if service is not None:
         certificates = cut_certificates((*service.chain.certificates[max(0, want_from_index - 1) :], *asides))
     return PeerReport(
@@ -109,7 +110,7 @@ def make_report(
         loss_nats=status.loss,
         bytes_up=status.bytes_up,
         bytes_down=status.bytes_down,
-        state_commit=CommitId(bytes.fromhex(status.state_commit)) if board.follower is None else NO_COMMIT,
+        state_commit=CommitId(bytes.fromhex(status.state_commit)) if sources.follower is None else NO_COMMIT,
         state_root=service.chain.root if service is not None else NO_ROOT,
         is_ready_to_start=is_ready_to_start,
         heldout=tuple(board.heldout),
@@ -120,8 +121,8 @@ def make_report(
         version=board.version,
         is_outbound_only=board.is_outbound_only,
         beside=tuple(_standing(other.chain) for other in beside),
-        experts=board.experts.wanted if board.experts is not None else (),
-        expert_room=board.experts.room if board.experts is not None else 0,
+        experts=sources.experts.wanted if sources.experts is not None else (),
+        expert_room=sources.experts.room if sources.experts is not None else 0,
         incarnation=board.incarnation,
         unit_bytes=tuple(UnitBytes(UnitName(unit), *moved) for unit, moved in status.unit_bytes.items()),
         lane=status.lane,
@@ -137,9 +138,9 @@ class _SpineStand:
     total_tokens: int
 
 
-def _spine_of(board: StatusBoard, status: PeerStatus) -> _SpineStand:
+def _spine_of(sources: Sources, status: PeerStatus) -> _SpineStand:
     """Where the run stands, as it is held or followed here."""
-    follower, service = board.follower, board.service
+    follower, service = sources.follower, sources.service
     if follower is not None:
         link = follower.view.link
         return _SpineStand(follower.unit, follower.view.head, link.index, link.total_tokens)
@@ -167,7 +168,7 @@ class Reporter:
     def __init__(
         self,
         client: CoordinatorClient,
-        board: StatusBoard,
+        sources: Sources,
         was_heard: Callable[[], None],
         own_credential: Callable[[], bytes] = bytes,
         revocations: Revocations | None = None,
@@ -176,7 +177,7 @@ class Reporter:
         self._own_credential = own_credential
         self._revocations = revocations
         self._client = client
-        self._board = board
+        self._sources, self._board = sources, sources.board
         self._want_from_index = 1
         self._told: set[CommitId] = set()
         self._is_fetching = False
@@ -230,7 +231,7 @@ class Reporter:
 
     def _asides(self) -> Mapping[CommitId, bytes]:
         """Of sides that were left. Not before it has our lineage: what branches off from commits that it lacks says nothing to it."""
-        service = self._board.of_spine
+        service = self._sources.of_spine
         return left_behind(service, self._told) if service is not None and not self._is_asked() else {}
 
     async def _say(self, report: PeerReport) -> ReportReply:
@@ -252,7 +253,7 @@ class Reporter:
         """What the coordinator has asked for, as far as it is here, with where we stand."""
         is_start_asked = self.last_reply is not None and self.last_reply.phase == _NOT_STARTED
         report = make_report(
-            self._board,
+            self._sources,
             is_ready_to_start=self.is_ready_to_start,
             want_from_index=self._num_commits() + 1 if spares_commits else self._want_from_index,
             asides=asides,
@@ -274,7 +275,7 @@ class Reporter:
         self._is_fetching = self._is_asked() and (is_new or self._is_up_to_date)
         self._is_up_to_date = not self._is_asked()
         self.last_reply = reply
-        self._board.hears_host(reply.head, reply.index)
+        self._board.hears_host(self._sources.spine_links, reply.head, reply.index)
 
     async def _take_revocations(self, reply: ReportReply) -> None:
         try:
@@ -295,11 +296,11 @@ class Reporter:
         """Whether others bring what the coordinator may lack of our commits: it had all of them when it answered last, and the newest
         is not ours to bring. They have a moment for it.
         """
-        service, board = self._board.of_spine, self._board
+        service, board = self._sources.of_spine, self._board
         if service is None or not self._is_up_to_date or is_bringer(service.chain.head, board.peer):
             return False
         wait_s = GIVE_WAY_S * (1.0 + place_to_evaluate(service.chain.head, board.peer)[0] / 256)
-        await trio.sleep(max(0.0, board.committed_at_s + wait_s - board.clock.monotonic_s()))
+        await trio.sleep(max(0.0, board.rounds.came_at_s + wait_s - board.clock.monotonic_s()))
         return not is_bringer(service.chain.head, board.peer)  # one more may have come
 
     async def _rest(self, *, is_asked: bool) -> None:
@@ -325,7 +326,7 @@ class Reporter:
         return self._want_from_index <= self._num_commits()
 
     def _num_commits(self) -> int:
-        service = self._board.of_spine
+        service = self._sources.of_spine
         return len(service.chain.certificates) if service is not None else 0
 
 

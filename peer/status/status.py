@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -71,6 +72,21 @@ class UnitPlace(BaseModel):
     tokens_ready: int
     waiting: str
     state_root: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """Where a peer of a pipeline run stands in its lanes. The fields that `PeerStatus` has, too, mean the same there.
+
+    `paused` says why all lanes stand still, empty while they do not.
+    """
+
+    lane: int | None
+    lane_reason: str
+    move_reason: str = ""
+    could_tokens_per_s: float = 0.0
+    owed_tokens: int = 0
+    paused: str = ""
 
 
 class PeerStatus(BaseModel):

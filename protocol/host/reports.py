@@ -17,7 +17,7 @@ from protocol.host.calls import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, NO_COMMIT, N
 from protocol.identity.revocation import MAX_REVOCATIONS, check_fingerprints
 from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
-from protocol.received import MAX_TEXT, parse, require, require_hash_or_none
+from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, values_by_name
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
 MAX_CERTIFICATES: Final = 64
@@ -214,40 +214,11 @@ def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
 
 def encode_report(report: PeerReport) -> bytes:
     """The payload of a report envelope."""
-    body = pb.ReportBody(
-        state=report.state,
-        reason=report.reason,
-        unit=report.unit,
-        head=report.head,
-        index=report.index,
-        total_tokens=report.total_tokens,
-        tokens_per_s=report.tokens_per_s,
-        tokens_ready=report.tokens_ready,
-        bytes_up=report.bytes_up,
-        bytes_down=report.bytes_down,
-        state_commit=report.state_commit,
-        state_root=report.state_root,
-        is_ready_to_start=report.is_ready_to_start,
-        certificates=report.certificates,
-        addresses=report.addresses,
-        start_record=report.start_record,
-        known_revocations=report.known_revocations,
-        revocations=report.revocations,
-        version=report.version,
-        is_outbound_only=report.is_outbound_only,
-        like=report.like,
-        experts=report.experts,
-        expert_room=report.expert_room,
-        incarnation=report.incarnation,
-        lane=report.lane,
-        could_tokens_per_s=report.could_tokens_per_s,
-    )
+    body = pb.ReportBody(**values_by_name(report, pb.ReportBody))
     for part in report.beside:
         body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
     for moved in report.unit_bytes:
         body.unit_bytes.add(unit=moved.unit, bytes_up=moved.bytes_up, bytes_down=moved.bytes_down)
-    if report.loss_nats is not None:
-        body.loss_nats = report.loss_nats
     for result in report.heldout:
         part_body = body.heldout.add(
             commit=result.commit,
@@ -274,38 +245,15 @@ def decode_report(data: bytes) -> PeerReport:
         RemoteProtocolError: no report, or a value out of its bounds.
     """
     body = parse(pb.ReportBody, data, MAX_REQUEST_BYTES)
-    return PeerReport(
-        state=body.state,
-        reason=body.reason,
-        unit=UnitName(body.unit),
-        head=CommitId(body.head),
-        index=body.index,
-        total_tokens=body.total_tokens,
-        tokens_per_s=body.tokens_per_s,
-        tokens_ready=body.tokens_ready,
-        loss_nats=body.loss_nats if body.HasField("loss_nats") else None,
-        bytes_up=body.bytes_up,
-        bytes_down=body.bytes_down,
-        state_commit=CommitId(body.state_commit),
-        state_root=Root(body.state_root),
-        is_ready_to_start=body.is_ready_to_start,
-        heldout=tuple(_decode_heldout(h) for h in body.heldout),
-        certificates=tuple(body.certificates),
-        addresses=tuple(body.addresses),
-        start_record=body.start_record,
-        known_revocations=body.known_revocations,
-        revocations=tuple(body.revocations[:MAX_REVOCATIONS]),
-        version=body.version,
-        is_outbound_only=body.is_outbound_only,
-        like=body.like,
-        beside=tuple(_decode_standing(part) for part in body.beside),
-        experts=tuple(body.experts[: MAX_EXPERTS + 1]),
-        expert_room=body.expert_room,
-        incarnation=body.incarnation,
-        unit_bytes=tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
-        lane=body.lane if body.HasField("lane") else None,
-        could_tokens_per_s=body.could_tokens_per_s,
-    )
+    values = fields_by_name(body)
+    values |= {
+        "heldout": tuple(_decode_heldout(h) for h in body.heldout),
+        "revocations": tuple(body.revocations[:MAX_REVOCATIONS]),
+        "beside": tuple(_decode_standing(part) for part in body.beside),
+        "experts": tuple(body.experts[: MAX_EXPERTS + 1]),
+        "unit_bytes": tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
+    }
+    return PeerReport(**values)
 
 
 def _decode_standing(body: pb.UnitBody) -> UnitStanding:
@@ -314,18 +262,7 @@ def _decode_standing(body: pb.UnitBody) -> UnitStanding:
 
 def encode_report_reply(reply: ReportReply) -> bytes:
     """The bytes of the answer to a report."""
-    body = pb.ReportReply(
-        phase=reply.phase,
-        head=reply.head,
-        index=reply.index,
-        want_from_index=reply.want_from_index,
-        is_final_checkpoint_written=reply.is_final_checkpoint_written,
-        revocations=reply.revocations,
-        asks_revocations=reply.asks_revocations,
-        known_revocations=reply.known_revocations,
-        like=reply.like,
-    )
-    return body.SerializeToString(deterministic=True)
+    return pb.ReportReply(**values_by_name(reply, pb.ReportReply)).SerializeToString(deterministic=True)
 
 
 def decode_report_reply(data: bytes) -> ReportReply:
@@ -333,14 +270,4 @@ def decode_report_reply(data: bytes) -> ReportReply:
     body = parse(pb.ReportReply, data, MAX_REPLY_BYTES)
     require_hash_or_none("head", body.head)
     require(len(body.revocations) <= MAX_REVOCATIONS, f"{len(body.revocations)} revocations", "not so many")
-    return ReportReply(
-        phase=body.phase,
-        head=CommitId(body.head),
-        index=body.index,
-        want_from_index=body.want_from_index,
-        is_final_checkpoint_written=body.is_final_checkpoint_written,
-        revocations=tuple(body.revocations),
-        asks_revocations=body.asks_revocations,
-        known_revocations=body.known_revocations,
-        like=body.like,
-    )
+    return ReportReply(**fields_by_name(body))

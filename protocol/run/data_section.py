@@ -26,33 +26,45 @@ _HUB_NAME: Final = re.compile(HUB_PREFIX + r"[\w.-]+/[\w.-]+")
 
 
 class DataSection(Section):
-    """Where the host takes the text from; peers get hashed shards.
-
-    Attributes:
-        glob: the files of the sources "text", "jsonl" and "parquet", relative to run.toml.
-        domains: of the source "domains" the names of those that are read, by commas.
-        dataset: of the source "hf" the folder that `save_to_disk` of Hugging Face datasets wrote, relative to run.toml, or
-            "hf://OWNER/NAME" on the Hub.
-        configuration: of a data set on the Hub that has several.
-        split: of a data set that has splits, the one that is read.
-        field: of a JSON line the field, of a parquet file or a data set the column that holds the text.
-        tokenizer: "bytes"; "bpe", byte-level BPE of model.vocab_size tokens trained on the training text; or a tokenizer.json.
-        prose: a second evaluation set, never trained on: text files by a pattern. Python's library has its help topics.
-        end_token: what a tokenizer.json calls the end of a document, where that is not one of the usual names.
-    """
+    """The text that the run trains on. The host reads it and gives peers hashed shards."""
 
     source: Literal["python-stdlib", "text", "jsonl", "parquet", "hf", "domains"] = "python-stdlib"
+    """Kind of source: Python's own library, text files, JSON lines, parquet files, a Hugging Face data set, or texts that every
+    install has.
+    """
+
     glob: str = ""
+    """Files of the sources "text", "jsonl" and "parquet", as "corpus/*.txt", relative to run.toml."""
+
     domains: Annotated[str, Field(max_length=256)] = ""
+    """Texts of the source "domains", separated by commas: python, english, c++, stubs."""
+
     dataset: Annotated[str, Field(max_length=1024)] = ""
+    """Data set of the source "hf": a folder that Hugging Face datasets saved to disk, relative to run.toml, or "hf://OWNER/NAME"."""
+
     configuration: Annotated[str, Field(max_length=256)] = ""
+    """Configuration of a data set on the Hub, where it has several."""
+
     split: Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=256)] = "train"
+    """Split of the data set that is read."""
+
     shard_bytes: Annotated[int, Field(ge=4096, le=1 << 30)] = 1 << 20
+    """Bytes of a shard. Smaller ones let a peer begin sooner; larger ones are fewer requests."""
+
     heldout_every: Annotated[int, Field(ge=2, le=1000)] = 20
+    """One file in so many is kept from training to measure the loss; of sources with rows, one row."""
+
     field: Annotated[str, Field(min_length=1, max_length=256)] = "text"
+    """Field of a JSON line, or column of a table, that holds the text."""
+
     tokenizer: Annotated[str, Field(pattern=r"^(bytes|bpe|.+\.json)$", max_length=1024)] = "bytes"
+    """What tokens are: "bytes"; "bpe", which is trained on the text to model.vocab_size tokens; or the path of a tokenizer.json."""
+
     prose: str = ""
+    """Files of a second text to measure the loss on, never trained on, as "prose/*.txt". Python's library has one of its own."""
+
     end_token: Annotated[str, Field(max_length=256)] = ""
+    """Token of a tokenizer.json that ends a document, where it has none of the usual names."""
 
     @model_validator(mode="after")
     def _check_keys(self) -> DataSection:

@@ -29,25 +29,28 @@ _REASSIGN: Final = "reassign_every_rounds"
 
 
 class ExpertsSection(Section):
-    """The experts beside each layer's feed-forward (protocol/tensors/expert_schema.py), and how many of them a peer holds.
-
-    Attributes:
-        num_experts: of the run; one at least of each peer.
-        ffn_dim: inner width of an expert's feed-forward, beside model.ffn_dim of the one that all tokens pass.
-        top_k: experts that a token passes in the merged model; a document's own alone while it is trained.
-        holdings: experts that a peer holds at most; a second one only where nobody else holds it.
-        min_documents: an expert with fewer has too little to learn from: the host opens no run whose documents leave one with less.
-        router: a router file on the host's disk, as seen from run.toml; left out the host makes one of its documents.
-        router_features: by what a router knows documents. With "embeddings" the run's first values are what the host makes it of.
-    """
+    """Experts beside the feed-forward of each layer, for runs with run.shards = "expert"."""
 
     num_experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)]
+    """Number of experts. The peers that the run starts with must be able to hold all of them."""
+
     ffn_dim: Size
+    """Inner width of the feed-forward of an expert, beside model.ffn_dim of the one that all tokens pass."""
+
     top_k: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] = 1
+    """Experts that a token passes in the merged model. Training and its cost stay the same."""
+
     holdings: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] = 1
+    """Experts that a peer holds at most. It takes a second one only where nobody else holds it."""
+
     min_documents: Annotated[int, Field(ge=1, le=1 << 40)] = 8
+    """Fewest documents of an expert. The host opens no run that would leave one with fewer."""
+
     router: Annotated[str, Field(max_length=4096)] = ""
+    """Path of a router file, relative to run.toml. The host makes one of the documents if not given."""
+
     router_features: RouterFeatures = "grams"
+    """What the router knows documents by: "grams", runs of bytes, or "embeddings" of their tokens."""
 
     @model_validator(mode="before")
     @classmethod

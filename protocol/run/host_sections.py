@@ -10,16 +10,20 @@ from protocol.run.section import Section
 
 
 class AdmissionSection(Section):
-    """Who may take part, and for how long a credential lasts."""
+    """The terms on which the host lets peers take part."""
 
     credential_days: Annotated[int, Field(ge=1, le=3650)] = 30
+    """Days for which a credential lasts. Peers renew it while the host is up; raise it where the host may be away for long."""
 
 
 class CheckpointSection(Section):
-    """How often the coordinator writes a checkpoint, and which it keeps: the newest `keep`, and for ever one in every
-    `keep_every`, none with 0.
-    """
+    """When the host writes a checkpoint of the model, and which ones it keeps."""
 
     every_rounds: Annotated[int, Field(ge=1, le=1 << 20)] = 5
+    """Rounds from one checkpoint to the next."""
+
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    """How many of the newest checkpoints are kept."""
+
     keep_every: Annotated[int, Field(ge=0, le=1 << 20)] = 10
+    """One in so many checkpoints is kept for good; 0 for none."""

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
@@ -26,18 +26,19 @@ from protocol.run.default_run import default_toml
 from protocol.run.experts_section import BesideParts, ExpertsSection, Shards, expert_contradiction
 from protocol.run.host_sections import AdmissionSection, CheckpointSection
 from protocol.run.pipeline_section import PipelineSection, pipeline_contradiction
+from protocol.run.round_section import RoundSection
 from protocol.run.round_size_rules import PacingNumbers
 from protocol.run.round_size_rules import contradiction as pacing_contradiction
-from protocol.run.section import Count, Fraction, Section
-from protocol.run.streaming_rules import DEFAULT_DELAY_STEPS, StreamingNumbers, contradiction, what_is_wrong_with_mixing
-from protocol.run.traffic import MOST_INTERVAL_S, LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
+from protocol.run.section import Count, Section
+from protocol.run.streaming_rules import DEFAULT_DELAY_STEPS, StreamingNumbers, contradiction
+from protocol.run.traffic import LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
 from protocol.run.training_sections import InnerSection, OuterSection
 from protocol.run.validation_text import explained
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.model_families import ModelSection
 from protocol.tensors.model_units import ModelUnits, default_fragments, model_units
-from protocol.tensors.round_defaults import RESULT_ROOM, SPARSE_FEEDBACK, default_chunk_elements, sparse_result_codec
+from protocol.tensors.round_defaults import default_chunk_elements, sparse_result_codec
 from protocol.tensors.stage_schema import StageMap, stage_schema
 from protocol.tensors.tensor_schema import TensorSchema
 
@@ -51,116 +52,40 @@ Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 MAX_RUN_TOML_BYTES: Final = 1 << 20
 """What `potluck init` writes takes 2,000; a file this long is of another kind, and would be read to its end first."""
 
-_FIRST_ROUND_KEYS: Final = frozenset(["target_tokens", "longest_interval_s", "codec", "chunk_elements"])
-"""Of the round section; written in every manifest."""
-
 _FIRST_RUN_KEYS: Final = frozenset(["name", "seed", "total_tokens", "min_members", "max_members"])
-"""The same of the run section."""
+"""Of the run section; written in every manifest."""
 
 
 class RunSection(Section):
-    """What the run is, and when it ends.
-
-    `start_from` is a folder on the host's disk, as seen from run.toml: a checkpoint whose weights the run begins with. Peers get them
-    as hashed shards. Empty for values from the seed. With `shards` "expert" a peer holds the trunk and some experts of section
-    [experts], with "pipeline" one stage of section [pipeline], with "data" the whole model.
-    """
+    """What the run is, and when it ends."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
+    """Name of the run, which peers see."""
+
     seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 1
+    """Seed of the first values and of the order of the data."""
+
     total_tokens: Count
+    """Tokens after which the run ends."""
+
     min_members: Annotated[int, Field(ge=1, le=64)] = 2
+    """Peers that must be ready before the run starts. It goes on with fewer."""
+
     max_members: Annotated[int, Field(ge=1, le=64)] = 64
+    """Most peers in a round. Others train and wait for a later round."""
+
     start_from: Annotated[str, Field(max_length=4096)] = ""
+    """Folder of a Llama checkpoint, relative to run.toml, with the sizes of [model]. The run begins with values from the seed if not
+    given.
+    """
+
     shards: Shards = "data"
+    """What a peer holds: "data", the whole model; "expert", a trunk and experts of [experts]; "pipeline", one stage of [pipeline].
+    """
 
     @model_serializer(mode="wrap")
     def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         return self.used(handler(self), _FIRST_RUN_KEYS)
-
-
-class RoundSection(Section):
-    """When a round is due and how its bytes look.
-
-    `codec` is that of contributions, `result_codec` that of results: empty for the same, or, with "topk", for what has room for the
-    values of all members (`RunConfig.result_codec`). `error_feedback` is the share of what the codec left out of a contribution that
-    goes into the next one (averaging/arithmetic/error_feedback.py); left out it is `feedback`. `chunk_elements`, left out, is
-    `RunConfig.chunk_elements`.
-
-    `target_tokens` is every round's, or the largest one's: with `ramp_share` a round takes that share of the tokens committed
-    before it, and with `local_steps` "auto" it lasts so long that its exchange takes `target_utilisation` of it
-    (protocol/rounds/schedule/target.py). In the smallest each member has `first_local_steps`; left out, one.
-
-    `link_mbit_per_s` is the slowest link, up and down, with which the host wants people to take part: a run whose rounds it cannot
-    carry is not opened (protocol/run/traffic.py). Left out, no link is asked for.
-
-    `mode` is "overlap", in which the whole model is averaged at once while training goes on; "blocking", in which training waits
-    from the snapshot to the commit, for `longest_interval_s` at most; or "streaming", in which fragments of the model are averaged
-    one after another (protocol/tensors/model_units.py), all rounds alike. The last three keys are of "streaming" alone: `fragments`
-    of the layers, about three each where left out; `alpha` and `delay_steps`: a commit that comes at most so many local steps after
-    the snapshot, 5 where left out, is mixed into the local parameters, of which that share stays. Without `alpha` parameters move
-    by what commits moved, whenever they come, which trains better (averaging/rounds/lineage/adoption.py; `RunConfig.delay_steps`
-    and `.alpha`).
-    """
-
-    target_tokens: Count
-    longest_interval_s: Annotated[float, Field(ge=1.0, le=MOST_INTERVAL_S)] = 60.0
-    codec: Literal["fp32", "fp16", "int8", "int4", "e3m0", "topk"] = "int8"
-    result_codec: Literal["", "fp32", "fp16", "int8", "int4", "e3m0", "top6", "top12", "top25"] = ""
-    chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] | None = None
-    error_feedback: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    ramp_share: Fraction = 0.0
-    local_steps: Literal["", "auto"] = ""
-    first_local_steps: Count | None = None
-    target_utilisation: Annotated[float, Field(ge=0.01, lt=1.0)] = 0.95
-    link_mbit_per_s: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
-    mode: Literal["overlap", "blocking", "streaming"] = "overlap"
-    fragments: Annotated[int, Field(ge=1, le=512)] | None = None
-    delay_steps: Annotated[int, Field(ge=0, le=1000)] | None = None
-    alpha: Fraction | None = None
-
-    @property
-    def feedback(self) -> float:
-        """`error_feedback`; else 0.95 with "topk", without which most of the work would be lost, and 0 with others."""
-        if self.error_feedback is not None:
-            return self.error_feedback
-        return SPARSE_FEEDBACK if self.codec == "topk" else 0.0
-
-    @model_serializer(mode="wrap")
-    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return self.used(handler(self), _FIRST_ROUND_KEYS)
-
-    @model_validator(mode="after")
-    def _check_ramp(self) -> RoundSection:
-        first = self.first_local_steps
-        if first is not None and not self.ramp_share and not self.local_steps:
-            raise ValueError(f'first_local_steps {first} belongs to a ramp_share, or to local_steps = "auto"')
-        if "target_utilisation" in self.model_fields_set and not self.local_steps:
-            raise ValueError(f'target_utilisation {self.target_utilisation} belongs to local_steps = "auto"')
-        return self
-
-    @model_validator(mode="after")
-    def _check_mode(self) -> RoundSection:
-        for name in ("fragments", "delay_steps", "alpha"):
-            if self.mode != "streaming" and (value := getattr(self, name)) is not None:
-                raise ValueError(f'{name} = {value} belongs to mode = "streaming", not to "{self.mode}"')
-        if wrong := what_is_wrong_with_mixing(self.delay_steps, self.alpha):
-            raise ValueError(wrong)
-        if self.mode == "streaming" and (self.ramp_share or self.local_steps):
-            found = f"ramp_share {self.ramp_share}" if self.ramp_share else f'local_steps = "{self.local_steps}"'
-            raise ValueError(
-                f'{found} with mode = "streaming": expected rounds of one size, between which delay_steps fit and the units lie '
-                'evenly; leave it out, or take mode = "overlap"'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_codecs(self) -> RoundSection:
-        if self.codec != "topk" and self.result_codec in RESULT_ROOM:
-            raise ValueError(
-                f'result_codec = "{self.result_codec}" belongs to codec = "topk": it would leave out most of what "{self.codec}" sends'
-            )
-        return self
 
 
 class RunConfig(Section):

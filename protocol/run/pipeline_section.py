@@ -26,28 +26,34 @@ HELDOUT_WINDOWS: Final = 64
 
 
 class PipelineSection(Section):
-    """A model in stages, of which a peer holds one, and lanes of them (protocol/pipeline/lanes/lane_machine.py).
-
-    Attributes:
-        stages: how many; they are cut so that each computes about as much as the others. Else `layers` says it. layers: how many
-        layers each stage has, first to last, as "1, 2, 1"; the embedding is with the first, the head with the last. inner_steps: of
-        a lane in each round.
-        schedule: in which order a stage takes its micro-batches.
-        micro_batches: of an inner step, which is inner.batch_tokens.
-        snapshot_every_steps: after so many inner steps each stage is copied to a neighbour: what a lane goes back to.
-        forward_codec, backward_codec: of activations and of their gradients between stages.
-        recomputes: whether stages keep what came in alone and compute the rest again on the way back: less memory, more work.
-    """
+    """A model cut into stages, of which a peer holds one, for runs with run.shards = "pipeline"."""
 
     stages: Annotated[int, Field(ge=1, le=MAX_STAGES)] | None = None
+    """Number of stages, cut so that each computes about as much as the others. Give this or `layers`."""
+
     layers: Annotated[str, Field(max_length=512)] = ""
+    """Layers of each stage, first to last, as "1, 2, 1". The embedding is in the first stage, the head in the last."""
+
     inner_steps: Annotated[int, Field(ge=1, le=1 << 20)]
+    """Local steps of a lane in each round. round.target_tokens is a multiple of these tokens."""
+
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    """Order in which a stage takes its micro-batches: "1f1b" takes less memory than "gpipe"."""
+
     micro_batches: Annotated[int, Field(ge=1, le=1 << 16)] = 4
+    """Micro-batches of a local step. More of them keep stages busier and are smaller."""
+
     snapshot_every_steps: Annotated[int, Field(ge=1, le=1 << 20)] = 5
+    """Local steps after which each stage is copied to a neighbour. A lane that loses a peer goes back to that copy."""
+
     forward_codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"
+    """Codec of activations between stages. Smaller ones suit slow links."""
+
     backward_codec: Literal["fp32", "bf16", "int8"] = "int8"
+    """Codec of gradients between stages."""
+
     recomputes: bool = False
+    """Whether stages compute the forward pass again on the way back: less memory, more work."""
 
     @model_validator(mode="before")
     @classmethod

@@ -11,7 +11,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):
-    """A section, or the whole file."""
+    """A section, or the whole file. The docstring below a key is its description in coordinator/SETTINGS.md."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -15,23 +15,42 @@ _FIRST_INNER_KEYS: Final = frozenset(
 
 
 class InnerSection(Section):
-    """Local training: AdamW; warm-up, stable, decay, by the run's tokens.
-
-    `optimizer` "muon" moves the matrices inside the model by Muon, and embeddings, head and norms by AdamW (peer/models/optimizer.py).
-    `matrix_learning_rate` is Muon's; left out it is `learning_rate`, for its updates are as long as AdamW's (peer/models/muon.py).
-    """
+    """Local training on every peer. The learning rate warms up, stays, and decays by the tokens of the run."""
 
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)]
+    """Peak learning rate. Lower it where the loss jumps."""
+
     beta1: Fraction = 0.9
+    """Decay of AdamW's mean of gradients."""
+
     beta2: Fraction = 0.95
+    """Decay of AdamW's mean of squared gradients."""
+
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
+    """Weight decay of matrices."""
+
     clip_norm: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
+    """Largest norm of a gradient; longer ones are scaled down to it."""
+
     warmup_tokens: Annotated[int, Field(ge=0, le=1 << 53)] = 0
+    """Tokens of the run over which the learning rate rises from zero."""
+
     decay_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
+    """Share of the run, at its end, over which the learning rate falls to zero."""
+
     batch_tokens: Count
+    """Tokens of a local step, a multiple of model.context_tokens."""
+
     optimizer: Literal["adamw", "muon"] = "adamw"
+    """How parameters move: "muon" moves the matrices inside the model by Muon, and embeddings, head and norms by AdamW. "adamw"
+    moves all by AdamW.
+    """
+
     matrix_learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Learning rate of Muon. The same as `learning_rate` if not given; its updates are as long as AdamW's."""
+
     matrix_momentum: Fraction = 0.95
+    """Momentum of Muon."""
 
     @property
     def matrix_rate(self) -> float:
@@ -51,16 +70,21 @@ class InnerSection(Section):
 
 
 class OuterSection(Section):
-    """How a committed average moves the anchor.
-
-    With `momentum_from_steps` that is so in rounds that are due at so many local steps of each member or more; in shorter ones the
-    plain mean is taken (protocol/rounds/schedule/outer_rule.py).
-    """
+    """How the average of a round moves the model."""
 
     kind: Literal["mean", "nesterov"] = "mean"
+    """How the model moves: "mean" takes the plain mean, which suits short rounds. "nesterov" adds Nesterov momentum, which suits
+    long ones.
+    """
+
     learning_rate: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
+    """Share of the average by which the model moves. With "nesterov", 0.7 is a usual value."""
+
     momentum: Fraction = 0.0
+    """Momentum of "nesterov", of which 0.9 is a usual value; 0 with "mean"."""
+
     momentum_from_steps: Count | None = None
+    """Local steps of each member below which a round takes the plain mean instead. Every round takes the momentum if not given."""
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:

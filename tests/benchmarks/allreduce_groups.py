@@ -18,7 +18,8 @@ from peer.demo.processes import Running, last_line
 from protocol.errors import MachineError
 from protocol.run.data_section import DataSection
 from protocol.run.host_sections import CheckpointSection
-from protocol.run.manifest import RoundSection, RunConfig, RunSection
+from protocol.run.manifest import RunConfig, RunSection
+from protocol.run.round_section import RoundSection
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 from tests.benchmarks.allreduce_files import order, ready_file, result_file

@@ -13,7 +13,8 @@ from averaging.models.llama.config import LlamaConfig
 from protocol.errors import MachineError
 from protocol.run.data_section import DataSection
 from protocol.run.host_sections import CheckpointSection
-from protocol.run.manifest import RoundSection, RunConfig, RunSection
+from protocol.run.manifest import RunConfig, RunSection
+from protocol.run.round_section import RoundSection
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 from tests.benchmarks.fault_watch import COMMITTED, Watch

@@ -21,6 +21,7 @@ from averaging.network.seams.interfaces import KeptPart, Snapshot, Trainer, Trai
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.round_context import RoundContext
+from averaging.rounds.lineage.round_reports import RoundReport
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.peer_rounds import PeerContext, PeerRounds
@@ -321,7 +322,7 @@ class ExpertSwarm:
         await self.until(is_done)
 
 
-def _unsaid(event: str, fields: Mapping[str, object]) -> None:
+def _unsaid(_report: RoundReport) -> None:
     """Nobody watches."""
 
 

@@ -34,6 +34,7 @@ from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.settings.config import PeerConfig
 from peer.status.reporting import Reporter
 from peer.status.status_board import StatusBoard
+from peer.status.status_of import Sources
 from protocol.host.calls import START_DOMAIN
 from protocol.host.reports import PeerReport, ReportReply
 from protocol.identity.credential import CertificateAuthority, make_ca
@@ -179,10 +180,10 @@ class LaneRun:
         folder.mkdir(parents=True, exist_ok=True)
         self._num_opened += 1
         session = self._num_opened
-        board, controls = StatusBoard(identity.peer_id, self._clock, 0.0), Controls()
+        sources, controls = Sources(StatusBoard(identity.peer_id, self._clock, 0.0)), Controls()
         life = PeerSession(
             config, cast("Any", SimpleNamespace(run_id=run_id)), cast("Any", SimpleNamespace(identity=identity)), folder,
-            take_incarnation(folder), session, SequenceNumbers(session), cast("Any", self._clock), board, None,
+            take_incarnation(folder), session, SequenceNumbers(session), cast("Any", self._clock), sources, None,
             cast("Any", controls), Departure(),
         )  # fmt: skip
         certificate, key = self._ca.issue_own(identity.peer_id, run_id, now_unix_s=self._clock.unix_s(), days=1)
@@ -193,7 +194,7 @@ class LaneRun:
         network = self._swarm.start(identity.peer_id)
         roster.serve(network)
         client = cast(CoordinatorClient, self.host)
-        reporter = Reporter(client, board, roster.host_was_heard, lambda: roster.own_credential)
+        reporter = Reporter(client, sources, roster.host_was_heard, lambda: roster.own_credential)
         reporter.start_record = self._start
         manifest = self._manifest
         dataset = DatasetManifest.model_validate_json((self._folder / "data" / "dataset.json").read_bytes())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -18,6 +18,7 @@ from averaging.rounds.exchange import exchange_driver as exchanging
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.round_context import RoundContext
+from averaging.rounds.lineage.round_reports import Contributed, HeadsMoved, RoundCommitted, RoundReport
 from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch, UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.peer_rounds import PeerContext, PeerRounds
@@ -468,27 +469,26 @@ class Node:
         self.owed[unit] = Owed(self.peer, feedback, world.codec, world.grid, world.profile.mixing, has_mixed)
         return feedback
 
-    def _told(self, process: Process, event: str, fields: Mapping[str, object]) -> None:
+    def _told(self, process: Process, report: RoundReport) -> None:
         if process.is_alive:
-            self.trouble.take(event, fields, self.clock.monotonic_s())
-            self.world.trace.add(f"{self.name} {event} {fields.get('reason', '')}")
-            if event == "heads_moved":
-                self.world.happened("vector", f"{self.name} {fields.get('units')}")
+            self.trouble.take(report, self.clock.monotonic_s())
+            self.world.trace.add(f"{self.name} {_in_short(report)}")
+            if isinstance(report, HeadsMoved):
+                self.world.happened("vector", f"{self.name} {report.units}")
 
-    def _published(self, process: Process, unit: UnitName, event: str, fields: Mapping[str, object]) -> None:
+    def _published(self, process: Process, unit: UnitName, report: RoundReport) -> None:
         if not process.is_alive:
             return
-        self.trouble.take(event, fields, self.clock.monotonic_s())
+        self.trouble.take(report, self.clock.monotonic_s())
         name = self.name if unit == self.world.layout.spine else f"{self.name}/{unit}"
-        self.world.trace.add(f"{name} {event} {fields.get('reason', '')}")
-        root, link = fields.get("root"), fields.get("link")
-        if event == "contributed" and isinstance(root, bytes):
+        self.world.trace.add(f"{name} {_in_short(report)}")
+        if isinstance(report, Contributed):
             base = self.services[unit].chain.head.commit
-            self.lives[unit].tell(base, Root(root), self.trainers[unit].last_snapshot)
+            self.lives[unit].tell(base, report.root, self.trainers[unit].last_snapshot)
             if unit in self.owed:
-                self.world.observed_of[unit].sources[self.peer, base, Root(root)] = self.owed[unit].sources()
-        if event == "committed" and isinstance(link, ChainLink):
-            self.world.trace.add(f"{name} commit {link.index} {link.commit.hex()}")
+                self.world.observed_of[unit].sources[self.peer, base, report.root] = self.owed[unit].sources()
+        if isinstance(report, RoundCommitted):
+            self.world.trace.add(f"{name} commit {report.link.index} {report.link.commit.hex()}")
 
     async def _is_member(self, peer: PeerId) -> bool:
         return peer not in self.bans and (self.roster is None or await self.roster.is_member(peer))
@@ -568,3 +568,7 @@ class Node:
 
 async def _no_value(expires_unix_s: float) -> bytes:
     return b""
+
+
+def _in_short(report: RoundReport) -> str:
+    return f"{type(report).__name__} {getattr(report, 'reason', '')}"

@@ -21,16 +21,37 @@ class LlamaConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     vocab_size: Size = 257
+    """Number of token values. 257 is bytes and an end mark; with another tokenizer, its size."""
+
     dim: Size
+    """Width of the model: values of a token between layers. A multiple of `num_heads`, an even number for each."""
+
     num_layers: NumLayers
+    """Number of layers."""
+
     num_heads: Annotated[int, Field(ge=1, le=1024)]
+    """Number of attention heads."""
+
     num_kv_heads: Annotated[int, Field(ge=1, le=1024)]
+    """Number of key and value heads, which divides `num_heads`. Fewer of them take less memory when text is generated."""
+
     ffn_dim: Size
+    """Inner width of the feed-forward of each layer."""
+
     context_tokens: Size
+    """Tokens of a training sequence. Longer ones let the model look further back and take more memory."""
+
     rope_theta: Annotated[float, Field(gt=1.0, le=1e9)] = 10000.0
+    """Base of the rotary positions. Raise it for long contexts."""
+
     norm_eps: Annotated[float, Field(gt=0.0, le=1e-2)] = 1e-5
+    """What norms add before they divide, against division by zero."""
+
     is_tied: bool = True
-    family: Literal["llama"] = Field(default="llama", exclude=True)  # the default family is never written
+    """Whether embedding and output share one matrix. Runs of stages need false, since the two are in different stages."""
+
+    family: Literal["llama"] = Field(default="llama", exclude=True)
+    """The model family, a folder of `averaging/models`. The default is never written into a manifest."""
 
     @model_validator(mode="after")
     def _check_sizes(self) -> LlamaConfig:

@@ -9,7 +9,7 @@ Everything is called from trio. Nothing here starts anything in a constructor.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -450,7 +450,3 @@ class Trainer(Protocol):
     def progress(self) -> TrainerProgress:
         """Counters as of now."""
         ...
-
-
-Publish = Callable[[str, Mapping[str, object]], None]
-"""(event in the past tense, fields): how services tell logs, metrics and screens what happened; never blocks."""

@@ -24,6 +24,7 @@ from averaging.rounds.exchange.streamed_contribution import GrowingContribution
 from averaging.rounds.fetching.gather_results import EXCHANGE_PATIENCE_S
 from averaging.rounds.lineage.next_state import Encoded, SliceBytes
 from averaging.rounds.lineage.round_context import Changes, RoundContext, SendMessage, Tasks, Tell, tell_failure
+from averaging.rounds.lineage.round_reports import Contributed
 from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.arrivals import Arrivals
@@ -124,7 +125,7 @@ class ExchangeDriver:
         adopter.remember(contribution)
         if self._chain.tools.feedback is not None and fed is not None:
             self._chain.tools.feedback.offer(contribution.root, fed)
-        self._tools.publish("contributed", {"root": contribution.root})
+        self._tools.publish(Contributed(contribution.root))
         taken_ago_s = trio.current_time() - taken_s
         await self._tell(ContributionReady(base, contribution.root, contribution.tokens, taken_ago_s))
 

@@ -19,6 +19,7 @@ import trio
 from averaging.network.seams.interfaces import Network, Offload
 from averaging.rounds.lineage.retention import update_bytes
 from averaging.rounds.lineage.round_context import Changes
+from averaging.rounds.lineage.round_reports import DownloadProgress
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic import striping
 from averaging.rounds.traffic.striping import Striping
@@ -28,7 +29,6 @@ from averaging.state.state import STATE_BYTES_PER_VALUE, StateParts, UnitState
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, UnitName, short
 from protocol.rounds.messages.requests import FetchState
-from protocol.tables import several
 from protocol.tensors.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()
@@ -44,21 +44,6 @@ MAX_DONORS: Final = 16
 
 OFFERS_WITHIN_S: Final = 8.0
 LOOK_AGAIN_S: Final = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class DownloadProgress:
-    """How far a download is, in bytes, and how many donors are left."""
-
-    index: int
-    bytes_here: int
-    bytes_all: int
-    num_donors: int
-
-    def __str__(self) -> str:
-        """For screens and logs."""
-        megabytes = f"{self.bytes_here / 1e6:.1f} of {self.bytes_all / 1e6:.1f} MB"
-        return f"taking the state at commit {self.index}: {megabytes} from {several(self.num_donors, 'peer')}"
 
 
 Told = Callable[[DownloadProgress], None]

@@ -13,8 +13,9 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams.interfaces import Network, Publish
+from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.download import download_state, download_tools
+from averaging.rounds.lineage.round_reports import Publish, StateDiffers, StateHealed
 from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.state.state import UnitState
@@ -53,11 +54,11 @@ class Healer:
                 f"our state at commit {self._chain.head.index} is not the one that the run attests: making it again"
             )
             log.warning("state_differs", reason=reason)
-            self._publish("state_differs", {"reason": reason})
+            self._publish(StateDiffers(reason))
             while not await self._try():
                 await trio.sleep(HEAL_RETRY_S)
             log.info("state_healed", index=self._chain.head.index)
-            self._publish("state_healed", {"reason": f"healed at commit {self._chain.head.index}"})
+            self._publish(StateHealed(f"healed at commit {self._chain.head.index}"))
 
     async def _try(self) -> bool:
         """From our own disk, else from others."""

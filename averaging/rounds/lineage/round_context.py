@@ -9,8 +9,9 @@ from typing import Protocol, TypeGuard
 import structlog
 import trio
 
-from averaging.network.seams.interfaces import Clock, Network, Offload, Publish, Trainer
+from averaging.network.seams.interfaces import Clock, Network, Offload, Trainer
 from averaging.rounds.lineage.adoption import Mixing
+from averaging.rounds.lineage.round_reports import Publish, TaskFailed
 from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.traffic.spans import Record, nowhere
 from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, StorageError
@@ -119,7 +120,7 @@ class Changes:
 
 def tell_failure(publish: Publish, task: str, error: PotluckError) -> None:
     """Something came to nothing; what the disk refused is told apart, for its owner."""
-    publish("task_failed", {"task": task, "reason": error.one_line(), "is_of_disk": isinstance(error, StorageError)})
+    publish(TaskFailed(task, error.one_line(), is_of_disk=isinstance(error, StorageError)))
 
 
 class Tasks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from averaging.network.seams.interfaces import KeptPart, NoPart, Snapshot, Train
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.adoption import Mixing
 from averaging.rounds.lineage.round_context import RoundContext, Tasks
+from averaging.rounds.lineage.round_reports import RoundReport
 from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
@@ -250,7 +251,7 @@ class Bench:
         self.trainer = trainer or HandTrainer()
         self.events: list[Event] = []
         self.sent: list[tuple[tuple[PeerId, ...], RoundMessage]] = []
-        self.published: list[tuple[str, Mapping[str, object]]] = []
+        self.published: list[RoundReport] = []
         self.config = config_of(party.world, party)
         self.tasks = Tasks(self._publish)
         self.tasks.use(nursery)
@@ -278,8 +279,8 @@ class Bench:
         """What others would hear."""
         self.sent.append((to, message))
 
-    def _publish(self, event: str, fields: Mapping[str, object]) -> None:
-        self.published.append((event, fields))
+    def _publish(self, report: RoundReport) -> None:
+        self.published.append(report)
 
     async def until_told(self, kind: type[K], within_s: float = 5.0) -> K:
         """The newest event of this kind, once there is one; it is taken off the list."""
@@ -353,7 +354,7 @@ class PeerSession:
     service: RoundService
     rounds: PeerRounds
     scope: trio.CancelScope
-    told: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
+    told: list[RoundReport] = field(default_factory=list)
     signing_waits_for: trio.Event | None = None
 
     @property
@@ -366,7 +367,7 @@ async def live(
 ) -> PeerSession:
     """Restore the party's disk and run its service, which knows all parties and no stranger."""
     members = {other.peer for other in world.parties}
-    told: list[tuple[str, Mapping[str, object]]] = []
+    told: list[RoundReport] = []
 
     async def is_member(peer: PeerId) -> bool:
         return peer in members
@@ -380,18 +381,15 @@ async def live(
             await life.signing_waits_for.wait()
         return await party.seal(payload)
 
-    def publish(event: str, fields: Mapping[str, object]) -> None:
-        told.append((event, fields))
-
     tools = RoundContext(
         party.network,
         VirtualClock(),
         InlineOffload(),
         trainer,
         sealed,
-        publish,
+        told.append,
     )
-    peer_tools = PeerContext(party.network, tools.clock, sealed, is_member, publish)
+    peer_tools = PeerContext(party.network, tools.clock, sealed, is_member, told.append)
     rounds = PeerRounds(RUN_ID, VERIFIER, peer_tools, HeadVector(MemoryStorage(party.disk)))
     service = RoundService(config_of(world, party), party.chain, open_round, tools, rounds)
     rounds.add(service)

@@ -69,7 +69,7 @@ class Scene:
 @asynccontextmanager
 async def _scene() -> AsyncIterator[Scene]:
     async with open_world() as world, trio.open_nursery() as nursery:
-        tasks = Tasks(lambda event, fields: None)
+        tasks = Tasks(lambda _: None)
         tasks.use(nursery)
         party = world.parties[2]
         sent: list[tuple[tuple[PeerId, ...], RoundMessage]] = []

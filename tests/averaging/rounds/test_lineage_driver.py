@@ -14,6 +14,13 @@ import trio.testing
 
 from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.gather_results import GATHER_WITHIN_S, Gatherer
+from averaging.rounds.lineage.round_reports import (
+    DownloadEnded,
+    Downloading,
+    LineageSwitched,
+    RoundCommitted,
+    TaskFailed,
+)
 from averaging.rounds.lineage_driver import KEEP_AFTER_S, MAX_PAUSE_S, STALL_PAUSE_S, LineageDriver
 from averaging.rounds.traffic.transfer import fetch_chunks
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
@@ -108,7 +115,7 @@ async def test_a_commit_is_applied_with_bytes_from_its_holders_and_told_to_train
         assert scene.bench.events == [Applied(commit.link, commit.certificate, root, OpenRound())]
         assert scene.party.chain.head == commit.link
         assert not scene.bench.adopter.is_idle, "a delta that is asked for from here on waits for the adoption"
-        assert [event for event, _ in scene.bench.published] == ["committed"]
+        assert [type(report) for report in scene.bench.published] == [RoundCommitted]
 
 
 async def test_the_state_after_a_commit_is_written_a_moment_after_its_trainer_heard_of_it(
@@ -223,7 +230,7 @@ async def test_a_source_that_cannot_be_reached_is_asked_less_and_less_often_and_
     async with _scene() as scene:
         scene.world.swarm.kill(scene.others[0].peer)
         await _ask_again_and_again(scene, scene.others[0], 60.0)
-        failed = [fields for event, fields in scene.bench.published if event == "task_failed"]
+        failed = [report for report in scene.bench.published if isinstance(report, TaskFailed)]
         assert len(failed) == 6
         scene.ask(scene.others[1])
         await trio.sleep(0.5)
@@ -418,9 +425,9 @@ async def test_a_download_that_fails_is_told_to_have_ended(
         scene = fork.scene
         scene.prepare(fork.agreed, fork.theirs)
         await scene.bench.until_told(SwitchPrepared)  # by its results
-        told = [event for event, _ in scene.bench.published if event.startswith("download")]
-        assert told[0] == "downloading"
-        assert told[-1] == "download_ended"
+        told = [report for report in scene.bench.published if isinstance(report, Downloading | DownloadEnded)]
+        assert isinstance(told[0], Downloading)
+        assert isinstance(told[-1], DownloadEnded)
 
 
 def _held_up(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
@@ -436,7 +443,7 @@ def _held_up(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
 
 
 def _downloads(scene: Scene) -> int:
-    return sum(event == "downloading" for event, _ in scene.bench.published)
+    return sum(isinstance(report, Downloading) for report in scene.bench.published)
 
 
 async def test_a_lineage_that_is_wanted_again_while_it_still_comes_is_not_fetched_twice(
@@ -539,8 +546,9 @@ async def test_a_switch_puts_our_work_since_the_fork_on_the_anchor_that_won(auto
         expected_N = scene.others[0].chain.state.anchor_N + before_N - agreed.anchor_N
         torch.testing.assert_close(scene.bench.trainer.theta_N, expected_N, rtol=1e-5, atol=1e-5)
         assert scene.bench.trainer.tokens == tokens + TOKENS, "our lone commit had spent these"
-        name, fields = scene.bench.published[-1]
-        assert (name, fields["lost"]) == ("switched", (fork.ours.link,))
+        newest = scene.bench.published[-1]
+        assert isinstance(newest, LineageSwitched)
+        assert newest.lost == (fork.ours.link,)
 
 
 async def test_a_switch_tells_what_was_voted_on_the_new_head_before(autojump_clock: Clock) -> None:

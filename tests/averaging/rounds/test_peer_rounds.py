@@ -11,6 +11,7 @@ import trio.testing
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.fetching.gather_results import GATHER_WITHIN_S
 from averaging.rounds.head_vector import VECTOR_LOG, HeadVector, Mover
+from averaging.rounds.lineage.round_reports import HeadsMoved
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.outbox import GATHER_S, ROUND_CHANNEL
 from averaging.rounds.peer_rounds import BEAT_CHANNEL, SAY_AGAIN_AFTER_S
@@ -745,7 +746,7 @@ async def test_when_the_spine_changes_lineages_all_units_go_with_it_in_one_recor
         assert donors.stand(life, "ours") == [True, True]
         await donors.beat(life)
         await until(lambda: donors.stand(life, "theirs") == [True, True], 30.0)
-        assert [dict(fields) for event, fields in life.told if event == "heads_moved"] == [{"units": BOTH}]
+        assert [report for report in life.told if isinstance(report, HeadsMoved)] == [HeadsMoved(BOTH)]
         assert len(life.party.disk.logs[VECTOR_LOG]) == 2
         spine = life.services[SIDE].state.spine
         assert spine is not None
@@ -893,7 +894,7 @@ async def test_where_the_holders_of_the_spine_went_to_another_lineage_our_units_
             await donors.beat(life)
             await until(lambda: donors.stand(life, "theirs") == [True], 30.0)
             assert life.rounds.spine.head == spine.theirs[-1].link.commit
-            assert [dict(fields) for event, fields in life.told if event == "heads_moved"] == [{"units": BOTH}]
+            assert [report for report in life.told if isinstance(report, HeadsMoved)] == [HeadsMoved(BOTH)]
         async with units_life(donors.world, held=(SIDE,)) as life:
             assert donors.stand(life, "theirs") == [True]
             assert life.rounds.spine is not None

@@ -11,6 +11,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
+from averaging.rounds.lineage.round_reports import RoundCommitted, TaskFailed
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, ask_all, fetch_commits, fetch_result
 from averaging.rounds.unit_service import LEAVE_WITHIN_S, STAYS_WITHIN_S
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
@@ -98,7 +99,7 @@ async def test_members_commit_round_after_round_and_hold_the_same_state(autojump
         states = [life.service.state for life in lives]
         heads = {state.state_commit for state in states}
         assert len({state.state_root for state in states}) == len(heads)
-        assert any(event == "committed" for event, _ in lives[0].told)
+        assert any(isinstance(report, RoundCommitted) for report in lives[0].told)
 
 
 async def test_what_is_fetched_and_what_streams_bring_know_of_each_other(autojump_clock: Clock) -> None:
@@ -320,9 +321,9 @@ async def test_a_vote_that_cannot_be_written_is_never_told_and_the_service_lives
         await trio.sleep(30.0)
         assert of_kind(Ack, heard) == of_kind(Promise, heard) == []
         assert (await life.party.log.load()).bases == {}
-        failed = [fields["reason"] for event, fields in life.told if event == "task_failed"]
+        failed = [report.reason for report in life.told if isinstance(report, TaskFailed)]
         assert len(failed) == 2
-        assert all("no space" in str(reason) for reason in failed)
+        assert all("no space" in reason for reason in failed)
         disk.capacity_bytes = UNBOUNDED_BYTES
         await assert_answers(world, life, heard)
 

@@ -12,6 +12,7 @@ import trio
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
 from averaging.rounds.lineage.round_context import RoundContext
+from averaging.rounds.lineage.round_reports import RoundReport
 from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch, UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.peer_rounds import PeerContext, PeerRounds
@@ -205,7 +206,7 @@ class UnitsLife:
     trainers: dict[UnitName, HandTrainer]
     follower: SpineFollower | None
     heard: list[RoundMessage]
-    told: list[tuple[str, Mapping[str, object]]]
+    told: list[RoundReport]
 
     @property
     def party(self) -> Party:
@@ -241,13 +242,10 @@ async def units_life(
 ) -> AsyncIterator[UnitsLife]:
     """A process on the first party's disk, until the block ends; the second party notes what it hears."""
     party, members = world.parties[0], {party.peer for party in world.parties}
-    told: list[tuple[str, Mapping[str, object]]] = []
+    told: list[RoundReport] = []
 
     async def is_member(peer: PeerId) -> bool:
         return peer in members
-
-    def publish(event: str, fields: Mapping[str, object]) -> None:
-        told.append((event, fields))
 
     clock, chains = VirtualClock(), {unit: chain_of(party, unit) for unit in held}
     follower = None
@@ -255,14 +253,14 @@ async def units_life(
         log = UnitLog(storage_of(party, UNIT))
         follower = SpineFollower(UNIT, world.start_record, log, party.network, VERIFIER, RUN_ID)
         await follower.restore()
-    tools = PeerContext(party.network, clock, party.seal, is_member, publish, is_banned)
+    tools = PeerContext(party.network, clock, party.seal, is_member, told.append, is_banned)
     rounds = PeerRounds(RUN_ID, VERIFIER, tools, vector or HeadVector(MemoryStorage(party.disk)), follower)
     services: dict[UnitName, RoundService] = {}
     trainers = {unit: HandTrainer() for unit in held}
     for unit, chain in chains.items():
         open_round = await chain.restore()
         config = replace(config_of(world, party), unit=unit, spine=UNIT, heartbeat_s=heartbeat_s)
-        unit_tools = RoundContext(party.network, clock, InlineOffload(), trainers[unit], party.seal, publish)
+        unit_tools = RoundContext(party.network, clock, InlineOffload(), trainers[unit], party.seal, told.append)
         services[unit] = RoundService(config, chain, open_round, unit_tools, rounds)
         rounds.add(services[unit])
     rounds.serve()

@@ -6,20 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.policy import config as module
-from coordinator.policy.config import load_host_config
+from coordinator.policy.config import HostConfig
 from protocol.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
 def no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONFIG_FILE", tmp_path / "host.toml")
+    monkeypatch.setitem(HostConfig.model_config, "toml_file", tmp_path / "host.toml")
 
 
 def test_flags_win_over_variables_and_none_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POTLUCK_HOST_GRPC_PORT", "4000")
-    assert load_host_config({"grpc_port": None}).grpc_port == 4000
-    assert load_host_config({"grpc_port": 5000}).grpc_port == 5000
+    assert HostConfig.load({"grpc_port": None}).grpc_port == 4000
+    assert HostConfig.load({"grpc_port": 5000}).grpc_port == 5000
 
 
 @pytest.mark.parametrize(
@@ -33,17 +32,17 @@ def test_flags_win_over_variables_and_none_is_not_given(monkeypatch: pytest.Monk
 )
 def test_value_that_cannot_work_names_the_key_and_the_ways_to_set_it(flags: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        load_host_config(flags)
+        HostConfig.load(flags)
     assert "POTLUCK_HOST_" in caught.value.remedy
 
 
 def test_file_nested_without_end_is_named() -> None:
-    module.CONFIG_FILE.write_text("a = " + "[" * 100_000)
+    HostConfig.file().write_text("a = " + "[" * 100_000)
     with pytest.raises(ConfigError, match=r"host\.toml cannot be read"):
-        load_host_config({})
+        HostConfig.load({})
 
 
 def test_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POTLUCK_HOST_GRPC_PRT", "4000")
     with pytest.raises(ConfigError, match="POTLUCK_HOST_GRPC_PORT"):
-        load_host_config({})
+        HostConfig.load({})

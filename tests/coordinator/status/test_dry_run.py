@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from coordinator.command_line import add_commands
-from coordinator.policy import config
+from coordinator.policy.config import HostConfig
 from coordinator.run.run_files import open_run
 from protocol.errors import ConfigError
 from protocol.estimates.dry_run import END
@@ -19,7 +19,7 @@ from tests.coordinator.run.test_run_files import HOST, write_run_file
 @pytest.fixture(autouse=True)
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "host.toml"
-    monkeypatch.setattr(config, "CONFIG_FILE", path)
+    monkeypatch.setitem(HostConfig.model_config, "toml_file", path)
     return path
 
 

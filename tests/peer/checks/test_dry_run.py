@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from peer.checks.known_runs import find_kept_run
 from peer.commands import add_commands
-from peer.settings import config
+from peer.settings.config import PeerConfig
 from protocol.errors import ConfigError, UnreachableError
 from protocol.estimates.dry_run import END
 from protocol.ids import RunId
@@ -21,7 +21,7 @@ from tests.peer.checks.test_known_runs import MANIFEST, TO_IT, keep
 @pytest.fixture(autouse=True)
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "peer.toml"
-    monkeypatch.setattr(config, "CONFIG_FILE", path)
+    monkeypatch.setitem(PeerConfig.model_config, "toml_file", path)
 
     def nobody(*_arguments: object) -> None:
         raise UnreachableError("no coordinator answers at 127.0.0.1:7000", "a running `potluck host`")

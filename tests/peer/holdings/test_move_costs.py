@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.rounds.fetching.download import DownloadProgress
+from averaging.rounds.lineage.round_reports import DownloadProgress
 from peer.holdings.move_costs import UNMEASURED, DownloadRate, MoveCosts, as_measured
 from protocol.ids import PeerId
 from protocol.pipeline.placement.placement import Placement, Server

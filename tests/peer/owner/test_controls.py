@@ -14,6 +14,7 @@ from peer.owner.controls_core import COOL_FOR_S, ROOMY_FOR_S, STOPPED_BYTES_PER_
 from peer.settings.config import PeerConfig
 from peer.settings.hours_core import parse_hours
 from peer.status.status_board import StatusBoard
+from peer.status.status_of import Sources, status_of
 from protocol.ids import PeerId
 from tests.virtual import VirtualClock
 
@@ -89,6 +90,7 @@ class _Scene:
     def __init__(self, settings: ControlSettings, nursery: trio.Nursery, trainer: _Trainer, slowdown: float) -> None:
         self.sensors, self.trainer = _Sensors(), trainer
         self.board = StatusBoard(PeerId("peer"), VirtualClock(), 0.0)
+        self.sources = Sources(self.board)
         self.board.say("training", "training")
         self.controls = Controls(settings, self.sensors, self.board, slowdown)
         nursery.start_soon(self.controls.keep)
@@ -110,27 +112,27 @@ async def _tell(
 
 async def test_a_pause_is_obeyed_within_two_seconds_and_so_is_its_end(autojump_clock: Clock) -> None:
     async def story(scene: _Scene) -> None:
-        assert scene.board.read().state == "training"
+        assert status_of(scene.sources).state == "training"
         scene.finds(pause=OwnerPause())
         await trio.sleep(OBEYED_WITHIN_S)
         assert scene.trainer.is_paused
-        status = scene.board.read()
+        status = status_of(scene.sources)
         assert (status.state, status.allowed_share) == ("paused", 0.0)
         assert status.reason == status.allowed_reason == "paused by its owner; `potluck resume` trains on"
         scene.finds(pause=None)
         await trio.sleep(OBEYED_WITHIN_S)
         assert not scene.trainer.is_paused
-        assert scene.board.read().state == "training"
+        assert status_of(scene.sources).state == "training"
 
     await _tell(story)
 
 
 async def test_the_status_has_the_processors_temperature_where_one_is_measured(autojump_clock: Clock) -> None:
     async def story(scene: _Scene) -> None:
-        assert scene.board.read().cpu_celsius is None
+        assert status_of(scene.sources).cpu_celsius is None
         scene.finds(cpu_celsius=63.5)
         await trio.sleep(OBEYED_WITHIN_S)
-        assert scene.board.read().cpu_celsius == 63.5
+        assert status_of(scene.sources).cpu_celsius == 63.5
 
     await _tell(story)
 
@@ -169,10 +171,10 @@ async def test_a_slow_training_process_ends_at_the_last_word_and_the_status_does
         scene.finds(pause=OwnerPause())
         await trio.sleep(OBEYED_WITHIN_S)
         assert not scene.trainer.is_paused
-        assert scene.board.read().state == "paused"
+        assert status_of(scene.sources).state == "paused"
         scene.finds(pause=None)
         await trio.sleep(OBEYED_WITHIN_S)
-        assert scene.board.read().state == "training"
+        assert status_of(scene.sources).state == "training"
         await trio.sleep(60)
         assert not scene.trainer.is_paused
 
@@ -232,7 +234,7 @@ async def test_above_its_memory_it_is_held_back_and_the_status_says_what_was_fou
         scene.finds(memory_bytes=2_500_000_000)
         await trio.sleep(OBEYED_WITHIN_S)
         assert (scene.trainer.is_paused, scene.trainer.is_held) == (True, False)
-        status = scene.board.read()
+        status = status_of(scene.sources)
         assert status.state == "paused"
         assert status.reason.startswith("its processes hold 2.5 GB of memory, its owner allows 2 GB; trains again")
         scene.finds(memory_bytes=1_700_000_000)
@@ -249,7 +251,7 @@ async def test_before_training_the_board_tells_only_what_will_hold_it_back(autoj
         scene.board.say("joining", "fetching data")
         scene.finds(pause=OwnerPause())
         await trio.sleep(OBEYED_WITHIN_S)
-        status = scene.board.read()
+        status = status_of(scene.sources)
         assert (status.state, status.reason) == ("joining", "fetching data")
         assert status.allowed_reason.startswith("paused by its owner")
 

@@ -15,6 +15,7 @@ from peer.pipeline.lane_shares import StageShares
 from peer.pipeline.lane_training import LaneControl, stage_run
 from peer.pipeline.stage.stage_process import StageProcess, StageProcessDied
 from peer.session.await_state import HELD_BECAUSE, FirstState
+from peer.status.status_of import status_of
 from peer.training import training_process
 from peer.training.trainer import OWNER_HOLDS
 from protocol.errors import LocalProtocolError
@@ -132,7 +133,7 @@ async def test_two_peers_train_a_run_of_two_stages_to_its_end_in_lanes_and_leave
             part for link in one.chain.links if link.record for of in link.record.contributors for part in of.lanes
         ]
         assert [(part.round, part.tokens) for part in lanes] == [(0, ROUND_TOKENS), (1, ROUND_TOKENS)]
-        assert one.board.read().state == "finished"
+        assert status_of(one.joined.life.sources).state == "finished"
         assert one.joined.reporter.is_leaving
         assert len(one.controls.ordered) == 1
     first, second = (

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from averaging.network.seams.interfaces import Offload, Stream
-from averaging.rounds.fetching.download import MAX_DONORS, DownloadProgress
+from averaging.rounds.fetching.download import MAX_DONORS
+from averaging.rounds.lineage.round_reports import DownloadProgress
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, read_request

@@ -22,6 +22,7 @@ from peer.membership.saved_membership import SavedMembership, load_membership, s
 from peer.session.start_record import START_CHANNEL, StartSearch
 from peer.status.reporting import Reporter
 from peer.status.status_board import StatusBoard
+from peer.status.status_of import Sources, status_of
 from protocol.errors import PeerUnreachable, RemoteProtocolError, UnreachableError
 from protocol.host.calls import NO_COMMIT, START_DOMAIN, RunNews
 from protocol.host.reports import PeerReport, ReportReply
@@ -94,7 +95,7 @@ class Peer:
     folder: Path
     network: MemoryNetwork
     roster: CredentialCache
-    board: StatusBoard
+    sources: Sources
     search: StartSearch
 
     @property
@@ -104,7 +105,7 @@ class Peer:
         return saved.start_record if saved is not None else b""
 
     async def find(self, host: HostLine) -> bytes:
-        reporter = Reporter(host, self.board, lambda: None)  # type: ignore[arg-type]
+        reporter = Reporter(host, self.sources, lambda: None)  # type: ignore[arg-type]
         return await self.search.find(host, reporter)  # type: ignore[arg-type]
 
 
@@ -146,7 +147,7 @@ async def _peer(swarm: MemorySwarm, identity: Identity, folder: Path, start_reco
     search = StartSearch(
         own_folder, membership, DirectoryPoller(network, membership.run_id), roster, InlineOffload(), board
     )
-    return Peer(own_folder, network, roster, board, search)
+    return Peer(own_folder, network, roster, Sources(board), search)
 
 
 @asynccontextmanager
@@ -182,7 +183,7 @@ async def test_a_peer_that_waits_learns_of_a_start_that_a_member_hears_of_only_l
             nursery.start_soon(bob.find, host)
             nursery.start_soon(alice.find, HostLine(is_away=True))
             await trio.sleep(60.0)
-            assert alice.board.read().state == "waiting"
+            assert status_of(alice.sources).state == "waiting"
             host.start = START
             nursery.cancel_scope.deadline = trio.current_time() + 2 * SOON_S
         assert alice.kept == START
@@ -195,7 +196,7 @@ async def test_the_host_tells_of_the_start_where_no_member_is(tmp_path: Path, au
             nursery.start_soon(alice.find, host)
             await trio.sleep(25.0)
             assert host.reports[0].is_ready_to_start
-            assert alice.board.read().reason == "for the run to start: 1 of at least 2 are ready"
+            assert status_of(alice.sources).reason == "for the run to start: 1 of at least 2 are ready"
             host.start = START
             nursery.cancel_scope.deadline = trio.current_time() + SOON_S
         assert alice.kept == START

@@ -5,15 +5,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-import peer.settings.config
-from peer.settings.config import PeerConfig, load_peer_config, whole_bytes
+from peer.settings.config import PeerConfig, whole_bytes
 from protocol.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "peer.toml"
-    monkeypatch.setattr(peer.settings.config, "CONFIG_FILE", path)
+    monkeypatch.setitem(PeerConfig.model_config, "toml_file", path)
     return path
 
 
@@ -21,7 +20,7 @@ def test_flags_win_over_variables_over_the_file(config_file: Path, monkeypatch: 
     config_file.write_text('slowdown = 2.0\nhttp_port = 1\ndevice = "cpu"\n', encoding="utf8")
     monkeypatch.setenv("POTLUCK_PEER_HTTP_PORT", "2")
     monkeypatch.setenv("POTLUCK_PEER_DEVICE", "cuda")
-    config = load_peer_config({"device": "mps", "listen_port": None})
+    config = PeerConfig.load({"device": "mps", "listen_port": None})
     assert (config.slowdown, config.http_port, config.device, config.listen_port) == (2.0, 2, "mps", 0)
 
 
@@ -38,7 +37,7 @@ def test_flags_win_over_variables_over_the_file(config_file: Path, monkeypatch: 
 )
 def test_value_that_cannot_work_is_named_with_what_was_expected(flags: dict[str, object], found: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_peer_config(flags)
+        PeerConfig.load(flags)
     assert found in caught.value.found
     assert caught.value.expected
     assert "--" in caught.value.remedy
@@ -47,25 +46,25 @@ def test_value_that_cannot_work_is_named_with_what_was_expected(flags: dict[str,
 def test_unknown_key_in_the_file_is_refused(config_file: Path) -> None:
     config_file.write_text("slowdonw = 3.0\n", encoding="utf8")
     with pytest.raises(ConfigError, match="slowdonw"):
-        load_peer_config({})
+        PeerConfig.load({})
 
 
 def test_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POTLUCK_PEER_SLOWDONW", "3.0")
     with pytest.raises(ConfigError, match="POTLUCK_PEER_SLOWDOWN"):
-        load_peer_config({})
+        PeerConfig.load({})
 
 
 def test_broken_file_is_named(config_file: Path) -> None:
     config_file.write_text("slowdown = = 3\n", encoding="utf8")
     with pytest.raises(ConfigError, match=r"peer\.toml"):
-        load_peer_config({})
+        PeerConfig.load({})
 
 
 def test_file_nested_without_end_is_named(config_file: Path) -> None:
     config_file.write_text("a = " + "[" * 100_000)
     with pytest.raises(ConfigError, match=r"peer\.toml cannot be read"):
-        load_peer_config({})
+        PeerConfig.load({})
 
 
 def test_settings_cannot_be_changed_afterwards() -> None:
@@ -96,7 +95,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 )
 def test_control_that_cannot_be_kept_is_one_line_before_anything_starts(flags: dict[str, object], found: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_peer_config(flags)
+        PeerConfig.load(flags)
     assert found in caught.value.one_line()
     assert caught.value.expected
 

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import trio.testing
 
+from averaging.rounds.lineage.round_reports import StateDiffers, StateHealed, TaskFailed
 from peer.status.health import APART_AFTER_S, SHOWN_S, HealthNotes, LineageDivergence, after_report
 from peer.status.status_board import StatusBoard
+from peer.status.status_of import Sources, status_of
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.lineage.chain import ChainLink
 from tests.virtual import VirtualClock
 
-FULL = {"task": "_vote", "reason": "could not append to rounds.log: No space left on device", "is_of_disk": True}
+FULL = TaskFailed("_vote", "could not append to rounds.log: No space left on device", is_of_disk=True)
 DIFFERS = "our state at commit 7 is not the one that the run attests: making it again"
 
 
 def test_a_disk_that_refuses_is_told_for_an_hour_and_counted() -> None:
     trouble = HealthNotes()
-    trouble.take("task_failed", FULL, 10.0)
-    trouble.take("task_failed", FULL, 20.0)
-    assert trouble.sentence([], 20.0 + SHOWN_S - 1) == f"the disk refuses: {FULL['reason']}"
+    trouble.take(FULL, 10.0)
+    trouble.take(FULL, 20.0)
+    assert trouble.sentence([], 20.0 + SHOWN_S - 1) == f"the disk refuses: {FULL.reason}"
     assert trouble.sentence([], 20.0 + SHOWN_S) == ""
     assert trouble.num_refused == 2
 
 
 def test_what_failed_for_another_reason_is_no_trouble_of_the_disk() -> None:
     trouble = HealthNotes()
-    trouble.take("task_failed", {"task": "_fetch", "reason": "nobody answers", "is_of_disk": False}, 10.0)
+    trouble.take(TaskFailed("_fetch", "nobody answers", is_of_disk=False), 10.0)
     assert (trouble.sentence([], 10.0), trouble.num_refused) == ("", 0)
 
 
@@ -37,18 +39,18 @@ def test_a_generation_that_was_not_written_is_told_until_one_is() -> None:
 
 def test_a_state_that_differs_is_told_in_words_until_it_is_made_again() -> None:
     trouble = HealthNotes()
-    trouble.take("state_differs", {"reason": DIFFERS}, 1.0)
+    trouble.take(StateDiffers(DIFFERS), 1.0)
     assert trouble.sentence(["no space"], 2.0) == f"the disk refuses: no space; {DIFFERS}"
-    trouble.take("state_healed", {"reason": "healed"}, 3.0)
+    trouble.take(StateHealed("healed"), 3.0)
     assert trouble.sentence([], 4.0) == ""
 
 
 async def test_the_status_tells_what_any_unit_told(autojump_clock: trio.testing.MockClock) -> None:
     for publish in (StatusBoard.publish, StatusBoard.publish_other_unit):
         board = StatusBoard(PeerId("p"), VirtualClock(0.0), 0.0)
-        publish(board, "task_failed", FULL)
-        publish(board, "state_differs", {"reason": DIFFERS})
-        status = board.read()
+        publish(board, FULL)
+        publish(board, StateDiffers(DIFFERS))
+        status = status_of(Sources(board))
         assert "No space left" in status.trouble
         assert DIFFERS in status.trouble
         assert (status.writes_refused, status.generations_damaged) == (1, 0)

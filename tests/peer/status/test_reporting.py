@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import trio
 import trio.testing
 
 from averaging.network.seams.interfaces import Snapshot, TrainerProgress
+from averaging.rounds.lineage.round_reports import RoundCommitted
 from averaging.state.state import UnitState
 from peer.owner.controls_core import TrainingAllowance
 from peer.status.duties_core import NUM_BRINGERS, evaluator_of, is_bringer
@@ -25,6 +27,7 @@ from peer.status.reporting import (
     make_report,
 )
 from peer.status.status_board import StatusBoard
+from peer.status.status_of import Sources
 from protocol.errors import (
     PotluckError,
     RefusedError,
@@ -83,7 +86,7 @@ def _raiser(error: PotluckError) -> Callable[[], ReportReply]:
 
 def _reporter() -> tuple[Reporter, _Client, StatusBoard]:
     client, board = _Client(), StatusBoard(ME, VirtualClock(), 0.0)
-    return Reporter(client, board, lambda: None), client, board  # type: ignore[arg-type]
+    return Reporter(client, Sources(board), lambda: None), client, board  # type: ignore[arg-type]
 
 
 async def test_a_report_says_where_we_are_and_what_the_coordinator_asked_for_is_remembered(
@@ -159,7 +162,7 @@ async def test_a_report_tells_which_bans_we_know_and_the_answer_brings_the_other
 ) -> None:
     client, bans = _Client(), _Bans(error)
     client.answer = lambda: replace(REPLY, revocations=(b"entry",))
-    reporter = Reporter(client, StatusBoard(ME, VirtualClock(), 0.0), lambda: None, revocations=bans)  # type: ignore[arg-type]
+    reporter = Reporter(client, Sources(StatusBoard(ME, VirtualClock(), 0.0)), lambda: None, revocations=bans)  # type: ignore[arg-type]
     assert await reporter.report_once()
     assert client.reports[0].known_revocations == b"known at"
     assert bans.taken == [(b"entry",)]
@@ -167,7 +170,7 @@ async def test_a_report_tells_which_bans_we_know_and_the_answer_brings_the_other
 
 async def test_a_coordinator_that_lost_bans_is_brought_them_once_it_asks(autojump_clock: Clock) -> None:
     client = _Client()
-    reporter = Reporter(client, StatusBoard(ME, VirtualClock(), 0.0), lambda: None, revocations=_Bans())  # type: ignore[arg-type]
+    reporter = Reporter(client, Sources(StatusBoard(ME, VirtualClock(), 0.0)), lambda: None, revocations=_Bans())  # type: ignore[arg-type]
     client.answer = lambda: replace(REPLY, asks_revocations=True, known_revocations=b"at host.")
     await reporter.report_once()
     client.answer = lambda: REPLY
@@ -185,7 +188,7 @@ async def test_the_last_report_says_that_we_left(autojump_clock: Clock) -> None:
 
 
 async def test_a_report_before_the_rounds_names_no_certificates() -> None:
-    report = make_report(StatusBoard(ME, VirtualClock(), 0.0), is_ready_to_start=True, want_from_index=9)
+    report = make_report(Sources(StatusBoard(ME, VirtualClock(), 0.0)), is_ready_to_start=True, want_from_index=9)
     assert (report.certificates, report.is_ready_to_start) == ((), True)
 
 
@@ -240,9 +243,8 @@ def test_commits_of_a_side_that_was_left_are_told_of_parents_first() -> None:
 
 
 def _reporter_on(rounds: _Rounds) -> tuple[Reporter, _Client]:
-    client, board = _Client(), StatusBoard(ME, VirtualClock(), 0.0)
-    board.service = rounds  # type: ignore[assignment]
-    return Reporter(client, board, lambda: None, lambda: b"credential"), client  # type: ignore[arg-type]
+    client, sources = _Client(), Sources(StatusBoard(ME, VirtualClock(), 0.0), service=rounds)  # type: ignore[arg-type]
+    return Reporter(client, sources, lambda: None, lambda: b"credential"), client  # type: ignore[arg-type]
 
 
 def _asks(want_from_index: int, phase: str = "training") -> Callable[[], ReportReply]:
@@ -322,7 +324,7 @@ class _Knowing(_Client):
 def _known_reporter() -> tuple[Reporter, _Knowing, StatusBoard]:
     client, board = _Knowing(), StatusBoard(ME, VirtualClock(), 0.0)
     board.say("training", "training")
-    return Reporter(client, board, lambda: None, lambda: b"credential"), client, board  # type: ignore[arg-type]
+    return Reporter(client, Sources(board), lambda: None, lambda: b"credential"), client, board  # type: ignore[arg-type]
 
 
 async def _play(reporter: Reporter, seconds: float) -> None:
@@ -406,7 +408,7 @@ async def test_a_measured_loss_and_a_report_that_did_not_arrive_do_not_wait(auto
     board.heldout.append(HeldoutResult(_link(1).commit, 1, 100, 2.0))
     await _play(reporter, 1.0)
     assert len(client.reports) == 2
-    failing = Reporter(_Client(), board, lambda: None)  # type: ignore[arg-type]
+    failing = Reporter(_Client(), Sources(board), lambda: None)  # type: ignore[arg-type]
     failing._client.answer = _raiser(UnreachableError("nobody answers", "a coordinator"))  # type: ignore[attr-defined]
     await _play(failing, 3 * REPORT_EVERY_S + 1.0)
     assert len(failing._client.reports) == 4  # type: ignore[attr-defined]
@@ -465,25 +467,27 @@ class _Members:
         self.lines = [_Line(self.host, board.peer) for board in self.boards]
         for board in self.boards:
             board.say("training", "training")
-            board.service = _Rounds(self.chain)  # type: ignore[assignment]
+        rounds: Any = _Rounds(self.chain)
+        self.sources = [Sources(board, service=rounds) for board in self.boards]
 
     def _commit(self) -> None:
         self.chain.commit((100,) * NUM_MEMBERS, voters=NUM_MEMBERS // 2 + 1)
 
     def reporters(self) -> list[Reporter]:
         return [
-            Reporter(line, board, lambda: None, lambda: CREDENTIAL)  # type: ignore[arg-type]
-            for line, board in zip(self.lines, self.boards, strict=True)
+            Reporter(line, sources, lambda: None, lambda: CREDENTIAL)  # type: ignore[arg-type]
+            for line, sources in zip(self.lines, self.sources, strict=True)
         ]
 
     def commit(self) -> ChainLink:
         """One more, which all apply at once."""
         self._commit()
-        rounds = _Rounds(self.chain)
-        for board in self.boards:
-            board.service = rounds  # type: ignore[assignment]
-            board.publish("committed", {"link": rounds.chain.head})
-        return rounds.chain.head
+        rounds: Any = _Rounds(self.chain)
+        head: ChainLink = rounds.chain.head
+        for sources in self.sources:
+            sources.service = rounds
+            sources.board.publish(RoundCommitted(head))
+        return head
 
 
 async def _heard_of(members: _Members, *, are_bringers_there: bool = True) -> tuple[ChainLink, float]:
@@ -717,7 +721,7 @@ async def test_a_round_that_is_nowhere_but_here_is_told_within_a_quarter_of_a_se
             nursery.start_soon(reporter.run)
             await trio.testing.wait_all_tasks_blocked()
             told, begin_s = len(client.reports), trio.current_time()
-            board.publish_other_unit("committed", {"link": replace(link, roster=roster)})
+            board.publish_other_unit(RoundCommitted(replace(link, roster=roster)))
             while len(client.reports) == told:
                 await trio.sleep(0.01)
             assert trio.current_time() - begin_s == pytest.approx(within_s, abs=0.02)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -9,28 +8,14 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount, Network, TrafficCount, Way
-from averaging.rounds.fetching.download import DownloadProgress
-from averaging.rounds.unit_service import RoundService
-from averaging.storage.disk_room import DiskMeter
-from peer.membership.credential_cache import HOST_AWAY_S, CredentialCache
-from peer.owner.controls_core import TrainingAllowance
-from peer.pipeline.lane_service import LaneService
+from averaging.network.seams.interfaces import BulkCount, BulkKind, Network, TrafficCount, Way
+from averaging.rounds.lineage.round_reports import Contributed, DownloadProgress, LineageSwitched, RoundCommitted
 from peer.status.health import APART_AFTER_S
 from peer.status.status_board import StatusBoard
-from peer.status.status_text import status_lines
-from peer.status.traffic import RoundTraffic
-from protocol.frozen import replace
-from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
-from protocol.identity.identity import Ed25519Verifier, Identity
-from protocol.ids import CommitId, PeerId, RunId, UnitName
+from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.lineage.lineage import SpineView, tree_of
-from protocol.rounds.state import OpenRound, PeerView
 from tests.protocol.rounds.round_table import UNIT, Table
-from tests.virtual import InlineOffload, VirtualClock
-
-TOOLS = SimpleNamespace(generations=SimpleNamespace(refused="no space", num_refused=3, num_damaged=1))
+from tests.virtual import VirtualClock
 
 
 async def test_a_commit_counts_for_us_only_with_a_contribution_of_this_process(
@@ -44,44 +29,15 @@ async def test_a_commit_counts_for_us_only_with_a_contribution_of_this_process(
     entry = record.contributor(seat.peer)
     assert entry is not None
     board = StatusBoard(seat.peer, VirtualClock(), 0.0)
-    board.publish("committed", {"link": seat.head})
-    assert board.rounds_counted == 0
-    assert board.first_counted_unix_s is None
-    board.publish("contributed", {"root": entry.root})
-    board.publish("committed", {"link": seat.head})
-    status = board.read()
-    assert (status.rounds_counted, status.first_counted_unix_s) == (1, board.clock.unix_s())
-    assert status.last_round is not None
-    assert abs(sum(status.last_round.weights.values()) - 1.0) < 1e-9
-    assert (status.last_round.coverage, status.last_round.lost) == (1.0, 0.0)
-
-
-async def test_a_round_tells_its_bytes_by_lane_unit_and_codec_in_the_status_and_in_the_list_of_rounds(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    table = Table(3)
-    table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
-    seat = table.live()[0]
-    kind = BulkKind(Way.DIRECT, "exchange", UNIT, "int8")
-    traffic = TrafficCount(3, 4, 50, 60, (BulkCount(kind, 50, 60),), (ControlCount("round", 3, 4),))
-    network = SimpleNamespace(traffic=lambda: traffic)
-    board = StatusBoard(seat.peer, VirtualClock(), 0.0, network=cast(Network, network))
-    board.publish("committed", {"link": seat.head})
-    told = board.last_round
-    assert told is not None
-    moved = {"way": "direct", "channel": "exchange", "unit": UNIT, "codec": "int8", "bytes_up": 50, "bytes_down": 60}
-    said = {"channel": "round", "bytes_up": 3, "bytes_down": 4}
-    assert (told.bytes_up, told.control_bytes_up, [kind.model_dump() for kind in told.bulk]) == (53, 3, [moved])
-    assert [channel.model_dump() for channel in told.control] == [said]
-    assert (board.read().control, board.read().bulk, board.read().bytes_down) == (told.control, told.bulk, 64)
-    board.service = cast(RoundService, SimpleNamespace(chain=SimpleNamespace(links=(seat.head,))))
-    (row,) = board.latest_rounds()
-    assert (row["bytes_down"], row["control_bytes_down"], row["bulk"]) == (64, 4, [moved])
-    assert row["control"] == [said]
-    board.traffic = RoundTraffic()
-    (unseen,) = board.latest_rounds()
-    assert unseen.keys() == row.keys()
-    assert {unseen[name] for name in ("bytes_up", "bytes_down", "control_bytes_up", "control", "bulk")} == {None}
+    board.publish(RoundCommitted(seat.head))
+    assert board.rounds.counted == 0
+    assert board.rounds.first_counted_unix_s is None
+    board.publish(Contributed(entry.root))
+    board.publish(RoundCommitted(seat.head))
+    assert (board.rounds.counted, board.rounds.first_counted_unix_s) == (1, board.clock.unix_s())
+    assert board.rounds.last is not None
+    assert abs(sum(board.rounds.last.weights.values()) - 1.0) < 1e-9
+    assert (board.rounds.last.coverage, board.rounds.last.lost) == (1.0, 0.0)
 
 
 async def test_a_round_beside_the_spine_tells_what_its_own_unit_moved(
@@ -95,144 +51,11 @@ async def test_a_round_beside_the_spine_tells_what_its_own_unit_moved(
     board = StatusBoard(seat.peer, VirtualClock(), 0.0, network=cast(Network, SimpleNamespace(traffic=lambda: traffic)))
     with capture_logs() as logs:
         for _ in range(2):
-            board.publish_other_unit("committed", {"link": seat.head})
+            board.publish_other_unit(RoundCommitted(seat.head))
     told = [
         (line["unit"], line["bytes_up"], line["bytes_down"]) for line in logs if line["event"] == "round_came_beside"
     ]
     assert told == [(UNIT, 50, 60), (UNIT, 0, 0)]
-
-
-async def test_room_on_the_disk_is_told_once_it_was_looked_at(
-    autojump_clock: trio.testing.MockClock, tmp_path: Path
-) -> None:
-    meter = DiskMeter(tmp_path, InlineOffload())
-    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0, disk=meter)
-    assert board.read().disk_free_bytes is None
-    with trio.move_on_after(1.0):
-        await meter.keep_measured()
-    assert meter.room is not None
-    assert (board.read().disk_free_bytes, board.read().disk_all_bytes) == (meter.room.free_bytes, meter.room.all_bytes)
-
-
-async def test_before_anything_is_there_the_board_says_where_we_are_and_why() -> None:
-    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
-    board.say("waiting", "for the run to start")
-    status = board.read()
-    assert (status.state, status.reason, status.head, status.index) == ("waiting", "for the run to start", "", 0)
-
-
-async def test_how_long_it_has_been_so_counts_from_the_change_of_what_is_shown(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
-    assert (board.read().state, board.read().state_s) == ("joining", 0.0)
-    await trio.sleep(7.0)
-    assert board.read().state_s == 7.0
-    board.say("training", "training")
-    assert board.read().state_s == 0.0
-    await trio.sleep(2.0)
-    board.allowed = TrainingAllowance(share=0.0, reason="paused by its owner")
-    assert (board.read().state, board.read().state_s) == ("paused", 0.0)
-    await trio.sleep(3.0)
-    board.allowed = TrainingAllowance(share=0.0, reason="on battery")
-    assert (board.read().reason, board.read().state_s) == ("on battery", 3.0)
-
-
-async def test_a_run_that_pauses_for_a_lost_stage_is_waited_for_and_the_owners_own_pause_is_said_first() -> None:
-    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
-    board.say("training", "training")
-    sentence = "the run pauses: nobody who is there holds stage 1"
-    known: dict[str, object] = {
-        "lane": None,
-        "reason": "free: a lane is waited for",
-        "could_tokens_per_s": lambda: 640.0,
-        "owed_tokens": lambda: 10240,
-    }
-    known["move_reason"] = lambda: "no move of ours is worth it"
-    board.lanes = cast(LaneService, SimpleNamespace(paused=sentence, **known))
-    assert (board.read().state, board.read().reason) == ("waiting", sentence)
-    assert "lanes: free: a lane is waited for; could do 640 tokens/s" in status_lines(board.read())
-    assert "stage: no move of ours is worth it" in status_lines(board.read())
-    assert board.read().owed_tokens == 10240
-    owed = "owed: 10,240 tokens of a round that is over are to count in this stage's next one"
-    assert owed in status_lines(board.read())
-    board.allowed = TrainingAllowance(share=0.0, reason="on battery")
-    assert (board.read().state, board.read().reason) == ("paused", "on battery")
-    board.lanes, board.allowed = cast(LaneService, SimpleNamespace(paused="", **known)), TrainingAllowance()
-    assert (board.read().state, board.read().reason) == ("spare", "free: a lane is waited for")
-
-
-async def test_who_serves_no_lane_is_a_spare_and_trains_once_it_serves_one() -> None:
-    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
-    board.say("catching up", "looking for the run's newest state")
-    known: dict[str, object] = dict.fromkeys(("could_tokens_per_s", "owed_tokens"), lambda: 0)
-    known["move_reason"] = lambda: ""
-    lanes = SimpleNamespace(lane=None, reason="free: a lane is waited for", paused="", **known)
-    board.lanes = cast(LaneService, lanes)
-    assert board.read().state == "catching up"
-    board.say("training", "training")
-    status = board.read()
-    assert (status.state, status.reason) == ("spare", "free: a lane is waited for")
-    assert f"{status.name} in no run yet: spare, free: a lane is waited for" in status_lines(status)
-    lanes.lane, lanes.reason = 3, "stage 1 of lane 3"
-    assert board.read().state == "training"
-
-
-async def test_a_download_that_ended_before_it_was_whole_is_no_longer_shown() -> None:
-    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
-    board.publish("downloading", {"progress": DownloadProgress(index=3, bytes_here=10, bytes_all=40, num_donors=2)})
-    status = board.read()
-    assert (status.download_bytes_here, status.download_bytes_all, status.download_donors) == (10, 40, 2)
-    board.publish("download_ended", {})
-    status = board.read()
-    assert (status.download_bytes_here, status.download_bytes_all, status.download_donors) == (0, 0, 0)
-
-
-async def test_what_a_start_found_on_the_disk_stays_in_the_status() -> None:
-    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
-    assert board.read().restarted == ""
-    board.has_restarted("restarted at round 3; nothing was lost")
-    board.say("training", "training")
-    assert board.read().restarted == "restarted at round 3; nothing was lost"
-
-
-def _roster(clock: VirtualClock, days: int) -> CredentialCache:
-    run, me, unix_s = RunId(b"r" * 32), Identity(b"a" * 32), clock.unix_s()
-    authority = make_ca(b"c" * 32, now_unix_s=unix_s)
-    request = make_request(me, run, make_tls_key(), unix_s)
-    opened = open_request(request, verifier=Ed25519Verifier(), run_id=run, now_unix_s=unix_s)
-    credential = authority.issue(opened, run, now_unix_s=unix_s, days=days, serial=1)
-    return CredentialCache(run, authority.certificate_der, PeerId("host"), credential, Ed25519Verifier(), clock)
-
-
-async def test_the_membership_is_told_credential_host_bans_and_ways_in(autojump_clock: trio.testing.MockClock) -> None:
-    clock = VirtualClock()
-    board, roster = StatusBoard(PeerId("peer"), clock, 5.0), _roster(clock, days=30)
-    assert (board.read().credential_left_s, board.read().host_heard_ago_s) == (None, None)
-    board.has_joined(roster, ("/ip4/192.0.2.1/tcp/1/p2p/one", "/ip4/192.0.2.1/tcp/2/p2p/two"), 7)
-    roster.ban([PeerId("bad")])
-    status = board.read()
-    assert status.credential_left_s == pytest.approx(30 * 86400.0, abs=2.0)
-    assert (status.session, status.bans, status.ways_in, status.is_host_away) == (7, 1, 2, False)
-    await trio.sleep(HOST_AWAY_S + 1)
-    status = board.read()
-    assert status.is_host_away
-    assert status.host_heard_ago_s == pytest.approx(HOST_AWAY_S + 1)
-    roster.host_was_heard()
-    assert (board.read().is_host_away, board.read().host_heard_ago_s) == (False, 0.0)
-
-
-async def test_an_own_credential_that_has_ended_is_told_and_breaks_nothing(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    clock = VirtualClock()
-    board = StatusBoard(PeerId("peer"), clock, 5.0)
-    board.has_joined(_roster(clock, days=1), (), 7)
-    await trio.sleep(2 * 86400.0)
-    assert board.read().credential_left_s == pytest.approx(-86400.0, abs=2.0)
-    assert board.roster is not None
-    board.roster.show(b"garbage")
-    assert board.read().credential_left_s is None
 
 
 async def test_how_missed_rounds_came_is_told_by_what_moved_the_head(autojump_clock: trio.testing.MockClock) -> None:
@@ -244,113 +67,18 @@ async def test_how_missed_rounds_came_is_told_by_what_moved_the_head(autojump_cl
     assert path is not None
     board = StatusBoard(seat.peer, VirtualClock(), 0.0)
     board.downloading(DownloadProgress(1, 5, 5, 2))
-    assert board.read().caught_up == "snapshot", "before the rounds begin"
-    board.service = SimpleNamespace(state=SimpleNamespace(tree=tree))  # type: ignore[assignment]
-    board.caught_up = ""
-    board.publish("committed", {"link": tree.nodes[tree.tip].link})
-    assert board.caught_up == "", "a round like any other"
-    board.publish("committed", {"link": path[0].link})
-    assert board.caught_up == "replay"
+    assert board.rounds.caught_up == "snapshot", "before the rounds begin"
+    board.known_commits = lambda: tree
+    board.rounds.caught_up = ""
+    board.publish(RoundCommitted(tree.nodes[tree.tip].link))
+    assert board.rounds.caught_up == "", "a round like any other"
+    board.publish(RoundCommitted(path[0].link))
+    assert board.rounds.caught_up == "replay"
     board.downloading(DownloadProgress(2, 5, 5, 2))
-    board.publish("switched", {"path": path})
-    assert board.caught_up == "snapshot"
-    board.publish("switched", {"path": path})
-    assert board.caught_up == "replay"
-
-
-async def test_a_state_that_differs_from_the_attested_one_is_told(autojump_clock: trio.testing.MockClock) -> None:
-    table = Table(3)
-    table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
-    seat = table.live()[0]
-    board = StatusBoard(seat.peer, VirtualClock(), 0.0)
-    assert board.read().is_sound
-    chain = SimpleNamespace(
-        head=seat.head, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=False, tools=TOOLS
-    )
-    state = replace(seat.state, open=OpenRound())
-    board.service = SimpleNamespace(  # type: ignore[assignment]
-        unit=UNIT, chain=chain, state=state, reason="", waiting="round 2 is due"
-    )
-    assert not board.read().is_sound
-    assert board.read().round_waiting == "round 2 is due"
-    assert board.read().trouble == "the disk refuses: no space"
-    assert (board.read().writes_refused, board.read().generations_damaged) == (3, 1)
-    chain.is_sound = True
-    assert board.read().is_sound
-
-
-async def test_next_round_and_the_time_left_of_the_run_are_told(autojump_clock: trio.testing.MockClock) -> None:
-    table = Table(3)
-    table.run_until(lambda: all(seat.head.index >= 3 for seat in table.live()))
-    seat = table.live()[0]
-    tree = seat.state.tree
-    path = tree.path(tree.root, seat.head.commit)
-    assert path is not None
-    missed, newest = path[-2].link, path[-1].link
-    board = StatusBoard(seat.peer, VirtualClock(), 0.0, target_total_tokens=3 * newest.total_tokens)
-    chain = SimpleNamespace(
-        head=newest, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=True, tools=TOOLS
-    )
-    state = replace(seat.state, open=OpenRound(), committed_at_s=trio.current_time())
-    board.service = SimpleNamespace(unit=UNIT, chain=chain, state=state, reason="", waiting="")  # type: ignore[assignment]
-    await trio.sleep(12.0)
-    status = board.read()
-    assert (status.eta_s, status.round_waited_s) == (None, pytest.approx(12.0))
-    assert (status.round_target_tokens, status.round_longest_s) == (newest.target_tokens, 60.0)
-    board.pace.committed(0, board.clock.unix_s())
-    await trio.sleep(10.0)
-    board.publish("committed", {"link": missed})  # it came late, and says nothing of how fast rounds are made
-    assert board.read().eta_s is None
-    board.publish("committed", {"link": newest})
-    assert board.read().eta_s == pytest.approx(20.0)
-    board.publish("switched", {"path": path})
-    assert board.read().eta_s is None
-
-
-async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    board = StatusBoard(PeerId("me"), VirtualClock(), 0.0)
-    assert (board.known_peers(), board.latest_rounds()) == ([], [])
-    table = Table(3)
-    table.run_until(lambda: all(seat.head.index >= 2 for seat in table.live()))
-    seat = table.live()[0]
-    tree = seat.state.tree
-    path = tree.path(tree.root, seat.head.commit)
-    assert path is not None
-    views = {
-        PeerId(name): PeerView(
-            PeerId(name), heard_at_s=trio.current_time() - ago_s, left=name == "left", lost=name == "lost"
-        )
-        for name, ago_s in (("here", 0.0), ("left", 0.0), ("lost", 0.0), ("silent", 100.0))
-    }
-    links = [tree.nodes[tree.root].link, *(node.link for node in path)]
-    state, chain = replace(seat.state, peers=MappingProxyType(views)), SimpleNamespace(links=links)
-    board.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
-    assert [row["state"] for row in board.known_peers()] == ["here", "left", "lost", "silent"]
-    assert [row["index"] for row in board.latest_rounds()] == [link.index for link in links if link.record is not None]
-    members = views | {seat.peer: PeerView(seat.peer, heard_at_s=1.0)}
-    state = replace(seat.state, peers=MappingProxyType(members))
-    board.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
-    credited = [
-        entry.credited_tokens
-        for link in links
-        if link.record is not None
-        if (entry := link.record.contributor(seat.peer)) is not None
-    ]
-    counted = {row["peer"]: (row["tokens_counted"], row["rounds_counted"]) for row in board.known_peers()}
-    assert counted == {**dict.fromkeys(views, (0, 0)), seat.peer: (sum(credited), len(credited))}
-    assert credited
-
-
-async def test_peer_that_was_never_heard_has_no_time_at_which_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    views = {PeerId(name): PeerView(PeerId(name), heard_at_s=at_s) for name, at_s in (("a", 0.0), ("b", 90.0))}
-    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
-    monkeypatch.setattr(board.clock, "monotonic_s", lambda: 100.0)
-    state = replace(Table(1).live()[0].state, peers=MappingProxyType(views))
-    chain = SimpleNamespace(links=())
-    board.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
-    assert [row["last_seen_s"] for row in board.known_peers()] == [None, 10.0]
+    board.publish(LineageSwitched(path, ()))
+    assert board.rounds.caught_up == "snapshot"
+    board.publish(LineageSwitched(path, ()))
+    assert board.rounds.caught_up == "replay"
 
 
 async def test_host_that_follows_another_lineage_for_long_is_told_and_no_longer_once_ours_is_the_runs(
@@ -360,34 +88,13 @@ async def test_host_that_follows_another_lineage_for_long_is_told_and_no_longer_
     now_s = 100.0
     board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     monkeypatch.setattr(board.clock, "monotonic_s", lambda: now_s)
-    board.hears_host(CommitId(b"x" * 32), 9)  # before there is a lineage
-    board.service = SimpleNamespace(chain=SimpleNamespace(links=links))  # type: ignore[assignment]
-    board.hears_host(CommitId(b"x" * 32), 9)
+    board.hears_host((), CommitId(b"x" * 32), 9)  # before there is a lineage
+    board.hears_host(links, CommitId(b"x" * 32), 9)
     now_s += APART_AFTER_S
-    board.hears_host(CommitId(b"x" * 32), 9)
+    board.hears_host(links, CommitId(b"x" * 32), 9)
     assert "round 9 that is not here" in board.apart_told
-    board.hears_host(links[-1].commit, links[-1].index)
+    board.hears_host(links, links[-1].commit, links[-1].index)
     assert board.apart_told == ""
-
-
-async def test_who_does_not_hold_the_spine_is_apart_only_where_the_host_follows_records_of_it_that_are_not_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spine = ChainLink(UnitName("stage-0"), CommitId(b"0" * 32), 0, (PeerId("peer"),), 0, 100)
-    own = ChainLink(UnitName("stage-1"), CommitId(b"1" * 32), 0, (PeerId("peer"),), 0, 100)
-    now_s = 100.0
-    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
-    monkeypatch.setattr(board.clock, "monotonic_s", lambda: now_s)
-    board.service = SimpleNamespace(chain=SimpleNamespace(links=(own,)))  # type: ignore[assignment]
-    board.follower = SimpleNamespace(view=SpineView(spine.commit, tree_of(spine)))  # type: ignore[assignment]
-    for _ in range(3):
-        board.hears_host(spine.commit, 0)
-        now_s += APART_AFTER_S
-    assert board.apart_told == ""
-    for _ in range(3):
-        board.hears_host(CommitId(b"x" * 32), 1)
-        now_s += APART_AFTER_S
-    assert "round 1 that is not here" in board.apart_told
 
 
 async def test_peer_that_waits_for_the_state_of_the_run_is_not_apart_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,9 +102,8 @@ async def test_peer_that_waits_for_the_state_of_the_run_is_not_apart_from_it(mon
     now_s = 100.0
     board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     monkeypatch.setattr(board.clock, "monotonic_s", lambda: now_s)
-    board.service = SimpleNamespace(chain=SimpleNamespace(links=links))  # type: ignore[assignment]
     board.say("waiting", "for the state of round 9")
     for _ in range(3):
-        board.hears_host(CommitId(b"x" * 32), 9)
+        board.hears_host(links, CommitId(b"x" * 32), 9)
         now_s += APART_AFTER_S
     assert board.apart_told == ""

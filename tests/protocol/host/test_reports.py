@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import replace
 
@@ -137,3 +138,9 @@ def test_more_bans_than_anybody_keeps_make_no_reply() -> None:
     reply = ReportReply("training", COMMIT, 1, 2, revocations=(b"",) * (MAX_REVOCATIONS + 1))
     with pytest.raises(RemoteProtocolError, match="revocations"):
         decode_report_reply(encode_report_reply(reply))
+
+
+def test_a_field_of_the_wire_has_the_name_of_the_value_that_it_carries() -> None:
+    """Encoding and decoding go by names: a number that is added to one of the two alone would be lost."""
+    for kind, body in ((PeerReport, pb.ReportBody), (ReportReply, pb.ReportReply)):
+        assert {field.name for field in dataclasses.fields(kind)} == {field.name for field in body.DESCRIPTOR.fields}

@@ -21,6 +21,7 @@ from averaging.rounds.exchange.exchange_driver import (
     WAIT_FOR_PROPOSAL_S,
     ExchangeDriver,
 )
+from averaging.rounds.lineage.round_reports import Contributed
 from averaging.state.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PeerUnreachable
 from protocol.identity.envelope import open_envelope
@@ -183,7 +184,7 @@ async def test_the_root_of_a_contribution_is_on_disk_when_the_machine_hears_of_i
         ready = await scene.bench.until_told(ContributionReady)
         assert await scene.logged() == (LoggedContribution(ready.root, TOKENS, 7),)
         assert (ready.base, ready.tokens) == (scene.world.genesis.head, TOKENS)
-        assert ("contributed", {"root": ready.root}) in scene.bench.published
+        assert Contributed(ready.root) in scene.bench.published
         scene.exchanging.begin(proposal_by(scene.world, 1))
         await until(lambda: bool(scene.hellos), 5.0)
         header = _header(scene.hellos[0])

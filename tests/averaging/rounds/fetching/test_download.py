@@ -11,7 +11,8 @@ import trio.testing
 
 from averaging.network.memory.memory_network import LinkSpeed
 from averaging.network.seams.interfaces import Stream
-from averaging.rounds.fetching.download import MAX_DONORS, DownloadContext, DownloadProgress, download_state
+from averaging.rounds.fetching.download import MAX_DONORS, DownloadContext, download_state
+from averaging.rounds.lineage.round_reports import DownloadProgress
 from averaging.rounds.traffic.transfer import (
     FETCH_CHANNEL,
     HASHES_WITHIN_S,

@@ -1,21 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
 import trio.testing
 
 from averaging.rounds.lineage.round_context import Changes, Tasks
+from averaging.rounds.lineage.round_reports import RoundReport, TaskFailed
 from protocol.errors import CallTimeout, PotluckError, StorageError
 
 Clock = trio.testing.MockClock
-Told = list[tuple[str, Mapping[str, object]]]
+Told = list[RoundReport]
 
 
 def _tasks() -> tuple[Tasks, Told]:
     told: Told = []
-    return Tasks(lambda event, fields: told.append((event, fields))), told
+    return Tasks(told.append), told
 
 
 async def _fail() -> None:
@@ -76,9 +77,10 @@ async def test_what_fails_in_a_task_is_told_and_nothing_else_falls_with_it(
         tasks.spawn(go_on, 1.0)
         tasks.spawn(failing)
         await done.wait()
-    assert {event for event, _ in told} == {"task_failed"}
-    assert {fields["task"] for _, fields in told} == {failing.__name__}
-    assert any("no space left" in str(fields["reason"]) and fields["is_of_disk"] for _, fields in told)
+    failed = [report for report in told if isinstance(report, TaskFailed)]
+    assert failed == told
+    assert {report.task for report in failed} == {failing.__name__}
+    assert any("no space left" in report.reason and report.is_of_disk for report in failed)
 
 
 async def test_a_bug_is_no_failure_of_a_task_and_goes_on(autojump_clock: Clock) -> None:

@@ -1,0 +1,178 @@
+"""Settings of a daemon: one field of a pydantic model each.
+
+Everything about a setting follows from its field: the flag `--http-port` (averaging/host/flags.py), the environment variable
+`POTLUCK_PEER_HTTP_PORT`, the key `http_port` in peer.toml, its line in a dry run, and its row in SETTINGS.md. The docstring below the
+field is its help text; it says what holds where the default is empty.
+
+Sources, the later winning: the default, the file, the variable, the flag.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Self
+
+import platformdirs
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic_core import PydanticCustomError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from protocol.estimates.dry_run import Setting
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+_LONGEST_NAME: Final = 253
+"""Letters of a DNS name (RFC 1035, section 2.3.4, without the root's dot)."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
+"""A DNS name in ASCII or an IPv4 address; or an IPv6 address without brackets. No scheme and no port."""
+
+_OF_A_SERVICE: Final = re.compile(r"SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
+"""Kubernetes sets these in every container for a service called potluck-peer or potluck-host. They are no settings."""
+
+
+def _check_name(text: str) -> str:
+    if len(text) > _LONGEST_NAME or _NAME.fullmatch(text) is None:
+        raise PydanticCustomError("host_name", "an address or a name alone, as 198.51.100.7 or host.example.org")
+    return text
+
+
+HostName = Annotated[str, AfterValidator(_check_name)]
+"""A name or address that others are told to reach this daemon by; empty for none. A wrong one would lead volunteers nowhere."""
+
+
+def sources_of(daemon: str) -> SettingsConfigDict:
+    """The file and the variables that hold the settings of one daemon, "peer" or "host"."""
+    return SettingsConfigDict(
+        env_prefix=f"POTLUCK_{daemon.upper()}_", toml_file=platformdirs.user_config_path("potluck") / f"{daemon}.toml"
+    )
+
+
+class DaemonSettings(BaseSettings):
+    """The base of a daemon's settings. A subclass adds its fields and `model_config = sources_of(daemon)`."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags over variables over the file; no .env and no secrets folder."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @classmethod
+    def file(cls) -> Path:
+        """The file in which the owner may write settings; it need not exist."""
+        return Path(str(cls.model_config["toml_file"]))
+
+    @classmethod
+    def load(cls, flags: Mapping[str, object]) -> Self:
+        """Merge the sources. `flags` are those that the command offers; None means not given.
+
+        Raises:
+            ConfigError: a value that cannot work, with the key, what was found and what was expected; or a variable with our prefix
+                that is no setting.
+        """
+        file, prefix = cls.file(), cls.model_config["env_prefix"]
+        check_variables(prefix, cls.model_fields, os.environ)
+        build: Callable[..., Self] = cls
+        try:
+            return build(**{name: value for name, value in flags.items() if value is not None})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = ".".join(str(part) for part in first["loc"])
+            flag = f"{flag_of(key)}, " if key in flags else ""
+            raise ConfigError(
+                f"{file.stem} setting {key} is {first['input']!r}",
+                first["msg"].removeprefix("Input should be "),
+                f"set it with {flag}{prefix}{key.upper()} or in {file}",
+            ) from error
+        except (ValueError, OSError, RecursionError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}", "valid TOML", "mend or remove it") from error
+
+
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """What the docstrings below the fields of a model say, each on one line, by the names of the fields.
+
+    Pydantic reads them, too (`use_attribute_docstrings`), but at each import, which would double the time that a manifest takes.
+    """
+    told: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        if "__annotations__" not in vars(kind) or kind.__module__.startswith("pydantic"):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+        for field, below in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                match below:
+                    case ast.Expr(ast.Constant(str(text))):
+                        told[field.target.id] = " ".join(text.split())
+    return told
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting: "http_port" gives "--http-port"."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_variables(prefix: str, settings: Collection[str], names: Iterable[str]) -> None:
+    """Refuse environment variables that begin with our `prefix`, as "POTLUCK_PEER_", and name no setting.
+
+    A misspelt cap would otherwise be no cap, and nothing would say so.
+
+    Raises:
+        ConfigError: the first such variable, with the setting that may be meant.
+    """
+    for name in sorted(names):
+        key = name.upper().removeprefix(prefix)
+        if key == name.upper() or key.lower() in settings or _OF_A_SERVICE.fullmatch(key):
+            continue
+        meant = [f"{prefix}{close.upper()}" for close in get_close_matches(key.lower(), settings, n=1)]
+        raise ConfigError(
+            f"the environment variable {name[:80]} is no setting",
+            meant[0] if meant else f"the name of a setting after {prefix}",
+            "mend or unset it; --dry-run of `potluck join` and `potluck host` lists every setting",
+        )
+
+
+def settings_with_origins(config: DaemonSettings, flags: Mapping[str, object]) -> list[Setting]:
+    """Every setting of `config` with its origin: a flag, a variable, the file, or "default".
+
+    `config` was loaded with `flags`. The file is read once more.
+    """
+    from protocol.estimates.dry_run import Setting  # imports the whole manifest
+
+    kind, file = type(config), config.file()
+    in_variables = EnvSettingsSource(kind)()
+    in_file = TomlConfigSettingsSource(kind)()
+
+    def origin(name: str) -> str:
+        if flags.get(name) is not None:
+            return f"flag {flag_of(name)}"
+        if name in in_variables:
+            return f"variable {kind.model_config['env_prefix']}{name.upper()}"
+        return f"file {file}" if name in in_file else "default"
+
+    values = config.model_dump(mode="json")
+    return [Setting(name, origin(name), values[name]) for name in kind.model_fields]

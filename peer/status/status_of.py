@@ -1,0 +1,309 @@
+"""The peer's status, assembled from its board and its services. Read-only: nothing here changes a service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+from averaging.network.seams.interfaces import Trainer
+from averaging.rounds.unit_service import RoundService
+from averaging.storage.disk_room import DiskMeter
+from peer.membership.credential_cache import CredentialCache
+from peer.status.round_progress import round_progress
+from peer.status.status import LaneStatus, PeerStatus, UnitPlace
+from peer.status.status_board import StatusBoard
+from peer.status.traffic import since_start, traffic_row, traffic_told
+from protocol.errors import RefusedError
+from protocol.identity.credential import credential_ends_unix_s
+from protocol.identity.names import peer_name
+from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.round_row import Counted, counted_by_peer, round_json, round_row
+from protocol.rounds.queries import idle_patience_s, is_alive, is_suspected
+from protocol.rounds.state import PeerView
+
+if TYPE_CHECKING:
+    from averaging.rounds.spine_follower import SpineFollower
+    from peer.holdings.held_parts import OwnParts
+    from peer.membership.coordinator_client import CoordinatorClient
+
+SHOWN_ROUNDS: Final = 256
+"""How many rounds /rounds.json has: enough for a look back over days, and made in some milliseconds."""
+
+SILENT_S: Final = 30.0
+"""A peer that was not heard for so long is shown as silent, the host's status page draws the line there, too; later where heartbeats
+are so rare that silence means nothing yet.
+"""
+
+
+@dataclass
+class Sources:
+    """The board and the services that a status is read from; None for those that do not run yet.
+
+    Attributes:
+        ways_in: addresses at which others listened when this process began.
+        service: the rounds by which the run's progress is shown: the spine's, or our unit's where every unit has the spine's rounds.
+        others: the rounds of the other units that are held here.
+        follower: the records of the spine, where it is not held here.
+    """
+
+    board: StatusBoard
+    disk: DiskMeter | None = None
+    host: CoordinatorClient | None = None
+    roster: CredentialCache | None = None
+    ways_in: tuple[str, ...] = ()
+    experts: OwnParts | None = None
+    trainer: Trainer | None = None
+    service: RoundService | None = None
+    others: tuple[RoundService, ...] = ()
+    follower: SpineFollower | None = None
+    lanes: Callable[[], LaneStatus] | None = None
+
+    def has_joined(self, roster: CredentialCache, ways_in: tuple[str, ...], session: int) -> None:
+        """The membership of this process, and where others listened when it began."""
+        self.roster, self.ways_in, self.board.session = roster, ways_in, session
+
+    def begin_rounds(
+        self,
+        trainer: Trainer,
+        service: RoundService,
+        others: Sequence[RoundService] = (),
+        follower: SpineFollower | None = None,
+    ) -> None:
+        """The rounds that run from now on."""
+        self.trainer, self.service, self.others, self.follower = trainer, service, tuple(others), follower
+        self.board.known_commits = lambda: service.state.tree
+
+    @property
+    def of_spine(self) -> RoundService | None:
+        """The rounds of the spine; None before they begin, and where this peer only follows them."""
+        return self.service if self.follower is None else None
+
+    @property
+    def spine_links(self) -> Sequence[ChainLink]:
+        """The lineage that the host follows as this peer has it: of its own unit, or of the spine's records beside that."""
+        if self.service is None:
+            return ()
+        return self.service.chain.links if self.follower is None else self.follower.view.links
+
+
+def status_of(sources: Sources) -> PeerStatus:
+    """The status of this moment."""
+    board = sources.board
+    status = PeerStatus(
+        peer=board.peer,
+        name=peer_name(board.peer),
+        run=board.run_name,
+        state=board.state,
+        reason=board.reason,
+        restarted=board.restarted,
+        session=board.session,
+        caught_up=board.rounds.caught_up,
+        target_total_tokens=board.target_total_tokens,
+        rounds_counted=board.rounds.counted,
+        first_counted_unix_s=board.rounds.first_counted_unix_s,
+        last_round=board.rounds.last,
+        started_unix_s=board.started_unix_s,
+        version=board.version,
+        is_outbound_only=board.is_outbound_only,
+        allowed_share=board.allowed.share,
+        allowed_reason=board.allowed.reason,
+        cpu_celsius=board.cpu_celsius,
+        apart=board.apart_told,
+    )
+    lanes = sources.lanes() if sources.lanes is not None else None
+    updates = {
+        **asdict(board.machine.read()),
+        **_of_disk(sources),
+        **_of_trouble(sources),
+        **_of_membership(sources),
+        **_of_traffic(sources),
+        **_of_training(sources),
+        **_of_rounds(sources),
+        **(asdict(lanes) if lanes is not None else {}),
+    }
+    updates.pop("paused", None)
+    updates |= _shown_state(board, updates, lanes)
+    updates["state_s"] = board.time_in(str(updates.get("state", board.state)))
+    return status.model_copy(update=updates)
+
+
+def _shown_state(board: StatusBoard, updates: dict[str, object], lanes: LaneStatus | None) -> dict[str, object]:
+    """The state of a peer that trains, where something holds it back; what its owner can do something about comes first."""
+    if board.state != "training":
+        return {}
+    if not board.allowed.may_compute:
+        return {"state": "paused", "reason": board.allowed.reason}
+    if lanes is not None and lanes.paused:
+        return {"state": "waiting", "reason": lanes.paused}
+    if updates.get("worker_state", "training") != "training":
+        return {"reason": f"the training process is {updates['worker_state']}: {updates['worker_reason']}"}
+    if lanes is not None and lanes.lane is None:
+        return {"state": "spare", "reason": lanes.lane_reason}
+    return {}
+
+
+def known_peers(sources: Sources) -> list[dict[str, object]]:
+    """The others as the round service heard them last, and what the newest rounds count of them: a peer is told no training speed or
+    loss of theirs.
+    """
+    service = sources.service
+    if service is None:
+        return []
+    now_s, links = sources.board.clock.monotonic_s(), service.chain.links[-SHOWN_ROUNDS:]
+    silent_s = max(SILENT_S, idle_patience_s(service.state))
+    counted = counted_by_peer(round_row(link) for link in links if link.record is not None)
+    return [
+        {
+            "peer": view.peer,
+            "name": peer_name(view.peer),
+            "state": _seen_as(view, now_s, silent_s),
+            "index": view.head.index if view.head is not None else None,
+            # 0 is before any sign of life: one that is listed and that we never reached
+            "last_seen_s": round(now_s - view.heard_at_s, 3) if view.heard_at_s > 0 else None,
+            "tokens_per_s": None,
+            "loss": None,
+            "tokens_counted": counted.get(view.peer, Counted()).tokens,
+            "rounds_counted": counted.get(view.peer, Counted()).rounds,
+        }
+        for _, view in sorted(service.state.peers.items())
+    ]
+
+
+def latest_rounds(sources: Sources) -> list[dict[str, object]]:
+    """The newest rounds of the lineage that this peer follows, oldest first."""
+    if sources.service is None:
+        return []
+    links = [link for link in sources.service.chain.links[-SHOWN_ROUNDS:] if link.record is not None]
+    rows = [round_json(round_row(link), link.total_tokens, None) for link in links]
+    traffic = sources.board.rounds.traffic
+    return [row | traffic_row(traffic.of(link.commit)) for row, link in zip(rows, links, strict=True)]
+
+
+def _of_disk(sources: Sources) -> dict[str, object]:
+    room = sources.disk.room if sources.disk is not None else None
+    if room is None:
+        return {}
+    return {"disk_free_bytes": room.free_bytes, "disk_all_bytes": room.all_bytes}
+
+
+def _of_trouble(sources: Sources) -> dict[str, object]:
+    board = sources.board
+    services = (sources.service, *sources.others) if sources.service is not None else ()
+    kept = [service.chain.tools.generations for service in services]
+    return {
+        "trouble": board.trouble.sentence([each.refused for each in kept], board.clock.monotonic_s()),
+        "writes_refused": board.trouble.num_refused + sum(each.num_refused for each in kept),
+        "generations_damaged": sum(each.num_damaged for each in kept),
+    }
+
+
+def _of_membership(sources: Sources) -> dict[str, object]:
+    roster = sources.roster
+    if roster is None:
+        return {}
+    now_s = sources.board.clock.unix_s()
+    return {
+        "credential_left_s": _left_s(roster.own_credential, now_s),
+        "host_heard_ago_s": max(0.0, now_s - roster.host_heard_s),
+        "is_host_away": roster.is_host_away(now_s),
+        "bans": roster.num_banned,
+        "ways_in": len({*sources.ways_in, *roster.lasting_addresses()}),
+    }
+
+
+def _of_traffic(sources: Sources) -> dict[str, object]:
+    board, told = sources.board, dict[str, object]()
+    if sources.host is not None:
+        to_host = sources.host.traffic
+        told |= {"host_bytes_up": to_host.bytes_up, "host_bytes_down": to_host.bytes_down}
+    if board.network is not None:
+        told |= traffic_told(since_start(board.network.traffic()))
+    if board.download is not None:
+        told |= {
+            "download_bytes_here": board.download.bytes_here,
+            "download_bytes_all": board.download.bytes_all,
+            "download_donors": board.download.num_donors,
+        }
+    return told
+
+
+def _of_training(sources: Sources) -> dict[str, object]:
+    if sources.trainer is None:
+        return {}
+    progress = sources.trainer.progress()
+    return {
+        "tokens_per_s": progress.tokens_per_s,
+        "tokens_ready": progress.tokens_ready,
+        "tokens_trained": progress.tokens_trained,
+        "loss": progress.loss_nats,
+        "worker_state": progress.state,
+        "worker_reason": progress.reason,
+        "worker_restarts": progress.restarts,
+    }
+
+
+def _of_rounds(sources: Sources) -> dict[str, object]:
+    board, service = sources.board, sources.service
+    if service is None:
+        return {}
+    chain, state, now_s = service.chain, service.state, board.clock.monotonic_s()
+    told: dict[str, object] = {
+        "unit": service.unit,
+        "head": chain.head.commit.hex(),
+        "index": chain.head.index,
+        "state_root": chain.root.hex(),
+        "is_sound": all(each.chain.is_sound for each in (service, *sources.others)),
+        "state_commit": chain.rooted.hex(),
+        "total_tokens": chain.head.total_tokens,
+        "eta_s": board.rounds.pace.left_s(chain.head.total_tokens, board.target_total_tokens),
+        **round_progress(state, now_s),
+        "disk_bytes": board.disk_bytes,
+        "disk_bound_bytes": sum(each.chain.disk_bound_bytes for each in (service, *sources.others)),
+        "suspected": _suspected(service, now_s),
+        "round_waiting": service.waiting,
+        "units": tuple(_place(other, now_s) for other in sources.others),
+    }
+    if board.state == "training" and service.reason:
+        told["reason"] = service.reason
+    return told
+
+
+def _suspected(service: RoundService, now_s: float) -> tuple[str, ...]:
+    opened = service.state.open
+    if opened.proposal is None or opened.exchange is None:
+        return ()
+    return tuple(str(m.peer) for m in opened.proposal.members if is_suspected(service.state, m.peer, now_s))
+
+
+def _place(service: RoundService, now_s: float) -> UnitPlace:
+    """Where a unit beside the spine stands."""
+    state = service.state
+    patience_s = max(SILENT_S, idle_patience_s(state))
+    holders = [
+        view.peer for view in state.peers.values() if view.head and is_alive(state, view.peer, now_s, patience_s)
+    ]
+    return UnitPlace(
+        unit=service.unit,
+        index=service.chain.head.index,
+        holders=1 + len(holders),
+        tokens_ready=state.tokens_ready,
+        waiting=service.waiting,
+        state_root=service.chain.root.hex(),
+    )
+
+
+def _seen_as(view: PeerView, now_s: float, silent_s: float) -> str:
+    if view.left:
+        return "left"
+    if view.lost:
+        return "lost"
+    return "silent" if now_s - view.heard_at_s > silent_s else "here"
+
+
+def _left_s(credential: bytes, now_unix_s: float) -> float | None:
+    """Until a credential ends; None for one that cannot be read: whoever it is shown to says so."""
+    try:
+        return credential_ends_unix_s(credential) - now_unix_s
+    except RefusedError:
+        return None
