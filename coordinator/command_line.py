@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -12,6 +13,7 @@ from averaging.host.flags import command_with_flags, flags_given
 from protocol.tables import examples
 
 if TYPE_CHECKING:
+    from coordinator.experts.merge_inputs import MergeModels
     from coordinator.policy.config import HostConfig
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where the host keeps the run.")]
@@ -20,8 +22,8 @@ _PANEL: Final = "For hosts"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
-def add_commands(app: typer.Typer) -> typer.Typer:
-    """Put this room's commands on the command line; returns those of checkpoints, for what needs the peers' model as well."""
+def add_commands(app: typer.Typer, load_merge: Callable[[], MergeModels]) -> None:
+    """Put this room's commands on the command line. `load_merge` imports the peers' model, for `potluck checkpoint merge`."""
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck init my-run.toml", "potluck init --shards pipeline"))(
         init
     )
@@ -36,8 +38,12 @@ def add_commands(app: typer.Typer) -> typer.Typer:
     checkpoint.command("verify", epilog=examples("potluck checkpoint verify CHECKPOINT_DIR"))(checkpoint_verify)
     exporting = examples("potluck checkpoint export CHECKPOINT_DIR my-model")
     checkpoint.command("export", epilog=exporting)(checkpoint_export)
+    merging = examples(
+        "potluck checkpoint merge CHECKPOINT_DIR my-model --tune-steps 200",
+        "potluck checkpoint merge CHECKPOINT_DIR my-model --without 0 --without 3",
+    )
+    checkpoint.command("merge", epilog=merging)(_merge_command(load_merge))
     app.add_typer(checkpoint, name="checkpoint", rich_help_panel=_PANEL)
-    return checkpoint
 
 
 def init(
@@ -146,3 +152,41 @@ def checkpoint_export(
     from coordinator import commands
 
     typer.echo(commands.export_checkpoint(path, target, expert))
+
+
+def _merge_command(load_merge: Callable[[], MergeModels]) -> Callable[..., None]:
+    def checkpoint_merge(
+        path: Annotated[
+            Path, typer.Argument(metavar="CHECKPOINT_DIR", help="A checkpoint's folder, of an expert run.")
+        ],
+        target: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="A folder that is not there yet, or empty.")],
+        also: Annotated[
+            list[Path] | None,
+            typer.Option(
+                metavar="CHECKPOINT_DIR", help="Take experts of this one of the same run, too.", show_default=False
+            ),
+        ] = None,
+        state_dir: Annotated[
+            Path | None,
+            typer.Option("--state-dir", help="The host's folder; else the one that the checkpoint lies in."),
+        ] = None,
+        tune_steps: Annotated[
+            int,
+            typer.Option(
+                min=0, max=100_000, help="Train the routers, and nothing else, for so many steps; 0 leaves it."
+            ),
+        ] = 40,
+        without: Annotated[
+            list[int] | None,
+            typer.Option(metavar="N", help="Leave this expert out; may be given several times.", show_default=False),
+        ] = None,
+    ) -> None:
+        """Verify an expert run's checkpoint and write trunk and experts as one mixture, in Hugging Face's GraniteMoeShared layout."""
+        from coordinator.experts.merge_inputs import merge_checkpoints
+
+        paths, merge = [path, *(also or ())], load_merge()
+        typer.echo(
+            merge_checkpoints(paths, target, merge, state_dir=state_dir, tune_steps=tune_steps, without=without or ())
+        )
+
+    return checkpoint_merge

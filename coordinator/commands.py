@@ -58,7 +58,6 @@ def host(run_file: Path, flags: Mapping[str, object]) -> int:
     from protocol.run.manifest import load_run_config
 
     load_run_config(run_file)
-    _log_to_stderr()
     from averaging.gc_freeze import frozen_imports
 
     with frozen_imports():
@@ -77,19 +76,6 @@ def dry_run(run_file: Path, flags: Mapping[str, object]) -> list[str]:
     from coordinator.status.dry_run import dry_run_lines
 
     return dry_run_lines(run_file, HostConfig.load(flags), flags)
-
-
-def _log_to_stderr() -> None:
-    """Log lines beside, not between, what the host says to the person at the terminal."""
-    import logging
-    import sys
-
-    import structlog
-
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:

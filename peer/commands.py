@@ -189,8 +189,7 @@ def demo(
     One peer is slowed to a third; one is killed half-way, comes back and
     catches up.
     """
-    from peer.demo.options import DemoOptions
-    from peer.demo.run import run_demo
+    from peer.demo.run import DemoOptions, run_demo
 
     options = DemoOptions(
         directory=directory,

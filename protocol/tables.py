@@ -1,15 +1,8 @@
-"""Plain text for people: tables that fit a terminal, numbers with their units. Text of strangers cannot move the cursor."""
+"""Plain text for people: numbers with their units, the same everywhere. Text of strangers cannot move the cursor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import log
-from typing import Final
-
-WIDTH: Final = 80
-"""Columns of the narrowest terminal that is still usual; wider lines would wrap in mails and bug reports."""
-
-_GAP: Final = "  "
 
 
 def printable(text: object) -> str:
@@ -21,22 +14,6 @@ def printable(text: object) -> str:
 def shortened(text: str, width: int) -> str:
     """At most `width` characters, the last one an ellipsis where something was cut."""
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: frozenset[str] = frozenset()) -> list[str]:
-    """Lines of at most WIDTH columns; columns named in `right` are set to the right, and the last one is cut where it is too long."""
-    cells = [tuple(header), *(tuple(printable(cell) for cell in row) for row in rows)]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(header))]
-    before_last = sum(widths[:-1]) + len(_GAP) * (len(header) - 1)
-    widths[-1] = min(widths[-1], max(len(header[-1]), WIDTH - before_last))
-    lines = []
-    for row in cells:
-        parts = [
-            shortened(text, width).rjust(width) if name in right else shortened(text, width).ljust(width)
-            for name, text, width in zip(header, row, widths, strict=True)
-        ]
-        lines.append(_GAP.join(parts).rstrip())
-    return lines
 
 
 def examples(*lines: str) -> str:

@@ -26,14 +26,14 @@ from typer.testing import CliRunner
 
 import potluck
 from averaging.host.http_client import STATUS_ADDRESS_FILE
-from averaging.host.log_file import LogFile, keep_log
+from averaging.host.log_file import LogFile, keep_log, log_line
+from averaging.host.stderr_log import log_to_stderr
 from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
 from peer.membership.saved_membership import SavedMembership, save_membership
 from peer.settings.config import PeerConfig
 from peer.status.status import PeerStatus, write_final_status
 from protocol.errors import ConfigError
 from protocol.identity.identity import Identity
-from protocol.screens.log_lines import log_line
 from tests.forked import Forked, open_forked
 from tests.peer.checks.test_known_runs import keep
 from tests.protocol.identity.test_invite import INVITE
@@ -424,7 +424,7 @@ def _peer_with_log(folder: Path) -> Path:
 def test_logs_shows_the_newest_lines_readable(tmp_path: Path) -> None:
     done = _potluck("logs", "--lines", "2", "--state-dir", str(_peer_with_log(tmp_path)))
     assert done.returncode == 0
-    assert done.stdout.splitlines() == ["T info    joined number=3", "T info    joined number=4"]
+    assert done.stdout.splitlines() == ["T [info     ] joined number=3", "T [info     ] joined number=4"]
 
 
 def test_logs_follows_until_interrupted(
@@ -443,10 +443,10 @@ def test_logs_follows_until_interrupted(
             log.close()
         log.write(log_line({"event": event}))
 
-    monkeypatch.setattr(potluck.time, "sleep", meanwhile)
-    potluck.logs(folder, follow=True, lines=0)  # Ctrl-C is its end, and no failure
+    monkeypatch.setattr("averaging.host.local_commands.time.sleep", meanwhile)
+    potluck.local_commands.logs(folder, follow=True, lines=0)  # Ctrl-C is its end, and no failure
     log.close()
-    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == ["more", "rotated"]
+    assert capsys.readouterr().out.splitlines() == ["more", "rotated"]
 
 
 def test_bugreport_has_no_secret_wherever_it_was_planted(
@@ -489,7 +489,7 @@ def test_bugreport_has_no_secret_wherever_it_was_planted(
     write_final_status(folder, PeerStatus(peer="p", name="n", reason=" ".join(planted)))
     monkeypatch.setenv("POTLUCK_HOST_ANNOUNCE_HOST", "192.0.2.7")
     monkeypatch.setenv("POTLUCK_PEER_HTTP_HOST", GOOD)
-    potluck.bugreport(folder, out)
+    potluck.local_commands.bugreport(folder, out)
     with zipfile.ZipFile(out) as archive:
         kept = {name: archive.read(name).decode() for name in archive.namelist()}
     assert set(kept) == {
@@ -517,17 +517,17 @@ def test_runs_below_a_folder_are_listed_and_what_is_damaged_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match="no run in"):
-        potluck.runs(tmp_path)
+        potluck.local_commands.runs(tmp_path)
     with pytest.raises(ConfigError, match="no folder"):
-        potluck.runs(tmp_path / "absent")
+        potluck.local_commands.runs(tmp_path / "absent")
     joined = keep(tmp_path / "mine")
     (tmp_path / "hers").mkdir()
     (tmp_path / "hers" / LEDGER_FILE).write_bytes(b"no ledger at all" * 300)
-    potluck.runs(tmp_path, as_json=True)
+    potluck.local_commands.runs(tmp_path, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert [row["folder"] for row in told["host"]] == [str(tmp_path / "hers")]
     assert [(row["folder"], row["note"]) for row in told["peer"]] == [(str(joined), "")]
-    potluck.runs(tmp_path)
+    potluck.local_commands.runs(tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"hosted from {tmp_path / 'hers'}"
     assert [line for line in lines if line.startswith("cannot be read whole: ") and "is damaged" in line]
@@ -600,7 +600,7 @@ def test_log_beside_a_live_screen_does_not_tear_it_and_the_file_has_everything(
     before, terminal = structlog.get_config(), io.StringIO()
     console = Console(file=terminal, force_terminal=True, width=200)
     try:
-        potluck._set_up_logging()
+        log_to_stderr()
         with keep_log(tmp_path / "peer.log"), Live("the panel", console=console, auto_refresh=False):
             structlog.get_logger().info("round_waits")
             structlog.get_logger().warning("apart")

@@ -17,8 +17,9 @@ from typing import Final
 
 import psutil
 
+from averaging.host.daemon_views import DaemonView, LocalDaemon
 from averaging.host.log_file import FILE_BYTES, LOG_FOLDER, log_files
-from protocol.errors import ConfigError, StorageError
+from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.identity.redaction import Redactor
 from protocol.ids import PROTOCOL_VERSION
 
@@ -35,6 +36,32 @@ _LOGS_EACH: Final = 2
 """The newest log files: what went wrong last is in them."""
 
 _TELLING: Final = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL")
+
+
+def gathered(found: Sequence[tuple[LocalDaemon, Path]], *, keeps_addresses: bool) -> dict[str, str]:
+    """All that goes into a report of these daemons and their folders, without secrets. Blocks, at most some seconds for each."""
+    entries = {"machine.json": as_json(machine_facts([folder for _, folder in found]))}
+    secrets = secrets_of_environment()
+    for kind, folder in found:
+        view = _view(kind, folder)
+        secrets += kind.secrets(folder)
+        status = {"is_running": view.is_running, "note": view.note, "status": view.status}
+        entries |= {
+            f"{view.kind}/status.json": as_json(status),
+            f"{view.kind}/settings.json": as_json(kind.settings(folder)),
+            f"{view.kind}/files.txt": layout(folder),
+        }
+        entries |= {f"{view.kind}/logs/{name}": text for name, text in newest_logs(folder, kind.LOG_NAME).items()}
+    return cleaned(entries, Redactor(secrets, hides_addresses=not keeps_addresses, home=str(Path.home())))
+
+
+def _view(kind: LocalDaemon, folder: Path) -> DaemonView:
+    """What cannot be looked at, as a damaged ledger, is what a report is about and does not end it."""
+    try:
+        return kind.look(folder)
+    except PotluckError as error:
+        name = kind.LOG_NAME.removesuffix(".log")
+        return DaemonView(name, str(folder), is_running=False, note=error.one_line(), status={})
 
 
 def machine_facts(folders: Sequence[Path]) -> dict[str, object]:

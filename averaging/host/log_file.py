@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
-import threading
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from io import TextIOWrapper
+from logging import LogRecord, makeLogRecord
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Final
 
-from protocol.screens.log_lines import log_line
+import structlog
+
+from protocol.tables import printable
 
 LOG_FOLDER: Final = "logs"
 """In a daemon's state folder."""
@@ -21,8 +26,15 @@ FILE_BYTES: Final = 5_000_000
 NUM_FILES: Final = 4
 """Kept in all, the one being written included: 20 MB are nothing beside a model."""
 
+MAX_LETTERS: Final = 16_384
+"""Longest line: an event with a deep traceback has some thousand letters, and one event must not fill the file."""
+
 _MAX_PART_BYTES: Final = 1 << 20
 """A file without line ends is no log of ours: what was read of it so far is taken as a line."""
+
+_RENDER: Final = structlog.dev.ConsoleRenderer(
+    colors=False, exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+)
 
 
 def log_files(path: Path) -> tuple[Path, ...]:
@@ -30,75 +42,80 @@ def log_files(path: Path) -> tuple[Path, ...]:
     return (path, *(path.with_name(f"{path.name}.{number}") for number in range(1, NUM_FILES)))
 
 
-class LogFile:
-    """Writes lines and makes room for them; usable from any thread. Opens nothing before the first line."""
+def log_line(event: Mapping[str, object]) -> str:
+    """One event as JSON; what JSON has no word for is written as Python shows it. A line that would be too long is cut."""
+    line = json.dumps(dict(event), default=repr)
+    if len(line) <= MAX_LETTERS:
+        return line
+    kept = {name: str(event.get(name, ""))[:200] for name in ("timestamp", "level", "event")}
+    return json.dumps(kept | {"cut": line[: MAX_LETTERS // 2]})
+
+
+def readable(line: str) -> str:
+    """A line of the file as the daemon's terminal shows it, a traceback below it. What is no JSON object, say a line that a full
+    disk cut off, is shown as it is. Control characters are shown as escapes.
+    """
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        event = None
+    if not isinstance(event, dict):
+        return printable(line)
+    traceback = str(event.pop("exception", "")).splitlines()
+    shown = {printable(name): printable(value) for name, value in event.items()}
+    return "\n".join([str(_RENDER(None, "", shown)), *(f"    {printable(part)}" for part in traceback)])
+
+
+class LogFile(RotatingFileHandler):
+    """Writes lines to NUM_FILES files; usable from any thread. Opens nothing before the first line."""
 
     def __init__(self, path: Path, file_bytes: int = FILE_BYTES) -> None:
-        self._path = path
-        self._file_bytes = file_bytes
-        self._lock = threading.Lock()
-        self._descriptor: int | None = None
-        self._size_bytes = 0
+        # lines are JSON, so a letter is a byte
+        super().__init__(path, maxBytes=file_bytes, backupCount=NUM_FILES - 1, encoding="ascii", delay=True)
         self._lost = 0
-        self._is_torn = False
 
     def write(self, line: str) -> None:
-        """Write one line. What cannot be written is lost and counted: the next line that can be is preceded by their number."""
-        with self._lock:
-            try:
-                if self._lost:
-                    self._append(log_line({"event": "log_lines_lost", "lines": self._lost}))
-                    self._lost = 0
-                self._append(line)
-            except OSError:
-                self._lost += 1
-                self._close()
+        """Write one line. A line that cannot be written is lost and counted: the next that can be is preceded by their number."""
+        self.handle(makeLogRecord({"msg": line}))
+
+    def emit(self, record: LogRecord) -> None:
+        """Writes the record's message; called with the handler's lock held."""
+        lost, self._lost = self._lost, 0
+        if lost:  # the last line may have been cut off before its end
+            record.msg = f"\n{log_line({'event': 'log_lines_lost', 'lines': lost})}\n{record.msg}"
+        super().emit(record)
+        if self._lost:
+            self._lost += lost
+
+    def handleError(self, record: LogRecord) -> None:  # noqa: N802 - logging's name
+        """Counts the line, and lets go of the file, which may be on a disk that has no room."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+            return
+        self._lost += 1
+        self._let_go()
 
     def close(self) -> None:
         """Close the file; a later line opens it again."""
-        with self._lock:
-            self._close()
+        self._let_go()
+        super().close()
 
-    def _append(self, line: str) -> None:
-        data = ("\n" if self._is_torn else "").encode("ascii") + line.encode("utf8", "backslashreplace") + b"\n"
-        descriptor = self._open(len(data))
-        written = os.write(descriptor, data)
-        self._size_bytes += written
-        self._is_torn = written < len(data)
-        if self._is_torn:
-            raise OSError("the disk is full")
+    def _let_go(self) -> None:
+        stream, self.stream = self.stream, None
+        with suppress(OSError):
+            if stream is not None:
+                stream.close()
 
-    def _open(self, more_bytes: int) -> int:
-        """The file with room for `more_bytes`, rotated first where it has none."""
-        if self._descriptor is not None and self._size_bytes + more_bytes > self._file_bytes:
-            self._close()
-        if self._descriptor is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with suppress(FileNotFoundError):
-                if self._path.stat().st_size + more_bytes > self._file_bytes:
-                    self._rotate()
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            self._size_bytes = os.fstat(self._descriptor).st_size
-        return self._descriptor
-
-    def _rotate(self) -> None:
-        files = log_files(self._path)
-        for newer, older in reversed(list(pairwise(files))):
-            with suppress(FileNotFoundError):
-                os.replace(newer, older)
-
-    def _close(self) -> None:
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            with suppress(OSError):
-                os.close(descriptor)
+    def _open(self) -> TextIOWrapper:
+        path = Path(self.baseFilename)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding)
 
 
 @contextmanager
 def keep_log(path: Path) -> Iterator[None]:
     """Everything that is logged goes to the file, too, until the end; what standard error shows stays as it is."""
-    import structlog
-
     file = LogFile(path)
 
     def keep(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -106,8 +123,7 @@ def keep_log(path: Path) -> Iterator[None]:
         file.write(log_line(structlog.processors.format_exc_info(logger, method, dict(event))))
         return event
 
-    before = structlog.get_config()
-    processors = list(before["processors"])
+    processors = list(structlog.get_config()["processors"])
     structlog.configure(processors=[*processors[:-1], keep, *processors[-1:]])
     try:
         yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from averaging.data.packing.expert_shards import expert_shards
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, TokenReader, parse_dataset
 from averaging.data.sources.texts import Split
 from averaging.models.llama.config import LlamaConfig, require_llama
-from coordinator.checkpoints.checkpoint_export import Exported, export_tensors
+from coordinator.checkpoints.checkpoint_export import Exported, ensure_free, export_tensors
 from coordinator.checkpoints.checkpoints import CheckpointManifest, load_checkpoint
 from coordinator.checkpoints.granite_layout import granite_config, granite_tensors
 from coordinator.run.hosted_runs import MANIFEST_FILE
@@ -27,6 +27,7 @@ from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.identity.identity import Ed25519Verifier
 from protocol.ids import UnitName
 from protocol.run.manifest import open_manifest
+from protocol.tables import printable
 from protocol.tensors.expert_schema import TRUNK, MixtureConfig, expert_of, held_units
 from protocol.tensors.model_families import parse_model
 from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
@@ -244,3 +245,88 @@ def write_merged(parts: MergingParts, tensors: Mapping[str, torch.Tensor], targe
     return export_tensors(
         parts.path, parts.manifest, target, granite_tensors(parts.decoder, tensors), config_of, origin
     )
+
+
+class MergedModel(Protocol):
+    """What the peers' model made of a trunk and experts: its tensors, how its routers came about, and what it is worth."""
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """By the names of peer/models/mixture.py."""
+        ...
+
+    @property
+    def told(self) -> str:
+        """How its routers came about."""
+        ...
+
+    @property
+    def quality(self) -> MergedWorth:
+        """What it is worth."""
+        ...
+
+
+class MergedWorth(Protocol):
+    """How good it is on held-out text."""
+
+    @property
+    def sentence(self) -> str:
+        """In words."""
+        ...
+
+
+class MergeModels(Protocol):
+    """peer.models.merging.merge_with_text: the host knows no model and is given it."""
+
+    def __call__(
+        self,
+        decoder: LlamaConfig,
+        mixture: MixtureConfig,
+        trunk_N: torch.Tensor,
+        experts: Mapping[int, torch.Tensor],
+        text: ExpertSample,
+        tune_steps: int,
+        without: Sequence[int] = (),
+        /,
+    ) -> MergedModel:
+        """Raises LocalProtocolError where the parts do not fit one another."""
+        ...
+
+
+def merge_checkpoints(
+    paths: Sequence[Path],
+    target: Path,
+    merge: MergeModels,
+    *,
+    state_dir: Path | None = None,
+    tune_steps: int = 40,
+    without: Sequence[int] = (),
+) -> str:
+    """Verify checkpoints of one run, merge trunk and experts with `merge` and write the model to `target`; says what came of it.
+
+    Args:
+        paths: folders of checkpoints; experts of the later ones come on top of the first one's.
+        target: a folder that is not there yet, or empty.
+        merge: makes one model of the parts.
+        state_dir: the host's folder; None for the one that the first checkpoint lies in.
+        tune_steps: of the routers alone.
+        without: experts to leave out.
+
+    Raises:
+        ConfigError, StorageError: as `read_parts` and `write_merged`.
+    """
+    ensure_free(target)
+    parts = read_parts(paths)
+    left_out = sorted(without)
+    kept = parts.without(left_out)
+    text = ExpertSample(parts, state_dir)
+    merged = merge(parts.decoder, parts.mixture, parts.trunk_N, parts.experts, text, tune_steps, left_out)
+    exported = write_merged(kept, merged.tensors, target)
+    lacking = (
+        f" without experts {', '.join(map(str, parts.missing))}, which were never trained," if parts.missing else ""
+    )
+    lacking += f" without experts {', '.join(map(str, left_out))}, as asked," if left_out else ""
+    size = f"{sum(exported.files.values()) / 1e6:.2f} MB"
+    where = f"round {parts.manifest.index} of {printable(parts.manifest.run_name)}, {len(kept.experts)} experts"
+    told = f"verified and merged{lacking} {merged.told}: {where}, {size} to {target}: {', '.join(exported.files)}"
+    return f"{told}\n{merged.quality.sentence}"

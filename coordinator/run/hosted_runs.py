@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from averaging.host.daemon_views import Row
 from averaging.host.run_folder import run_row
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, open_ledger
 from coordinator.progress.run_core import Phase
@@ -13,7 +14,6 @@ from protocol.errors import StorageError
 from protocol.identity.identity import Ed25519Verifier
 from protocol.rounds.messages.wire import decode_certificate, decode_record
 from protocol.run.manifest import open_manifest
-from protocol.screens.daemon_views import Row
 from protocol.tensors.expert_schema import TRUNK
 from protocol.tensors.model_config import WHOLE_MODEL
 

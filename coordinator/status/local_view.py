@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from averaging.host.daemon_views import DaemonView, Row, rows_of
 from protocol.errors import UnreachableError
-from protocol.screens.daemon_views import DaemonView, Row, rows_of
 
 LOG_NAME: Final = "host.log"
 """In the log folder of the state folder."""

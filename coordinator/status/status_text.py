@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log
 from typing import Final
 
-from protocol.screens.daemon_views import rows_of
-from protocol.tables import duration, in_bytes, printable, several
+from averaging.host.daemon_views import rows_of
+from protocol.tables import bits, duration, in_bytes, printable, several
 
 PARTIAL_SHOWN: Final = 3
 """Lanes' rounds, the newest ones, that a stage has no part of."""
@@ -24,11 +23,11 @@ def _loss_line(status: Mapping[str, object]) -> str:
         rows = rows_of(status.get(name))
         if rows:
             each = _of_experts(status) if name == "heldout" else ""
-            parts.append(f"{label} {_number(rows[-1], 'nats') / log(2):.3f}{each}")
+            parts.append(f"{label} {bits(rows[-1].get('nats'))}{each}")
     marks = status.get("yardsticks")
     if isinstance(marks, dict):
         parts.append(f"zlib {_number(marks, 'zlib_bits_per_byte'):.3f}")
-        parts.append(f"pairs {_number(marks, 'pairs_nats_per_byte') / log(2):.3f}")
+        parts.append(f"pairs {bits(marks.get('pairs_nats_per_byte'))}")
     return "bits per byte: " + ", ".join(parts)
 
 
@@ -36,13 +35,13 @@ def _of_experts(status: Mapping[str, object]) -> str:
     """The newest held-out loss of each expert on its own documents; nothing of a run without."""
     curves = status.get("heldout_experts")
     newest = {unit: rows_of(rows) for unit, rows in curves.items()} if isinstance(curves, dict) else {}
-    told = [f"{unit} {_number(rows[-1], 'nats') / log(2):.3f}" for unit, rows in newest.items() if rows]
+    told = [f"{unit} {bits(rows[-1].get('nats'))}" for unit, rows in newest.items() if rows]
     return f" ({', '.join(told)})" if told else ""
 
 
 def _peer_line(row: Mapping[str, object]) -> str:
     loss = row.get("loss")
-    said = f", loss {loss / log(2):.3f}" if isinstance(loss, (int, float)) else ""
+    said = f", loss {bits(loss)}" if isinstance(loss, (int, float)) else ""
     return (
         f"  {row.get('name', '?'):<24} {row.get('state', '?'):<12} {_number(row, 'tokens_per_s'):>8,.0f} tokens/s"
         f"{said}, seen {duration(row.get('last_seen_s'))} ago"

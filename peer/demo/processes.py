@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from protocol.errors import MachineError, PotluckError
+from protocol.errors import MachineError
 
 LEAVE_PATIENCE_S: Final = 15.0
 _INVITE = re.compile(r"potluck1:[A-Za-z0-9+_]+")
@@ -152,19 +152,3 @@ def last_line(running: Running) -> str:
     """The last thing it said."""
     lines = running.output().strip().splitlines()
     return lines[-1] if lines else "it said nothing"
-
-
-def run_potluck(arguments: Sequence[str], limit_s: float) -> str:
-    """Run one short command and return its output.
-
-    Raises:
-        PotluckError: it left with another exit code than 0; `found` is its last line.
-    """
-    command = [sys.executable, "-m", "potluck", *arguments]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False
-    )
-    if done.returncode != 0:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise PotluckError(f"potluck {arguments[0]} left with {done.returncode}: {lines[-1] if lines else 'no output'}")
-    return done.stdout

@@ -1,133 +1,261 @@
-"""`potluck demo`: a host and three or four peers as real processes on loopback. Looks only at their HTTP JSON and files.
+"""`potluck demo`: a host and some peers as real processes on loopback; one peer is killed half-way and comes back.
 
-The shell of peer/demo/script_core.py: look, ask the core, obey, draw; then check the checkpoint, plot, sample, sum up.
+It knows of them what anybody does: what they serve as JSON, and the files that they leave behind.
 """
 
 from __future__ import annotations
 
-import socket
+import json
+import math
+import os
+import subprocess
 import tempfile
 import time
 import tomllib
-import urllib.error
-import urllib.request
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from pathlib import Path
 from typing import Final, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from peer.demo.observation import CheckpointFile, HostStatus, Observation, PeerReport
-from peer.demo.options import DemoOptions
-from peer.demo.processes import ProcessGroup, Running, open_processes, run_potluck, wait_for_invite
-from peer.demo.screen import open_screen
-from peer.demo.script_core import (
-    CASTS,
-    SLOWDOWN,
-    START_SHARE,
-    VICTIM,
-    WHOLE_MODEL,
-    Action,
-    Cast,
-    DemoState,
-    round_counting_victim,
-    step,
-)
-from peer.demo.summary import DemoSummary, Facts, newest_checkpoint, summarise
+from averaging.host.http_client import get_json, read_status_address
+from peer.demo.processes import ProcessGroup, Running, open_processes, wait_for_invite
+from peer.demo.screen import Screen, open_screen, plot_losses, print_summary
+from peer.demo.summary import CASTS, VICTIM, Cast, DemoSummary, HostStatus, Seen, broken_promises, summarise
 from peer.owner.controls_core import OwnerPause
 from peer.owner.pause_file import remove_pause, write_pause
-from peer.status.status import FINAL_STATUS_FILE
-from protocol.errors import MachineError, PotluckError, StorageError
+from peer.status.status import PeerStatus, last_status
+from protocol.errors import ConfigError, MachineError, PotluckError, StorageError
 
 Model = TypeVar("Model", bound=BaseModel)
 
-CHECKPOINT_MANIFEST: Final = "manifest.json"
-FEWEST_ROUNDS: Final = 10
-"""Of the default run's tokens; fewer tokens are as many rounds, so that who is killed half-way has rounds to come back to."""
+MAX_TOKENS: Final = 1 << 53
+"""As a run.toml allows."""
 
-EXPERT_DOMAINS: Final = ("python", "english")
-"""What the experts' documents are of; which expert gets which is the router's to find out."""
+MAX_LIMIT_S: Final = 7 * 86400.0
+
+FEWEST_ROUNDS: Final = 10
+"""Fewer tokens make smaller rounds: a peer that is killed half-way needs rounds to come back to."""
 
 LANE_STEPS: Final = 20
 """Inner steps of a lane in a round, as many as a peer of the default run takes."""
 
-EXPERT_PREFIX: Final = "expert-"
+SLOWDOWN: Final = 3.0
+START_SHARE: Final = 0.5
+"""Of the limit, for the first round to commit."""
+
+DOWN_PATIENCE_S: Final = 20.0
+"""A round without the victim normally commits within this; its return waits no longer."""
+
+PAUSE_SHARE: Final = 0.7
+"""Of the tokens. If the victim is not back by then, the others wait for it: else the run would end before it is counted."""
+
 LOOK_INTERVAL_S: Final = 0.5
-HTTP_TIMEOUT_S: Final = 2.0
 LAST_CHECKPOINT_LIMIT_S: Final = 60.0
 VERIFY_LIMIT_S: Final = 60.0
+CHECKPOINT_MANIFEST: Final = "manifest.json"
+_REMEDY: Final = "see: potluck demo --help"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the demo was asked for.
+
+    Attributes:
+        directory: keeps everything; None for a temporary folder that is removed at the end.
+        json_file: where the summary for machines goes, None for nowhere.
+        plot_file: where the loss curve goes (PNG).
+        total_tokens: at which the run ends.
+        limit_s: after which the demo gives up.
+        shards: what a peer holds, one of CASTS.
+    """
+
+    directory: Path | None
+    json_file: Path | None
+    plot_file: Path
+    total_tokens: int
+    limit_s: float
+    shards: str = "data"
+
+    def check(self) -> None:
+        """Refuse now what would fail three minutes later; writes nothing.
+
+        Raises:
+            ConfigError: a number or a folder that cannot work.
+            StorageError: a file that could not be written at the end.
+        """
+        if not 1 <= self.total_tokens <= MAX_TOKENS:
+            raise ConfigError(f"tokens is {self.total_tokens}", f"1 to {MAX_TOKENS}", _REMEDY)
+        if not 0 < self.limit_s <= MAX_LIMIT_S:  # refuses NaN, too
+            raise ConfigError(f"limit-s is {self.limit_s:g}", f"seconds, more than 0, at most {MAX_LIMIT_S:g}", _REMEDY)
+        if self.shards not in CASTS:
+            raise ConfigError(f"shards is {self.shards!r}", " or ".join(CASTS), _REMEDY)
+        try:
+            if self.directory is not None and self.directory.exists() and any(self.directory.iterdir()):
+                raise ConfigError(f"{self.directory} is not empty", "a new or empty folder", "give another with --dir")
+        except OSError as error:
+            found = f"{self.directory} cannot be used ({error.strerror})"
+            raise ConfigError(found, "a new or empty folder", _REMEDY) from error
+        for flag, path in (("--plot", self.plot_file), ("--json", self.json_file)):
+            if path is not None and not _can_be_written(path):
+                raise StorageError(f"{path} cannot be written", "a file in a folder", f"give another with {flag}")
+
+
+def _can_be_written(path: Path) -> bool:
+    try:
+        is_possible = path.parent.is_dir() and not path.is_dir()
+        return is_possible and os.access(path if path.exists() else path.parent, os.W_OK)
+    except OSError:  # a name that no file can have
+        return False
+
+
+class _GaveUp(Exception):
+    """The demo cannot go on; says why."""
+
+
+class _RunEnded(Exception):
+    """Every peer has left: the run is complete."""
 
 
 @dataclass
-class _Swarm:
-    """The running processes and what has been seen of them."""
+class Swarm:
+    """The running processes, and what has been seen of them."""
 
     processes: ProcessGroup
     directory: Path
+    cast: Cast
     host: Running
-    host_url: str
     invite: str
-    cast: Cast = WHOLE_MODEL
+    screen: Screen
+    started_s: float
+    limit_s: float
     peers: dict[int, Running] = field(default_factory=dict)
-    peer_urls: dict[int, str] = field(default_factory=dict)
-    seen: Observation = field(default_factory=lambda: Observation(host=None, reports={}, peer_ids={}, exits={}))
-    lost_bytes_up: int = 0
-    lost_bytes_down: int = 0
-    restarted_unix_s: float | None = None
+    seen: Seen = field(default_factory=Seen)
+    others_paused_s: float = 0.0
+    index_at_kill: int = 0
+    index_at_restart: int | None = None
+    has_gone_on: bool = False
 
-    def peer_dir(self, number: int) -> Path:
+    def folder(self, number: int) -> Path:
+        """The state folder of a peer."""
         return self.directory / f"peer-{number}"
 
     def start_peer(self, number: int) -> None:
-        port = _free_port()
-        self.peer_urls[number] = f"http://127.0.0.1:{port}/status.json"
-        arguments = ["join", self.invite, "--state-dir", str(self.peer_dir(number)), "--http-port", str(port)]
-        arguments += ["--listen-host", "127.0.0.1", "--device", "cpu", "--num-threads", "1"]
-        expert = self.cast.expert_of(number)
-        if expert is not None:
-            arguments += ["--expert", str(expert)]
+        """Start a peer, or start it again on its folder."""
+        arguments = ["join", self.invite, "--state-dir", str(self.folder(number)), "--listen-host", "127.0.0.1"]
+        arguments += ["--device", "cpu", "--num-threads", "1"]
+        if self.cast.experts:
+            arguments += ["--expert", str(self.cast.experts[number - 1])]
         if number == self.cast.slow_peer:
             arguments += ["--slowdown", str(SLOWDOWN)]
         self.peers[number] = self.processes.start(f"peer-{number}", arguments)
 
-    def look(self) -> Observation:
+    def look(self) -> None:
         """Ask everybody once and remember what was answered."""
-        host = fetch(self.host_url, HostStatus) or self.seen.host
-        reports = {n: fetch(url, PeerReport) or self.seen.reports.get(n) for n, url in self.peer_urls.items()}
-        known = {n: report for n, report in reports.items() if report is not None}
-        exits = {n: code for n, peer in self.peers.items() if (code := peer.exit_code()) is not None}
-        self.seen = Observation(
-            host=host,
-            reports=known,
-            peer_ids={**self.seen.peer_ids, **{n: report.peer for n, report in known.items()}},
-            exits=exits,
-            rounds={**self.seen.rounds, **{row.index: row for row in (host.rounds if host else ())}},
-            heldout={**self.seen.heldout, **{point.index: point for point in (host.heldout if host else ())}},
-        )
-        return self.seen
+        host = read_json(self.directory / "host", "/api/status", HostStatus)
+        if host is not None:
+            self.seen.add_host(host)
+        for number in self.peers:
+            status = read_json(self.folder(number), "/status.json", PeerStatus)
+            if status is not None:
+                self.seen.peers[number], self.seen.peer_ids[number] = status, status.peer
+        codes = {number: peer.exit_code() for number, peer in self.peers.items()}
+        self.seen.exits = {number: code for number, code in codes.items() if code is not None}
+
+    def wait(self, stage: str, until: Callable[[], bool], reason: str = "", within_s: float = math.inf) -> bool:
+        """Look until the condition holds; whether it did in time.
+
+        Raises:
+            _GaveUp: a peer failed, or the demo's limit is over.
+            _RunEnded: every peer has left.
+        """
+        end_s = time.monotonic() + within_s
+        while True:
+            self.look()
+            for number, code in sorted(self.seen.exits.items()):
+                if code != 0 and (number, stage) != (VICTIM, "down"):
+                    raise _GaveUp(f"peer {number} left with exit code {code}")
+            if time.monotonic() > self.started_s + self.limit_s:
+                raise _GaveUp(f"not finished within {self.limit_s:.0f} s; --limit-s gives a slow machine more")
+            self.screen.show(self.seen, stage, reason or (self.seen.host.reason if self.seen.host else "") or stage)
+            if len(self.seen.exits) == self.cast.num_peers:
+                raise _RunEnded
+            if until():
+                return True
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(LOOK_INTERVAL_S)
 
     def kill_victim(self) -> None:
+        """Without warning."""
         self.peers[VICTIM].kill_group()
+        self.index_at_kill = self.seen.index
 
     def restart_victim(self) -> None:
-        # until here what the killed process told last is in the reports, and counted with them
-        last = self.seen.reports.pop(VICTIM, None)
-        if last is not None:
-            self.lost_bytes_up += last.bytes_up
-            self.lost_bytes_down += last.bytes_down
+        """On its folder; the bytes of the killed process are kept."""
+        last = self.seen.peers.pop(VICTIM, None)
+        self.seen.lost_bytes = (last.bytes_up, last.bytes_down) if last else (0, 0)
+        self.index_at_restart = max(self.seen.rounds, default=0)
         self.start_peer(VICTIM)
-        self.restarted_unix_s = self.peers[VICTIM].started_unix_s
 
-    def pause_others(self) -> None:
-        for number in self.peers.keys() - {VICTIM}:
-            write_pause(self.peer_dir(number), OwnerPause())
+    @contextmanager
+    def others_paused(self) -> Iterator[None]:
+        """All but the victim wait, as when their owners say `potluck pause`."""
+        begun_s, others = time.monotonic(), self.peers.keys() - {VICTIM}
+        for number in others:
+            write_pause(self.folder(number), OwnerPause())
+        try:
+            yield
+        finally:
+            for number in others:
+                remove_pause(self.folder(number))
+            self.others_paused_s = round(time.monotonic() - begun_s, 1)
 
-    def resume_others(self) -> None:
-        for number in self.peers.keys() - {VICTIM}:
-            remove_pause(self.peer_dir(number))
+    def goes_on(self) -> bool:
+        """Whether a round has committed without the victim. Of a pipeline the host lists the members of the first stage alone."""
+        if self.cast.num_stages:
+            return max(self.seen.rounds, default=0) > self.index_at_kill
+        return bool(self.seen.rounds_after(self.index_at_kill, with_victim=False))
+
+    def is_victim_counted(self) -> bool:
+        """Whether a round has counted the victim's new process; in a pipeline by its own word."""
+        if self.cast.num_stages:
+            return VICTIM in self.seen.peers and self.seen.peers[VICTIM].rounds_counted > 0
+        return bool(self.seen.rounds_after(self.index_at_restart or 0, with_victim=True))
+
+    def is_victim_training(self) -> bool:
+        """Whether its training process is up."""
+        return VICTIM in self.seen.peers and self.seen.peers[VICTIM].worker_state == "training"
+
+
+def play(swarm: Swarm) -> None:
+    """The whole story, until every peer has left.
+
+    Raises:
+        _GaveUp, _RunEnded: as `Swarm.wait`; the latter always.
+    """
+    seen = swarm.seen
+    first_s = START_SHARE * swarm.limit_s
+    if not swarm.wait("gathering", lambda: seen.index > 0, within_s=swarm.started_s + first_s - time.monotonic()):
+        raise _GaveUp(f"no round has committed within {first_s:.0f} s; --limit-s gives a slow machine more")
+    swarm.wait("training", lambda: seen.share >= 0.5)
+    swarm.kill_victim()
+    killed = f"half-way: peer {VICTIM} is killed without warning; the others go on"
+    swarm.has_gone_on = swarm.wait("down", swarm.goes_on, killed, DOWN_PATIENCE_S)
+    swarm.restart_victim()
+    # in lanes the victim's replica needs others that train to be counted: nobody is paused there
+    latest = math.inf if swarm.cast.num_stages else PAUSE_SHARE
+    back = f"peer {VICTIM} comes back"
+    swarm.wait("rejoining", lambda: swarm.is_victim_counted() or seen.share >= latest, back)
+    if not swarm.is_victim_counted():
+        waits = f"starting takes long here: the others wait until peer {VICTIM} trains"
+        with swarm.others_paused():
+            swarm.wait("rejoining", lambda: swarm.is_victim_counted() or swarm.is_victim_training(), waits)
+        swarm.wait("rejoining", swarm.is_victim_counted, back)
+    swarm.wait("rejoined", lambda: False)
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -138,230 +266,157 @@ def run_demo(options: DemoOptions) -> int:
         MachineError: the host did not come up.
     """
     options.check()
-    started_s = time.monotonic()
+    started_s, gave_up = time.monotonic(), ""
     with ExitStack() as stack:
-        if options.directory is None:
+        directory = options.directory.absolute() if options.directory else None
+        if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-demo-")))
-        else:
-            directory = options.directory.absolute()
-            _make(directory)
+        _write(directory / "run.toml", demo_run_toml(options.total_tokens, options.shards), "--dir")
         processes = stack.enter_context(open_processes(directory / "logs"))
-        try:
-            swarm = _start_swarm(processes, directory, options)
-        except MachineError as error:
-            if options.directory is not None:
-                raise
-            # The log that it names goes with the temporary folder.
-            raise MachineError(error.found, error.expected, "see why with --dir DIR, which keeps the logs") from error
-        state, gave_up = _watch(swarm, DemoState(started_s=started_s, limit_s=options.limit_s, cast=swarm.cast))
-        summary = _conclude(swarm, state, gave_up, options, started_s)
+        with open_screen(CASTS[options.shards]) as screen:
+            swarm = _start(processes, directory, options, screen, started_s)
+            try:
+                play(swarm)
+            except _GaveUp as error:
+                gave_up = str(error)
+            except _RunEnded:
+                _wait_for_last_checkpoint(swarm)
+        summary = _conclude(swarm, gave_up, options.plot_file, started_s)
         if options.json_file is not None:  # before the sample, which takes its time on a busy machine
-            _write(options.json_file, summary.model_dump_json(indent=2) + "\n")
-        _show_outcome(summary, directory if options.directory else None)
+            _write(options.json_file, summary.model_dump_json(indent=2) + "\n", "--json")
+        print_summary(summary, _sample(summary, swarm.cast), directory if options.directory else None)
     return 0 if summary.ok else 1
 
 
-def _make(directory: Path) -> None:
+def _write(path: Path, text: str, flag: str) -> None:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{directory} cannot be made ({error.strerror})", "a writable place", "see --dir") from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf8")
     except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable place", "see --json") from error
+        raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable place", f"see {flag}") from error
 
 
-def _start_swarm(processes: ProcessGroup, directory: Path, options: DemoOptions) -> _Swarm:
-    cast, run_file = CASTS[options.shards], directory / "run.toml"
-    run_file.write_text(demo_run_toml(options.total_tokens, cast), encoding="utf8")
-    port = _free_port()
-    arguments = ["host", str(run_file), "--state-dir", str(directory / "host"), "--listen-host", "127.0.0.1"]
-    host = processes.start("host", [*arguments, "--http-port", str(port)])
-    packed = "the Python standard library" + (" and docstrings, for two experts" if cast.num_experts else "")
-    print(f"Opening the run: packing {packed}, starting the host...", flush=True)
-    invite = wait_for_invite(host, START_SHARE * options.limit_s)
-    swarm = _Swarm(processes, directory, host, f"http://127.0.0.1:{port}/api/status", invite, cast)
-    for number in range(1, cast.num_peers + 1):
+def _start(processes: ProcessGroup, directory: Path, options: DemoOptions, screen: Screen, started_s: float) -> Swarm:
+    arguments = ["host", str(directory / "run.toml"), "--state-dir", str(directory / "host")]
+    host = processes.start("host", [*arguments, "--listen-host", "127.0.0.1"])
+    screen.show(Seen(), "opening", "packing the text, starting the host")
+    try:
+        invite = wait_for_invite(host, START_SHARE * options.limit_s)
+    except MachineError as error:
+        if options.directory is not None:
+            raise
+        # the log that it names goes with the temporary folder
+        raise MachineError(error.found, error.expected, "see why with --dir DIR, which keeps the logs") from error
+    swarm = Swarm(processes, directory, CASTS[options.shards], host, invite, screen, started_s, options.limit_s)
+    for number in range(1, swarm.cast.num_peers + 1):
         swarm.start_peer(number)
     return swarm
 
 
-def demo_run_toml(total_tokens: int, cast: Cast = WHOLE_MODEL) -> str:
-    """The default run, of this many tokens, with all peers from the first round and a checkpoint each fourth. With experts each
-    feed-forward is half of everybody's and half an expert's: a token passes as much as in the default model.
+def demo_run_toml(total_tokens: int, shards: str = "data") -> str:
+    """The default run with this many tokens, all peers from the first round on and a checkpoint after every fourth.
 
     Fewer tokens make its rounds smaller, down to one local step of each peer. It trains with AdamW, whose steps are cheaper on a
-    processor: it shows rounds.
+    processor. With experts each feed-forward is half of everybody's and half an expert's: a token costs what it does in the
+    default model.
     """
     from protocol.run.manifest import default_run_toml
 
-    run = tomllib.loads(default_run_toml())
-    a_step_each = cast.num_peers * run["inner"]["batch_tokens"]
-    least = max(a_step_each, total_tokens // FEWEST_ROUNDS)
+    cast, run = CASTS[shards], tomllib.loads(default_run_toml())
+    batch_tokens = run["inner"]["batch_tokens"]
+    least = max(cast.num_peers * batch_tokens, total_tokens // FEWEST_ROUNDS)
     del run["inner"]["optimizer"]
     run["round"]["target_tokens"] = min(run["round"]["target_tokens"], least)
-    run["run"] |= {"name": "demo", "total_tokens": total_tokens, "min_members": cast.num_peers}
+    run["run"] |= {"name": "demo", "total_tokens": total_tokens, "min_members": cast.num_peers, "shards": shards}
     if cast.num_stages:
-        _in_lanes(run, total_tokens, cast)
-    if cast.num_experts:
-        shared_dim = run["model"]["ffn_dim"] // 2
-        run["run"]["shards"] = "expert"
-        run["model"]["ffn_dim"] = shared_dim
-        run["experts"] = {"num_experts": cast.num_experts, "ffn_dim": shared_dim}
-        run["data"] |= {"source": "domains", "domains": ", ".join(EXPERT_DOMAINS)}
+        of_a_step = cast.num_peers // cast.num_stages * batch_tokens
+        inner_steps = max(1, min(LANE_STEPS, total_tokens // FEWEST_ROUNDS // of_a_step))
+        run["model"]["is_tied"] = False
+        run["round"] |= {"mode": "blocking", "target_tokens": inner_steps * of_a_step}
+        run["pipeline"] = {"stages": cast.num_stages, "inner_steps": inner_steps}
+    if cast.experts:
+        run["model"]["ffn_dim"] //= 2
+        run["experts"] = {"num_experts": len(set(cast.experts)), "ffn_dim": run["model"]["ffn_dim"]}
+        run["data"] |= {"source": "domains", "domains": "python, english"}
     run["checkpoint"] = {**run.get("checkpoint", {}), "every_rounds": 4}
     return tomli_w.dumps(run)
 
 
-def _in_lanes(run: dict[str, dict[str, object]], total_tokens: int, cast: Cast) -> None:
-    """The same model in stages, and rounds of as many tokens, of as many lanes as there are peers for."""
-    num_lanes, batch_tokens = cast.num_peers // cast.num_stages, int(str(run["inner"]["batch_tokens"]))
-    of_a_step = num_lanes * batch_tokens
-    inner_steps = max(1, min(LANE_STEPS, total_tokens // FEWEST_ROUNDS // of_a_step))
-    run["run"]["shards"] = "pipeline"
-    run["model"]["is_tied"] = False
-    run["round"] |= {"mode": "blocking", "target_tokens": inner_steps * of_a_step}
-    run["pipeline"] = {"stages": cast.num_stages, "inner_steps": inner_steps}
-
-
-def _watch(swarm: _Swarm, state: DemoState) -> tuple[DemoState, str]:
-    """Look and obey until the core says that it is over; the reason when it gave up, else an empty string."""
-    with open_screen() as screen:
-        while True:
-            seen = swarm.look()
-            state, actions, reason = step(state, seen, time.monotonic())
-            screen.show(seen, state, reason)
-            for action in actions:
-                if action is Action.KILL_VICTIM:
-                    swarm.kill_victim()
-                elif action is Action.RESTART_VICTIM:
-                    swarm.restart_victim()
-                elif action is Action.PAUSE_OTHERS:
-                    swarm.pause_others()
-                elif action is Action.RESUME_OTHERS:
-                    swarm.resume_others()
-                elif action is Action.FINISH:
-                    _wait_for_last_checkpoint(swarm)
-                    return state, ""
-                elif action is Action.GIVE_UP:
-                    return state, reason
-            time.sleep(LOOK_INTERVAL_S)
-
-
-def _wait_for_last_checkpoint(swarm: _Swarm) -> None:
-    """The host writes the final checkpoint after the last round; look until it is listed or the host is gone."""
-    deadline_s = time.monotonic() + LAST_CHECKPOINT_LIMIT_S
-    while time.monotonic() < deadline_s and swarm.host.exit_code() is None:
-        seen = swarm.look()
-        checkpoint = newest_checkpoint(seen.host)
-        if checkpoint and seen.host and checkpoint.index >= max(seen.rounds, default=0):
+def _wait_for_last_checkpoint(swarm: Swarm) -> None:
+    """The host writes one more checkpoint after the last round."""
+    end_s = time.monotonic() + LAST_CHECKPOINT_LIMIT_S
+    while time.monotonic() < end_s and swarm.host.exit_code() is None:
+        swarm.look()
+        if swarm.seen.checkpoint and swarm.seen.checkpoint.index >= max(swarm.seen.rounds, default=0):
             return
         time.sleep(LOOK_INTERVAL_S)
 
 
-def _conclude(swarm: _Swarm, state: DemoState, gave_up: str, options: DemoOptions, started_s: float) -> DemoSummary:
-    """Plot, verify, sample and judge."""
-    from peer.demo.plot import plot_losses
-
-    seen = swarm.seen
-    about = "three peers, one model, Python's own source text"
-    if swarm.cast.num_experts:
-        about = "four peers, two experts, source text and English"
-    elif swarm.cast.num_stages:
-        about = "six peers in two lanes of three stages, Python's own source text"
-    plot_losses(seen, options.plot_file, title=f"Potluck demo: {about}")
-    final = {n: report for n in swarm.peers if (report := read_final_status(swarm.peer_dir(n))) is not None}
-    facts = Facts(
-        checkpoint_verified=_verify_newest(seen),
-        checkpoint_units=_newest_units(seen),
-        rounds_while_down=state.index_at_restart - state.index_at_kill,
-        rejoin_s=_rejoin_s(swarm, state, final.get(VICTIM)),
-        others_paused_s=_others_paused_s(state),
-        lost_bytes_up=swarm.lost_bytes_up,
-        lost_bytes_down=swarm.lost_bytes_down,
-        plot=str(options.plot_file),
-        seconds=round(time.monotonic() - started_s, 1),
+def _conclude(swarm: Swarm, gave_up: str, plot_file: Path, started_s: float) -> DemoSummary:
+    """Plot, verify and judge. A demo that was given up fails for that alone: all else that is missing follows from it."""
+    seen, cast = swarm.seen, swarm.cast
+    plot_losses(seen, plot_file, title=f"Potluck demo: {cast.title}")
+    final = {number: left for number in swarm.peers if (left := last_status(swarm.folder(number))) is not None}
+    told = summarise(seen, final, cast).model_copy(
+        update={
+            "rejoin_s": _rejoin_s(swarm, final.get(VICTIM)),
+            "others_paused_s": swarm.others_paused_s,
+            "plot": str(plot_file),
+            "seconds": round(time.monotonic() - started_s, 1),
+        }
     )
-    return summarise(seen, final, facts, gave_up, swarm.cast)
+    if gave_up:
+        return told.model_copy(update={"failures": (gave_up,)})
+    is_verified = _is_verified(swarm, told.checkpoint)
+    went_on = swarm.has_gone_on or (not cast.num_stages and swarm.goes_on())
+    stored_roots = _stored_roots(told.checkpoint)
+    broken = tuple(broken_promises(told, cast, stored_roots, is_verified=is_verified, went_on=went_on))
+    return told.model_copy(update={"ok": not broken, "failures": broken})
 
 
-def _rejoin_s(swarm: _Swarm, state: DemoState, victim: PeerReport | None) -> float | None:
-    """From the new process's start to the first certificate that counts it, by its own clock, else by the host's."""
-    started_unix_s = swarm.restarted_unix_s
-    counted = None if state.cast.num_stages else round_counting_victim(swarm.seen, state.index_at_restart)
+def _rejoin_s(swarm: Swarm, victim: PeerStatus | None) -> float | None:
+    """From the new process's start to the first certificate that counts it: by its own clock, else by the host's."""
+    if swarm.index_at_restart is None:
+        return None
+    counted = swarm.seen.rounds_after(swarm.index_at_restart, with_victim=True)
     own_unix_s = victim.first_counted_unix_s if victim else None
-    if started_unix_s is None or (counted is None and (own_unix_s is None or not state.cast.num_stages)):
+    if own_unix_s is None if swarm.cast.num_stages else not counted:
         return None
-    return round((own_unix_s or (counted.unix_s if counted else 0.0)) - started_unix_s, 1)
+    return round((own_unix_s or counted[0].unix_s) - swarm.peers[VICTIM].started_unix_s, 1)
 
 
-def _others_paused_s(state: DemoState) -> float:
-    if state.paused_s is None:
-        return 0.0
-    return round((time.monotonic() if state.resumed_s is None else state.resumed_s) - state.paused_s, 1)
-
-
-def _verify_newest(seen: Observation) -> bool:
-    checkpoint = newest_checkpoint(seen.host)
-    if checkpoint is None:
+def _is_verified(swarm: Swarm, checkpoint: str) -> bool:
+    if not checkpoint:
         return False
-    try:
-        run_potluck(["checkpoint", "verify", checkpoint.path], VERIFY_LIMIT_S)
-    except PotluckError as error:
-        print(f"potluck: {error.one_line()}")
-        return False
-    return True
+    with suppress(subprocess.TimeoutExpired):
+        verifying = swarm.processes.start("verify", ["checkpoint", "verify", checkpoint])
+        return verifying.process.wait(VERIFY_LIMIT_S) == 0
+    return False
 
 
-def _newest_units(seen: Observation) -> dict[str, str]:
-    """The state root of each unit of the newest checkpoint; nothing of a run of one unit, or where it cannot be read."""
-    checkpoint = newest_checkpoint(seen.host)
+def _stored_roots(checkpoint: str) -> dict[str, str]:
+    """The state root of each unit of a checkpoint; nothing of a run of one unit, or where it cannot be read."""
     try:
-        data = (Path(checkpoint.path) / CHECKPOINT_MANIFEST).read_bytes() if checkpoint else b"{}"
-        units = CheckpointFile.model_validate_json(data).units
-    except (OSError, ValidationError):
+        units = json.loads((Path(checkpoint) / CHECKPOINT_MANIFEST).read_bytes()).get("units") or ()
+        return {str(unit["unit"]): str(unit["state_root"]) for unit in units}
+    except (OSError, ValueError, KeyError):
         return {}
-    return {unit.unit: unit.state_root for unit in units or ()}
 
 
-def _show_outcome(summary: DemoSummary, kept: Path | None) -> None:
-    from peer.demo.screen import print_summary
+def _sample(summary: DemoSummary, cast: Cast) -> str:
+    """What the model writes; nothing of a demo that failed."""
+    if not summary.ok:
+        return ""
+    from peer.models.checkpoint_sample import sample_from_checkpoint
 
-    sample = ""
-    if summary.checkpoint and summary.ok:
-        from peer.models.checkpoint_sample import sample_from_checkpoint
-
-        path, experts = (
-            Path(summary.checkpoint),
-            range(sum(unit.startswith(EXPERT_PREFIX) for unit in summary.unit_roots)),
-        )
-        samples = [f"expert {expert}: {sample_from_checkpoint(path, expert=expert)}" for expert in experts]
-        sample = "\n\n".join(samples) or sample_from_checkpoint(path)
-    print_summary(summary, sample, kept)
+    path, experts = Path(summary.checkpoint), sorted(set(cast.experts))
+    samples = [f"expert {expert}: {sample_from_checkpoint(path, expert=expert)}" for expert in experts]
+    return "\n\n".join(samples) or sample_from_checkpoint(path)
 
 
-def fetch(url: str, model: type[Model]) -> Model | None:
-    """The JSON at `url` as a typed value, None when nobody answers (yet) or the answer is not what it should be."""
+def read_json(folder: Path, path: str, model: type[Model]) -> Model | None:
+    """What the daemon of this state folder serves at `path`; None when it does not answer (yet), or with something else."""
     try:
-        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as response:
-            return model.model_validate_json(response.read())
-    except (urllib.error.URLError, HTTPException, OSError, ValidationError):
+        return model.model_validate(get_json(read_status_address(folder) + path))
+    except (PotluckError, ValidationError):
         return None
-
-
-def read_final_status(state_dir: Path) -> PeerReport | None:
-    """The report that a peer leaves behind when it exits, None when it left none."""
-    try:
-        return PeerReport.model_validate_json((state_dir / FINAL_STATUS_FILE).read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

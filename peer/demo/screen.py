@@ -1,13 +1,10 @@
-"""The demo's screen: one live picture on a terminal, one line now and then when piped.
-
-Draws what it is given, decides nothing.
-"""
+"""What the demo shows: one live picture on a terminal, a line now and then when piped, a loss curve and the last words."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import log
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -18,214 +15,189 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from peer.demo.observation import HostStatus, Observation, RoundRow
-from peer.demo.script_core import VICTIM, Cast, DemoState
-from peer.demo.summary import DemoSummary
+from peer.demo.summary import VICTIM, Cast, DemoSummary, HostStatus, RoundRow, Seen
+from protocol.errors import StorageError
+from protocol.tables import bits, duration, in_bytes, whole
 
-NATS_PER_BIT: Final = math.log(2.0)
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH: Final = 48
 
 
 class Screen(Protocol):
-    """Something that shows the demo."""
+    """Shows where the demo stands."""
 
-    def show(self, seen: Observation, state: DemoState, reason: str) -> None:
-        """Draw the present state."""
+    def show(self, seen: Seen, stage: str, reason: str) -> None:
+        """Draw what is seen; `reason` says in one sentence what is awaited."""
         ...
 
 
 @contextmanager
-def open_screen(console: Console | None = None) -> Iterator[Screen]:
+def open_screen(cast: Cast, console: Console | None = None) -> Iterator[Screen]:
     """A live screen on a terminal, else plain lines."""
-    console = console or Console()
+    console = console or Console(highlight=False)
     if not console.is_terminal:
-        yield PlainScreen(console)
+        yield _PlainScreen(console)
         return
-    with Live(console=console, auto_refresh=False, transient=False) as live:
-        yield LiveScreen(live)
+    with Live(console=console, auto_refresh=False) as live:
+        yield _LiveScreen(live, cast)
 
 
-class LiveScreen:
-    """Redraws one picture in place."""
+class _LiveScreen:
+    def __init__(self, live: Live, cast: Cast) -> None:
+        self._live, self._cast = live, cast
 
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def show(self, seen: Observation, state: DemoState, reason: str) -> None:
-        """Redraw."""
-        self._live.update(picture(seen, state, reason), refresh=True)
+    def show(self, seen: Seen, stage: str, reason: str) -> None:
+        self._live.update(picture(seen, self._cast, stage, reason), refresh=True)
 
 
-class PlainScreen:
-    """Prints a line whenever the round or the reason changes."""
+class _PlainScreen:
+    """Prints a line whenever the round or the stage changes, or the reason of any stage but training."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._last = ""
+        self._console, self._last = console, ""
 
-    def show(self, seen: Observation, state: DemoState, reason: str) -> None:
-        """Print a line if something changed."""
-        host = seen.host
-        index = host.index if host else 0
-        key = f"{index} {state.stage} {reason if state.stage.value != 'training' else ''}"
+    def show(self, seen: Seen, stage: str, reason: str) -> None:
+        key = f"{seen.index} {stage} {'' if stage == 'training' else reason}"
         if key == self._last:
             return
         self._last = key
-        heldout = bits(latest_heldout(seen))
-        tokens = f"{host.total_tokens:,}/{host.target_total_tokens:,} tokens" if host else "0 tokens"
-        line = f"{state.stage.value:<10} round {index:<3} {tokens}  held-out {heldout}  {reason}"
-        self._console.print(line, highlight=False, soft_wrap=True)
+        heldout = bits(seen.heldout[max(seen.heldout)].nats if seen.heldout else None)
+        tokens = f"{seen.host.total_tokens:,}/{seen.host.target_total_tokens:,} tokens" if seen.host else "0 tokens"
+        line = f"{stage:<10} round {seen.index:<3} {tokens}  held-out {heldout} bits/byte  {reason}"
+        self._console.print(line, markup=False, soft_wrap=True)
 
 
-def picture(seen: Observation, state: DemoState, reason: str) -> RenderableType:
+def picture(seen: Seen, cast: Cast, stage: str, reason: str) -> RenderableType:
     """The whole screen."""
-    host = seen.host
-    if host is None:
-        return Panel(Text(f"{state.stage.value}: {reason}"), title="Potluck demo")
-    parts: list[RenderableType] = [_progress(host), Text(f"{state.stage.value}: {reason}", style="bold"), Text("")]
-    parts += [_losses(seen, host), Text(""), _peers(seen, state.cast), Text(""), _last_round(seen)]
-    return Panel(Group(*parts), title=_title(state.cast))
-
-
-def _title(cast: Cast) -> str:
-    if cast.num_experts:
-        return "Potluck demo: a host, four volunteers, a trunk of all and two experts"
-    if cast.num_stages:
-        return "Potluck demo: a host, six volunteers, one model in three stages, two lanes"
-    return "Potluck demo: a host, three volunteers, one model"
+    now = Text(f"{stage}: {reason}", style="bold")
+    parts: list[RenderableType] = [now]
+    if seen.host is not None:
+        parts = [_progress(seen.host), now, "", _losses(seen, seen.host), "", _peers(seen, cast), "", _last_round(seen)]
+    return Panel(Group(*parts), title=f"Potluck demo: {cast.title}")
 
 
 def _progress(host: HostStatus) -> RenderableType:
     row = Table.grid(padding=(0, 1))
-    eta = f"{host.eta_s:.0f} s left" if host.eta_s is not None else "estimating"
-    done = ProgressBar(total=max(1, host.target_total_tokens), completed=host.total_tokens, width=40)
-    row.add_row(done, f"{host.total_tokens:,} of {host.target_total_tokens:,} tokens", f"round {host.index}", eta)
+    left = "estimating" if host.eta_s is None else f"{duration(host.eta_s)} left"
+    bar = ProgressBar(total=max(1, host.target_total_tokens), completed=host.total_tokens, width=40)
+    row.add_row(bar, f"{host.total_tokens:,} of {host.target_total_tokens:,} tokens", f"round {host.index}", left)
     return row
 
 
-def _losses(seen: Observation, host: HostStatus) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    points = [seen.heldout[index].nats for index in sorted(seen.heldout)]
-    train = host.train_loss[-1].nats if host.train_loss else None
-    table.add_row("held-out", bits(points[-1] if points else None), sparkline(points))
-    for unit, curve in host.heldout_experts.items():
-        table.add_row(f"  {unit}", bits(curve[-1].nats if curve else None), sparkline([point.nats for point in curve]))
-    table.add_row("training", bits(train), sparkline([point.nats for point in host.train_loss]))
+def _losses(seen: Seen, host: HostStatus) -> RenderableType:
+    curves = {"held-out": [seen.heldout[index].nats for index in sorted(seen.heldout)]}
+    curves |= {f"  {unit}": [point.nats for point in curve] for unit, curve in host.heldout_experts.items()}
+    curves["training"] = [point.nats for point in host.train_loss]
+    rows = Table.grid(padding=(0, 2))
+    for name, nats in curves.items():
+        rows.add_row(name, f"{bits(nats[-1] if nats else None)} bits/byte", sparkline(nats))
     if host.yardsticks is not None:
-        table.add_row(
-            "pair model", bits(host.yardsticks.pairs_nats_per_byte), "byte pairs counted in the training text"
-        )
-        table.add_row(
-            "zlib", f"{host.yardsticks.zlib_bits_per_byte:.2f} bits/byte", "the compressor, on the held-out text"
-        )
-    return table
+        pairs, zlib = bits(host.yardsticks.pairs_nats_per_byte), f"{host.yardsticks.zlib_bits_per_byte:.3f}"
+        rows.add_row("pair model", f"{pairs} bits/byte", "byte pairs counted in the training text")
+        rows.add_row("zlib", f"{zlib} bits/byte", "the compressor, on the held-out text")
+    return rows
 
 
-def _peers(seen: Observation, cast: Cast) -> RenderableType:
+def _peers(seen: Seen, cast: Cast) -> RenderableType:
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-    for heading in ("peer", "name", "state", "tokens/s", "ready", "loss", "up", "down", "root"):
+    for heading in ("peer", "name", "state", "tokens/s", "ready", "bits/byte", "up", "down", "root"):
         table.add_column(heading, justify="left" if heading in ("peer", "name", "state", "root") else "right")
     notes = {cast.slow_peer: " (slowed)", VICTIM: " (to be killed)"}
     for number in range(1, cast.num_peers + 1):
-        report, expert = seen.reports.get(number), cast.expert_of(number)
-        held = "" if expert is None else f", expert {expert}"
-        if cast.num_stages and report is not None and report.unit:
-            held = f", {report.unit}"
-        label = f"{number}{held}{notes.get(number, '')}"
+        peer = seen.peers.get(number)
+        unit = f", expert {cast.experts[number - 1]}" if cast.experts else ""
+        if cast.num_stages and peer is not None and peer.unit:
+            unit = f", {peer.unit}"
+        label = f"{number}{unit}{notes.get(number, '')}"
         if number in seen.exits:
-            table.add_row(label, report.name if report else "", f"gone ({seen.exits[number]})", style="red")
-        elif report is None:
+            table.add_row(label, peer.name if peer else "", f"gone ({seen.exits[number]})", style="red")
+        elif peer is None:
             table.add_row(label, "", "starting", style="dim")
         else:
-            table.add_row(
-                label,
-                report.name,
-                report.state,
-                f"{report.tokens_per_s:,.0f}",
-                f"{report.tokens_ready:,}",
-                bits(report.loss),
-                in_bytes(report.bytes_up),
-                in_bytes(report.bytes_down),
-                report.state_root[:8],
-            )
+            numbers = (whole(peer.tokens_per_s), whole(peer.tokens_ready), bits(peer.loss))
+            moved = (in_bytes(peer.bytes_up), in_bytes(peer.bytes_down))
+            table.add_row(label, peer.name, peer.state, *numbers, *moved, peer.state_root[:8])
     return table
 
 
-def _last_round(seen: Observation) -> RenderableType:
+def _last_round(seen: Seen) -> RenderableType:
     if not seen.rounds:
         return Text("no round yet", style="dim")
     row = seen.rounds[max(seen.rounds)]
     return Text(f"last round {row.index} ({row.commit[:8]}): {weights_line(seen, row)}")
 
 
-def weights_line(seen: Observation, row: RoundRow) -> str:
-    """Who took part with which share, and who was left out and why."""
-    numbers = {peer: f"peer {number}" for number, peer in seen.peer_ids.items()}
-    shares = ", ".join(
-        f"{numbers.get(peer, peer[-6:])} {row.weights.get(peer, 0.0):.0%}"
-        for peer in sorted(row.members, key=lambda peer: numbers.get(peer, peer))
-    )
-    omitted = ", ".join(f"{numbers.get(o.peer, o.peer[-6:])} left out: {o.reason}" for o in row.omitted)
-    return f"{shares}; {omitted}" if omitted else shares
+def weights_line(seen: Seen, row: RoundRow) -> str:
+    """The members of a round with their shares, and who was left out and why."""
+    names = {peer: f"peer {number}" for number, peer in seen.peer_ids.items()}
+    shares = sorted((names.get(peer, peer[-6:]), row.weights.get(peer, 0.0)) for peer in row.members)
+    told = ", ".join(f"{name} {share:.0%}" for name, share in shares)
+    omitted = ", ".join(f"{names.get(o.peer, o.peer[-6:])} left out: {o.reason}" for o in row.omitted)
+    return f"{told}; {omitted}" if omitted else told
 
 
-def latest_heldout(seen: Observation) -> float | None:
-    """The newest held-out loss in nats per byte."""
-    return seen.heldout[max(seen.heldout)].nats if seen.heldout else None
-
-
-def bits(nats: float | None) -> str:
-    """A loss in nats per byte, shown in bits per byte."""
-    return "-" if nats is None else f"{nats / NATS_PER_BIT:.2f} bits/byte"
-
-
-def in_bytes(count: int) -> str:
-    """A byte count for people, in powers of 1000."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
-
-
-def sparkline(values: list[float]) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """The values as a row of bars, lowest to highest, at most SPARK_WIDTH of them."""
-    if not values:
-        return ""
-    stride = -(-len(values) // SPARK_WIDTH)
-    shown = values[::stride]
-    low, high = min(shown), max(shown)
-    span = (high - low) or 1.0
+    shown = values[:: -(-len(values) // SPARK_WIDTH) or 1]
+    low, span = min(shown, default=0.0), (max(shown, default=0.0) - min(shown, default=0.0)) or 1.0
     return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in shown)
 
 
-def _after_failure(kept: Path | None) -> str:
-    logs = f"the logs in {kept / 'logs'}" if kept else "the logs that `potluck demo --dir DIR` keeps in DIR/logs"
-    return f"to do            if this machine was busy, try again when it is not; else report it, with {logs}"
+def plot_losses(seen: Seen, path: Path, *, title: str) -> None:
+    """Draw training and held-out loss in bits per byte over committed tokens, beside zlib and the pair model, as a PNG.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    heldout = [seen.heldout[index] for index in sorted(seen.heldout)]
+    train = seen.host.train_loss if seen.host else ()
+    for points, style, colour, label in ((train, "-", "#9bb7d4", "training"), (heldout, "o-", "#1f5fa8", "held-out")):
+        if points:
+            losses = [point.nats / log(2) for point in points]
+            axes.plot([point.tokens / 1e6 for point in points], losses, style, color=colour, markersize=4, label=label)
+    if seen.host is not None and seen.host.yardsticks is not None:
+        pairs, zlib = seen.host.yardsticks.pairs_nats_per_byte / log(2), seen.host.yardsticks.zlib_bits_per_byte
+        axes.axhline(pairs, color="#b5651d", linestyle="--", label=f"pair-frequency model {pairs:.2f}")
+        axes.axhline(zlib, color="#777777", linestyle=":", label=f"zlib {zlib:.2f}")
+    axes.set(xlabel="committed tokens (millions)", ylabel="bits per byte", title=title)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise StorageError(f"cannot write {path} ({error.strerror})", "a writable place", "see --plot") from error
 
 
 def print_summary(summary: DemoSummary, sample: str, kept: Path | None) -> None:
-    """The last words: what was reached, what the model writes, what failed."""
-    console = Console(highlight=False, soft_wrap=True)
+    """The last words: what was reached, what the model writes, which promises were broken."""
+    console = Console(highlight=False)
     if sample:
-        console.print(Panel(Text(sample), title="What the model writes after this training"), soft_wrap=False)
+        console.print(Panel(Text(sample), title="What the model writes after this training"))
     start, end = bits(summary.heldout_loss_start), bits(summary.heldout_loss_end)
-    console.print(f"held-out loss    {start} -> {end} (pair model {bits(summary.heldout_loss_pairs)})")
-    for unit, nats in summary.heldout_experts_end.items():
-        console.print(f"  {unit:<14} {bits(nats)}, on the documents that go to it")
-    console.print(f"rounds           {summary.rounds_committed}, members {list(summary.members_per_round)}")
     back = "never" if summary.rejoin_s is None else f"after {summary.rejoin_s:.1f} s"
     waited = f", the others waited {summary.others_paused_s:.0f} s for it" if summary.others_paused_s else ""
-    console.print(f"killed peer      counted again {back}{waited}")
-    console.print(f"bytes            {in_bytes(summary.bytes_up)} up, {in_bytes(summary.bytes_down)} down")
-    console.print(f"state roots      {', '.join(root[:8] or 'none' for root in summary.state_roots.values())}")
-    for unit, roots in summary.unit_roots.items():
-        console.print(f"{unit:<16} {', '.join(root[:8] or 'none' for root in roots)}")
-    console.print(f"checkpoint       {summary.checkpoint_root[:8] or 'none'} {summary.checkpoint if kept else ''}")
-    console.print(f"loss curve       {summary.plot}")
-    console.print(f"time             {summary.seconds:.0f} s")
-    for failure in summary.failures:
-        console.print(f"FAILED: {failure}", style="bold red")
+    rows = {"held-out loss": f"{start} -> {end} bits/byte (pair model {bits(summary.heldout_loss_pairs)})"}
+    rows |= {f"  {unit}": f"{bits(nats)}, on its documents" for unit, nats in summary.heldout_experts_end.items()}
+    rows["rounds"] = f"{summary.rounds_committed}, members {list(summary.members_per_round)}"
+    rows["killed peer"] = f"counted again {back}{waited}"
+    rows["bytes"] = f"{in_bytes(summary.bytes_up)} up, {in_bytes(summary.bytes_down)} down"
+    roots = {"state roots": tuple(summary.state_roots.values()), **summary.unit_roots}
+    rows |= {name: ", ".join(root[:8] or "none" for root in found) for name, found in roots.items()}
+    rows["checkpoint"] = f"{summary.checkpoint_root[:8] or 'none'} {summary.checkpoint if kept else ''}"
+    rows |= {"loss curve": summary.plot, "time": f"{summary.seconds:.0f} s"}
     if summary.failures:
-        console.print(_after_failure(kept))
+        logs = f"the logs in {kept / 'logs'}" if kept else "the logs that `potluck demo --dir DIR` keeps in DIR/logs"
+        rows["to do"] = f"if this machine was busy, try again when it is not; else report it, with {logs}"
+    for name, text in rows.items():
+        console.print(Text(f"{name:<16} {text}"), soft_wrap=True)
+    for failure in summary.failures:
+        console.print(Text(f"FAILED: {failure}"), style="bold red", soft_wrap=True)
     console.print("ok" if summary.ok else "not ok", style="bold green" if summary.ok else "bold red")

@@ -1,20 +1,167 @@
-"""The demo's summary for machines, and its verdict. Pure: everything it judges is an argument."""
+"""What the demo sees of its run, and its verdict: which promises were kept. Pure: everything it judges is an argument."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from peer.demo.observation import CheckpointRow, HostStatus, Observation, PeerReport, UnitRow
-from peer.demo.script_core import VICTIM, WHOLE_MODEL, Cast
+from peer.status.status import PeerStatus
 from protocol.tensors.expert_schema import expert_unit
-from protocol.tensors.stage_schema import MAX_STAGES, stage_unit
+from protocol.tensors.stage_schema import stage_unit
 
-_STAGES: Final = frozenset(stage_unit(stage) for stage in range(MAX_STAGES))
+VICTIM: Final = 2
+"""Number of the peer that is killed. It trains at full speed, so that its absence shows."""
+
 HELDOUT_GOAL_NATS: Final = 2.3
-"""The demo's model must end at or below this, and below the pair-frequency model."""
+"""The model must end below this held-out loss per byte, and below the pair-frequency model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """The peers of one demo.
+
+    Attributes:
+        num_peers: numbered from 1.
+        experts: the expert of each peer, by its number; empty where every peer holds the whole model.
+        num_stages: how many stages the model is cut into, each peer holding one; 0 where it is not cut.
+        slow_peer: the peer that runs at a third of its speed. Lanes have none: they are as fast as their slowest member.
+        title: of the screen and of the plot.
+    """
+
+    title: str
+    num_peers: int = 3
+    experts: tuple[int, ...] = ()
+    num_stages: int = 0
+    slow_peer: int | None = 3
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The experts or stages, each with holders of its own."""
+        experts = tuple(expert_unit(expert) for expert in sorted(set(self.experts)))
+        return experts + tuple(stage_unit(stage) for stage in range(self.num_stages))
+
+
+CASTS: Final = {
+    "data": Cast("a host, three volunteers, one model"),
+    "expert": Cast("a host, four volunteers, a trunk of all and two experts", num_peers=4, experts=(0, 1, 0, 1)),
+    "pipeline": Cast("a host, six volunteers, three stages in two lanes", num_peers=6, num_stages=3, slow_peer=None),
+}
+"""By the kind of shards. Every expert and stage has two holders, so that the run goes on without the victim."""
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Omission(_Read):
+    """A peer that a round left out, and why."""
+
+    peer: str
+    reason: str = ""
+
+
+class RoundRow(_Read):
+    """One committed round; `weights` are the members' shares, which sum to 1."""
+
+    index: int
+    commit: str
+    members: tuple[str, ...] = ()
+    weights: dict[str, float] = {}
+    omitted: tuple[Omission, ...] = ()
+    unix_s: float = 0.0
+
+
+class LossPoint(_Read):
+    """A loss in nats per byte at this many committed tokens; `index` is the round of a held-out loss."""
+
+    index: int = 0
+    tokens: int
+    nats: float
+
+
+class CheckpointRow(_Read):
+    """One checkpoint on the host's disk."""
+
+    index: int
+    commit: str
+    root: str
+    path: str
+
+
+class Baselines(_Read):
+    """What a compressor and a pair-frequency model reach on the same held-out text."""
+
+    zlib_bits_per_byte: float
+    pairs_nats_per_byte: float
+
+
+class HostStatus(_Read):
+    """What is read of the host's /api/status."""
+
+    phase: str
+    reason: str = ""
+    head: str = ""
+    index: int = 0
+    total_tokens: int = 0
+    target_total_tokens: int = 0
+    eta_s: float | None = None
+    rounds: tuple[RoundRow, ...] = ()
+    heldout: tuple[LossPoint, ...] = ()
+    heldout_experts: dict[str, tuple[LossPoint, ...]] = {}
+    train_loss: tuple[LossPoint, ...] = ()
+    checkpoints: tuple[CheckpointRow, ...] = ()
+    yardsticks: Baselines | None = None
+
+
+@dataclass
+class Seen:
+    """All that has been seen of the run so far; peers go by their numbers, rounds by their indices.
+
+    Attributes:
+        host: the newest status of the host, None before the first.
+        peers: the newest status of each peer. The victim's is taken out when it is started again.
+        peer_ids: kept even then.
+        exits: exit codes of the processes that have ended.
+        rounds: every committed round, also those that the host no longer lists; `heldout` likewise.
+        lost_bytes: up and down, by the victim's killed process.
+    """
+
+    host: HostStatus | None = None
+    peers: dict[int, PeerStatus] = field(default_factory=dict)
+    peer_ids: dict[int, str] = field(default_factory=dict)
+    exits: dict[int, int] = field(default_factory=dict)
+    rounds: dict[int, RoundRow] = field(default_factory=dict)
+    heldout: dict[int, LossPoint] = field(default_factory=dict)
+    lost_bytes: tuple[int, int] = (0, 0)
+
+    def add_host(self, host: HostStatus) -> None:
+        """Take in one more status of the host."""
+        self.host = host
+        self.rounds |= {row.index: row for row in host.rounds}
+        self.heldout |= {point.index: point for point in host.heldout}
+
+    @property
+    def index(self) -> int:
+        """The newest committed round, 0 before the first."""
+        return self.host.index if self.host else 0
+
+    @property
+    def share(self) -> float:
+        """How much of the run's tokens is committed, from 0 to 1."""
+        return self.host.total_tokens / max(1, self.host.target_total_tokens) if self.host else 0.0
+
+    @property
+    def checkpoint(self) -> CheckpointRow | None:
+        """The checkpoint of the latest round."""
+        return max(self.host.checkpoints, key=lambda row: row.index, default=None) if self.host else None
+
+    def rounds_after(self, index: int, *, with_victim: bool) -> list[RoundRow]:
+        """The rounds later than `index` that have the victim among their members, or that do not."""
+        later = [row for number, row in sorted(self.rounds.items()) if number > index]
+        return [row for row in later if (self.peer_ids.get(VICTIM) in row.members) == with_victim]
 
 
 class DemoSummary(BaseModel):
@@ -24,21 +171,18 @@ class DemoSummary(BaseModel):
         ok: whether every promise of the demo held; `failures` names those that did not.
         members_per_round: how many peers each committed round counted, in order.
         weights_per_round: the members' shares of each round, by peer id.
-        state_roots: each peer's last state root, by peer id, as hex; in a run of experts that of the trunk, in one of stages that
-            of its stage.
-        heldout_experts_end: the newest held-out loss of each expert on the documents that go to it.
-        unit_roots: the last root of each expert, or stage, one for each that its holders ended on.
-        rejoin_s: from the killed peer's new process to the first round that counts it; None when it never was.
-        others_paused_s: for how long the others waited for it, 0 where there was no need.
-        bytes_up: payload bytes that the peers sent, those before the kill included; of a peer that left no report when it ended, as
-            where the demo gave up, what it told last.
-        bytes_down: payload bytes that they received.
+        state_roots: each peer's last state root by peer id, in hex: of the trunk in a run of experts, of its stage in a pipeline.
+        heldout_experts_end: the newest held-out loss of each expert on the documents that are routed to it.
+        unit_roots: the last roots of each expert or stage; its holders should have ended on one.
+        rejoin_s: from the start of the killed peer's new process to the first round that counts it; None when none did.
+        others_paused_s: for how long the others waited for it.
+        bytes_up: payload that the peers sent, the killed process included; `bytes_down` what they received.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    ok: bool
-    failures: tuple[str, ...]
+    ok: bool = False
+    failures: tuple[str, ...] = ()
     heldout_loss_start: float | None
     heldout_loss_end: float | None
     heldout_loss_pairs: float | None
@@ -48,158 +192,84 @@ class DemoSummary(BaseModel):
     weights_per_round: tuple[dict[str, float], ...]
     state_roots: dict[str, str]
     unit_roots: dict[str, tuple[str, ...]] = {}
-    rejoin_s: float | None
+    rejoin_s: float | None = None
     others_paused_s: float = 0.0
     bytes_up: int
     bytes_down: int
     checkpoint: str
     checkpoint_root: str
-    plot: str
-    seconds: float
+    plot: str = ""
+    seconds: float = 0.0
 
 
-class Facts(BaseModel):
-    """What the shell measured beside the observations.
-
-    Attributes:
-        checkpoint_verified: whether `potluck checkpoint verify` found the newest checkpoint equal to its root.
-        lost_bytes_up: what the killed process had sent before it was killed; its successor counts from zero.
-        lost_bytes_down: what it had received.
-        checkpoint_units: roots of the experts, or stages, in the newest checkpoint.
-        rounds_while_down: committed between the kill and the restart.
-        others_paused_s: for how long the others were paused, so that the run did not end before the killed peer was back.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    checkpoint_verified: bool
-    checkpoint_units: dict[str, str] = {}
-    rounds_while_down: int = 0
-    rejoin_s: float | None
-    others_paused_s: float = 0.0
-    lost_bytes_up: int = 0
-    lost_bytes_down: int = 0
-    plot: str
-    seconds: float
-
-
-def summarise(
-    seen: Observation,
-    final: Mapping[int, PeerReport],
-    facts: Facts,
-    gave_up: str = "",
-    cast: Cast = WHOLE_MODEL,
-) -> DemoSummary:
-    """Judge the run: `final` are the reports that the peers left behind when they exited, by number."""
+def summarise(seen: Seen, final: Mapping[int, PeerStatus], cast: Cast) -> DemoSummary:
+    """Sum up what was seen; `final` holds the status that each peer left behind when it ended, by number."""
     rounds = [seen.rounds[index] for index in sorted(seen.rounds)]
-    points = [seen.heldout[index].nats for index in sorted(seen.heldout)]
-    checkpoint = newest_checkpoint(seen.host)
-    pairs = seen.host.yardsticks.pairs_nats_per_byte if seen.host and seen.host.yardsticks else None
-    roots = {report.peer: report.state_root for report in final.values()}
-    last = {**seen.reports, **final}  # who is ended as the demo gives up leaves no report behind
-    checkpoint_root = checkpoint.root if checkpoint else ""
-    # What it was given up for is told alone: all else that is missing then follows from it.
-    failures = (
-        [gave_up]
-        if gave_up
-        else [
-            *_root_failures(final, checkpoint_root, cast, verified=facts.checkpoint_verified),
-            *_part_failures(final, facts.checkpoint_units, cast),
-            *_loss_failures(points[-1] if points else None, pairs),
-            *(["the killed peer was not counted again"] if facts.rejoin_s is None else []),
-            *_outage_failures(seen, facts, cast),
-        ]
-    )
+    losses = [seen.heldout[index].nats for index in sorted(seen.heldout)]
+    experts = seen.host.heldout_experts if seen.host else {}
+    last = {**seen.peers, **final}  # a peer that is stopped as the demo gives up leaves no status behind
     return DemoSummary(
-        ok=not failures,
-        failures=tuple(failures),
-        heldout_loss_start=points[0] if points else None,
-        heldout_loss_end=points[-1] if points else None,
-        heldout_loss_pairs=pairs,
-        heldout_experts_end={
-            unit: curve[-1].nats for unit, curve in (seen.host.heldout_experts if seen.host else {}).items() if curve
-        },
+        heldout_loss_start=losses[0] if losses else None,
+        heldout_loss_end=losses[-1] if losses else None,
+        heldout_loss_pairs=seen.host.yardsticks.pairs_nats_per_byte if seen.host and seen.host.yardsticks else None,
+        heldout_experts_end={unit: curve[-1].nats for unit, curve in experts.items() if curve},
         rounds_committed=len(rounds),
         members_per_round=tuple(len(row.members) for row in rounds),
-        weights_per_round=tuple(dict(row.weights) for row in rounds),
-        state_roots=roots,
-        unit_roots=_unit_roots(final),
-        rejoin_s=facts.rejoin_s,
-        others_paused_s=facts.others_paused_s,
-        bytes_up=facts.lost_bytes_up + sum(report.bytes_up for report in last.values()),
-        bytes_down=facts.lost_bytes_down + sum(report.bytes_down for report in last.values()),
-        checkpoint=checkpoint.path if checkpoint else "",
-        checkpoint_root=checkpoint_root,
-        plot=facts.plot,
-        seconds=facts.seconds,
+        weights_per_round=tuple(row.weights for row in rounds),
+        state_roots={status.peer: status.state_root for status in final.values()},
+        unit_roots={unit: _roots_of(unit, final) for unit in cast.units},
+        bytes_up=seen.lost_bytes[0] + sum(status.bytes_up for status in last.values()),
+        bytes_down=seen.lost_bytes[1] + sum(status.bytes_down for status in last.values()),
+        checkpoint=seen.checkpoint.path if seen.checkpoint else "",
+        checkpoint_root=seen.checkpoint.root if seen.checkpoint else "",
     )
 
 
-def newest_checkpoint(host: HostStatus | None) -> CheckpointRow | None:
-    """The checkpoint of the latest round, None when there is none."""
-    return max(host.checkpoints, key=lambda row: row.index, default=None) if host else None
+def _roots_of(unit: str, final: Mapping[int, PeerStatus]) -> tuple[str, ...]:
+    """The different roots that the holders of an expert or stage ended on."""
+    held = {part.state_root for status in final.values() for part in status.units if part.unit == unit}
+    return tuple(sorted(held | {status.state_root for status in final.values() if status.unit == unit}))
 
 
-def _unit_roots(final: Mapping[int, PeerReport]) -> dict[str, tuple[str, ...]]:
-    """The different roots of each expert, or stage, that its holders ended with: one, if all is well."""
-    held = [unit for report in final.values() for unit in report.units]
-    held += [
-        UnitRow(unit=report.unit, state_root=report.state_root) for report in final.values() if report.unit in _STAGES
-    ]
-    return {
-        unit: tuple(sorted({part.state_root for part in held if part.unit == unit}))
-        for unit in sorted({part.unit for part in held})
-    }
+def broken_promises(
+    told: DemoSummary, cast: Cast, stored_roots: Mapping[str, str], *, is_verified: bool, went_on: bool
+) -> Iterator[str]:
+    """The promises that were not kept, a sentence for each.
 
-
-def _part_failures(final: Mapping[int, PeerReport], stored: Mapping[str, str], cast: Cast) -> list[str]:
-    """The holders of every expert, or stage, end on one root, which is that of the checkpoint."""
-    roots, failures = _unit_roots(final), list[str]()
-    experts = [expert_unit(expert) for expert in range(cast.num_experts)]
-    for unit in (*experts, *(stage_unit(stage) for stage in range(cast.num_stages))):
-        found = roots.get(unit, ())
+    Args:
+        told: the run, summed up.
+        cast: who took part.
+        stored_roots: of the experts or stages in the newest checkpoint.
+        is_verified: whether `potluck checkpoint verify` accepts that checkpoint.
+        went_on: whether a round was committed while the victim was dead.
+    """
+    roots, has_one_root = set(told.state_roots.values()), not cast.num_stages
+    if len(told.state_roots) != cast.num_peers or "" in roots or (len(roots) != 1 and has_one_root):
+        yield f"the peers did not end on one state root ({_shown(told.state_roots.values())})"
+    if not told.checkpoint_root:
+        yield "no checkpoint was written"
+    elif not is_verified:
+        yield "the checkpoint on disk does not verify against its root"
+    elif roots and told.checkpoint_root not in roots and has_one_root:
+        yield f"the last checkpoint has root {told.checkpoint_root[:8]}, not the peers'"
+    for unit in cast.units:
+        found, stored = told.unit_roots[unit], stored_roots.get(unit, "none")
         if len(found) != 1 or not found[0]:
-            shown = ", ".join(root[:8] or "none" for root in found)
-            failures.append(f"the holders of {unit} did not end on one state root ({shown or 'no reports'})")
-        elif stored.get(unit) != found[0]:
-            failures.append(f"{unit} of the last checkpoint has root {stored.get(unit, 'none')[:8]}, not its holders'")
-    return failures
+            yield f"the holders of {unit} did not end on one state root ({_shown(found)})"
+        elif stored != found[0]:
+            yield f"{unit} of the last checkpoint has root {stored[:8]}, not its holders'"
+    end, pairs = told.heldout_loss_end, told.heldout_loss_pairs
+    if end is None or pairs is None:
+        yield "no held-out loss was measured, or none of the pair model"
+    else:
+        for goal, name in ((HELDOUT_GOAL_NATS, "the goal"), (pairs, "the pair model")):
+            if end >= goal:
+                yield f"held-out loss ended at {end:.3f} nats per byte, not below {goal:.3f} of {name}"
+    if told.rejoin_s is None:
+        yield "the killed peer was not counted again"
+    if not went_on:
+        yield f"no round was committed while peer {VICTIM} was dead: the others did not go on without it"
 
 
-def _root_failures(final: Mapping[int, PeerReport], checkpoint_root: str, cast: Cast, *, verified: bool) -> list[str]:
-    roots = {report.state_root for report in final.values()}
-    failures = []
-    if len(final) != cast.num_peers or (len(roots) != 1 and not cast.num_stages) or "" in roots:
-        shown = ", ".join(
-            f"peer {number}: {report.state_root[:8] or 'none'}" for number, report in sorted(final.items())
-        )
-        failures.append(f"the peers did not end on one state root ({shown or 'no reports'})")
-    if not checkpoint_root:
-        failures.append("no checkpoint was written")
-    elif not verified:
-        failures.append("the checkpoint on disk does not verify against its root")
-    elif roots and checkpoint_root not in roots and not cast.num_stages:
-        failures.append(f"the last checkpoint has root {checkpoint_root[:8]}, not the peers'")
-    return failures
-
-
-def _outage_failures(seen: Observation, facts: Facts, cast: Cast) -> list[str]:
-    victim = seen.peer_ids.get(VICTIM)
-    if cast.num_stages and facts.rounds_while_down > 0:
-        return []
-    if victim is None or any(victim not in row.members for row in seen.rounds.values()):
-        return []
-    return [f"no round was committed while peer {VICTIM} was dead: the others did not go on without it"]
-
-
-def _loss_failures(end: float | None, pairs: float | None) -> list[str]:
-    if end is None:
-        return ["no held-out loss was measured"]
-    failures = []
-    if end > HELDOUT_GOAL_NATS:
-        failures.append(f"held-out loss ended at {end:.3f} nats per byte, above {HELDOUT_GOAL_NATS}")
-    if pairs is None:
-        failures.append("the pair model's loss is not known")
-    elif end >= pairs:
-        failures.append(f"held-out loss ended at {end:.3f} nats per byte, not below the pair model's {pairs:.3f}")
-    return failures
+def _shown(roots: Collection[str]) -> str:
+    return ", ".join(root[:8] or "none" for root in roots) or "no reports"

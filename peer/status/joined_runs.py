@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 from typing import Final
 
+from averaging.host.daemon_views import Row
 from averaging.host.run_folder import run_row
 from peer.membership.saved_membership import FILE_NAME, load_membership, run_folders
 from protocol.errors import StorageError
 from protocol.identity.identity import Ed25519Verifier
 from protocol.run.manifest import open_manifest
-from protocol.screens.daemon_views import Row
 
 _KEPT_STATE: Final = re.compile(r"(\d{12})-[0-9a-f]{64}")
 """A file of averaging/state/generations.py begins with its round."""

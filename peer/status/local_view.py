@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from averaging.host.daemon_views import DaemonView, Row, rows_of
 from averaging.host.http_client import get_json, read_status_address
 from peer.status.status import PeerStatus, last_status
 from peer.status.status_text import status_lines
 from protocol.errors import ConfigError, MachineError, StorageError, UnreachableError
-from protocol.screens.daemon_views import DaemonView, Row, rows_of
 
 _REMEDY: Final = "start it with: potluck join"
 

@@ -12,10 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from peer.demo.screen import bits, in_bytes
 from peer.status.status import PeerStatus
-from peer.status.status_text import next_round, of_the_run, state_told
-from protocol.tables import several
+from peer.status.status_text import next_round, of_the_run, progress, speed, state_told, status_rows
+from protocol.tables import in_bytes, printable, several
 
 LIVE_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 1.0
@@ -53,56 +52,26 @@ async def _run_plain(read_status: Callable[[], PeerStatus], console: Console) ->
         if key != last or is_quiet:
             is_on_its_way = is_quiet and status.state == "training"
             line = f"{peer_line(status)}; {next_round(status)}" if is_on_its_way else peer_line(status)
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
             last, told_s = key, now_s
         await trio.sleep(PLAIN_INTERVAL_S)
 
 
 def peer_line(status: PeerStatus) -> str:
     """One line: where this peer stands."""
-    told = [
-        state_told(status),
-        f"round {status.index}",
-        f"{status.tokens_per_s:,.0f} tokens/s",
-        f"loss {bits(status.loss)}",
-    ]
+    told = [state_told(status), f"round {status.index}", speed(status)]
     told += [of_the_run(status)] if status.eta_s is not None else []
-    return f"{status.name}: {', '.join(told)}; {status.reason}"
+    return printable(f"{status.name}: {', '.join(told)}; {status.reason}")
 
 
 def peer_picture(status: PeerStatus) -> RenderableType:
-    """The panel."""
+    """The panel: bars, and what `potluck status` says."""
     rows = Table.grid(padding=(0, 2))
-    rows.add_row("state", Text(f"{state_told(status)}: {status.reason}", style="bold"))
-    rows.add_row("training", f"{status.tokens_per_s:,.0f} tokens/s, loss {bits(status.loss)}")
-    rows.add_row(
-        "yours", f"{status.tokens_trained:,} tokens trained, counted in {several(status.rounds_counted, 'round')}"
-    )
-    direct = f", {status.direct_share:.0%} of the bulk direct" if status.direct_share is not None else ""
-    rows.add_row("traffic", f"{in_bytes(status.bytes_up)} up, {in_bytes(status.bytes_down)} down{direct}")
-    rows.add_row("disk", f"{in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}")
-    if status.last_round is not None:
-        share = status.last_round.weights.get(status.peer, 0.0)
-        moved = f"{in_bytes(status.last_round.bytes_up)} up, {in_bytes(status.last_round.bytes_down)} down"
-        lost = f", {status.last_round.lost:.1%} of the mean had no room" if status.last_round.lost else ""
-        rows.add_row("last round", f"{len(status.last_round.members)} members, your share {share:.0%}, {moved}{lost}")
-    if status.allowed_reason and status.allowed_reason != status.reason:
-        rows.add_row("controls", status.allowed_reason)
-    if status.apart:
-        rows.add_row("apart", status.apart)
-    if status.trouble:
-        rows.add_row("trouble", Text(status.trouble))
-    if not status.is_sound:
-        rows.add_row("health", "the state differs from the one that the run attests; it is being made again")
-    if status.credential_left_s is not None and status.host_heard_ago_s is not None:
-        away = " (away)" if status.is_host_away else ""
-        left = f"credential good for {status.credential_left_s / 86400:.1f} days"
-        rows.add_row("host", f"heard {status.host_heard_ago_s:.0f} s ago{away}, {left}, {status.bans} bans")
-    if status.restarted:
-        rows.add_row("start", status.restarted)
-    rows.add_row("root", status.state_root[:16] or "-")
-    title = f"{status.name} in {status.run or 'a run'} (Ctrl-C leaves)"
-    return Panel(Group(_bars(status), Text(""), rows), title=title)
+    rows.add_row("state", Text(printable(f"{state_told(status)}: {status.reason}"), style="bold"))
+    for name, text in status_rows(status):
+        rows.add_row(Text(name), Text(text))
+    title = f"{status.name} in {printable(status.run or 'a run')} (Ctrl-C leaves)"
+    return Panel(Group(_bars(status), Text(""), rows), title=Text(title))
 
 
 def _bars(status: PeerStatus) -> Table:
@@ -113,9 +82,7 @@ def _bars(status: PeerStatus) -> Table:
         share = status.download_bytes_here / status.download_bytes_all
         _add_bar(bars, share, f"the run's state: {here} of {everything} from {several(status.download_donors, 'peer')}")
         return bars
-    told = f"round {status.index}, {status.total_tokens:,} of {status.target_total_tokens:,} tokens"
-    told += f", {of_the_run(status)}" if status.target_total_tokens else ""
-    _add_bar(bars, status.total_tokens / max(1, status.target_total_tokens), told)
+    _add_bar(bars, status.total_tokens / max(1, status.target_total_tokens), progress(status))
     if status.round_target_tokens:
         _add_bar(bars, status.round_share, next_round(status))
     return bars

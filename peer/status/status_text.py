@@ -8,6 +8,7 @@ from peer.status.status import PeerStatus
 from protocol.tables import bits, duration, in_bytes, printable, several, whole
 
 _LEAST_TOLD_S: Final = 5.0
+_UNSOUND: Final = "the state differs from the one that the run attests; it is being made again"
 
 
 def state_told(status: PeerStatus) -> str:
@@ -38,58 +39,88 @@ def of_the_run(status: PeerStatus) -> str:
     return share if status.eta_s is None else f"{share}, {duration(status.eta_s)} to go"
 
 
-def _bytes_by_unit(status: PeerStatus) -> str:
-    """What each unit's rounds and states took of the line, since the process started."""
-    told = [
-        f"{printable(unit)} {in_bytes(up)} up, {in_bytes(down)} down" for unit, (up, down) in status.unit_bytes.items()
+def progress(status: PeerStatus) -> str:
+    """How far the run is: its rounds and its tokens."""
+    if not status.target_total_tokens:
+        return f"round {status.index}, {status.total_tokens:,} tokens"
+    target = f"{status.total_tokens:,} of {status.target_total_tokens:,} tokens"
+    return f"round {status.index}, {target}, {of_the_run(status)}"
+
+
+def speed(status: PeerStatus) -> str:
+    """Tokens a second and the loss of the latest steps."""
+    return f"{whole(status.tokens_per_s)} tokens/s, {bits(status.loss)} bits per byte"
+
+
+def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
+    """What a peer did, what it takes of the machine and what its owner should know of, each with a word before it."""
+    rows = [
+        ("training", speed(status)),
+        ("yours", f"{status.tokens_trained:,} tokens trained, counted in {several(status.rounds_counted, 'round')}"),
+        ("traffic", _traffic(status)),
+        ("disk", f"{in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}"),
+        ("memory", in_bytes(status.memory_bytes)),
+        ("last round", _last_round(status)),
+        ("controls", status.allowed_reason if status.allowed_reason != status.reason else ""),
+        ("lineage", status.apart),
+        ("trouble", status.trouble),
+        ("rounds", status.round_waiting),
+        *_run_rows(status),
+        ("host", _host(status)),
+        ("start", status.restarted),
+        ("restarts", f"of the training process: {status.worker_restarts}" if status.worker_restarts else ""),
+        ("root", status.state_root[:16]),
+        ("health", "" if status.is_sound else _UNSOUND),
     ]
-    return f"of it {'; '.join(told)}"
+    return [(name, printable(text)) for name, text in rows if text]
 
 
 def status_lines(status: PeerStatus) -> list[str]:
-    """Who it is, where it stands and why, what it did, what it takes of the machine."""
-    target = (
-        f" of {status.target_total_tokens:,} tokens, {of_the_run(status)}" if status.target_total_tokens else " tokens"
-    )
-    lines = [
-        f"{status.name} in {printable(status.run or 'no run yet')}: {state_told(status)}, {printable(status.reason)}",
-        f"round {status.index}, {status.total_tokens:,}{target}",
-        *([next_round(status)] if status.round_target_tokens else []),
-        f"training {whole(status.tokens_per_s)} tokens/s, {bits(status.loss)} bits per byte",
-        f"yours: {status.tokens_trained:,} tokens trained, counted in {several(status.rounds_counted, 'round')}",
-        f"traffic {in_bytes(status.bytes_up)} up, {in_bytes(status.bytes_down)} down",
-        *([_bytes_by_unit(status)] if status.unit_bytes else []),
-        f"disk {in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}",
-        f"memory {in_bytes(status.memory_bytes)}",
+    """Who it is, where it stands and why, then what `status_rows` has."""
+    first = f"{status.name} in {status.run or 'no run yet'}: {state_told(status)}, {status.reason}"
+    lines = [printable(first), progress(status), *([next_round(status)] if status.round_target_tokens else [])]
+    return lines + [f"{name}: {text}" for name, text in status_rows(status)]
+
+
+def _traffic(status: PeerStatus) -> str:
+    """Bytes since the process started, and what each unit's rounds and states had of them."""
+    direct = f", {status.direct_share:.0%} of the bulk direct" if status.direct_share is not None else ""
+    units = [f"{unit} {_moved(up, down)}" for unit, (up, down) in status.unit_bytes.items()]
+    of_it = f"; of it {'; '.join(units)}" if units else ""
+    return f"{_moved(status.bytes_up, status.bytes_down)}{direct}{of_it}"
+
+
+def _moved(up: int, down: int) -> str:
+    return f"{in_bytes(up)} up, {in_bytes(down)} down"
+
+
+def _last_round(status: PeerStatus) -> str:
+    last = status.last_round
+    if last is None:
+        return ""
+    share = f"your share {last.weights.get(status.peer, 0.0):.0%}"
+    lost = f", {last.lost:.1%} of the mean had no room" if last.lost else ""
+    return f"{several(len(last.members), 'member')}, {share}, {_moved(last.bytes_up, last.bytes_down)}{lost}"
+
+
+def _run_rows(status: PeerStatus) -> list[tuple[str, str]]:
+    """What runs of experts and pipelines have besides."""
+    capacity = f"; could do {whole(status.could_tokens_per_s)} tokens/s" if status.could_tokens_per_s else ""
+    owed = f"{whole(status.owed_tokens)} tokens of a round that is over are to count in this stage's next one"
+    units = [
+        (unit.unit, f"round {unit.index}, {unit.holders} hold it; {printable(unit.waiting)}") for unit in status.units
     ]
-    if status.allowed_reason and status.allowed_reason != status.reason:
-        lines.append(f"controls: {printable(status.allowed_reason)}")
-    if status.apart:
-        lines.append(printable(status.apart))
-    if status.trouble:
-        lines.append(f"trouble: {printable(status.trouble)}")
-    if status.round_waiting:
-        lines.append(f"rounds: {printable(status.round_waiting)}")
-    if status.lane_reason:
-        could = f"; could do {whole(status.could_tokens_per_s)} tokens/s" if status.could_tokens_per_s else ""
-        lines.append(f"lanes: {printable(status.lane_reason)}{could}")
-    if status.owed_tokens:
-        lines.append(
-            f"owed: {whole(status.owed_tokens)} tokens of a round that is over are to count in this stage's next one"
-        )
-    if status.move_reason:
-        lines.append(f"stage: {printable(status.move_reason)}")
-    for unit in status.units:
-        lines.append(f"{unit.unit}: round {unit.index}, {unit.holders} hold it; {printable(unit.waiting)}")
-    if status.host_heard_ago_s is not None and status.credential_left_s is not None:
-        away = " (away)" if status.is_host_away else ""
-        left = status.credential_left_s
-        good = f"good for {duration(left)}" if left > 0 else "ended"
-        lines.append(f"host heard {duration(status.host_heard_ago_s)} ago{away}; credential {good}; bans {status.bans}")
-    if status.restarted:
-        lines.append(printable(status.restarted))
-    if status.worker_restarts:
-        lines.append(f"the training process was brought back {several(status.worker_restarts, 'time')}")
-    if not status.is_sound:
-        lines.append("the state differs from the one that the run attests; it is being made again")
-    return lines
+    return [
+        ("lanes", f"{status.lane_reason}{capacity}" if status.lane_reason else ""),
+        ("owed", owed if status.owed_tokens else ""),
+        ("stage", status.move_reason),
+        *units,
+    ]
+
+
+def _host(status: PeerStatus) -> str:
+    if status.host_heard_ago_s is None or status.credential_left_s is None:
+        return ""
+    away, left = " (away)" if status.is_host_away else "", status.credential_left_s
+    good = f"good for {duration(left)}" if left > 0 else "ended"
+    return f"heard {duration(status.host_heard_ago_s)} ago{away}; credential {good}; {several(status.bans, 'ban')}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from averaging.host.daemon_views import rows_of
 from averaging.host.http_client import get_json, read_status_address
 from peer.status.trace_core import chrome_trace, newest_round, training_told
 from protocol.errors import StorageError, TemporaryError
-from protocol.screens.daemon_views import rows_of
 
 
 def write_trace(folder: Path, target: Path) -> str:

@@ -45,7 +45,7 @@ def test_hivemind_stays_in_averaging_network() -> None:
 
 
 def test_matplotlib_stays_in_the_plot() -> None:
-    outside = [m for m in modules() if m.path != "peer/demo/plot.py"]
+    outside = [m for m in modules() if m.path != "peer/demo/screen.py"]
     assert [offence for module in outside for offence in _offences(module, {"matplotlib"})] == []
 
 

@@ -6,7 +6,7 @@ from tests.architecture.source import ROOMS, ROOT, core_modules, modules
 
 
 def _mirrored(path: str) -> str:
-    """ "peer/demo/script_core.py" -> "tests/peer/test_demo_core.py"."""
+    """ "peer/demo/summary.py" -> "tests/peer/demo/test_summary.py"."""
     folder, _, name = path.rpartition("/")
     return f"tests/{folder}/test_{name}"
 

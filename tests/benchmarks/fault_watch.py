@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from peer.demo.observation import HostStatus
+from peer.demo.summary import HostStatus
 from peer.status.status import LastRound, PeerStatus
 from tests.benchmarks.swarm import BenchPeer, Swarm
 

@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from peer.demo.observation import HostStatus
 from peer.demo.processes import Running, last_line, wait_for_invite
+from peer.demo.summary import HostStatus
 from peer.status.status import PeerStatus
 from protocol.errors import MachineError
 from protocol.run.manifest import RunConfig

@@ -11,7 +11,7 @@ from peer.settings.config import PeerConfig
 from tests.docker.assets import DOCKER, ROOT, services, stages, yaml_of
 
 TARGETS = ("peer-cpu", "peer-gpu", "coordinator")
-NOT_A_SETTING = {"POTLUCK_LOG"}  # read by potluck.py itself
+NOT_A_SETTING = {"POTLUCK_LOG"}  # read by averaging/host/stderr_log.py
 SECRET = re.compile(r"(?i)secret|passw|token|invite=|potluck1:|private|api_?key")
 
 

@@ -12,8 +12,9 @@ import pytest
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.checkpoints.checkpoints import verify_checkpoint
+from coordinator.experts.merge_inputs import merge_checkpoints
 from peer.models.checkpoint_sample import sample_from_checkpoint
-from potluck import checkpoint_merge
+from peer.models.merging import merge_with_text
 from tests.e2e.processes import ROOT, run_of_two
 from tests.forked import Forked
 
@@ -68,7 +69,7 @@ def test_a_run_of_experts_goes_to_its_end_and_leaves_the_trunk_and_all_of_them(t
     for expert in range(2):
         export_checkpoint(newest, tmp_path / f"model-{expert}", expert)
         assert (tmp_path / f"model-{expert}" / "model.safetensors").exists()
-    checkpoint_merge(newest, tmp_path / "merged", tune_steps=1)
+    merge_checkpoints([newest], tmp_path / "merged", merge_with_text, tune_steps=1)
     assert (tmp_path / "merged" / "config.json").exists()
     assert sample_from_checkpoint(newest, prompt="Potluck trains", num_tokens=5)
     held = {name: _experts(tmp_path / name) for name in ("a", "b")}

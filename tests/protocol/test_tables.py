@@ -4,28 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.tables import WIDTH, bits, duration, in_bytes, printable, several, short_count, table, whole
-
-
-def test_table_lines_up_and_fits_a_terminal_however_long_the_last_cell_is() -> None:
-    lines = table(
-        ("NAME", "ROUND", "WHY"), [("brisk-lentil", 7, "x" * 200), ("a", 12345, "")], right=frozenset({"ROUND"})
-    )
-    assert lines[0] == "NAME          ROUND  WHY"
-    assert lines[1].startswith("brisk-lentil      7  xxx")
-    assert lines[1].endswith("…")
-    assert lines[2] == "a             12345"
-    assert max(len(line) for line in lines) == WIDTH
-
-
-def test_table_without_rows_is_its_header() -> None:
-    assert table(("A", "B"), []) == ["A  B"]
+from protocol.tables import bits, duration, in_bytes, printable, several, short_count, whole
 
 
 def test_text_of_strangers_cannot_move_the_cursor() -> None:
     assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\\n"
-    (_, line) = table(("A",), [("\r\x07",)])
-    assert line == "\\r\\x07"
+    assert printable("\r\x07") == "\\r\\x07"
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
-import os
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import structlog
 
-from averaging.host import log_file
-from averaging.host.log_file import NUM_FILES, LogFile, LogTail, keep_log, log_files
+from averaging.host.log_file import MAX_LETTERS, NUM_FILES, LogFile, LogTail, keep_log, log_files, log_line, readable
 
 
 def _read(path: Path) -> list[str]:
@@ -29,6 +28,7 @@ def test_log_is_bounded_and_private(tmp_path: Path) -> None:
     log = LogFile(path, file_bytes=100)
     for number in range(100):
         log.write(f"{number} {'x' * 20}")
+    log.close()
     assert sorted(p.name for p in path.parent.iterdir()) == ["peer.log", "peer.log.1", "peer.log.2", "peer.log.3"]
     assert all(p.stat().st_size <= 100 for p in path.parent.iterdir())
     assert {p.stat().st_mode & 0o777 for p in path.parent.iterdir()} == {0o600}
@@ -56,6 +56,7 @@ def test_follower_misses_nothing_across_rotation(tmp_path: Path, between: int) -
         log.write(f"{number} {'x' * 8}")
         if number % between == 0:
             seen += _numbers(tail.new())
+    log.close()
     seen += _numbers(tail.new())
     assert seen == list(range(60))
     tail.close()
@@ -74,35 +75,47 @@ def test_follower_waits_for_the_end_of_a_line_and_for_the_file(tmp_path: Path) -
     tail.close()
 
 
-def test_full_disk_costs_lines_and_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class _Disk(io.FileIO):
+    """A file on a disk that has room for `room_bytes` more."""
+
+    room_bytes = 1 << 20
+
+    def write(self, data: bytes) -> int:
+        if not _Disk.room_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = super().write(bytes(data)[: _Disk.room_bytes])
+        _Disk.room_bytes -= written
+        return written
+
+
+@pytest.fixture
+def _disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(log: LogFile) -> io.TextIOWrapper:
+        return io.TextIOWrapper(io.BufferedWriter(_Disk(log.baseFilename, "ab")), encoding="ascii")
+
+    monkeypatch.setattr(LogFile, "_open", opened)
+    monkeypatch.setattr(_Disk, "room_bytes", 1 << 20)
+
+
+@pytest.mark.usefixtures("_disk")
+@pytest.mark.parametrize(("room_bytes", "torn"), [(0, []), (3, ["los"])], ids=["full", "full within a line"])
+def test_full_disk_costs_lines_says_how_many_and_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_bytes: int, torn: list[str]
+) -> None:
     path = tmp_path / "peer.log"
     log = LogFile(path)
     log.write("before")
-    write = os.write
-
-    def full(_descriptor: int, _data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(log_file.os, "write", full)
-    log.write("lost")
-    log.write("lost too")
-    monkeypatch.setattr(log_file.os, "write", write)
+    monkeypatch.setattr(_Disk, "room_bytes", room_bytes)
+    for line in ("lost", "lost too", "and this"):
+        log.write(line)
+    monkeypatch.setattr(_Disk, "room_bytes", 1 << 20)
     log.write("after")
-    first, told, last = _read(path)
-    assert (first, last) == ("before", "after")
-    assert json.loads(told) == {"event": "log_lines_lost", "lines": 2}
-
-
-def test_line_that_a_full_disk_cut_off_does_not_spoil_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "peer.log"
-    log = LogFile(path)
-    write = os.write
-    monkeypatch.setattr(log_file.os, "write", lambda descriptor, data: write(descriptor, data[:3]))
-    log.write("cut off")
-    monkeypatch.setattr(log_file.os, "write", write)
-    log.write("whole")
+    log.write("later")
+    log.close()
     lines = _read(path)
-    assert (lines[0], lines[-1]) == ("cut", "whole")
+    assert lines[:-3] == ["before", *torn]
+    assert json.loads(lines[-3]) == {"event": "log_lines_lost", "lines": 3}
+    assert lines[-2:] == ["after", "later"]
 
 
 def test_folder_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
@@ -127,3 +140,32 @@ def test_what_is_logged_goes_to_the_file_too_and_only_meanwhile(tmp_path: Path) 
     refused, failed = map(json.loads, _read(path))
     assert (refused["event"], refused["level"], refused["reason"]) == ("report_refused", "warning", "a clock")
     assert "ValueError: boom" in failed["exception"]
+
+
+def test_event_comes_back_readable_as_a_terminal_shows_it() -> None:
+    line = log_line({"event": "joined", "level": "info", "timestamp": "T", "peer": "p", "reason": "two words", "n": 3})
+    assert "\n" not in line
+    assert readable(line) == "T [info     ] joined n=3 peer=p reason='two words'"
+
+
+def test_what_json_has_no_word_for_is_written_as_python_shows_it() -> None:
+    assert json.loads(log_line({"event": b"x"}))["event"] == "b'x'"
+
+
+def test_line_that_would_be_too_long_is_cut_and_still_json() -> None:
+    line = log_line({"event": "e", "level": "info", "text": 'x"\n' * MAX_LETTERS})
+    assert len(line) <= MAX_LETTERS
+    assert json.loads(line)["event"] == "e"
+
+
+def test_traceback_has_lines_of_its_own_and_strangers_cannot_move_the_cursor() -> None:
+    event = {"event": "failed\x1b[2J", "level": "error", "exception": "Traceback\n  boom\x07", "why\r": "a\nb"}
+    head, *traceback = readable(log_line(event)).split("\n")
+    assert traceback == ["    Traceback", "      boom\\x07"]
+    assert head.isprintable()
+    assert "failed\\x1b[2J" in head
+
+
+@pytest.mark.parametrize("line", ["", "{cut off", "[1]", "[" * 100_000, "\x00", "{}"])
+def test_what_is_no_event_is_shown_without_harm(line: str) -> None:
+    assert readable(line).isprintable()

@@ -7,11 +7,11 @@ import re
 import pytest
 import segno
 
+from averaging.host.daemon_views import WIDTH
 from coordinator.admission.qr_code import BORDER_MODULES, qr_lines
 from protocol.identity.credential import make_ca
 from protocol.identity.invite import Invite
 from protocol.ids import RunId
-from protocol.tables import WIDTH
 
 TEXT = "potluck1:" + "Ab3" * 100
 _HALVES = {"\u2588": (0, 0), "\u2580": (0, 1), "\u2584": (1, 0), " ": (1, 1), "\xa0": (1, 1)}

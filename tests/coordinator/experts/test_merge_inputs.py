@@ -20,11 +20,11 @@ from averaging.data.tokenizer import ByteTokenizer
 from averaging.models.llama.config import LlamaConfig
 from averaging.state.state import UnitState, state_root
 from coordinator.checkpoints.checkpoints import CheckpointContent, UnitContent, together, write_checkpoint
-from coordinator.experts.merge_inputs import ExpertSample, read_parts, write_merged
+from coordinator.experts.merge_inputs import ExpertSample, merge_checkpoints, read_parts, write_merged
 from coordinator.run.hosted_runs import MANIFEST_FILE
 from peer.models.merging import merge_with_text
 from peer.models.mixture import MixtureDecoder
-from potluck import app, checkpoint_merge
+from potluck import app
 from protocol.errors import ConfigError, StorageError
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId
@@ -110,10 +110,9 @@ def test_transformers_finds_the_logits_of_the_mixture_that_was_merged(
 
 
 def test_the_command_says_what_it_merged_and_leaves_no_half_of_it(
-    checkpoint: Path, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, tmp_path: Path, run_id: str
 ) -> None:
-    checkpoint_merge(checkpoint, tmp_path / "out", tune_steps=2)
-    told = capsys.readouterr().out
+    told = merge_checkpoints([checkpoint], tmp_path / "out", merge_with_text, tune_steps=2)
     assert told.startswith("verified and merged with routers tuned for 2 steps to ")
     assert "round 3 of potluck run, 2 experts" in told
     assert re.search(
@@ -121,22 +120,18 @@ def test_the_command_says_what_it_merged_and_leaves_no_half_of_it(
     )
     assert {path.name for path in (tmp_path / "out").iterdir()} == ALL_FILES
     with pytest.raises(ConfigError, match="a new or an empty folder"):
-        checkpoint_merge(checkpoint, tmp_path / "out")
+        merge_checkpoints([checkpoint], tmp_path / "out", merge_with_text)
     alone = _checkpoint(tmp_path / "alone", _content(run_id, trained=(1,)))
-    checkpoint_merge(alone, tmp_path / "one", state_dir=tmp_path, tune_steps=0)
-    assert "merged without experts 0, which were never trained, with routers made" in capsys.readouterr().out
+    told = merge_checkpoints([alone], tmp_path / "one", merge_with_text, state_dir=tmp_path, tune_steps=0)
+    assert "merged without experts 0, which were never trained, with routers made" in told
     with pytest.raises(ConfigError, match="no run is hosted from"):
-        checkpoint_merge(alone, tmp_path / "none")
+        merge_checkpoints([alone], tmp_path / "none", merge_with_text)
     assert not (tmp_path / "none").exists()
 
 
-def test_an_expert_is_left_out_and_all_that_is_not_its_own_stays_bit_equal(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    checkpoint_merge(checkpoint, tmp_path / "whole", tune_steps=2)
-    capsys.readouterr()
-    checkpoint_merge(checkpoint, tmp_path / "less", tune_steps=2, without=[0])
-    told = capsys.readouterr().out
+def test_an_expert_is_left_out_and_all_that_is_not_its_own_stays_bit_equal(checkpoint: Path, tmp_path: Path) -> None:
+    merge_checkpoints([checkpoint], tmp_path / "whole", merge_with_text, tune_steps=2)
+    told = merge_checkpoints([checkpoint], tmp_path / "less", merge_with_text, tune_steps=2, without=[0])
     assert told.startswith("verified and merged without experts 0, as asked, with routers tuned for 2 steps")
     assert "round 3 of potluck run, 1 experts" in told
     assert json.loads((tmp_path / "less" / "config.json").read_text())["num_local_experts"] == 1

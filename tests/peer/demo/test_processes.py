@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.demo.processes import Running, last_line, open_processes, run_potluck, wait_for_invite
-from protocol.errors import MachineError, PotluckError
+from peer.demo.processes import Running, last_line, open_processes, wait_for_invite
+from protocol.errors import MachineError
 
 
 def test_started_command_writes_to_its_log_and_gives_its_exit_code(tmp_path: Path) -> None:
@@ -46,11 +46,6 @@ def test_waiting_for_an_invite_names_what_the_host_said_when_it_ended(tmp_path: 
         running = processes.start("host", ["no-such-command"])
         with pytest.raises(MachineError, match="exit code 2"):
             wait_for_invite(running, 30.0)
-
-
-def test_run_potluck_raises_with_the_last_line_of_a_command_that_failed() -> None:
-    with pytest.raises(PotluckError, match="no-such-command left with 2"):
-        run_potluck(["no-such-command"], 30.0)
 
 
 def test_words_of_an_earlier_process_of_the_same_name_are_not_its_own(tmp_path: Path) -> None:

@@ -1,106 +1,139 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Mapping
 
 import pytest
 
-from peer.demo.script_core import EXPERTS
-from peer.demo.summary import DemoSummary, Facts, summarise
-from tests.peer.demo_world import UNIT_ROOTS, holder, observation, report, round_row
+from peer.demo.summary import CASTS, Cast, DemoSummary, HostStatus, Seen, broken_promises, summarise
+from peer.status.status import PeerStatus
+from tests.peer.demo_world import FOUR, ROOT, UNIT_ROOTS, holder, report, round_row, sight
 
-SEEN = observation((round_row(1), round_row(2, ("one", "three"))), heldout=(5.6, 2.4, 2.0))
+SEEN = sight((round_row(1), round_row(2, ("one", "three"))), heldout=(5.6, 2.4, 2.0))
 FINAL = {number: report(number) for number in (1, 2, 3)}
-FACTS = Facts(checkpoint_verified=True, rejoin_s=12.5, plot="p.png", seconds=170.0, lost_bytes_up=7, lost_bytes_down=9)
+HOLDERS = {number: holder(number) for number in FOUR}
 
 
-def test_summary_is_ok_when_every_promise_held() -> None:
-    summary = summarise(SEEN, FINAL, FACTS)
-    assert summary.ok
-    assert summary.failures == ()
-    assert (summary.heldout_loss_start, summary.heldout_loss_end, summary.heldout_loss_pairs) == (5.6, 2.0, 2.5)
-    assert summary.members_per_round == (3, 2)
-    assert summary.weights_per_round[1] == {"one": 0.5, "three": 0.5}
-    assert len(set(summary.state_roots.values())) == 1
+def _told(seen: Seen = SEEN, final: Mapping[int, PeerStatus] = FINAL, cast: Cast = CASTS["data"]) -> DemoSummary:
+    return summarise(seen, final, cast).model_copy(update={"rejoin_s": 12.5})
 
 
-def test_summary_counts_the_bytes_of_the_killed_process_too() -> None:
-    summary = summarise(SEEN, FINAL, FACTS)
-    assert (summary.bytes_up, summary.bytes_down) == (307, 609)
+def _broken(
+    told: DemoSummary,
+    cast: Cast = CASTS["data"],
+    stored: Mapping[str, str] = UNIT_ROOTS,
+    *,
+    is_verified: bool = True,
+    went_on: bool = True,
+) -> list[str]:
+    return list(broken_promises(told, cast, stored, is_verified=is_verified, went_on=went_on))
 
 
-def test_summary_counts_what_peers_told_last_that_left_no_report_because_the_demo_gave_up() -> None:
-    seen = observation((round_row(1),))
-    told = {number: each.model_copy(update={"bytes_up": 40, "bytes_down": 50}) for number, each in seen.reports.items()}
-    none_left = summarise(replace(seen, reports=told), {}, FACTS, "not finished within 9 s")
-    assert (none_left.bytes_up, none_left.bytes_down) == (7 + 3 * 40, 9 + 3 * 50)
-    one_left = summarise(replace(seen, reports=told), {3: FINAL[3]}, FACTS, "not finished within 9 s")
-    assert (one_left.bytes_up, one_left.bytes_down) == (7 + 2 * 40 + 100, 9 + 2 * 50 + 200)
+def test_no_promise_is_broken_when_all_held() -> None:
+    told = _told()
+    assert _broken(told) == []
+    assert (told.heldout_loss_start, told.heldout_loss_end, told.heldout_loss_pairs) == (5.6, 2.0, 2.5)
+    assert told.members_per_round == (3, 2)
+    assert told.weights_per_round[1] == {"one": 0.5, "three": 0.5}
+    assert set(told.state_roots.values()) == {told.checkpoint_root}
+
+
+def test_bytes_are_those_of_the_last_status_and_of_the_killed_process() -> None:
+    seen = sight((round_row(1),))
+    seen.lost_bytes = (7, 9)
+    seen.peers[1] = report(1).model_copy(update={"bytes_up": 40, "bytes_down": 50})
+    told = _told(seen, {3: FINAL[3]})
+    assert (told.bytes_up, told.bytes_down) == (7 + 40 + 100 + 100, 9 + 50 + 200 + 200)
 
 
 def test_summary_has_every_documented_key() -> None:
     documented = {
-        "ok", "heldout_loss_start", "heldout_loss_end", "heldout_loss_pairs", "rounds_committed", "members_per_round",
-        "weights_per_round", "state_roots", "rejoin_s", "bytes_up", "bytes_down", "checkpoint", "checkpoint_root",
-        "plot", "seconds",
+        "ok", "failures", "heldout_loss_start", "heldout_loss_end", "heldout_loss_pairs", "heldout_experts_end",
+        "rounds_committed", "members_per_round", "weights_per_round", "state_roots", "unit_roots", "rejoin_s",
+        "others_paused_s", "bytes_up", "bytes_down", "checkpoint", "checkpoint_root", "plot", "seconds",
     }  # fmt: skip
-    assert documented <= set(DemoSummary.model_fields)
+    assert documented == set(DemoSummary.model_fields)
 
 
 @pytest.mark.parametrize(
-    ("summary", "expected"),
+    ("broken", "expected"),
     [
-        (summarise(SEEN, FINAL | {2: report(2, root="cd" * 32)}, FACTS), "one state root"),
-        (summarise(SEEN, {1: FINAL[1], 2: FINAL[2]}, FACTS), "one state root"),
-        (summarise(SEEN, {number: report(number, root="") for number in FINAL}, FACTS), "one state root"),
-        (summarise(SEEN, {number: report(number, root="cd" * 32) for number in FINAL}, FACTS), "not the peers'"),
-        (summarise(SEEN, FINAL, FACTS.model_copy(update={"checkpoint_verified": False})), "does not verify"),
-        (summarise(SEEN, FINAL, FACTS.model_copy(update={"rejoin_s": None})), "not counted again"),
-        (summarise(observation((round_row(1),), (5.6, 2.4)), FINAL, FACTS), "above 2.3"),
-        (summarise(observation((round_row(1),), (5.6, 2.6)), FINAL, FACTS), "pair model"),
-        (summarise(observation((round_row(1),)), FINAL, FACTS), "no held-out loss"),
-        (summarise(observation((round_row(1), round_row(2)), (5.6, 2.0)), FINAL, FACTS), "go on without it"),
-        (summarise(SEEN, FINAL, FACTS, "not finished within 9 s"), "not finished"),
+        (_broken(_told(final=FINAL | {2: report(2, root="cd" * 32)})), "one state root"),
+        (_broken(_told(final={1: FINAL[1], 2: FINAL[2]})), "one state root"),
+        (_broken(_told(final={number: report(number, root="") for number in FINAL})), "one state root"),
+        (_broken(_told(final={number: report(number, root="cd" * 32) for number in FINAL})), "not the peers'"),
+        (_broken(_told(), is_verified=False), "does not verify"),
+        (_broken(_told().model_copy(update={"rejoin_s": None})), "not counted again"),
+        (_broken(_told(sight((round_row(1),), (5.6, 2.4)))), "2.400 nats per byte, not below 2.300"),
+        (_broken(_told(sight((round_row(1),), (5.6, 2.6)))), "pair model"),
+        (_broken(_told(sight((round_row(1),)))), "no held-out loss"),
+        (_broken(_told(), went_on=False), "go on without it"),
+        (_broken(_told(Seen())), "no checkpoint was written"),
     ],
     ids=[
         "roots differ", "report missing", "no root", "other root", "bad checkpoint", "not rejoined", "above goal",
-        "above pairs", "no loss", "nobody went on", "gave up",
+        "above pairs", "no loss", "nobody went on", "no checkpoint",
     ],
 )  # fmt: skip
-def test_summary_names_the_promise_that_did_not_hold(summary: DemoSummary, expected: str) -> None:
-    assert not summary.ok
-    assert any(expected in failure for failure in summary.failures)
+def test_promise_that_did_not_hold_is_named(broken: list[str], expected: str) -> None:
+    assert any(expected in sentence for sentence in broken)
 
 
-def test_what_the_demo_was_given_up_for_is_told_alone() -> None:
-    summary = summarise(observation(()), {}, FACTS.model_copy(update={"rejoin_s": None}), "not finished within 9 s")
-    assert summary.failures == ("not finished within 9 s",)
-
-
-HOLDERS = {number: holder(number) for number in (1, 2, 3, 4)}
-OF_EXPERTS = FACTS.model_copy(update={"checkpoint_units": {"trunk": "ab" * 32, **UNIT_ROOTS}})
-
-
-def test_a_run_of_experts_is_ok_when_each_experts_holders_end_on_the_root_of_the_checkpoint() -> None:
-    summary = summarise(SEEN, HOLDERS, OF_EXPERTS, cast=EXPERTS)
-    assert summary.failures == ()
-    assert summary.unit_roots == {unit: (root,) for unit, root in UNIT_ROOTS.items()}
-    assert len(summary.state_roots) == 4
+def test_experts_are_judged_by_the_roots_of_their_holders_and_of_the_checkpoint() -> None:
+    told = _told(final=HOLDERS, cast=CASTS["expert"])
+    assert _broken(told, CASTS["expert"], {"trunk": ROOT, **UNIT_ROOTS}) == []
+    assert told.unit_roots == {unit: (root,) for unit, root in UNIT_ROOTS.items()}
+    assert len(told.state_roots) == 4
 
 
 @pytest.mark.parametrize(
-    ("summary", "expected"),
+    ("final", "stored", "expected"),
     [
-        (summarise(SEEN, HOLDERS | {4: holder(4, root="cd" * 32)}, OF_EXPERTS, cast=EXPERTS), "the peers did not end"),
-        (
-            summarise(SEEN, HOLDERS | {4: holder(4, unit_root="cd" * 32)}, OF_EXPERTS, cast=EXPERTS),
-            "of expert-1 did not",
-        ),
-        (summarise(SEEN, {1: HOLDERS[1], 3: HOLDERS[3]}, OF_EXPERTS, cast=EXPERTS), "expert-1 did not .*no reports"),
-        (summarise(SEEN, HOLDERS, FACTS, cast=EXPERTS), "expert-0 of the last checkpoint has root none"),
+        (HOLDERS | {4: holder(4, root="cd" * 32)}, UNIT_ROOTS, "the peers did not end"),
+        (HOLDERS | {4: holder(4, unit_root="cd" * 32)}, UNIT_ROOTS, "of expert-1 did not"),
+        ({1: HOLDERS[1], 3: HOLDERS[3]}, UNIT_ROOTS, "expert-1 did not .*no reports"),
+        (HOLDERS, {}, "expert-0 of the last checkpoint has root none"),
     ],
     ids=["trunks differ", "holders differ", "nobody holds one", "other root"],
 )
-def test_an_expert_whose_holders_or_whose_checkpoint_differ_is_named(summary: DemoSummary, expected: str) -> None:
-    assert not summary.ok
-    assert any(re.search(expected, failure) for failure in summary.failures)
+def test_expert_whose_holders_or_checkpoint_differ_is_named(
+    final: Mapping[int, PeerStatus], stored: Mapping[str, str], expected: str
+) -> None:
+    broken = _broken(_told(final=final, cast=CASTS["expert"]), CASTS["expert"], stored)
+    assert any(re.search(expected, sentence) for sentence in broken)
+
+
+def test_stages_may_differ_from_one_another_but_not_from_the_checkpoint() -> None:
+    cast, roots = CASTS["pipeline"], {f"stage-{stage}": f"{stage}" * 64 for stage in range(3)}
+    assert cast.units == tuple(roots)
+    final = {
+        number: PeerStatus(peer=str(number), name="n", unit=unit, state_root=roots[unit])
+        for number, unit in enumerate([*roots, *roots], 1)
+    }
+    assert _broken(_told(final=final, cast=cast), cast, roots) == []
+    assert "stage-2 of the last" in _broken(_told(final=final, cast=cast), cast, roots | {"stage-2": ROOT})[0]
+
+
+def test_every_expert_has_two_holders_one_of_them_no_victim() -> None:
+    assert CASTS["expert"].experts == (0, 1, 0, 1)
+    assert CASTS["expert"].units == ("expert-0", "expert-1")
+
+
+def test_rounds_are_kept_after_the_host_lists_them_no_more() -> None:
+    seen = sight((round_row(1), round_row(2, ("one", "three"))))
+    seen.add_host(
+        HostStatus(phase="training", index=3, total_tokens=300, target_total_tokens=600, rounds=(round_row(3),))
+    )
+    assert (sorted(seen.rounds), seen.index, seen.share) == ([1, 2, 3], 3, 0.5)
+    assert [row.index for row in seen.rounds_after(0, with_victim=False)] == [2]
+    assert [row.index for row in seen.rounds_after(1, with_victim=True)] == [3]
+
+
+def test_host_status_reads_what_is_documented_and_ignores_the_rest() -> None:
+    text = """{"run": "demo", "phase": "training", "reason": "r", "index": 1, "total_tokens": 5, "later": 1,
+    "target_total_tokens": 9, "eta_s": 3.5, "heldout": [{"index": 0, "tokens": 0, "nats": 5.6}],
+    "rounds": [{"index": 1, "commit": "aa", "members": ["p"], "weights": {"p": 1.0}, "coverage": 1.0,
+    "omitted": [{"peer": "q", "reason": "silent"}], "unix_s": 7.0}],
+    "train_loss": [{"tokens": 5, "nats": 5.0}], "checkpoints": [], "yardsticks": null}"""
+    status = HostStatus.model_validate_json(text)
+    assert (status.rounds[0].omitted[0].reason, status.heldout[0].nats) == ("silent", 5.6)

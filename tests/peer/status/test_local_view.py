@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import trio
 
+from averaging.host.daemon_views import DaemonView
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import STATUS_ADDRESS_FILE
 from peer.status.local_view import is_here, look
 from peer.status.status import FINAL_STATUS_FILE, PeerStatus, write_final_status
 from peer.status.status_http import peer_app
 from protocol.identity.identity_file import open_identity
-from protocol.screens.daemon_views import DaemonView
 
 STATUS = PeerStatus(peer="12D3KooW", name="calm-otter", state="training", reason="training", index=7)
 PEERS = [{"peer": "12D3KooX", "name": "brisk-lentil"}]

@@ -17,7 +17,7 @@ STATUS = PeerStatus(
 
 
 def test_line_says_state_round_speed_loss_and_reason() -> None:
-    assert peer_line(STATUS) == "calm otter: training, round 3, 5,120 tokens/s, loss 2.00 bits/byte; all is well"
+    assert peer_line(STATUS) == "calm otter: training, round 3, 5,120 tokens/s, 2.000 bits per byte; all is well"
 
 
 def test_picture_shows_progress_and_the_own_share() -> None:
@@ -29,9 +29,17 @@ def test_picture_shows_progress_and_the_own_share() -> None:
         assert part in text
 
 
+async def test_reason_of_a_stranger_gives_no_orders_to_the_screen(autojump_clock: trio.testing.MockClock) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with trio.move_on_after(3):
+        await run_screen(lambda: STATUS.model_copy(update={"reason": "[/red]\x1b"}), mode="plain", console=console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().endswith("; [/red]\\x1b\n")
+
+
 def test_line_says_when_the_run_will_be_complete_once_that_is_known() -> None:
     line = peer_line(STATUS.model_copy(update={"eta_s": 7200.0}))
-    assert line.endswith("loss 2.00 bits/byte, 30% of the run, 2.0 h to go; all is well")
+    assert line.endswith("2.000 bits per byte, 30% of the run, 2.0 h to go; all is well")
 
 
 def _drawn(status: PeerStatus) -> str:
@@ -104,7 +112,7 @@ def test_picture_says_when_the_state_is_wrong_and_that_the_host_is_away() -> Non
     console.print(peer_picture(STATUS.model_copy(update=ill)))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    for part in ("is being made again", "heard 700 s ago (away), credential good for 1.5 days, 2 bans"):
+    for part in ("is being made again", "heard 12 min ago (away); credential good for 36.0 h; 2 bans"):
         assert part in text
     console = Console(file=io.StringIO(), width=140)
     console.print(peer_picture(STATUS))

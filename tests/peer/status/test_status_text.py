@@ -26,7 +26,7 @@ STATUS = PeerStatus(
 
 def test_peer_apart_from_the_run_says_so() -> None:
     apart = STATUS.model_copy(update={"apart": "apart from the run for 2 min"})
-    assert "apart from the run for 2 min" in status_lines(apart)
+    assert "lineage: apart from the run for 2 min" in status_lines(apart)
 
 
 def test_what_its_owner_allows_is_told_once() -> None:
@@ -44,9 +44,9 @@ def test_lines_say_who_where_why_what_and_what_it_takes() -> None:
         "1,234 tokens/s, 2.000 bits per byte",
         "2.5 MB up",
         "round 8 is due in 30 s",
-        "host heard 4 s ago; credential good for 30.0 days",
+        "host: heard 4 s ago; credential good for 30.0 days; 0 bans",
         "restarted at round 3",
-        "brought back 2 times",
+        "restarts: of the training process: 2",
         "differs from the one",
     ):
         assert said in text
@@ -64,7 +64,8 @@ def test_bytes_of_each_unit_are_told_where_there_are_several() -> None:
     )
     expert = UnitPlace(unit="expert-1", index=3, holders=2, tokens_ready=0, waiting="")
     status = STATUS.model_copy(update={"bulk": bulk, "units": (expert,)})
-    assert "of it expert-1 9 B up, 7 B down; trunk 4.0 MB up, 14 B down" in status_lines(status)
+    traffic = "traffic: 2.5 MB up, 0 B down, 75% of the bulk direct; of it expert-1 9 B up, 7 B down; trunk 4.0 MB up, 14 B down"
+    assert traffic in status_lines(status)
     assert status.model_copy(update={"units": ()}).unit_bytes == {}
 
 
@@ -97,7 +98,7 @@ def test_newcomer_and_ended_credential_are_said() -> None:
     text = "\n".join(status_lines(PeerStatus(peer="p", name="n", reason="starting\x1b")))
     assert "n in no run yet: joining, starting\\x1b" in text
     assert "round 0, 0 tokens\n" in text
-    assert "host" not in text
+    assert "host:" not in text
     ended = STATUS.model_copy(update={"credential_left_s": -5.0, "is_host_away": True})
     assert "(away); credential ended" in "\n".join(status_lines(ended))
 

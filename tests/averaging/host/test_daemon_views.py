@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from protocol.screens.daemon_views import (
+from averaging.host.daemon_views import (
+    WIDTH,
     DaemonView,
     PeerOrder,
     looks_json,
@@ -17,8 +18,8 @@ from protocol.screens.daemon_views import (
     runs_text,
     sorted_peers,
     status_text,
+    table,
 )
-from protocol.tables import WIDTH
 
 A, B = "12D3KooWA" + "a" * 43, "12D3KooWB" + "b" * 43
 
@@ -137,3 +138,22 @@ def test_strange_rows_are_no_error() -> None:
     strange = DaemonView("host", "f", True, "", {}, (), ({},), ({}, {"weights": {1: "x"}, "omitted": 3, "commit": 5}))
     assert peers_text([strange])[1].split()[:2] == ["?", "?"]
     assert len(rounds_text([strange], 9)) == 3
+
+
+def test_table_lines_up_and_fits_a_terminal_however_long_the_last_cell_is() -> None:
+    lines = table(
+        ("NAME", "ROUND", "WHY"), [("brisk-lentil", 7, "x" * 200), ("a", 12345, "")], right=frozenset({"ROUND"})
+    )
+    assert lines[0] == "NAME          ROUND  WHY"
+    assert lines[1].startswith("brisk-lentil      7  xxx")
+    assert lines[1].endswith("…")
+    assert lines[2] == "a             12345"
+    assert max(len(line) for line in lines) == WIDTH
+
+
+def test_table_without_rows_is_its_header() -> None:
+    assert table(("A", "B"), []) == ["A  B"]
+
+
+def test_cells_of_strangers_cannot_move_the_cursor_or_give_orders_to_the_table() -> None:
+    assert table(("A", "B"), [("\r\x07", "[red]:smile:")]) == ["A       B", "\\r\\x07  [red]:smile:"]

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
-from protocol.tables import bits, duration, in_bytes, number, printable, short_count, shortened, table, whole
+from protocol.tables import bits, duration, in_bytes, number, printable, short_count, shortened, whole
 
 Row = Mapping[str, object]
+
+WIDTH: Final = 80
+"""Columns of the narrowest terminal that is still usual; wider lines would wrap in mails and bug reports."""
 
 _HOSTED: Final = ("PHASE", "ROUND", "TOKENS", "OF", "SIZE", "NAME")
 _JOINED: Final = ("RUN", "ROUND", "SIZE", "NAME")
@@ -44,6 +48,51 @@ class DaemonView:
     lines: Sequence[str] = ()
     peers: Sequence[Row] = ()
     rounds: Sequence[Row] = ()
+
+
+class LocalDaemon(Protocol):
+    """A kind of daemon, the host or the peer, and how this machine looks at its own."""
+
+    LOG_NAME: str
+
+    def folder_of(self, state_dir: Path | None, /) -> Path:
+        """Where it keeps its state: as given, or as configured."""
+        ...
+
+    def is_here(self, folder: Path, /) -> bool:
+        """Whether it ever ran from the folder."""
+        ...
+
+    def look(self, folder: Path, /) -> DaemonView:
+        """One look at it. Blocks, at most some seconds."""
+        ...
+
+    def runs(self, folder: Path, /) -> list[Row]:
+        """The runs that it keeps in the folder."""
+        ...
+
+    def settings(self, folder: Path, /) -> dict[str, object]:
+        """The settings that it would run with."""
+        ...
+
+    def secrets(self, folder: Path, /) -> list[bytes]:
+        """What must never leave the machine."""
+        ...
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: frozenset[str] = frozenset()) -> list[str]:
+    """Lines of at most WIDTH columns; columns named in `right` are set to the right, and the last one is cut where it is too long."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in header:
+        grid.add_column(name, justify="right" if name in right else "left", no_wrap=name != header[-1])
+    for row in rows:
+        grid.add_row(*(Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in row))
+    lines = Console(width=WIDTH, color_system=None).render_lines(grid, pad=False)
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
 def rows_of(value: object) -> list[Row]:

@@ -1,0 +1,60 @@
+"""What a command that failed says: one line on standard error, and of a bug a file with its traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from protocol.errors import MachineError, PotluckError, UsageError
+from protocol.tables import shortened
+
+_OF_THE_MACHINE: Final = frozenset(
+    (
+        errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE,
+        errno.ENOMEM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
+    )
+)  # fmt: skip
+"""What a system refuses for reasons of its own: a name too long, no right, no room. All else is a bug until it is understood."""
+
+
+def report(error: PotluckError) -> int:
+    """One line for a person; the error's exit code."""
+    typer.echo(f"potluck: {error.one_line()}", err=True)
+    return error.exit_code
+
+
+def report_bug(error: BaseException) -> None:
+    """Keep the traceback in a file and print one line that names it."""
+    path = Path(tempfile.gettempdir()) / f"potluck-error-{os.getpid()}.log"
+    lines = "".join(traceback.format_exception(error))
+    try:
+        path.write_text(lines, encoding="utf8")
+    except OSError:
+        typer.echo(lines, err=True)
+    typer.echo(f"potluck: {type(error).__name__}: {error}; this is a bug; please report it with {path}", err=True)
+
+
+def refused_by_the_machine(error: OSError) -> MachineError | None:
+    """What the system refused, where no command had a better word for it; None for what must be a bug."""
+    if error.errno not in _OF_THE_MACHINE:
+        return None
+    place = "" if error.filename is None else f"{shortened(os.fsdecode(error.filename), 200)}: "
+    return MachineError(f"{place}{error.strerror}", "a system that allows it", "see: potluck doctor")
+
+
+def report_usage(error: Exception) -> int:
+    """One line in the place of typer's box; click's errors know the command that did not understand, mostly."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(error)  # empty where rich has printed the help already
+        return UsageError.exit_code
+    message: Callable[[], str] = getattr(error, "format_message", error.__str__)
+    context = getattr(error, "ctx", None)
+    shown = context.command_path if context is not None else "potluck"
+    return report(UsageError(message().rstrip("."), f"what `{shown} --help` describes", "mend it and try again"))

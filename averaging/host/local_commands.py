@@ -1,0 +1,213 @@
+"""Commands about the daemons of this machine, whichever there are: status, peers, rounds, logs, runs, bugreport."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from textwrap import indent
+from typing import Annotated, Final
+
+import typer
+
+from averaging.host.daemon_views import DaemonView, LocalDaemon, PeerOrder
+from protocol.errors import ConfigError, UnreachableError
+from protocol.tables import examples
+
+_FOLLOW_EVERY_S: Final = 0.25
+"""How soon `potluck logs -f` shows a new line: at once for a reader, and next to no work."""
+
+_PANEL: Final = "For both"
+
+StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", help="A host's or a peer's folder; both usual ones if not given.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+class LocalCommands:
+    """The commands. `daemons` gives the kinds of daemons that there may be, `write_trace` writes a peer's newest round to a file."""
+
+    def __init__(
+        self, daemons: Callable[[], Sequence[LocalDaemon]], write_trace: Callable[[Path | None, Path], str]
+    ) -> None:
+        self._daemons = daemons
+        self._write_trace = write_trace
+
+    def add_to(self, app: typer.Typer) -> None:
+        """Put them on the command line."""
+        for command, lines in (
+            (self.status, ("potluck status", "potluck status --trace round.json")),
+            (self.peers, ("potluck peers --sort counted", "potluck peers --json")),
+            (self.rounds, ("potluck rounds --last 5",)),
+            (self.logs, ("potluck logs --follow", "potluck logs --lines 200")),
+            (self.runs, ("potluck runs", "potluck runs --dir /srv/potluck --json")),
+            (self.bugreport, ("potluck bugreport", "potluck bugreport --out report.zip --keep-addresses")),
+        ):
+            app.command(rich_help_panel=_PANEL, epilog=examples(*lines))(command)
+
+    def status(
+        self,
+        state_dir: StateDir = None,
+        as_json: AsJson = False,
+        trace: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="FILE",
+                help="Write what the peer did in its newest round to FILE, a Chrome trace for ui.perfetto.dev.",
+                show_default=False,
+            ),
+        ] = None,
+    ) -> None:
+        """Show how the host and the peer of this machine are doing; exit code 5 where neither runs."""
+        from averaging.host.daemon_views import looks_json, status_text
+
+        if trace is not None:
+            typer.echo(self._write_trace(state_dir, trace))
+            return
+        looks = self._look(state_dir)
+        _show(looks, [json.dumps(looks_json(looks))] if as_json else status_text(looks))
+
+    def peers(
+        self,
+        state_dir: StateDir = None,
+        sort: Annotated[
+            PeerOrder | None, typer.Option("--sort", help="By name, counted tokens or speed; else by peer id.")
+        ] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """List the peers of the run, as the host or the peer of this machine knows them.
+
+        COUNTED are tokens of theirs in the rounds that are shown, HERE for how long
+        the host has heard them without a break.
+        """
+        from averaging.host.daemon_views import peers_json, peers_text, sorted_peers
+
+        looks = [look if sort is None else sorted_peers(look, sort) for look in self._look(state_dir)]
+        _show(looks, [json.dumps(peers_json(looks))] if as_json else peers_text(looks))
+
+    def rounds(
+        self,
+        state_dir: StateDir = None,
+        last: Annotated[int, typer.Option(min=1, help="How many, the newest ones.")] = 20,
+        as_json: AsJson = False,
+    ) -> None:
+        """List the latest rounds: who took part with what share, what was left out."""
+        from averaging.host.daemon_views import rounds_json, rounds_text
+
+        looks = self._look(state_dir)
+        _show(looks, [json.dumps(rounds_json(looks, last))] if as_json else rounds_text(looks, last))
+
+    def logs(
+        self,
+        state_dir: StateDir = None,
+        follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing what comes, until Ctrl-C.")] = False,
+        lines: Annotated[
+            int, typer.Option("--lines", "-n", min=0, max=1_000_000, help="How many to begin with, the newest ones.")
+        ] = 50,
+    ) -> None:
+        """Show the log of the host and the peer of this machine, running or not."""
+        from averaging.host.log_file import LOG_FOLDER, LogTail, readable
+
+        tails = [
+            (kind.LOG_NAME, LogTail(folder / LOG_FOLDER / kind.LOG_NAME)) for kind, folder in self._found(state_dir)
+        ]
+        with ExitStack() as stack:
+            for name, tail in tails:
+                stack.callback(tail.close)
+                if len(tails) > 1:
+                    typer.echo(f"{name}:")
+                for line in deque(tail.new(), maxlen=lines):
+                    typer.echo(readable(line))
+            with suppress(KeyboardInterrupt):  # the way to end it, and nothing is left half done
+                while follow:
+                    for name, tail in tails:
+                        for line in tail.new():
+                            typer.echo(indent(readable(line), f"{name}: " if len(tails) > 1 else ""))
+                    time.sleep(_FOLLOW_EVERY_S)
+
+    def runs(
+        self,
+        directory: Annotated[
+            Path | None,
+            typer.Option("--dir", help="Look in this folder and in those right below it; else where runs usually are."),
+        ] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """List the runs that this machine hosts or has joined, running or not: name, last round, size on disk."""
+        from averaging.host.daemon_views import runs_json, runs_text
+
+        places = self._places(directory)
+        hosted, joined = ([row for folder in places for row in kind.runs(folder)] for kind in self._daemons())
+        if not hosted and not joined:
+            where = directory or " or ".join(str(path) for path in places)
+            raise ConfigError(f"no run in {where}", "a folder of a host or a peer", "name one above it with --dir")
+        lines = [json.dumps(runs_json(hosted, joined))] if as_json else runs_text(hosted, joined)
+        typer.echo("\n".join(lines))
+
+    def bugreport(
+        self,
+        state_dir: StateDir = None,
+        out: Annotated[Path, typer.Option(help="The zip file to write.")] = Path("potluck-bugreport.zip"),
+        keep_addresses: Annotated[
+            bool, typer.Option("--keep-addresses", help="Leave IP addresses and host names as they are.")
+        ] = False,
+    ) -> None:
+        """Write a zip file to go with a bug report: versions, settings, last status, newest logs, names and sizes of files.
+
+        Keys, invites, credentials, tokens and passwords are taken out, and addresses
+        of others unless told otherwise.
+        """
+        from averaging.host.bug_report import gathered, write_zip
+
+        entries = gathered(self._found(state_dir), keeps_addresses=keep_addresses)
+        typer.echo(f"{out} will hold, without secrets{'' if keep_addresses else ' and without addresses of others'}:")
+        for name, text in entries.items():
+            typer.echo(f"  {name}  {len(text):,} letters")
+        write_zip(out, entries)
+        typer.echo(f"wrote {out}; look into it before you send it to anybody")
+
+    def _found(self, state_dir: Path | None) -> list[tuple[LocalDaemon, Path]]:
+        """The daemons that have a folder on this machine, each with it.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        both = [(kind, kind.folder_of(state_dir)) for kind in self._daemons()]
+        found = [(kind, folder) for kind, folder in both if kind.is_here(folder)]
+        if not found:
+            hosted, joined = (folder for _, folder in both)
+            none = f"no run is hosted from {hosted} and none was joined from {joined}"
+            raise ConfigError(none, "the folder of a host or a peer", "name it with --state-dir")
+        return found
+
+    def _look(self, state_dir: Path | None) -> list[DaemonView]:
+        """What the daemons of this machine say. Raises as `_found`."""
+        return [kind.look(folder) for kind, folder in self._found(state_dir)]
+
+    def _places(self, directory: Path | None) -> list[Path]:
+        """Where runs may lie: a folder and those right below it; by default what is configured, and what lies beside that.
+
+        Raises:
+            ConfigError: `directory` is no folder.
+        """
+        import platformdirs
+
+        if directory is not None and not directory.is_dir():
+            raise ConfigError(f"no folder {directory}", "a folder that holds state folders", "mend --dir")
+        root = directory or platformdirs.user_state_path("potluck")
+        configured = [] if directory else [kind.folder_of(None) for kind in self._daemons()]
+        below = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+        return list({path.resolve(): path for path in (root, *below, *configured)}.values())
+
+
+def _show(looks: Sequence[DaemonView], lines: Sequence[str]) -> None:
+    """Print; then, where no daemon runs, leave with what tells a script so."""
+    for line in lines:
+        typer.echo(line)
+    if not any(look.is_running for look in looks):
+        where = " or ".join(look.folder for look in looks)
+        raise UnreachableError(f"nothing runs from {where}", "a running daemon", "start it: potluck host, potluck join")
