@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from peer.settings.exit import BUG, INTERRUPTED, OK, exit_code_lines
+from peer.settings.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
 
 _LEFT_AT_ONCE = "potluck: interrupted; left at once"
 
@@ -98,7 +98,7 @@ local_commands.add_to(app)
 
 
 def _run() -> int:
-    """Run one command; its exit code, one of peer/settings/exit.py."""
+    """Run one command; its exit code, one of peer/settings/exit_codes.py."""
     try:
         log_to_stderr()
         code = app(prog_name="potluck", standalone_mode=False)

@@ -68,7 +68,7 @@ from peer.session.leaving import hand_over
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
-from peer.settings.exit import watch_signals
+from peer.settings.signals import watch_signals
 from peer.status.local_view import LOG_NAME
 from peer.status.reporting import ExpertLosses, Reporter, evaluate_commits
 from peer.status.screen import run_screen

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from peer.checks.machine_core import Finding, Level, Readings, Unread, judge, report_lines, unread, worst
 from peer.checks.machine_readings import READING_WITHIN_S, read_machine, within
 from peer.settings.config import PeerConfig
-from peer.settings.exit import OK
+from peer.settings.exit_codes import OK
 from protocol.errors import MachineError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.settings.exit import EXIT_CODES
+from peer.settings.exit_codes import EXIT_CODES
 from tests.docker.assets import DOCKER
 
 UNITS = ("potluck-peer", "potluck-host")

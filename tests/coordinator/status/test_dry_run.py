@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import typer
@@ -23,9 +24,13 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def _no_models() -> NoReturn:
+    raise AssertionError("a dry run merges nothing")
+
+
 def _dry_run(run_file: Path, *flags: str) -> list[str]:
     app = typer.Typer()
-    add_commands(app)
+    add_commands(app, _no_models)
     done = CliRunner().invoke(app, ["host", str(run_file), "--dry-run", *flags], catch_exceptions=False)
     assert done.exit_code == 0
     return done.output.splitlines()
