@@ -28,9 +28,10 @@ def apply_outer_step(
     Raises:
         RemoteProtocolError: a kind that this version does not know.
     """
-    moved_N, moved_momentum_N = moved_vectors(anchor_N, momentum_N, outer)
-    step_into((moved_N, moved_momentum_N), anchor_N, momentum_N, update_N, outer)
-    return moved_N, moved_momentum_N
+    before = anchor_N, momentum_N
+    moved = moved_vectors(before, outer)
+    step_into(moved, before, update_N, outer)
+    return moved[0], moved[1]
 
 
 def encode_contribution(

@@ -18,6 +18,7 @@ from averaging.host.settings import DaemonSettings, descriptions
 from coordinator.policy.config import HostConfig
 from peer.settings.config import PeerConfig
 from protocol.run.manifest import RunConfig
+from protocol.run.section import OneOf
 from protocol.tensors.model_families import DEFAULT_FAMILY, FAMILIES, config_class
 
 ROOT: Final = Path(__file__).parents[1]
@@ -107,8 +108,10 @@ def _default(field: FieldInfo) -> str:
 def _values(field: FieldInfo) -> str:
     """The kind of the value, and its range or its choices."""
     kind = _plain(field.annotation)
-    if get_origin(kind) is Literal:
-        return ", ".join(f"`{choice}`" for choice in get_args(kind) if choice != "")
+    listed = [each for each in [*field.metadata, *_metadata(field.annotation)] if isinstance(each, OneOf)]
+    choices = get_args(kind) if get_origin(kind) is Literal else [name for each in listed for name in each.names]
+    if choices:
+        return ", ".join(f"`{choice}`" for choice in choices if choice != "")
     bounds = " ".join(_bounds([field, *_metadata(field.annotation)]))
     return f"{_KINDS[kind]} {bounds}".strip()
 

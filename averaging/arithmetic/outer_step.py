@@ -1,68 +1,75 @@
-"""The outer step: how a committed average moves the anchor. Single-operation float32 kernels, so that all get the same bytes."""
+"""The outer step: how a committed average moves the anchor. protocol/kinds/outer_table.py lists the kinds, averaging/arithmetic/outer
+has a module for each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 import torch
 
+from averaging.arithmetic.outer.outer_kind import OuterKind, Vectors
 from averaging.arithmetic.vectors import new_vector
+from averaging.bundled_kinds import load_kind
 from averaging.codecs import Codec
-from averaging.codecs.compiled import BLOCKS
 from protocol.errors import RemoteProtocolError
+from protocol.kinds.outer_table import OUTER_STEPS
 from protocol.rounds.messages.messages import OuterStep
 
+KINDS: Final[Mapping[str, OuterKind]] = MappingProxyType(
+    {name: load_kind("averaging.arithmetic.outer", name, name, OuterKind) for name in OUTER_STEPS}  # type: ignore[type-abstract]
+)
+"""The arithmetic of every outer step in the table."""
 
-def moved_vectors(
-    anchor_N: torch.Tensor, momentum_N: torch.Tensor, outer: OuterStep
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for the anchor and momentum after a commit; a momentum that does not change is the same tensor.
+
+def moved_vectors(before: Vectors, outer: OuterStep) -> Vectors:
+    """Room for the state after a commit, not filled: the anchor, then what is kept beside it. A vector that this kind of step does not
+    move is the same tensor as before.
 
     Raises:
         RemoteProtocolError: a kind that this version does not know.
     """
-    if outer.kind == "mean":
-        return new_vector(anchor_N.numel(), anchor_N.dtype), momentum_N
-    if outer.kind == "nesterov":
-        return new_vector(anchor_N.numel(), anchor_N.dtype), new_vector(momentum_N.numel(), momentum_N.dtype)
-    raise RemoteProtocolError(f"outer step {outer.kind!r}", "mean or nesterov", "install the run's version of potluck")
+    num_moved = _num_moved(outer)
+    return (*(new_vector(each_N.numel(), each_N.dtype) for each_N in before[:num_moved]), *before[num_moved:])
 
 
-def step_into(
-    moved: tuple[torch.Tensor, torch.Tensor],
-    anchor_n: torch.Tensor,
-    momentum_n: torch.Tensor,
-    update_n: torch.Tensor,
-    outer: OuterStep,
-) -> None:
-    """Write the anchor and momentum after one commit into `moved`, from `moved_vectors`: of a part of the vector, (n,) float32 all.
+def step_into(moved: Vectors, before: Vectors, update_n: torch.Tensor, outer: OuterStep) -> None:
+    """Write the state after one commit into `moved`, from `moved_vectors`: of a part of the vectors, (n,) float32 all.
 
-    A part that fits into the processor's cache costs half of what whole vectors do, one operation after another. Intermediate values
-    are written where the result comes to lie: memory that is asked for and given back costs more than the arithmetic.
+    A part that fits into the processor's cache costs half of what whole vectors do, one operation after another.
+
+    Raises:
+        RemoteProtocolError: a kind that this version does not know.
     """
-    moved_n, moved_momentum_n = moved
-    if outer.kind == "nesterov":
-        torch.mul(momentum_n, outer.momentum, out=moved_momentum_n)
-        moved_momentum_n.add_(update_n)
-        torch.mul(moved_momentum_n, outer.momentum, out=moved_n)
-        moved_n.add_(update_n)
-        moved_n.mul_(outer.learning_rate)
-    else:
-        torch.mul(update_n, outer.learning_rate, out=moved_n)
-    torch.sub(anchor_n, moved_n, out=moved_n)
+    num_moved = _num_moved(outer)
+    KINDS[outer.kind].step_into(moved[:num_moved], before[:num_moved], update_n, outer)
 
 
 def step_by_encoded(
-    moved_n: torch.Tensor,
-    anchor_n: torch.Tensor,
+    moved: Vectors,
+    before: Vectors,
     codec: Codec,
     chunks: Sequence[bytes | memoryview],
     chunk_elements: int,
     outer: OuterStep,
 ) -> bool:
-    """As `step_into` with "mean", in one pass over the encoded update, whole chunks. False where that cannot be, or where the update
-    is to be refused: decode it then.
+    """As `step_into`, in one pass over the encoded update, whole chunks. False where that cannot be, or where the update is to be
+    refused: decode it then.
+
+    Raises:
+        RemoteProtocolError: a kind that this version does not know.
     """
-    if outer.kind != "mean" or BLOCKS is None:
-        return False
-    return BLOCKS.step(codec, chunks, chunk_elements, outer.learning_rate, anchor_n, moved_n)
+    num_moved = _num_moved(outer)
+    parts = moved[:num_moved], before[:num_moved]
+    return KINDS[outer.kind].step_by_encoded(*parts, codec, chunks, chunk_elements, outer)
+
+
+def _num_moved(outer: OuterStep) -> int:
+    """How many vectors a step moves, the anchor among them."""
+    facts = OUTER_STEPS.get(outer.kind)
+    if facts is None:
+        expected = f"one of {', '.join(OUTER_STEPS)}"
+        raise RemoteProtocolError(f"outer step {outer.kind!r}", expected, "install the run's version of potluck")
+    return 1 + facts.state_vectors

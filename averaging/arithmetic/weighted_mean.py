@@ -12,13 +12,14 @@ import torch
 from averaging.codecs import Codec
 from averaging.codecs.compiled import BLOCKS
 from protocol.errors import LocalProtocolError
+from protocol.kinds.codec_table import CODECS
 
 
 def sum_dtype(result_codec: str) -> torch.dtype:
     """What a mean is summed in that is written by this codec: float64 where it is written exactly, for in float32 the error of a sum
     grows with its members (from 4.5e-8 with 2 to 8.5e-8 with 16). Any other codec rounds a thousand times more coarsely.
     """
-    return torch.float64 if result_codec == "fp32" else torch.float32
+    return torch.float64 if CODECS[result_codec].is_exact else torch.float32
 
 
 class WeightedSum:

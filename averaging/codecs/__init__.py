@@ -13,34 +13,20 @@ and commits are over bytes, never over what they decode to, and all decode the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
+from averaging.bundled_kinds import load_kind
 from averaging.codecs.codec import SMALLEST_NORMAL, Codec
-from averaging.codecs.dense import (
-    E3M0_BLOCK_ELEMENTS,
-    INT4_BLOCK_ELEMENTS,
-    INT8_BLOCK_ELEMENTS,
-    E3m0Codec,
-    Fp16Codec,
-    Fp32Codec,
-    Int4Codec,
-    Int8Codec,
-)
-from averaging.codecs.sparse import RESULTS, TOPK
 from protocol.errors import ConfigError
+from protocol.kinds.codec_table import CODECS
 
-__all__ = [
-    "E3M0_BLOCK_ELEMENTS",
-    "INT4_BLOCK_ELEMENTS",
-    "INT8_BLOCK_ELEMENTS",
-    "SMALLEST_NORMAL",
-    "Codec",
-    "codec_by_name",
-    "codec_names",
-]
+__all__ = ["SMALLEST_NORMAL", "Codec", "codec_by_name", "codec_names"]
 
-_ALL: Final[tuple[Codec, ...]] = (Fp32Codec(), Fp16Codec(), Int8Codec(), Int4Codec(), E3m0Codec(), TOPK, *RESULTS)
-_CODECS: Final = {codec.name: codec for codec in _ALL}
+_CODECS: Final[Mapping[str, Codec]] = MappingProxyType(
+    {name: load_kind("averaging.codecs", facts.module or name, name, Codec) for name, facts in CODECS.items()}  # type: ignore[type-abstract]
+)
 
 
 def codec_names() -> tuple[str, ...]:

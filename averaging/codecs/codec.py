@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 INFINITY_BITS: Final = np.uint32(0x7F800000)
 
 
+@runtime_checkable
 class Codec(Protocol):
     """One way to write a float32 vector."""
 

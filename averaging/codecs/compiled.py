@@ -17,13 +17,10 @@ import numpy.typing as npt
 import torch
 
 from averaging.codecs.codec import Codec, FloatArray
-from averaging.codecs.dense import BlockCodec, E3m0Codec, Fp16Codec, Fp32Codec, Int4Codec, Int8Codec
+from averaging.codecs.dense import BlockCodec, DenseCodec
 
 _FOLDER: Final = Path(__file__).parent
 _LIBRARY: Final = _FOLDER / "blocks.so"
-_KINDS: Final[dict[type[object], int]] = {Int8Codec: 0, Int4Codec: 1, E3m0Codec: 2, Fp32Codec: 3, Fp16Codec: 4}
-"""As `blocks.c` numbers them."""
-
 SPARSE_BLOCK_ELEMENTS: Final = 4096
 
 Encoded = Sequence[bytes | memoryview]
@@ -137,11 +134,10 @@ class CompiledBlocks:
 
 def _kind(codec: Codec, chunk_elements: int) -> int | None:
     """How `blocks.c` calls a codec whose chunks it knows: of a block codec whole blocks of its own length; None for all others."""
-    kind = _KINDS.get(type(codec))
     if not isinstance(codec, BlockCodec):
-        return kind
-    is_own = codec.block_elements == type(codec).block_elements
-    return kind if is_own and chunk_elements % codec.block_elements == 0 else None
+        return codec.compiled_as if isinstance(codec, DenseCodec) else None
+    is_own = codec.facts.block == type(codec).facts.block
+    return codec.compiled_as if is_own and chunk_elements % codec.facts.block == 0 else None
 
 
 def _is_plain(values_n: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:

@@ -1,9 +1,10 @@
-"""Dense codecs: every value is written, in 32 to 4 bits."""
+"""What dense codecs share: every value is written, in 32 to 4 bits, by itself or in blocks that have a scale each."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -20,78 +21,75 @@ from averaging.codecs.codec import (
     require_length,
     require_vector,
 )
+from averaging.codecs.integer_codes import divided, packed
 from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.kinds.codec_table import CodecFacts
 
-INT8_BLOCK_ELEMENTS: Final = 256
-"""One scale per 256 values: 1.6% more bytes than none, relative error 0.7% on real pseudo-gradients."""
-
-INT4_BLOCK_ELEMENTS: Final = 128
-"""4.25 bits a value with a relative error of 0.117 on normal noise; blocks of 256 would take 4.125 bits and leave 0.126."""
-
-E3M0_BLOCK_ELEMENTS: Final = 256
-
-FP16_MAX: Final = 65504.0
 _SMALLEST_NORMAL_BITS: Final = np.uint32(0x00800000)
 LARGEST_SAFE_SCALE: Final = np.finfo(np.float32).max / np.float32(128)
 """Times a code of at most 128 in size it stays finite, so that the products need not be looked at."""
 
-_CARRY_FROM_SQRT_2: Final = np.uint32((1 << 23) - 0x3504F3)
-"""sqrt(2) in float32 is 0x3FB504F3: a mantissa of 0x3504F3."""
 
-_E3M0_POWERS: Final = (0.0, *(2.0 ** (level - 7) for level in range(1, 8)))
+class DenseCodec(ABC):
+    """A codec that writes every value. A subclass says which line of the table it is, and how values are written."""
 
+    facts: CodecFacts
+    """Its line in protocol/kinds/codec_table.py."""
 
-class Fp32Codec:
-    """Little-endian float32 as they are."""
+    compiled_as: int | None = None
+    """Its number in blocks.c; None where the library does not have it."""
 
-    name = "fp32"
-    leaves_out = False
+    @property
+    def name(self) -> str:
+        """The name in the manifest."""
+        return self.facts.name
 
-    def encode(self, values_n: torch.Tensor) -> bytes:
-        """4 bytes a value."""
-        require_finite_input(values_n)
-        return values_n.contiguous().numpy().astype("<f4", copy=False).tobytes()
-
-    def decode(self, data: bytes | memoryview, num_elements: int) -> torch.Tensor:
-        """The values, bit for bit."""
-        require_length(self, data, num_elements)
-        values = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=True)
-        return torch.from_numpy(require_finite(values, self.name))
+    @property
+    def leaves_out(self) -> bool:
+        """False: a dense codec writes all."""
+        return self.facts.leaves_out
 
     def encoded_bytes(self, num_elements: int) -> int:
-        """4 bytes a value."""
-        return 4 * num_elements
+        """Exact length of the encoding of so many values."""
+        return self.facts.encoded_bytes(num_elements)
 
+    @abstractmethod
+    def encode(self, values_n: torch.Tensor) -> bytes:
+        """As `Codec.encode`."""
+
+    @abstractmethod
+    def decode(self, data: bytes | memoryview, num_elements: int) -> torch.Tensor:
+        """As `Codec.decode`."""
+
+    @abstractmethod
     def head_bytes(self, num_elements: int) -> int | None:
-        """One value after another."""
-        return 0
+        """As `Codec.head_bytes`."""
 
 
-class Fp16Codec:
-    """Little-endian float16, round half to even; values beyond +-65504 are clamped there."""
-
-    name = "fp16"
-    leaves_out = False
+class PlainCodec(DenseCodec):
+    """One value after another, each by itself, in whole bytes."""
 
     def encode(self, values_n: torch.Tensor) -> bytes:
-        """2 bytes a value."""
+        """As many bytes a value as the table says."""
         require_finite_input(values_n)
-        clamped = torch.clamp(values_n, -FP16_MAX, FP16_MAX)
-        return clamped.numpy().astype("<f2").tobytes()
+        return self._written(values_n)
 
     def decode(self, data: bytes | memoryview, num_elements: int) -> torch.Tensor:
-        """Exact: every float16 is a float32."""
+        """As `Codec.decode`."""
         require_length(self, data, num_elements)
-        values = np.frombuffer(data, dtype="<f2").astype(np.float32)
-        return torch.from_numpy(require_finite(values, self.name))
-
-    def encoded_bytes(self, num_elements: int) -> int:
-        """2 bytes a value."""
-        return 2 * num_elements
+        return torch.from_numpy(require_finite(self._values(data), self.name))
 
     def head_bytes(self, num_elements: int) -> int | None:
-        """One value after another."""
+        """None come first: a long vector is the encodings of its parts."""
         return 0
+
+    @abstractmethod
+    def _written(self, values_n: torch.Tensor) -> bytes:
+        """The bytes of a (n,) float32 vector of finite values."""
+
+    @abstractmethod
+    def _values(self, data: bytes | memoryview) -> FloatArray:
+        """(n,) float32 in new memory, of bytes of the right length."""
 
 
 def _in_blocks(values: FloatArray, block_elements: int) -> FloatArray:
@@ -125,13 +123,13 @@ def _require_scales(scales: FloatArray, name: str) -> FloatArray:
     return scales
 
 
-def _pairs_of(values: Sequence[float]) -> npt.NDArray[np.float32]:
+def pairs_of(values: Sequence[float]) -> npt.NDArray[np.float32]:
     """(256, 2) for the 16 values of the codes; minus zero is a code that nobody writes."""
     single = np.array([np.nan if value == 0 and np.signbit(value) else value for value in values], dtype=np.float32)
     return np.stack([np.tile(single, 16), np.repeat(single, 16)], axis=1)
 
 
-class BlockCodec(ABC):
+class BlockCodec(DenseCodec):
     """Blocks of values with a float32 scale each. Layout: all scales (little-endian float32), then all codes, values in order.
 
     Args:
@@ -139,9 +137,6 @@ class BlockCodec(ABC):
             of their length are, so that many of one length can be written together.
     """
 
-    name: str
-    leaves_out = False
-    block_elements: int
     largest_code: float
     """What the block's absolute maximum is written as: its scale is the maximum divided by it."""
 
@@ -150,7 +145,8 @@ class BlockCodec(ABC):
 
     def __init__(self, block_elements: int | None = None) -> None:
         if block_elements is not None:
-            self.block_elements = block_elements
+            self.facts = replace(self.facts, block=block_elements)
+        self.block_elements = self.facts.block
 
     def encode(self, values_n: torch.Tensor) -> bytes:
         """Scales, then codes."""
@@ -159,10 +155,7 @@ class BlockCodec(ABC):
         grid = _in_blocks(values_n.numpy(), self.block_elements)
         scales: FloatArray = _absolute_maxima(grid) / np.float32(self.largest_code)
         scales[scales < SMALLEST_NORMAL] = 0.0
-        # Values of a block without a scale are divided by infinity, which makes them zeros. torch divides, rounds and multiplies twice
-        # as fast as NumPy and more.
-        divisors = torch.from_numpy(np.where(scales > 0, scales, np.float32(np.inf)))
-        relative: FloatArray = torch.div(torch.from_numpy(grid), divisors[:, None]).numpy()
+        relative = divided(grid, scales)
         written: tuple[bytes, bytes] = (scales.astype("<f4").tobytes(), self._codes(relative, num_elements))
         return written[0] + written[1]
 
@@ -190,10 +183,6 @@ class BlockCodec(ABC):
         values_n[:end].view(num_full, self.block_elements).mul_(scales_b[:num_full, None])
         values_n[end:].mul_(scales_b[num_full:])
 
-    def encoded_bytes(self, num_elements: int) -> int:
-        """4 bytes a block, and the codes."""
-        return 4 * -(-num_elements // self.block_elements) + self._code_bytes(num_elements)
-
     def head_bytes(self, num_elements: int) -> int | None:
         """The scales; of whole blocks alone, which make whole bytes of codes, too."""
         return 4 * (num_elements // self.block_elements) if num_elements % self.block_elements == 0 else None
@@ -206,33 +195,8 @@ class BlockCodec(ABC):
     def _values(self, codes: npt.NDArray[np.uint8], num_elements: int) -> FloatArray:
         """(num_elements,) values before their scale; NaN for a code that nobody writes."""
 
-    @abstractmethod
-    def _code_bytes(self, num_elements: int) -> int:
-        """Length of the codes of so many values."""
 
-
-class Int8Codec(BlockCodec):
-    """Blocks of 256 values: scale = absolute maximum / 127, then round half to even of value / scale in int8."""
-
-    name = "int8"
-    block_elements = INT8_BLOCK_ELEMENTS
-    largest_code = 127.0
-    _is_bounded = True
-
-    def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
-        return _rounded(relative).tobytes()[:num_elements]
-
-    def _values(self, codes: npt.NDArray[np.uint8], num_elements: int) -> FloatArray:
-        signed = codes.view(np.int8)
-        if signed.min(initial=0) < -self.largest_code:
-            raise RemoteProtocolError(f"{self.name} with a code that nobody writes", "-127 to 127")
-        return signed.astype(np.float32)
-
-    def _code_bytes(self, num_elements: int) -> int:
-        return num_elements
-
-
-class _FourBitCodec(BlockCodec):
+class FourBitCodec(BlockCodec):
     """Two codes a byte, the first one in the low half; an odd last one leaves the high half zero."""
 
     _pairs: npt.NDArray[np.float32]
@@ -244,53 +208,7 @@ class _FourBitCodec(BlockCodec):
         pairs: FloatArray = self._pairs.take(codes, axis=0)
         return pairs.reshape(-1)[:num_elements]
 
-    def _code_bytes(self, num_elements: int) -> int:
-        return -(-num_elements // 2)
-
-
-class Int4Codec(_FourBitCodec):
-    """Blocks of 128 values: scale = absolute maximum / 7, then round half to even of value / scale in four bits, two's complement."""
-
-    name = "int4"
-    block_elements = INT4_BLOCK_ELEMENTS
-    largest_code = 7.0
-    _pairs = _pairs_of([0, 1, 2, 3, 4, 5, 6, 7, np.nan, -7, -6, -5, -4, -3, -2, -1])
-
-    def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
-        return _packed(_rounded(relative).view(np.uint8), num_elements)
-
-
-class E3m0Codec(_FourBitCodec):
-    """Blocks of 256 values: scale = absolute maximum, then a sign and a level of three bits: +-2^(level - 7), or zero at level 0.
-
-    Streaming DiLoCo (arXiv:2501.18512) sends outer gradients so. The nearest level in the log domain: between two powers
-    of two the border is at sqrt(2) times the smaller one, and what is below 2^-6.5 is zero.
-    """
-
-    name = "e3m0"
-    block_elements = E3M0_BLOCK_ELEMENTS
-    largest_code = 1.0
-    _pairs = _pairs_of([sign * power for sign in (1.0, -1.0) for power in _E3M0_POWERS])
-
-    def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
-        bits = relative.view(np.uint32)
-        # Adding this carries into the exponent just where the mantissa is that of sqrt(2) or more.
-        levels = ((bits & MAGNITUDE) + _CARRY_FROM_SQRT_2 >> 23).astype(np.int16) - (127 - 7)
-        codes = np.maximum(levels, 0).astype(np.uint8)
-        codes |= np.where(codes > 0, bits >> 28 & 8, 0).astype(np.uint8)
-        return _packed(codes, num_elements)
-
-
-def _rounded(relative: FloatArray) -> npt.NDArray[np.int8]:
-    """Half to even, in place. Nothing is clamped: a scale is the maximum / 127 (or 7) to within 2^-24, so that no quotient comes near
-    to half a code beyond it.
-    """
-    codes: npt.NDArray[np.int8] = torch.from_numpy(relative).round_().to(torch.int8).numpy()
-    return codes
-
-
-def _packed(codes: npt.NDArray[np.uint8], num_elements: int) -> bytes:
-    """(blocks, elements) codes in the low halves of bytes, an even number of them, as two a byte."""
-    flat = codes.reshape(-1)
-    packed: bytes = ((flat[0::2] & 15) | (flat[1::2] << 4)).tobytes()
-    return packed[: -(-num_elements // 2)]
+    @staticmethod
+    def _packed(codes: npt.NDArray[np.uint8], num_elements: int) -> bytes:
+        """(blocks, elements) codes in the low halves of bytes, an even number of them, as two a byte."""
+        return packed(codes.reshape(-1)).tobytes()[: -(-num_elements // 2)]

@@ -35,6 +35,7 @@ from averaging.codecs.codec import (
 )
 from averaging.codecs.compiled import BLOCKS
 from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.kinds.codec_table import CODECS, SPARSE_RESULT_CODECS
 
 BLOCK_ELEMENTS: Final = 4096
 _PLACE_BITS: Final = 12
@@ -460,13 +461,17 @@ def _from_bits(bits: ByteArray, num_bits: int) -> IntArray:
     return wide
 
 
-TOPK: Final = SparseCodec("topk", SparseNumbers(stride=64, num_levels=2, first_levels=(0.85, 1.35), num_passes=1))
+TOPK: Final = SparseCodec(
+    "topk", SparseNumbers(CODECS["topk"].stride, num_levels=2, first_levels=(0.85, 1.35), num_passes=1)
+)
 """64 of 4096 values, SparseLoCo's share, at 10.2 bits each. For contributions, with error feedback: alone it leaves out 0.93 of a
 delta's norm."""
 
 RESULTS: Final = tuple(
-    SparseCodec(name, SparseNumbers(stride, num_levels=8, first_levels=(), num_passes=3))
-    for name, stride in (("top6", 16), ("top12", 8), ("top25", 4))
+    SparseCodec(facts.name, SparseNumbers(facts.stride, num_levels=8, first_levels=(), num_passes=3))
+    for facts in SPARSE_RESULT_CODECS
 )
 """For means of "topk" contributions: 256, 512 or 1024 of 4096 values, which is all that 4, 8 or 16 members can have sent, at 10.1,
 9.1 or 8.1 bits each. Nobody remembers what a result leaves out, so the share is to be large enough for the members."""
+
+KINDS = (TOPK, *RESULTS)

@@ -74,6 +74,11 @@ class UnitState:
         """Which state this is."""
         return StateHeader(self.unit, self.head, self.index, self.total_tokens)
 
+    @property
+    def vectors(self) -> tuple[torch.Tensor, ...]:
+        """The anchor and what the outer step keeps beside it, (N,) float32 each, in the order of the fields."""
+        return self.anchor_N, self.momentum_N
+
 
 def state_chunks(state: UnitState, grid: ChunkGrid) -> list[tuple[memoryview, memoryview]]:
     """The bytes of each chunk, anchor and momentum, as they lie in memory: hashing and writing a state need no copy of it."""

@@ -51,7 +51,9 @@ def run_settings(config: RunConfig, file: str) -> Iterable[Setting]:
             continue  # one that belongs to other runs
         for name in type(section).model_fields:
             origin = file if name in section.model_fields_set else "default"
-            yield Setting(f"{section_name}.{name}", origin, getattr(section, name))
+            # the one key whose default follows from other sections
+            value = config.chunk_elements if name == "chunk_elements" else getattr(section, name)
+            yield Setting(f"{section_name}.{name}", origin, value)
 
 
 def traffic_estimates(run: RunConfig, *, reduces: bool) -> tuple[Estimate, ...]:

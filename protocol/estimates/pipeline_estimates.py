@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from protocol.estimates.dry_run import Estimate
+from protocol.kinds.boundary_table import BOUNDARY_CODECS
 from protocol.tables import in_bytes, several, whole
 from protocol.tensors.stage_schema import StageMap, stage_schema
 
@@ -13,18 +14,6 @@ if TYPE_CHECKING:
 
 _MOST_MOMENTS: Final = 2
 """Of AdamW; Muon has one for each matrix inside the model."""
-
-_INT4_GROUP: Final = 128
-_DENSE_BYTES: Final = {"fp32": 4, "bf16": 2}
-
-
-def boundary_token_bytes(codec: str, dim: int) -> int:
-    """Of one token that crosses from stage to stage, as averaging/codecs/boundary.py writes it, without the message's head."""
-    if codec == "int8":
-        return dim + 2
-    if codec == "int4":
-        return -(-dim // 2) + 2 * -(-dim // _INT4_GROUP)
-    return dim * _DENSE_BYTES[codec]
 
 
 def lane_round_bytes(run: RunConfig, stage: int) -> tuple[int, int]:
@@ -36,7 +25,7 @@ def lane_round_bytes(run: RunConfig, stage: int) -> tuple[int, int]:
         return 0, 0
     tokens = pipeline.inner_steps * run.inner.batch_tokens
     forward, backward = (
-        tokens * boundary_token_bytes(c, run.model.dim) for c in (pipeline.forward_codec, pipeline.backward_codec)
+        tokens * BOUNDARY_CODECS[c].row_bytes(run.model.dim) for c in (pipeline.forward_codec, pipeline.backward_codec)
     )
     num_copies = 1 + pipeline.inner_steps // pipeline.snapshot_every_steps
     own, before = (

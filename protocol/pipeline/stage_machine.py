@@ -15,6 +15,7 @@ from typing import Literal
 from protocol.errors import ConfigError, LocalProtocolError
 from protocol.frozen import replace
 from protocol.pipeline.schedule import Pass, passes
+from protocol.rounds.liveness_timing import LANE_SUSPECT_AFTER_S
 
 Phase = Literal["passing", "agreeing", "stepping", "copying", "ending", "loading", "loaded", "averaging", "over"]
 
@@ -42,7 +43,7 @@ class LaneConfig:
     snapshot_steps: int
     step_tokens: int
     spare_within_s: float = 2.0
-    suspect_after_s: float = 1.5
+    suspect_after_s: float = LANE_SUSPECT_AFTER_S
     stalled_after_s: float = 30.0
     heldout_passes: int = 0
 

@@ -19,6 +19,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionErro
 from protocol.frozen import replace
 from protocol.identity.envelope import open_envelope
 from protocol.ids import PeerId, Root, short
+from protocol.kinds.codec_table import leaves_out
 from protocol.rounds import attempt, following, leading, liveness, voting
 from protocol.rounds import bad_results as refusing
 from protocol.rounds.events import (
@@ -73,7 +74,6 @@ from protocol.rounds.messages.wire import decode_body
 from protocol.rounds.orders import AnswerWithCertificate, BeginExchange, PrepareContribution
 from protocol.rounds.proposal import both_codecs
 from protocol.rounds.state import Contribution, OpenRound, RoundConfig, RoundState, RoundStep
-from protocol.tensors.round_defaults import leaves_out
 
 MAX_ATTEMPT_JUMP: Final = 1024
 """A ballot further above all that we heard of is refused: it would use up the numbers that honest attempts need."""

@@ -18,6 +18,7 @@ from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.lineage.chain import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, SpineView
+from protocol.rounds.liveness_timing import PROMISE_WITHIN_S, SUSPECT_AFTER_S
 from protocol.rounds.messages.messages import (
     AckedRecord,
     Ballot,
@@ -80,8 +81,8 @@ class RoundConfig:
     is_inbound_reachable: bool = True
     heartbeat_s: float = 1.0
     ping_s: float = 0.4
-    suspect_after_s: float = 2.0
-    promise_within_s: float = 4.0
+    suspect_after_s: float = SUSPECT_AFTER_S
+    promise_within_s: float = PROMISE_WITHIN_S
     reduce_within_s: float = 20.0
     settle_within_s: float = 20.0
     lone_patience_s: float = 60.0

@@ -19,6 +19,7 @@ from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.identity.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
+from protocol.kinds.codec_table import leaves_out
 from protocol.plain_file import check_plain_file
 from protocol.rounds.schedule.target import RoundTarget
 from protocol.run.data_section import DataSection
@@ -104,7 +105,9 @@ class RunConfig(Section):
 
     @model_serializer(mode="wrap")
     def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        values: dict[str, object] = handler(self)
+        values: dict[str, dict[str, object] | None] = handler(self)
+        if (section := values.get("round")) is not None:
+            section["chunk_elements"] = self.chunk_elements  # peers agree on the number, not on how it is found
         return {n: value for n, value in values.items() if n not in ("experts", "pipeline") or value is not None}
 
     @model_validator(mode="after")
@@ -118,38 +121,36 @@ class RunConfig(Section):
             raise ValueError(
                 f"run.min_members {self.run.min_members}: expected at most run.max_members {self.run.max_members}"
             )
-        if problem := self._mean_problem() or pacing_contradiction(self._pacing()) or self._parts_problem():
+        if problem := pacing_contradiction(self._pacing()) or self._parts_problem():
             raise ValueError(problem)
         if self.num_fragments and (problem := contradiction(self._streaming())):
             raise ValueError(problem)
         if (link := self._link()) is not None and (problem := too_slow(link)):
             raise ValueError(problem)
-        pace = self.round.model_copy()  # peers agree on the number, and not on how it is found
-        pace.__dict__["chunk_elements"] = self.chunk_elements  # not among what was set: the file does not say it
-        self.__dict__["round"] = pace
         return self
 
-    def _mean_problem(self) -> str:
-        outer = self.outer
-        if outer.kind == "mean" and outer.momentum:
-            return f'outer.momentum {outer.momentum} with kind = "mean": expected 0, or kind = "nesterov"'
-        return ""
-
     def _parts_problem(self) -> str:
-        run, pace = self.run, self.round
+        run, section = self.run, self.round
         beside = BesideParts(
             shards=run.shards,
             min_members=run.min_members,
             start_from=run.start_from,
-            mode=pace.mode,
-            ramp_share=pace.ramp_share,
-            local_steps=pace.local_steps,
-            feedback=pace.feedback,
-            target_tokens=pace.target_tokens,
+            mode=section.mode,
+            ramp_share=section.ramp_share,
+            local_steps=section.local_steps,
+            feedback=section.feedback,
+            target_tokens=section.target_tokens,
         )
         return expert_contradiction(self.experts, self.model, beside) or pipeline_contradiction(
             self.pipeline, self.model, self.inner, beside
         )
+
+    def __eq__(self, other: object) -> bool:
+        """Whether peers agree on it: the same numbers, whether the file said them or they were worked out."""
+        return isinstance(other, RunConfig) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
 
     @property
     def stages(self) -> StageMap | None:
@@ -182,18 +183,18 @@ class RunConfig(Section):
     @property
     def round_target(self) -> RoundTarget:
         """At how many ready tokens rounds are due."""
-        pace = self.round
-        if not pace.ramp_share and not pace.local_steps:
-            return RoundTarget(pace.target_tokens)
-        first_tokens = self.inner.batch_tokens * (pace.first_local_steps or 1)
+        section = self.round
+        if not section.ramp_share and not section.local_steps:
+            return RoundTarget(section.target_tokens)
+        first_tokens = self.inner.batch_tokens * (section.first_local_steps or 1)
         # beside training an exchange may take as long as there is a round; where training waits for it, what is left of one
-        exchange_share = 1.0 - pace.target_utilisation if pace.mode == "blocking" else pace.target_utilisation
+        exchange_share = 1.0 - section.target_utilisation if section.mode == "blocking" else section.target_utilisation
         return RoundTarget(
-            pace.target_tokens,
+            section.target_tokens,
             first_tokens,
-            pace.ramp_share,
-            exchange_share if pace.local_steps else 0.0,
-            pace.mode == "blocking",
+            section.ramp_share,
+            exchange_share if section.local_steps else 0.0,
+            section.mode == "blocking",
         )
 
     @property
@@ -227,11 +228,11 @@ class RunConfig(Section):
         return max(round_bytes(up, down, self.run.max_members, reduces=True))
 
     def _link(self) -> LinkNumbers | None:
-        pace, size = self.round, self._each_way_bytes
-        if pace.link_mbit_per_s is None:
+        section, size = self.round, self._each_way_bytes
+        if section.link_mbit_per_s is None:
             return None
-        kept = pace.target_utilisation if pace.local_steps else 0.0
-        return LinkNumbers(pace.link_mbit_per_s, size, pace.longest_interval_s, kept, pace.mode == "blocking")
+        kept = section.target_utilisation if section.local_steps else 0.0
+        return LinkNumbers(section.link_mbit_per_s, size, section.longest_interval_s, kept, section.mode == "blocking")
 
     def _pacing(self) -> PacingNumbers:
         run, outer, step_tokens = self.run, self.outer, self.inner.batch_tokens
@@ -256,7 +257,7 @@ class RunConfig(Section):
         """How results are written: as the round section says; else as contributions are; for sparse ones the codec with room for what
         so many members send at most, since what a result leaves out is lost (averaging/codecs/sparse.py).
         """
-        if self.round.result_codec or self.round.codec != "topk":
+        if self.round.result_codec or not leaves_out(self.round.codec):
             return self.round.result_codec or self.round.codec
         return sparse_result_codec(self.run.max_members)
 

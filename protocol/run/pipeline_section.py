@@ -7,19 +7,18 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from protocol.errors import ConfigError
+from protocol.kinds.boundary_table import BACKWARD_CODECS, FORWARD_CODECS
 from protocol.pipeline.placement.cutting import StageMemory, computed_costs, cut, planned_memory
 from protocol.pipeline.schedule import most_in_flight
 from protocol.pipeline.stage_machine import LaneConfig
 from protocol.run.experts_section import BesideParts
-from protocol.run.section import Section
+from protocol.run.section import OneOf, Section
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import ModelConfig
 from protocol.tensors.stage_schema import MAX_STAGES, StageMap, stage_schema
 
 _EVERY_KEY: Final = frozenset(["inner_steps"])
 _FAR_BYTES: Final = 1 << 60
-SUSPECT_AFTER_S: Final = 4.0
-"""Of silence. A process that is gone refuses connections, which is known at once; who shares its machine with others may be late."""
 
 HELDOUT_WINDOWS: Final = 64
 """Of held-out text that a lane measures with the parameters that each round begins with; a few more where they fill its passes."""
@@ -46,10 +45,10 @@ class PipelineSection(Section):
     snapshot_every_steps: Annotated[int, Field(ge=1, le=1 << 20)] = 5
     """Local steps after which each stage is copied to a neighbour. A lane that loses a peer goes back to that copy."""
 
-    forward_codec: Literal["fp32", "bf16", "int8", "int4"] = "int8"
+    forward_codec: Annotated[str, OneOf(FORWARD_CODECS)] = "int8"
     """Codec of activations between stages. Smaller ones suit slow links."""
 
-    backward_codec: Literal["fp32", "bf16", "int8"] = "int8"
+    backward_codec: Annotated[str, OneOf(BACKWARD_CODECS)] = "int8"
     """Codec of gradients between stages."""
 
     recomputes: bool = False
@@ -111,7 +110,6 @@ class PipelineSection(Section):
             self.inner_steps,
             self.snapshot_every_steps,
             inner.batch_tokens,
-            suspect_after_s=SUSPECT_AFTER_S,
             heldout_passes=-(-HELDOUT_WINDOWS // max(1, rows)),
         )
 

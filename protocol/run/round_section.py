@@ -6,10 +6,11 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from protocol.run.section import Count, Fraction, Section
+from protocol.kinds.codec_table import CONTRIBUTION_CODECS, RESULT_CODECS, SPARSE_CODECS, leaves_out
+from protocol.run.section import Count, Fraction, OneOf, Section
 from protocol.run.streaming_rules import what_is_wrong_with_mixing
 from protocol.run.traffic import MOST_INTERVAL_S
-from protocol.tensors.round_defaults import RESULT_ROOM, SPARSE_FEEDBACK
+from protocol.tensors.round_defaults import SPARSE_FEEDBACK
 
 _FIRST_ROUND_KEYS: Final = frozenset(["target_tokens", "longest_interval_s", "codec", "chunk_elements"])
 """Of the round section; written in every manifest."""
@@ -24,10 +25,10 @@ class RoundSection(Section):
     longest_interval_s: Annotated[float, Field(ge=1.0, le=MOST_INTERVAL_S)] = 60.0
     """Seconds after which a round is due anyway, and in which its exchange must end. Raise it for slow links."""
 
-    codec: Literal["fp32", "fp16", "int8", "int4", "e3m0", "topk"] = "int8"
+    codec: Annotated[str, OneOf(CONTRIBUTION_CODECS)] = "int8"
     """Codec of contributions. "int8" is a safe choice; "int4" and "e3m0" take half its bytes, "topk" a fiftieth, with more error."""
 
-    result_codec: Literal["", "fp32", "fp16", "int8", "int4", "e3m0", "top6", "top12", "top25"] = ""
+    result_codec: Annotated[str, OneOf(("", *RESULT_CODECS))] = ""
     """Codec of results. The same as `codec` if not given; with "topk", one with room for the values of all members."""
 
     chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] | None = None
@@ -74,7 +75,7 @@ class RoundSection(Section):
         """`error_feedback`; else 0.95 with "topk", without which most of the work would be lost, and 0 with others."""
         if self.error_feedback is not None:
             return self.error_feedback
-        return SPARSE_FEEDBACK if self.codec == "topk" else 0.0
+        return SPARSE_FEEDBACK if leaves_out(self.codec) else 0.0
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -106,8 +107,9 @@ class RoundSection(Section):
 
     @model_validator(mode="after")
     def _check_codecs(self) -> RoundSection:
-        if self.codec != "topk" and self.result_codec in RESULT_ROOM:
+        if leaves_out(self.result_codec) and not leaves_out(self.codec):
+            sparse = " or ".join(f'codec = "{name}"' for name in SPARSE_CODECS)
             raise ValueError(
-                f'result_codec = "{self.result_codec}" belongs to codec = "topk": it would leave out most of what "{self.codec}" sends'
+                f'result_codec = "{self.result_codec}" belongs to {sparse}: it would leave out most of what "{self.codec}" sends'
             )
         return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
+from protocol.kinds.outer_table import with_momentum
 from protocol.rounds.schedule.outer_rule import LEAST_MOMENTUM_STEPS
 from protocol.rounds.schedule.target import RoundTarget
 
@@ -80,7 +81,9 @@ def _of_the_momentum(numbers: PacingNumbers) -> str:
     target, from_steps = numbers.target, numbers.momentum_from_steps
     if not numbers.momentum:
         return (
-            "" if from_steps is None else f"outer.momentum_from_steps {from_steps} belongs to a momentum, {_NESTEROV}"
+            ""
+            if from_steps is None
+            else f"outer.momentum_from_steps {from_steps} belongs to a momentum, with {with_momentum()}"
         )
     if from_steps is None and (target.ramp_share or target.exchange_share):
         asked = f"round.ramp_share {target.ramp_share:g}" if target.ramp_share else 'round.local_steps = "auto"'
@@ -96,9 +99,6 @@ def _of_the_momentum(numbers: PacingNumbers) -> str:
             f"round.target_tokens of at least {numbers.tokens_of(from_steps)}"
         )
     return ""
-
-
-_NESTEROV = 'with kind = "nesterov"'
 
 
 def _momentum_that_works(numbers: PacingNumbers) -> str:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 Count = Annotated[int, Field(ge=1, le=1 << 53)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """`Annotated[str, OneOf(names)]`: a key that takes these words alone, as `Literal` does, with the names read from a table."""
+
+    names: Iterable[str]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """What is wrong is said in the words that pydantic has for a `Literal`: it lists the names."""
+        return core_schema.literal_schema(list(self.names))
 
 
 class Section(BaseModel):

@@ -5,62 +5,21 @@ Rules: R11 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, floor
-from types import MappingProxyType
 from typing import Final
+
+from protocol.kinds.codec_table import CODECS
 
 MOST_INTERVAL_S: Final = 86_400.0
 """A manifest's longest interval is a day at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class CodecSize:
-    """What a codec takes (averaging/codecs).
-
-    Attributes:
-        bits: of a value that is written, its place included.
-        block: values that share a scale, 0 for none.
-        scale_bytes: of a scale.
-        stride: one value in so many is written.
-        codebook_bytes: of a chunk.
-    """
-
-    bits: int
-    block: int = 0
-    scale_bytes: int = 4
-    stride: int = 1
-    codebook_bytes: int = 0
-
-    def encoded_bytes(self, num_parameters: int) -> int:
-        """Of one chunk of so many."""
-        if num_parameters == 0:
-            return 0
-        scales_bytes = self.scale_bytes * -(-num_parameters // self.block) if self.block else 0
-        return self.codebook_bytes + scales_bytes + -(-(-(-num_parameters // self.stride) * self.bits) // 8)
-
-
-CODEC_SIZES: Final[Mapping[str, CodecSize]] = MappingProxyType(
-    {
-        "fp32": CodecSize(32),
-        "fp16": CodecSize(16),
-        "int8": CodecSize(8, 256),
-        "int4": CodecSize(4, 128),
-        "e3m0": CodecSize(4, 256),
-        "topk": CodecSize(10, 4096, 1, 64, 8),
-        "top6": CodecSize(10, 4096, 1, 16, 32),
-        "top12": CodecSize(9, 4096, 1, 8, 32),
-        "top25": CodecSize(8, 4096, 1, 4, 32),
-    }
-)
-
-
 def update_bytes(codec: str, num_parameters: int, chunk_parameters: int) -> int:
     """Bytes of one vector as it travels: each chunk is encoded by itself (averaging/codecs, averaging/rounds/lineage/retention.py)."""
     num_whole, rest = divmod(num_parameters, chunk_parameters)
-    size = CODEC_SIZES[codec]
-    return num_whole * size.encoded_bytes(chunk_parameters) + size.encoded_bytes(rest)
+    facts = CODECS[codec]
+    return num_whole * facts.encoded_bytes(chunk_parameters) + facts.encoded_bytes(rest)
 
 
 def round_bytes(update_bytes: int, result_bytes: int, num_members: int, *, reduces: bool) -> tuple[int, int]:

@@ -6,7 +6,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from protocol.run.section import Count, Fraction, Section
+from protocol.kinds.outer_table import OUTER_STEPS, with_momentum
+from protocol.run.section import Count, Fraction, OneOf, Section
 
 _FIRST_INNER_KEYS: Final = frozenset(
     ["learning_rate", "beta1", "beta2", "weight_decay", "clip_norm", "warmup_tokens", "decay_fraction", "batch_tokens"]
@@ -72,7 +73,7 @@ class InnerSection(Section):
 class OuterSection(Section):
     """How the average of a round moves the model."""
 
-    kind: Literal["mean", "nesterov"] = "mean"
+    kind: Annotated[str, OneOf(OUTER_STEPS)] = "mean"
     """How the model moves: "mean" takes the plain mean, which suits short rounds. "nesterov" adds Nesterov momentum, which suits
     long ones.
     """
@@ -89,3 +90,9 @@ class OuterSection(Section):
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         return self.used(handler(self), frozenset(["kind", "learning_rate", "momentum"]))
+
+    @model_validator(mode="after")
+    def _check_momentum(self) -> OuterSection:
+        if self.momentum and not OUTER_STEPS[self.kind].takes_momentum:
+            raise ValueError(f'momentum {self.momentum} with kind = "{self.kind}": expected 0, or {with_momentum()}')
+        return self

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from protocol.kinds.codec_table import SPARSE_RESULT_CODECS
+
 SPARSE_FEEDBACK: Final = 0.95
 """SparseLoCo, 2508.15706."""
-
-RESULT_ROOM: Final = {"top6": 4, "top12": 8, "top25": 16}
-"""Of the codecs for means of sparse contributions: as many members' values have room (averaging/codecs/sparse.py)."""
 
 SHORTEST_CHUNK: Final = 1 << 14
 LONGEST_CHUNK: Final = 1 << 16
@@ -23,15 +22,10 @@ THIN_MBIT_PER_S: Final = 10.0
 """A frame is one chunk at least, and longer ones would hold a thinner line for seconds."""
 
 
-def leaves_out(codec: str) -> bool:
-    """Whether a result in this codec may be without values that its mean has."""
-    return codec == "topk" or codec in RESULT_ROOM
-
-
 def sparse_result_codec(max_members: int) -> str:
     """The codec with room for what so many members send at most, since what a result leaves out is lost."""
-    names = [name for name, num_members in RESULT_ROOM.items() if max_members <= num_members]
-    return names[0] if names else [*RESULT_ROOM][-1]
+    by_room = sorted(SPARSE_RESULT_CODECS, key=lambda facts: facts.room)
+    return next((facts for facts in by_room if max_members <= facts.room), by_room[-1]).name
 
 
 def default_chunk_elements(num_elements: int, max_members: int, link_mbit_per_s: float | None) -> int:

@@ -23,7 +23,7 @@ _FIGURE = re.compile(
     r"(?:s|ms|us|min|minutes?|seconds?|hours?|[kMGT]?i?B(?:/s)?|[kMG]bit(?:/s)?|nats|times|CPU s|%)(?![\w/])"
 )
 _LAB_WORDS = re.compile(
-    r"\b(?:two cores|this machine's figures|CPU s(?:econds)?|processor[- ]seconds?|was measured|were measured|measured (?:here|on|at|as)"
+    r"\b(?:two cores|CPU s(?:econds)?|processor[- ]seconds?|was measured|were measured|measured (?:here|on|at|as)"
     r"|tried and left out|no longer|used to be)\b"
 )
 _RELATIVE_SUBJECT = re.compile(r"^(?:Who|Whom|Whose|What|Where|Whoever|Whatever)\b")
@@ -41,7 +41,9 @@ class Prose:
 def documents() -> list[Path]:
     """Every Markdown file of the house."""
     hidden = ("/.", "/node_modules/")
-    return [path for path in sorted(ROOT.rglob("*.md")) if not any(part in f"/{path.relative_to(ROOT)}" for part in hidden)]
+    return [
+        path for path in sorted(ROOT.rglob("*.md")) if not any(part in f"/{path.relative_to(ROOT)}" for part in hidden)
+    ]
 
 
 def name_of(path: Path) -> str:
@@ -101,7 +103,9 @@ def _dead_links(path: Path, text: str) -> list[str]:
             continue
         file, _, anchor = target.partition("#")
         linked = path.parent / file if file else path
-        if not linked.exists() or (anchor and linked.suffix == ".md" and anchor not in anchors(linked.read_text("utf8"))):
+        if not linked.exists() or (
+            anchor and linked.suffix == ".md" and anchor not in anchors(linked.read_text("utf8"))
+        ):
             found.append(target)
     return found
 
@@ -114,7 +118,9 @@ def anchors(markdown: str) -> set[str]:
 
 def relative_subjects(text: str) -> list[str]:
     """Sentences that begin with Who, What or Where as a subject. Questions are none."""
-    return [each for each in sentences(text) if _RELATIVE_SUBJECT.match(each.lstrip("(*_\"'")) and not each.endswith("?")]
+    return [
+        each for each in sentences(text) if _RELATIVE_SUBJECT.match(each.lstrip("(*_\"'")) and not each.endswith("?")
+    ]
 
 
 def counts_of(path: Path) -> DocumentCounts:

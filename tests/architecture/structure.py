@@ -104,7 +104,9 @@ def dataclass_fields() -> dict[str, int]:
 def class_methods() -> dict[str, int]:
     """Number of methods of each class, by "path:name"."""
     return {
-        f"{module.path}:{node.name}": sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
+        f"{module.path}:{node.name}": sum(
+            isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body
+        )
         for module in modules()
         for node in _classes(module)
     }

@@ -1,4 +1,7 @@
-"""The committed path, printed as one hash for each number of threads: `python -m tests.golden.committed_path THREADS...`."""
+"""The committed path, printed as hashes for each number of threads: `python -m tests.golden.committed_path THREADS...`.
+
+Two for each number: that of the cases below, which a file holds, and that of every outer step and codec there is.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ import torch
 from averaging.arithmetic.batched_codec import decode_run, encode_run
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
-from averaging.codecs import codec_by_name
+from averaging.codecs import codec_by_name, codec_names
 from averaging.models.llama.config import LlamaConfig
 from averaging.rounds.exchange.reduction import MAX_DELTA
 from averaging.rounds.lineage.next_state import NextState
 from averaging.rounds.traffic.contribution import EncodedContribution, result_root
 from averaging.state.state import StateHashes, UnitState, state_root
 from protocol.ids import CommitId, UnitName
+from protocol.kinds.outer_table import OUTER_STEPS
 from protocol.merkle import leaf_hash
 from protocol.rounds.lineage.chain import ChainLink
 from protocol.rounds.messages.messages import OuterStep
@@ -75,6 +79,25 @@ def main() -> None:
     for threads in map(int, sys.argv[1:]):
         torch.set_num_threads(threads)
         print(committed_hash())
+        print(kinds_hash())
+
+
+def kinds_hash() -> str:
+    """Every kind of outer step and every codec in the tables, from values of many sizes."""
+    digest, places = sha256(), torch.arange(100_003)
+    # torch's own random numbers differ between instruction sets
+    mixed = [((places + number) * 2_654_435_761 % 65_537 - 32_768).float() for number in range(3)]
+    vectors = [torch.div(mixed_N, 10.0 ** (3 + number)) for number, mixed_N in enumerate(mixed)]
+    for kind, facts in sorted(OUTER_STEPS.items()):
+        moved = apply_outer_step(*vectors, OuterStep(kind, 0.3, 0.9 if facts.takes_momentum else 0.0))
+        for each_N in moved:
+            digest.update(each_N.numpy().tobytes())
+    for name in sorted(codec_names()):
+        for vector_N in vectors:
+            data = codec_by_name(name).encode(vector_N)
+            digest.update(data)
+            digest.update(codec_by_name(name).decode(data, vector_N.numel()).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def committed_hash() -> str:

@@ -23,7 +23,7 @@ from tests.peer.lane_world import NUM_STAGES, lane_config
 from tests.simulation import virtual_time
 from tests.simulation.lane_peers import EXCHANGE_S, LaneWorld, open_lane_world
 
-CONFIG = lane_config(inner_steps=4, snapshot_steps=2, suspect_after_s=4.0)
+CONFIG = lane_config(inner_steps=4, snapshot_steps=2)
 ROUNDS = 4
 WITHIN_S = 400.0
 """For all rounds, faults over the first half minute."""

@@ -46,6 +46,7 @@ from protocol.rounds.events import (
 )
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.quorum import first_opener
+from protocol.rounds.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.messages import messages as wire
 from protocol.rounds.messages.messages import (
     Ack,
@@ -72,7 +73,9 @@ SEEDS_OF_BROKEN = range(9, 39)
 """Some broken rules show in one seed of five; the search ends with the first, and these happen to show all soon."""
 
 STEPS = 25
-PATIENCE_S = 5.0
+PATIENCE_S = 2.5 * SUSPECT_AFTER_S
+"""Longer than anybody is held up by an opener that lives."""
+
 MAX_ATTEMPT = 40
 NUM_OPENERS = 3
 OPENERS = st.integers(0, NUM_OPENERS - 1)

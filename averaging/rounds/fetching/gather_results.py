@@ -19,6 +19,7 @@ from averaging.rounds.traffic.arrivals import Arrivals
 from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, OPEN_WITHIN_S, fetch_result
 from protocol.errors import PotluckError, StorageError
 from protocol.ids import CommitId, PeerId, Root, short
+from protocol.rounds.liveness_timing import STALLED_STREAM_S
 from protocol.rounds.messages.messages import CommitRecord, SliceRecord
 from protocol.rounds.messages.requests import FetchResult
 
@@ -39,11 +40,6 @@ is asked once more, after all others, gets the time that a line around the world
 EXCHANGE_PATIENCE_S: Final = 0.6
 """How long a running exchange may bring nothing at least before what is missing is asked for elsewhere, which would move it twice.
 Frames are a tenth of a second long, whatever the line.
-"""
-
-COMING_PATIENCE_S: Final = 3.0
-"""And how long what a stream has begun to bring may stand still: longer than a suspicion takes. Where 32 members share two cores their
-streams pause for seconds, and up to a tenth of all bytes were moved twice.
 """
 
 
@@ -148,7 +144,7 @@ class Gatherer:
                 return
             arrivals = exchange.arrivals()
             errand.exchange_moved(arrivals.moved_bytes)
-            until_s = arrivals.coming_s(part.result_hash) + COMING_PATIENCE_S
+            until_s = arrivals.coming_s(part.result_hash) + STALLED_STREAM_S
             if not for_its_own:
                 until_s = max(until_s, max(errand.asked_s, arrivals.moved_s) + exchange.patience_s())
             if (now_s := trio.current_time()) >= until_s:

@@ -54,7 +54,7 @@ class NextState:
         self._outer = outer
         self._codec = codec
         self._grid = grid
-        self._anchor_N, self._momentum_N = moved_vectors(state.anchor_N, state.momentum_N, outer)
+        self._moved = moved_vectors(state.vectors, outer)
         self._claimed = set[int]()
         self._made_by: dict[int, bytes] = {}
         self._num_running = 0
@@ -104,13 +104,10 @@ class NextState:
             self._made_by.update(zip(run, hashes[part], strict=True))
 
     def _step(self, run: range, encoded: Encoded) -> None:
-        span, state = slice(*self._grid.span(run.start, run.stop)), self._state
-        moved_n = self._anchor_N[span], self._momentum_N[span]
-        if not step_by_encoded(
-            moved_n[0], state.anchor_N[span], self._codec, encoded, self._grid.chunk_elements, self._outer
-        ):
-            update_n = decoded(self._codec, self._grid, run, encoded)
-            step_into(moved_n, state.anchor_N[span], state.momentum_N[span], update_n, self._outer)
+        span = slice(*self._grid.span(run.start, run.stop))
+        moved, before = (tuple(each_N[span] for each_N in each) for each in (self._moved, self._state.vectors))
+        if not step_by_encoded(moved, before, self._codec, encoded, self._grid.chunk_elements, self._outer):
+            step_into(moved, before, decoded(self._codec, self._grid, run, encoded), self._outer)
 
     def at(self, link: ChainLink) -> UnitState:
         """The state at this commit.
@@ -120,7 +117,7 @@ class NextState:
         """
         if len(self._made_by) < self._grid.num_chunks:
             raise LocalProtocolError(f"{len(self._made_by)} chunks of a new state", f"{self._grid.num_chunks}")
-        return UnitState(self._state.unit, link.commit, link.index, link.total_tokens, self._anchor_N, self._momentum_N)
+        return UnitState(self._state.unit, link.commit, link.index, link.total_tokens, *self._moved)
 
 
 def decoded(codec: Codec, grid: ChunkGrid, run: range, encoded: Encoded) -> torch.Tensor:

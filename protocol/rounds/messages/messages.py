@@ -68,7 +68,7 @@ class SliceSpec:
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """Every number of the outer step of one commit: m <- mu m + U; A <- A - eta (U + mu m) ("nesterov"), A <- A - eta U ("mean")."""
+    """Every number of the outer step of one commit; `kind` is a name in protocol/kinds/outer_table.py."""
 
     kind: str
     learning_rate: float

@@ -221,6 +221,8 @@ def test_boundaries_that_cannot_be_are_refused() -> None:
         _boundary("int8", (0, 1, 1))
     with pytest.raises(ConfigError, match="make it smaller"):
         _boundary("fp32", (1 << 12, 1 << 12, 1 << 12))
-    with pytest.raises(ConfigError, match="one of"):
-        Boundary("zip", "forward", 1, BATCH, SHAPE)  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match="forward pass in 'zip'; expected forward or backward in one of fp32, fp64, bf16, int8"
+    ):
+        Boundary("zip", "forward", 1, BATCH, SHAPE)
     assert row_bytes("int4", 129) == 65 + 4

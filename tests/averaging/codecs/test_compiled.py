@@ -14,7 +14,7 @@ from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs import Codec, codec_by_name, sparse
 from averaging.codecs.build_hook import compile_blocks
 from averaging.codecs.compiled import BLOCKS, CompiledBlocks, load, problem
-from averaging.codecs.dense import Int8Codec
+from averaging.codecs.int8 import Int8Codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.rounds.messages.messages import OuterStep
 
@@ -116,7 +116,7 @@ def test_a_step_by_encoded_values_is_that_by_decoded_ones(blocks: CompiledBlocks
     chunks, found_n, expected_n = _encoded(codec, values_n), torch.empty(8 * CHUNK), torch.empty(8 * CHUNK)
     assert blocks.step(codec, chunks, CHUNK, outer.learning_rate, anchor_n, found_n)
     update_n = torch.cat([codec.decode(chunk, CHUNK) for chunk in chunks])
-    step_into((expected_n, expected_n), anchor_n, anchor_n, update_n, outer)
+    step_into((expected_n,), (anchor_n,), update_n, outer)
     assert found_n.numpy().tobytes() == expected_n.numpy().tobytes()
 
 

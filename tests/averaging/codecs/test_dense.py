@@ -4,18 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from averaging.codecs import (
-    E3M0_BLOCK_ELEMENTS,
-    INT4_BLOCK_ELEMENTS,
-    INT8_BLOCK_ELEMENTS,
-    SMALLEST_NORMAL,
-    Codec,
-    codec_by_name,
-)
-from protocol.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from averaging.codecs import SMALLEST_NORMAL, Codec, codec_by_name
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.kinds import codec_table
 
 CODECS = [codec_by_name(name) for name in ("fp32", "fp16", "int8", "int4", "e3m0")]
-BLOCKS = {"int8": INT8_BLOCK_ELEMENTS, "int4": INT4_BLOCK_ELEMENTS, "e3m0": E3M0_BLOCK_ELEMENTS}
+BLOCKS = {name: codec_table.CODECS[name].block for name in ("int8", "int4", "e3m0")}
 HALF_STEP = {"fp32": 0.0, "fp16": 2.0**-11, "int8": 1 / 254, "int4": 1 / 14, "e3m0": 1 - 2**-0.5}
 """The most by which a value may be off, in absolute maxima of its block."""
 
@@ -91,9 +85,9 @@ def test_a_value_beside_much_larger_ones_does_not_hurt_other_blocks(codec: Codec
 
 def test_int8_rounds_half_to_even() -> None:
     codec = codec_by_name("int8")
-    values_n = torch.zeros(INT8_BLOCK_ELEMENTS)
+    values_n = torch.zeros(BLOCKS["int8"])
     values_n[:4] = torch.tensor([127.0, 0.5, 1.5, 2.5])  # scale 1
-    assert codec.decode(codec.encode(values_n), INT8_BLOCK_ELEMENTS)[:4].tolist() == [127.0, 0.0, 2.0, 2.0]
+    assert codec.decode(codec.encode(values_n), BLOCKS["int8"])[:4].tolist() == [127.0, 0.0, 2.0, 2.0]
 
 
 def test_int4_rounds_half_to_even_and_packs_the_first_value_low() -> None:
@@ -178,8 +172,3 @@ def test_a_scale_that_makes_values_too_large_is_refused(codec: Codec) -> None:
         return
     with pytest.raises(RemoteProtocolError, match="not finite"):
         codec.decode(data, 10)
-
-
-def test_an_unknown_codec_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="e3m0, fp16, fp32, int4, int8, top12, top25, top6, topk"):
-        codec_by_name("zip")

@@ -19,7 +19,7 @@ from tests.peer.lane_swarm import LaneSwarm, open_lanes
 from tests.peer.lane_world import NUM_STAGES, lane_config
 from tests.peer.stage_world import STAGES
 
-CONFIG = lane_config(inner_steps=3, suspect_after_s=4.0)
+CONFIG = lane_config(inner_steps=3)
 ALL = tuple(range(NUM_STAGES))
 GENESIS = CommitId(b"g" * 32)
 SLOWLY_S = 60.0

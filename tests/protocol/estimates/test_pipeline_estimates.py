@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
-from averaging.codecs.boundary import row_bytes
 from protocol.estimates.dry_run import estimate_lines
-from protocol.estimates.pipeline_estimates import boundary_token_bytes, lane_round_bytes, stage_estimates
+from protocol.estimates.pipeline_estimates import lane_round_bytes, stage_estimates
 from protocol.run.manifest import default_run_toml, parse_run_config
 from protocol.tensors.stage_schema import stage_schema
 from tests.protocol.run.test_pipeline_section import pipeline_run
-
-
-@pytest.mark.parametrize("dim", [64, 128, 200])
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
-def test_a_token_crosses_in_as_many_bytes_as_the_codec_writes(codec: str, dim: int) -> None:
-    assert boundary_token_bytes(codec, dim) == row_bytes(codec, dim)  # type: ignore[arg-type]
 
 
 def test_a_middle_stage_moves_both_directions_of_every_token_and_copies_of_training_states() -> None:

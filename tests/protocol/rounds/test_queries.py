@@ -6,6 +6,7 @@ from types import MappingProxyType
 from protocol.rounds.events import PeerLost, Progressed, RoundTicked
 from protocol.rounds.failure_probes import FULL_MESH
 from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.messages.messages import LAST_ATTEMPT, Ballot, Settle, UnitHead
 from protocol.rounds.queries import (
     GONE_PATIENCE_S,
@@ -192,7 +193,7 @@ def test_silence_is_said_before_it_is_suspicion() -> None:
     table = Table(2)
     seat, other = _exchanging(table)
     seat.hear(other, heartbeat_of(other))
-    table.now_s += 1.9
+    table.now_s += SUSPECT_AFTER_S - 0.1
     assert not is_suspected(seat.state, other.peer, table.now_s)
     assert silent_members(seat.state, table.now_s) == (other.peer,)
     table.now_s += 0.2
@@ -223,17 +224,17 @@ def test_two_witnesses_who_do_not_hear_it_either_make_a_suspect() -> None:
     seat, other, one, two, three = _exchanging(table)
     silent = {(other.peer, to.peer) for to in (seat, one, two)}
     table.cuts = silent | {(b, a) for a, b in silent}
-    table.run_for(2.5)
+    table.run_for(SUSPECT_AFTER_S + 0.5)
     assert is_suspected(seat.state, other.peer, table.now_s)
     assert not is_suspected(three.state, other.peer, table.now_s)
 
 
-def test_our_sign_of_life_at_the_start_of_an_exchange_is_enough_for_the_first_two_seconds() -> None:
+def test_our_sign_of_life_at_the_start_of_an_exchange_is_enough_until_a_suspicion_takes_effect() -> None:
     table = Table(3)
     acquaint(table)
     table.now_s += 5.0
     seat, other, _ = _exchanging(table)
-    assert not is_suspected(seat.state, other.peer, seat.state.open.proposal_at_s + 1.9)
+    assert not is_suspected(seat.state, other.peer, seat.state.open.proposal_at_s + SUSPECT_AFTER_S - 0.1)
 
 
 def test_a_long_exchange_of_a_large_round_is_not_taken_for_the_end_of_the_quorum() -> None:
@@ -256,7 +257,7 @@ def test_a_reducer_that_is_no_member_is_no_witness() -> None:
     members = tuple(member for member in proposal.members if member.peer != lender.peer)
     opened = replace(seat.state.open, proposal=replace(proposal, members=members))
     seat.state = replace(seat.state, open=opened)
-    table.now_s += 3.0
+    table.now_s += SUSPECT_AFTER_S + 1.0
     seat.hear(lender, heartbeat_of(lender))
     assert is_suspected(seat.state, other.peer, table.now_s)
 
@@ -264,7 +265,7 @@ def test_a_reducer_that_is_no_member_is_no_witness() -> None:
 def test_a_member_whose_process_is_new_is_no_witness() -> None:
     table = Table(3)
     seat, other, restarted = _exchanging(table)
-    table.now_s += 3.0
+    table.now_s += SUSPECT_AFTER_S + 1.0
     seat.hear(restarted, replace(heartbeat_of(restarted), silent=()))
     assert not is_suspected(seat.state, other.peer, table.now_s), "its first process hears the other one"
     table.restart(restarted)
@@ -277,7 +278,7 @@ def test_a_member_that_was_never_heard_is_no_witness() -> None:
     seat, other, unheard = _exchanging(table)
     heard = MappingProxyType({peer: view for peer, view in seat.state.peers.items() if peer != unheard.peer})
     seat.state = replace(seat.state, peers=heard)
-    table.now_s += 3.0
+    table.now_s += SUSPECT_AFTER_S + 1.0
     assert is_suspected(seat.state, other.peer, table.now_s)
 
 

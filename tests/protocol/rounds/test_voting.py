@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PeerLost, PromiseLogged, RoundTicked
+from protocol.rounds.leading import OVERDUE_FACTOR
 from protocol.rounds.lineage.quorum import electorate
+from protocol.rounds.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.messages.messages import (
     LAST_ATTEMPT,
     NO_SPINE,
@@ -335,7 +337,7 @@ def test_a_voter_that_finds_the_opener_gone_agrees_and_promises_nothing_yet() ->
 def test_a_voter_that_is_not_sure_asks_the_opener_and_answers_what_came_of_it() -> None:
     table = Table(3)
     voter, asker, opener = _asked(table)
-    table.now_s += 3.0
+    table.now_s += SUSPECT_AFTER_S + 1.0
     (ping,) = voter.hear(asker, _question(table, asker))
     assert isinstance(ping, SendHeartbeat)
     assert ping.to == (opener.peer,)
@@ -359,7 +361,7 @@ def test_a_voter_that_is_not_sure_asks_the_opener_and_answers_what_came_of_it() 
 def test_who_waited_twice_as_long_as_a_suspicion_takes_is_not_held_up_by_a_live_opener() -> None:
     table = Table(3)
     voter, asker, _ = _asked(table)
-    assert _vote(voter.hear(asker, _question(table, asker, waited_s=4.0))) == ""
+    assert _vote(voter.hear(asker, _question(table, asker, waited_s=OVERDUE_FACTOR * SUSPECT_AFTER_S))) == ""
 
 
 def test_an_opener_that_may_not_contribute_is_no_reason_to_wait() -> None:

@@ -120,6 +120,15 @@ def test_the_numbers_of_a_lane_follow_from_the_file() -> None:
         ({"round": {"ramp_share": 0.1}}, "expected rounds of one size"),
         ({"round": {"error_feedback": 0.5}}, "expected 0"),
         ({"run": {"start_from": "model"}}, "expected values from the seed"),
+        (
+            {"pipeline": {"forward_codec": "zip"}},
+            "pipeline.forward_codec is 'zip'; expected 'fp32', 'bf16', 'int8' or 'int4'",
+        ),
+        ({"pipeline": {"forward_codec": "fp64"}}, "pipeline.forward_codec is 'fp64'; expected 'fp32', 'bf16'"),
+        (
+            {"pipeline": {"backward_codec": "int4"}},
+            "pipeline.backward_codec is 'int4'; expected 'fp32', 'bf16' or 'int8'",
+        ),
     ],
 )
 def test_numbers_that_cannot_work_are_refused_in_one_line(changes: dict[str, dict[str, Any]], found: str) -> None:

@@ -1,7 +1,9 @@
+from typing import Annotated
+
 import pytest
 from pydantic import ValidationError
 
-from protocol.run.section import Section
+from protocol.run.section import OneOf, Section
 
 
 class _Numbers(Section):
@@ -19,3 +21,14 @@ def test_a_key_that_nobody_knows_and_a_number_in_quotes_are_refused() -> None:
     for values in ({"frist": 1}, {"first": "1"}):
         with pytest.raises(ValidationError):
             _Numbers.model_validate(values)
+
+
+class _Colours(Section):
+    colour: Annotated[str, OneOf(("red", "blue", "green"))] = "red"
+
+
+def test_a_key_that_takes_some_words_alone_lists_them_where_another_is_written() -> None:
+    assert _Colours(colour="blue").colour == "blue"
+    with pytest.raises(ValidationError, match="Input should be 'red', 'blue' or 'green'"):
+        _Colours(colour="pink")
+    assert _Colours.model_json_schema()["properties"]["colour"]["enum"] == ["red", "blue", "green"]

@@ -8,7 +8,6 @@ from protocol.tensors.round_defaults import (
     SHORTEST_CHUNK,
     THIN_MBIT_PER_S,
     default_chunk_elements,
-    leaves_out,
     sparse_result_codec,
 )
 
@@ -45,8 +44,3 @@ def test_results_of_sparse_contributions_have_room_for_all_members_as_far_as_the
     max_members: int, expected: str
 ) -> None:
     assert sparse_result_codec(max_members) == expected
-    assert leaves_out(expected)
-
-
-def test_dense_codecs_leave_nothing_out() -> None:
-    assert not any(map(leaves_out, ("fp32", "fp16", "int8", "int4", "e3m0")))

@@ -10,7 +10,6 @@ import trio.testing
 from averaging.network.memory.memory_network import LinkSpeed
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.fetching.gather_results import (
-    COMING_PATIENCE_S,
     EXCHANGE_PATIENCE_S,
     FIRST_OPEN_WITHIN_S,
     GATHER_WITHIN_S,
@@ -29,6 +28,7 @@ from averaging.rounds.traffic.transfer import (
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import StorageError
 from protocol.ids import PeerId
+from protocol.rounds.liveness_timing import STALLED_STREAM_S
 from protocol.rounds.messages.messages import SliceRecord
 from protocol.rounds.messages.requests import FetchResult
 from tests.averaging.rounds.round_world import MadeCommit, Party, RoundWorld, open_world
@@ -432,7 +432,7 @@ async def test_what_a_stream_has_begun_to_bring_is_not_fetched_while_its_reducer
         changes, part = Changes(), commit.record.slices[1]
 
         async def bring() -> None:
-            await trio.sleep(COMING_PATIENCE_S - 0.1)
+            await trio.sleep(STALLED_STREAM_S - 0.1)
             await commit.write_results(gathering, slices=[1])
             changes.notify()
 
@@ -450,7 +450,7 @@ async def test_what_a_stream_has_begun_to_bring_is_fetched_when_it_stands_still(
         with _coming(*commit.record.slices) as arrivals:
             view = ExchangeView(lambda base: True, arrivals=lambda: arrivals)
             assert await _gatherer(gathering, view).gather(commit.record, (world.parties[0].peer,))
-        assert COMING_PATIENCE_S <= trio.current_time() < COMING_PATIENCE_S + 0.5
+        assert STALLED_STREAM_S <= trio.current_time() < STALLED_STREAM_S + 0.5
 
 
 @pytest.mark.parametrize("silent_from_s", [0.0, 0.5], ids=["from the beginning", "while it is waited for"])

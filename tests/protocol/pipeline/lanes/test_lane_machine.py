@@ -135,9 +135,10 @@ def test_a_spare_that_comes_within_two_seconds_is_taken() -> None:
 
 def test_a_silent_member_is_lost_as_one_whose_connection_was_refused() -> None:
     state = _fed(_two_steps(), SparesListed(((X, ANY),))).state
-    heard = _fed(state, MemberHeard(A), MemberHeard(B), now_s=1.4).state
-    assert lane.step(heard, LaneTicked(), 1.5).orders == ()
-    assert lane.step(heard, LaneTicked(), 1.6).orders == (GoBack(1, START, 0, (A, B, X)),)
+    limit_s = CONFIG.suspect_after_s
+    heard = _fed(state, MemberHeard(A), MemberHeard(B), now_s=limit_s - 0.1).state
+    assert lane.step(heard, LaneTicked(), limit_s).orders == ()
+    assert lane.step(heard, LaneTicked(), limit_s + 0.1).orders == (GoBack(1, START, 0, (A, B, X)),)
 
 
 def test_two_lost_members_take_two_spares_and_one_alone_is_not_enough() -> None:
@@ -268,9 +269,10 @@ def test_between_rounds_a_lane_waits_for_the_commit_as_long_as_that_takes() -> N
 
 
 def test_silence_while_the_keeper_itself_was_not_running_is_nobodys_death() -> None:
-    late = lane.step(_begun(), LaneTicked(lag_s=4.0), 5.0)
+    limit_s = CONFIG.suspect_after_s
+    late = lane.step(_begun(), LaneTicked(lag_s=4.0), limit_s + 3.9)
     assert late.state.phase == "running"
-    assert lane.step(late.state, LaneTicked(), 6.0).state.phase == "wanting"
+    assert lane.step(late.state, LaneTicked(), limit_s + 4.1).state.phase == "wanting"
 
 
 def test_before_its_first_step_nobody_knows_how_long_one_takes_and_a_lane_that_shows_life_goes_on() -> None:
