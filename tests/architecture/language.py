@@ -1,4 +1,4 @@
-"""Measures of the language: sentences, paragraphs, figures, links and cited rules, in documents and in the prose of the source."""
+"""Measures of the language: sentences, paragraphs, figures, and links, in documents and in the prose of the source."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from tests.architecture.source import ROOT, Module, modules
 
 MEASUREMENTS = ("tests/benchmarks/RESULTS.md", "tests/benchmarks/LOG.md")
 """The only documents that hold figures of a machine."""
-
-RULES = "protocol/rounds/RULES.md"
 
 _FIGURE = re.compile(
     r"(?<![\w.`-])\d[\d,.]*(?: to \d[\d,.]*)?[ -]?"
@@ -216,23 +214,3 @@ def sentence_lengths(pieces: Iterable[Prose]) -> list[int]:
     """Words of each sentence of three words or more, sorted."""
     texts = (sentence for prose in pieces for block in _flat(prose.text) for sentence in sentences(block))
     return sorted(count for count in map(_words, texts) if count > 2)
-
-
-def rules_that_exist() -> set[str]:
-    """R1, R2, ... as the headings of the rules have them."""
-    path = ROOT / RULES
-    return set(re.findall(r"^#+ (R\d+)\b", path.read_text(encoding="utf8"), re.MULTILINE)) if path.exists() else set()
-
-
-def cited_rules(*folders: str) -> list[tuple[str, str]]:
-    """(place, rule) of each rule that the prose of the source cites."""
-    return [
-        (prose.where, rule)
-        for prose in source_prose(*folders)
-        for rule in re.findall(r"(?<![\w`])R\d+\b(?!\w)", prose.text)
-    ]
-
-
-def old_citations(*folders: str) -> list[str]:
-    """Places that cite a rule without saying where it stands, as in "rule 12"."""
-    return [prose.where for prose in source_prose(*folders) if re.search(r"\brules? \d+\b", prose.text)]
