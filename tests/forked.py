@@ -1,11 +1,13 @@
 """`potluck` commands as processes of their own that are forked off one that has imported what they need.
 
 Python's start and the imports are most of the work of a command that says one line, 0.3 to 0.9 CPU seconds, and 2 to 5 of a daemon's
-start. A command has its own memory, environment, output and exit code, as if a shell had started it.
+start. A command has its own memory, environment, output and exit code, as if a shell had started it. Where the process has imported
+peer.worker too, a peer's first training process is forked off the peer; those that follow one that died are started as ever.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -15,13 +17,22 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
+
+from peer.training.worker_process import WorkerProcess
 
 ROOT = Path(__file__).parents[1]
-LIMIT_S = 100.0
+LIMIT_S = 500.0
+WORKER = "peer.worker"
+NUM_FILES_OF_A_WORKER = 2
+"""Its channel and its memory; a command comes with three files."""
+
+_ASKING = threading.Lock()
 PRELOADED = (
     "typer",
     "typer.rich_utils",
@@ -77,7 +88,7 @@ class ForkedProcess:
 
 
 class Forked:
-    """The other end of a process that forks; made by `open_forked`."""
+    """The other end of a process that forks; made by `open_forked`. One at a time asks it, from any thread."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -109,10 +120,18 @@ class Forked:
             pid = _ask(self._control, {}, asked.fileno(), out, err)
         return ForkedProcess(self._control, int(pid))
 
+    def start_worker(self, memory_fd: int) -> WorkerProcess:
+        """As peer/training/worker_process.py's, where the process has imported peer.worker."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = _ask(self._control, {}, theirs.fileno(), memory_fd)
+        return WorkerProcess(cast("subprocess.Popen[bytes]", ForkedProcess(self._control, int(pid))), ours)
+
 
 def _ask(control: socket.socket, question: Mapping[str, int], *files: int) -> str:
-    socket.send_fds(control, [json.dumps(question).encode()], files)
-    return str(json.loads(control.recv(64)))
+    with _ASKING:
+        socket.send_fds(control, [json.dumps(question).encode()], files)
+        return str(json.loads(control.recv(64)))
 
 
 def _text() -> IO[str]:
@@ -152,7 +171,8 @@ def _serve(control: socket.socket) -> None:
         if not asked:
             return
         question = json.loads(asked)
-        control.send(json.dumps(_code_of(question["pid"]) if question else str(_fork(control, files))).encode())
+        told = _code_of(question["pid"]) if "pid" in question else str(_fork(control, files))
+        control.send(json.dumps(told).encode())
 
 
 def _code_of(pid: int) -> str:
@@ -165,6 +185,8 @@ def _fork(control: socket.socket, files: Sequence[int]) -> int:
     pid = os.fork()
     if not pid:
         control.close()
+        if len(files) == NUM_FILES_OF_A_WORKER:
+            _be_worker(*files)
         _become(*files)
     for file in files:
         os.close(file)
@@ -184,11 +206,77 @@ def _become(asked: int, out: int, err: int) -> None:
     os.environ.update(environment)
     os.chdir(cwd)
     sys.argv = ["potluck", *arguments]
+    if WORKER in sys.modules:
+        _fork_first_worker()
     exec(before, {})  # noqa: S102 - a test's own words
     importlib.import_module("potluck").main()
+
+
+class _Child:
+    """A process that this one forked off; as a `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, None while it runs."""
+        return self._waited(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        """Its exit code."""
+        return self._waited(0)
+
+    def kill(self) -> None:
+        """SIGKILL. Its number is its own until its code was asked for."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _waited(self, options: int) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+
+def _fork_first_worker() -> None:
+    """The next training process of this one, which has no threads yet, has its imports done, too."""
+    starting: Any = importlib.import_module("peer.training.worker_process")
+    start_worker = starting.start_worker
+
+    def fork_worker(memory_fd: int) -> object:
+        starting.start_worker = start_worker
+        ours, theirs = socket.socketpair()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        pid = os.fork()
+        if not pid:
+            ours.close()
+            _be_worker(theirs.detach(), memory_fd)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        return starting.WorkerProcess(_Child(pid), ours)
+
+    starting.start_worker = fork_worker
+
+
+def _be_worker(channel_fd: int, memory_fd: int) -> None:
+    """Work, and leave."""
+    code = 1
+    try:
+        for name in [name for name in os.environ if name.startswith("POTLUCK_")]:
+            del os.environ[name]
+        sys.argv = [WORKER, str(channel_fd), str(memory_fd)]
+        code = importlib.import_module(WORKER).main()
+    except BaseException:  # noqa: BLE001 - it must never return into its parent's code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":
     for module in (*PRELOADED, *sys.argv[2:]):
         importlib.import_module(module)
+    gc.freeze()  # or each command would look through all of it when it ends, and copy the memory for that
     _serve(socket.socket(fileno=int(sys.argv[1])))

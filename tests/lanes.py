@@ -2,7 +2,8 @@
 
 The files of one lane run in one process, one after another: two swarms of real processes at once would be too much for two cores.
 That lane is the longest, so it begins first. Simulated worlds are played beside it (tests/simulation/conftest.py) and asked for at its
-end. Every other file is a lane of its own, so that what its tests share is made once.
+end. Every other file is a lane of its own, so that what its tests share is made once; long ones are not left for the end, when the
+other process may have nothing to do any more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ _SWARM_FILES: Final = (
     *(f"tests/e2e/test_{name}.py" for name in _E2E),
     *(f"tests/simulation/test_{name}.py" for name in _PLAYED_BESIDE),
 )
+_LONG = (
+    "tests/test_front_door.py",
+    "tests/contract/test_network_contract.py",
+    "tests/simulation/test_crossing_ballots.py",
+)
 
 
 def lane_of(nodeid: str) -> str:
@@ -28,8 +34,8 @@ def lane_of(nodeid: str) -> str:
 
 
 def put_longest_first(items: list[pytest.Item]) -> None:
-    """The swarms in their order, then everything else in its own."""
-    place = {file: number for number, file in enumerate(_SWARM_FILES)}
+    """The swarms in their order, then the long ones, then everything else in its own."""
+    place = {file: number for number, file in enumerate((*_SWARM_FILES, *_LONG))}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 
 

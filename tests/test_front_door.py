@@ -85,7 +85,7 @@ def _potluck_from_its_start(*arguments: str, **variables: str) -> subprocess.Com
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -568,7 +568,7 @@ def test_what_the_system_refuses_is_one_line_and_no_bug() -> None:
 def _into(stdout: int, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "potluck", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False)
+    return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=300, check=False)
 
 
 def test_reader_that_has_heard_enough_is_no_error() -> None:

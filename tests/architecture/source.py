@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -24,9 +24,19 @@ class Module:
     def room(self) -> str:
         return self.path.split("/")[0]
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All of the tree; many tests walk it."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def called(self) -> tuple[tuple[str, int], ...]:
+        """As `calls`."""
+        return tuple((ast.unparse(node.func), node.lineno) for node in self.nodes if isinstance(node, ast.Call))
+
     def imports(self) -> Iterator[tuple[str, int]]:
         """(dotted name, line) of everything imported anywhere in the file; `from a import b` gives "a.b"."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from ((alias.name, node.lineno) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -35,13 +45,11 @@ class Module:
 
     def calls(self) -> Iterator[tuple[str, int]]:
         """(dotted name as written, line) of every call on a plain or dotted name."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call):
-                yield ast.unparse(node.func), node.lineno
+        yield from self.called
 
     def functions(self) -> Iterator[tuple[str, int]]:
         """(name with line, length in lines) of every function."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 yield f"{self.path}:{node.lineno} {node.name}", length

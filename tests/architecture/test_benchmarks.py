@@ -36,7 +36,7 @@ def _name(module: Module) -> str:
 
 def _replaced(module: Module) -> list[tuple[str, str, str]]:
     """The owner as it is written, the attribute and what takes its place, of each `setattr(owner, "attribute", ...)`."""
-    calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    calls = [node for node in module.nodes if isinstance(node, ast.Call)]
     return [
         (ast.unparse(call.args[0]), call.args[1].value, ast.unparse(call.args[2]))
         for call in calls
@@ -48,7 +48,7 @@ def _replaced(module: Module) -> list[tuple[str, str, str]]:
 
 def _function(module: Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The function of this name in a module, however deep it stands, that is no method; None where there is none."""
-    functions = [node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in module.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     plain = [function for function in functions if [each.arg for each in function.args.args[:1]] != ["self"]]
     return next((function for function in plain if function.name == name), None)
 

@@ -35,9 +35,14 @@ def _doomed_worker() -> Iterator[EarlyWorker | None]:
         yield worker
 
 
+def doom() -> None:
+    """Of this process, before it is a peer."""
+    setattr(peer.training.worker_process, "early_worker", _doomed_worker)  # noqa: B010 - mypy takes no plain assignment
+
+
 def main() -> None:
     """The real program, doomed."""
-    setattr(peer.training.worker_process, "early_worker", _doomed_worker)  # noqa: B010 - mypy takes no plain assignment
+    doom()
     sys.argv[0] = "potluck"
     potluck.main()
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -38,19 +38,24 @@ class Children:
         log_file = self._log_dir / f"{name}.log"
         with log_file.open("ab") as log:
             begin_bytes = log.tell()
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # compiled once, as in an installation: who is started again and again should not pay for it each time
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "", **environment},
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+            # compiled once, as in an installation: who is started again and again should not pay for it each time
+            variables = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "", **environment}
+            process = self.started(command, variables, log.fileno())
         running = Running(process=process, log_file=log_file, started_unix_s=time.time(), log_begin_bytes=begin_bytes)
         self._running.append(running)
         return running
+
+    def started(self, command: Sequence[str], environment: Mapping[str, str], log_fd: int) -> subprocess.Popen[bytes]:
+        """The process of `start`, with all of its environment."""
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log_fd,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
 
     def kill_all(self) -> None:
         """SIGKILL to all that still run, and to what they started."""
@@ -60,11 +65,11 @@ class Children:
 
 
 @contextmanager
-def open_children(log_dir: Path) -> Iterator[Children]:
+def open_children(log_dir: Path, make: Callable[[Path], Children] = Children) -> Iterator[Children]:
     """Processes that end with the block. SIGTERM ends the block, too."""
     log_dir.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, _leave)
-    children = Children(log_dir)
+    children = make(log_dir)
     try:
         yield children
     finally:

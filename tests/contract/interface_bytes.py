@@ -79,18 +79,18 @@ async def spoken(folder: Path) -> dict[str, object]:
         alice.serve_calls("echo", _echo)
         for other in (bob, carol):
             await other.add_addresses(alice.addresses())
-            await other.call(alice.peer_id, "echo", b"here", timeout_s=10)
+            await other.call(alice.peer_id, "echo", b"here", timeout_s=60)
         before = interface_bytes(), sum(network.traffic().bytes_up for network in everybody)
         for other in (bob, carol):
-            stream = await other.open_stream(alice.peer_id, "swap", timeout_s=10)
+            stream = await other.open_stream(alice.peer_id, "swap", timeout_s=60)
             for _ in range(NUM_UP):
                 await stream.send_frame(bytes(FRAME_BYTES))
-            with trio.fail_after(60):
+            with trio.fail_after(120):
                 for _ in range(NUM_DOWN):
                     await stream.receive_frame()
             await stream.aclose()
             for _ in range(NUM_CALLS):
-                await other.call(alice.peer_id, "echo", bytes(CALL_BYTES), timeout_s=10)
+                await other.call(alice.peer_id, "echo", bytes(CALL_BYTES), timeout_s=60)
         told = [network.traffic() for network in everybody]
         return {
             "interface": interface_bytes() - before[0],

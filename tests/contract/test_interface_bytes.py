@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.contract.interface_bytes import CALL_BYTES, FRAME_BYTES, NUM_CALLS, NUM_DOWN, NUM_UP
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120
+LIMIT_S = 500
 HEADS_SHARE = 0.015
 """Of what is sent: TLS and Noise (0.2%), TCP and IP (66 bytes for each packet, of up to 64 kB here), acknowledgements."""
 

@@ -102,7 +102,7 @@ class _Holder:
 def test_a_reply_comes_back_and_the_handler_knows_who_asked(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         world.bob.serve_calls("echo", _echo)
-        reply = await world.alice.call(world.bob.peer_id, "echo", b"hello", timeout_s=5)
+        reply = await world.alice.call(world.bob.peer_id, "echo", b"hello", timeout_s=60)
         assert reply == world.alice.peer_id.encode() + b":hello"
 
     run_direct(check)
@@ -111,9 +111,9 @@ def test_a_reply_comes_back_and_the_handler_knows_who_asked(run_direct: Runner) 
 def test_an_unserved_channel_is_unreachable(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         with pytest.raises(PeerUnreachable):
-            await world.alice.call(world.bob.peer_id, "nobody", b"", timeout_s=5)
+            await world.alice.call(world.bob.peer_id, "nobody", b"", timeout_s=60)
         with pytest.raises(PeerUnreachable):
-            await world.alice.open_stream(world.bob.peer_id, "nobody", timeout_s=5)
+            await world.alice.open_stream(world.bob.peer_id, "nobody", timeout_s=60)
 
     run_direct(check)
 
@@ -136,7 +136,7 @@ def test_a_failing_handler_is_the_callers_remote_error_with_its_reason(run_direc
     async def check(world: World) -> None:
         world.bob.serve_calls("refuse", refuse)
         with pytest.raises(RemoteProtocolError, match="a stale proposal"):
-            await world.alice.call(world.bob.peer_id, "refuse", b"", timeout_s=5)
+            await world.alice.call(world.bob.peer_id, "refuse", b"", timeout_s=60)
 
     run_direct(check)
 
@@ -148,9 +148,9 @@ def test_messages_are_capped_both_ways(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         world.bob.serve_calls("shout", shout)
         with pytest.raises(LocalProtocolError):
-            await world.alice.call(world.bob.peer_id, "shout", bytes(MAX_CONTROL_BYTES + 1), timeout_s=5)
+            await world.alice.call(world.bob.peer_id, "shout", bytes(MAX_CONTROL_BYTES + 1), timeout_s=60)
         with pytest.raises(RemoteProtocolError):
-            await world.alice.call(world.bob.peer_id, "shout", b"", timeout_s=5)
+            await world.alice.call(world.bob.peer_id, "shout", b"", timeout_s=60)
 
     run_direct(check)
 
@@ -166,11 +166,11 @@ def test_of_several_peers_that_are_called_each_answer_and_each_failure_is_told(r
 
         world.bob.serve_calls("echo", _echo)
         bob = world.bob.peer_id
-        await world.alice.call_each((nobody, bob), "echo", b"hello", timeout_s=5, took=took)
+        await world.alice.call_each((nobody, bob), "echo", b"hello", timeout_s=60, took=took)
         assert told[bob] == world.alice.peer_id.encode() + b":hello"
         assert isinstance(told[nobody], PeerUnreachable)
         with pytest.raises(LocalProtocolError):
-            await world.alice.call_each((bob,), "echo", bytes(MAX_CONTROL_BYTES + 1), timeout_s=5, took=took)
+            await world.alice.call_each((bob,), "echo", bytes(MAX_CONTROL_BYTES + 1), timeout_s=60, took=took)
 
     run_direct(check)
 
@@ -199,7 +199,7 @@ def test_the_longest_message_passes(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         world.bob.serve_calls("mirror", mirror)
         longest = bytes(range(256)) * (MAX_CONTROL_BYTES // 256)
-        assert await world.alice.call(world.bob.peer_id, "mirror", longest, timeout_s=5) == longest
+        assert await world.alice.call(world.bob.peer_id, "mirror", longest, timeout_s=60) == longest
 
     run_direct(check)
 
@@ -208,7 +208,7 @@ def test_a_frame_may_be_sent_as_its_head_and_the_rest(run_direct: Runner) -> Non
     async def scenario(world: World) -> None:
         collector = _Collector()
         world.bob.serve_streams("collect", collector)
-        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=60)
         long = bytes(range(256)) * 1000
         for data, head in (
             (b"rest", b"head"),
@@ -220,7 +220,7 @@ def test_a_frame_may_be_sent_as_its_head_and_the_rest(run_direct: Runner) -> Non
         with pytest.raises(LocalProtocolError):
             await stream.send_frame(memoryview(bytes(MAX_FRAME_BYTES)), b"1")
         await stream.aclose()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await collector.done.wait()
         assert collector.frames == [b"headrest", b"C\0\0\0\1" + long, b"head", long + long]
 
@@ -232,12 +232,12 @@ def test_frames_arrive_in_order_up_to_the_clean_end(run_direct: Runner) -> None:
         collector = _Collector()
         world.bob.serve_streams("collect", collector)
         frames = [b"first", b"", bytes(MAX_FRAME_BYTES), *(b"%d" % i for i in range(50))]
-        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=60)
         assert stream.remote == world.bob.peer_id
         for frame in frames:
             await stream.send_frame(memoryview(frame))
         await stream.aclose()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await collector.done.wait()
         assert collector.frames == frames
 
@@ -251,7 +251,7 @@ def test_a_frame_comes_to_lie_where_its_reader_wants_it(run_direct: Runner) -> N
 
     async def check(world: World) -> None:
         world.bob.serve_streams("three", three)
-        stream = await world.alice.open_stream(world.bob.peer_id, "three", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "three", timeout_s=60)
         room = SlotBuffer(11)
         views = [await stream.receive_view(room.take) for _ in range(3)]
         assert [view == frame for view, frame in zip(views, (b"first", b"", b"second"), strict=True)] == [True] * 3
@@ -288,17 +288,17 @@ def test_a_frame_that_there_is_no_place_for_ends_its_stream_alone_and_the_next_o
     async def check(world: World) -> None:
         world.bob.serve_streams("full", without_memory)
         world.bob.serve_streams("collect", collector)
-        stream = await world.alice.open_stream(world.bob.peer_id, "full", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "full", timeout_s=60)
         await stream.send_frame(b"too much")
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await refused.wait()
             with pytest.raises(ConnectionReset):
                 await stream.receive_frame()
         await stream.aclose()
-        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=60)
         await stream.send_frame(b"less")
         await stream.aclose()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await collector.done.wait()
         assert collector.frames == [b"less"]
 
@@ -312,7 +312,7 @@ def test_a_frame_can_be_had_as_a_view(run_direct: Runner) -> None:
 
     async def check(world: World) -> None:
         world.bob.serve_streams("two", two)
-        stream = await world.alice.open_stream(world.bob.peer_id, "two", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "two", timeout_s=60)
         view = await stream.receive_view()
         assert view is not None
         assert view.readonly
@@ -327,7 +327,7 @@ def test_a_frame_can_be_had_as_a_view(run_direct: Runner) -> None:
 def test_a_frame_over_the_cap_is_not_sent(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         world.bob.serve_streams("collect", _Collector())
-        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=60)
         with pytest.raises(LocalProtocolError):
             await stream.send_frame(bytes(MAX_FRAME_BYTES + 1))
         await stream.aclose()
@@ -342,7 +342,7 @@ def test_frames_cross_in_both_directions(run_direct: Runner) -> None:
 
     async def check(world: World) -> None:
         world.bob.serve_streams("mirror", mirror)
-        stream = await world.alice.open_stream(world.bob.peer_id, "mirror", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "mirror", timeout_s=60)
         for i in range(20):
             await stream.send_frame(b"%d" % i)
             assert await stream.receive_frame() == b"%d!" % i
@@ -358,8 +358,8 @@ def test_a_handler_that_returns_ends_the_stream_cleanly(run_direct: Runner) -> N
 
     async def check(world: World) -> None:
         world.bob.serve_streams("two", two_frames)
-        stream = await world.alice.open_stream(world.bob.peer_id, "two", timeout_s=5)
-        with trio.fail_after(10):
+        stream = await world.alice.open_stream(world.bob.peer_id, "two", timeout_s=60)
+        with trio.fail_after(60):
             assert await _collect(stream) == [b"a", b"b"]
         await stream.aclose()
 
@@ -373,9 +373,9 @@ def test_a_handler_that_raises_resets_the_stream(run_direct: Runner) -> None:
 
     async def check(world: World) -> None:
         world.bob.serve_streams("give-up", give_up)
-        stream = await world.alice.open_stream(world.bob.peer_id, "give-up", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "give-up", timeout_s=60)
         await stream.send_frame(b"chunk")
-        with trio.fail_after(10), pytest.raises(ConnectionReset):
+        with trio.fail_after(60), pytest.raises(ConnectionReset):
             await stream.receive_frame()
         await stream.aclose()
 
@@ -393,7 +393,7 @@ def test_a_slow_reader_slows_its_writer_and_loses_nothing(run_direct: Runner) ->
             done.set()
 
         world.bob.serve_streams("slow", slow)
-        stream = await world.alice.open_stream(world.bob.peer_id, "slow", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "slow", timeout_s=60)
         num_sent = 0
         with trio.move_on_after(2) as scope:
             while num_sent < 128:
@@ -402,7 +402,7 @@ def test_a_slow_reader_slows_its_writer_and_loses_nothing(run_direct: Runner) ->
         assert scope.cancelled_caught, "128 MiB went nowhere"
         may_read.set()
         await stream.aclose()
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             await done.wait()
         numbers = [int.from_bytes(frame[:4], "big") for frame in received]
         assert numbers == list(range(len(numbers)))
@@ -415,7 +415,7 @@ def test_control_does_not_wait_behind_a_stuck_bulk_stream(run_direct: Runner) ->
     async def check(world: World) -> None:
         world.bob.serve_streams("hold", _Holder().stream)
         world.bob.serve_calls("echo", _echo)
-        stream = await world.alice.open_stream(world.bob.peer_id, "hold", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "hold", timeout_s=60)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_send_until_cancelled, stream)
             await trio.sleep(0.5)
@@ -437,7 +437,7 @@ def test_a_dead_peer_is_unreachable_at_once(run_direct: Runner) -> None:
         victim = await world.start(new_identity(10))
         victim.serve_calls("echo", _echo)
         await world.alice.add_addresses(victim.addresses())
-        await world.alice.call(victim.peer_id, "echo", b"", timeout_s=5)
+        await world.alice.call(victim.peer_id, "echo", b"", timeout_s=60)
         await world.kill(victim)
         with pytest.raises(PeerUnreachable):
             await world.alice.call(victim.peer_id, "echo", b"", timeout_s=20)
@@ -454,7 +454,7 @@ def test_a_peer_that_dies_during_a_call_is_unreachable_before_the_deadline(run_d
         await world.alice.add_addresses(victim.addresses())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_kill_when, world, victim, holder.began)
-            with trio.fail_after(10), pytest.raises(ConnectionReset):
+            with trio.fail_after(60), pytest.raises(ConnectionReset):
                 await world.alice.call(victim.peer_id, "hold", b"", timeout_s=60)
 
     run_direct(check)
@@ -475,7 +475,7 @@ def test_a_peer_whose_connection_breaks_during_a_call_answers_the_next_one(run_c
         server.serve_calls("hold", holder.call)
         server.serve_calls("echo", _echo)
         await world.alice.add_addresses(server.addresses())
-        await world.alice.call(server.peer_id, "echo", b"", timeout_s=5)
+        await world.alice.call(server.peer_id, "echo", b"", timeout_s=60)
 
         async def break_when_held() -> None:
             await holder.began.wait()
@@ -483,9 +483,9 @@ def test_a_peer_whose_connection_breaks_during_a_call_answers_the_next_one(run_c
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(break_when_held)
-            with trio.fail_after(10), pytest.raises(ConnectionReset):
+            with trio.fail_after(60), pytest.raises(ConnectionReset):
                 await world.alice.call(server.peer_id, "hold", b"", timeout_s=60)
-        reply = await world.alice.call(server.peer_id, "echo", b"again", timeout_s=5)
+        reply = await world.alice.call(server.peer_id, "echo", b"again", timeout_s=60)
         assert reply.endswith(b":again")
 
     run_calls(check)
@@ -497,14 +497,14 @@ def test_a_peer_that_died_during_a_call_refuses_those_after_the_reset_at_once(ru
         victim.serve_calls("hold", holder.call)
         victim.serve_calls("echo", _echo)
         await world.alice.add_addresses(victim.addresses())
-        await world.alice.call(victim.peer_id, "echo", b"", timeout_s=5)
+        await world.alice.call(victim.peer_id, "echo", b"", timeout_s=60)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_kill_when, world, victim, holder.began)
-            with trio.fail_after(10), pytest.raises(ConnectionReset):
+            with trio.fail_after(60), pytest.raises(ConnectionReset):
                 await world.alice.call(victim.peer_id, "hold", b"", timeout_s=60)
         for _ in range(3):
             with pytest.raises(PeerUnreachable) as refused:
-                await world.alice.call(victim.peer_id, "echo", b"", timeout_s=2)
+                await world.alice.call(victim.peer_id, "echo", b"", timeout_s=20)
             if not isinstance(refused.value, ConnectionReset):
                 return
         pytest.fail("every call was reset: nobody knows that it is gone")
@@ -517,12 +517,12 @@ def test_a_peer_that_dies_during_a_stream_resets_it_for_reader_and_writer(run_di
         victim, holder = await world.start(new_identity(12)), _Holder()
         victim.serve_streams("hold", holder.stream)
         await world.alice.add_addresses(victim.addresses())
-        stream = await world.alice.open_stream(victim.peer_id, "hold", timeout_s=5)
+        stream = await world.alice.open_stream(victim.peer_id, "hold", timeout_s=60)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_kill_when, world, victim, holder.began)
-            with trio.fail_after(10), pytest.raises(ConnectionReset):
+            with trio.fail_after(60), pytest.raises(ConnectionReset):
                 await stream.receive_frame()
-        with trio.fail_after(10), pytest.raises(ConnectionReset):
+        with trio.fail_after(60), pytest.raises(ConnectionReset):
             await _send_until_cancelled(stream)
         await stream.aclose()
 
@@ -533,10 +533,10 @@ def test_what_a_peer_sent_before_it_left_stays(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         leaver, collector = await world.start(new_identity(13)), _Collector()
         world.alice.serve_streams("collect", collector)
-        stream = await leaver.open_stream(world.alice.peer_id, "collect", timeout_s=5)
+        stream = await leaver.open_stream(world.alice.peer_id, "collect", timeout_s=60)
         await stream.send_frame(b"last words")
         await stream.aclose()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await collector.done.wait()
         await world.kill(leaver)
         assert collector.frames == [b"last words"]
@@ -554,7 +554,7 @@ def test_a_frozen_peer_times_out_and_answers_after_it_thaws(run: Runner) -> None
         sleeper = await world.start(new_identity(14))
         sleeper.serve_calls("echo", _echo)
         await world.alice.add_addresses(sleeper.addresses())
-        await world.alice.call(sleeper.peer_id, "echo", b"", timeout_s=5)
+        await world.alice.call(sleeper.peer_id, "echo", b"", timeout_s=60)
         world.freeze(sleeper)
         began_s = trio.current_time()
         with pytest.raises(CallTimeout):
@@ -563,7 +563,7 @@ def test_a_frozen_peer_times_out_and_answers_after_it_thaws(run: Runner) -> None
             await world.alice.open_stream(sleeper.peer_id, "echo", timeout_s=1)
         assert 2 <= trio.current_time() - began_s < 5
         world.thaw(sleeper)
-        await world.alice.call(sleeper.peer_id, "echo", b"", timeout_s=5)
+        await world.alice.call(sleeper.peer_id, "echo", b"", timeout_s=60)
         await world.kill(sleeper)
 
     run(check)
@@ -593,7 +593,7 @@ def test_a_cancelled_call_returns_and_the_next_one_works(run_direct: Runner) -> 
 
             nursery.start_soon(cancel)
             await world.alice.call(world.bob.peer_id, "hold", b"", timeout_s=60)
-        assert await world.alice.call(world.bob.peer_id, "echo", b"x", timeout_s=5)
+        assert await world.alice.call(world.bob.peer_id, "echo", b"x", timeout_s=60)
 
     run_direct(check)
 
@@ -607,12 +607,12 @@ def test_a_cancelled_receive_loses_no_frame(run_direct: Runner) -> None:
             await stream.send_frame(b"x" * 100_000)
 
         world.bob.serve_streams("later", later)
-        stream = await world.alice.open_stream(world.bob.peer_id, "later", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "later", timeout_s=60)
         with trio.move_on_after(0.2) as scope:
             await stream.receive_frame()
         assert scope.cancelled_caught
         may_send.set()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             assert await stream.receive_frame() == b"x" * 100_000
             assert await stream.receive_frame() is None
         await stream.aclose()
@@ -633,10 +633,10 @@ def test_a_reader_that_leaves_stops_its_writer(run_direct: Runner) -> None:
             done.set()
 
         world.bob.serve_streams("pour", pour)
-        stream = await world.alice.open_stream(world.bob.peer_id, "pour", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "pour", timeout_s=60)
         await stream.receive_frame()
         await stream.aclose()
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             await done.wait()
         assert outcome == ["ConnectionReset"]
 
@@ -652,7 +652,7 @@ def test_a_restarted_peer_has_its_identity_and_is_reached_again(run_direct: Runn
         second.serve_calls("echo", _echo)
         assert second.peer_id == first.peer_id == identity.peer_id
         await world.alice.add_addresses(second.addresses())
-        assert await world.alice.call(second.peer_id, "echo", b"", timeout_s=10)
+        assert await world.alice.call(second.peer_id, "echo", b"", timeout_s=60)
         await world.kill(second)
 
     run_direct(check)
@@ -709,8 +709,8 @@ def test_a_call_is_counted_under_its_channel_at_both_ends(run_direct: Runner) ->
         for channel in ("first", "second"):
             world.bob.serve_calls(channel, _echo)
         before_alice, before_bob = _said(world.alice), _said(world.bob)
-        first = await world.alice.call(world.bob.peer_id, "first", b"12345", timeout_s=5)
-        second = await world.alice.call(world.bob.peer_id, "second", b"123", timeout_s=5)
+        first = await world.alice.call(world.bob.peer_id, "first", b"12345", timeout_s=60)
+        second = await world.alice.call(world.bob.peer_id, "second", b"123", timeout_s=60)
         alice, bob = _said(world.alice), _said(world.bob)
         alice.subtract(before_alice)
         bob.subtract(before_bob)
@@ -725,7 +725,7 @@ def test_a_call_is_counted_under_its_channel_at_both_ends(run_direct: Runner) ->
 def test_a_call_that_nobody_serves_is_counted_where_it_was_sent_alone(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         with pytest.raises(PeerUnreachable):
-            await world.alice.call(world.bob.peer_id, "unserved", b"12345", timeout_s=5)
+            await world.alice.call(world.bob.peer_id, "unserved", b"12345", timeout_s=60)
         alice, bob = _said(world.alice), _said(world.bob)
         assert (alice["unserved", "up"], alice["unserved", "down"]) == (5, 0)
         assert "unserved" not in {channel for channel, _ in bob}
@@ -758,13 +758,13 @@ def test_payload_bytes_are_counted_by_lane(run_direct: Runner) -> None:
         world.bob.serve_calls("echo", _echo)
         world.bob.serve_streams("collect", collector)
         before_alice, before_bob = world.alice.traffic(), world.bob.traffic()
-        reply = await world.alice.call(world.bob.peer_id, "echo", b"12345", timeout_s=5)
-        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
+        reply = await world.alice.call(world.bob.peer_id, "echo", b"12345", timeout_s=60)
+        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=60)
         await stream.send_frame(bytes(1000))
         stream.count_as("trunk", "int8")
         await stream.send_frame(bytes(500))
         await stream.aclose()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await collector.done.wait()
         after_alice, after_bob = world.alice.traffic(), world.bob.traffic()
         assert after_alice.control_bytes_up - before_alice.control_bytes_up == 5

@@ -26,7 +26,7 @@ from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 from tests.simulation.trainer import STEP_TOKENS, SimulatedTrainer
 from tests.simulation.virtual_time import Process
 
-WITHIN_S = 100.0
+WITHIN_S = 500.0
 """A worker gives way to everything else on the machine; on a busy one its steps are slow."""
 SIMULATED_ELEMENTS = 48
 SIMULATED_TOKENS_PER_S = 1000.0
@@ -155,7 +155,7 @@ def open_worker_world(folder: Path) -> Iterator[Callable[[Check], None]]:
 
     thread = threading.Thread(target=run, name="worker world")
     thread.start()
-    outcome = ready.get(timeout=60)
+    outcome = ready.get(timeout=300)
     if isinstance(outcome, BaseException):
         raise outcome
     token, world = outcome
@@ -163,4 +163,4 @@ def open_worker_world(folder: Path) -> Iterator[Callable[[Check], None]]:
         yield lambda check: trio.from_thread.run(partial(_checked, check, world), trio_token=token)
     finally:
         trio.from_thread.run_sync(stop.set, trio_token=token)
-        thread.join(timeout=30)
+        thread.join(timeout=300)

@@ -29,7 +29,7 @@ from tests.coordinator.killing import arm
 
 _MODULE: Final = "tests.coordinator.crash_points"
 _ROOT: Final = Path(__file__).parents[2]
-_LIMIT_S: Final = 300.0
+_LIMIT_S: Final = 800.0
 
 
 @dataclass(frozen=True, slots=True)

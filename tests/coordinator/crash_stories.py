@@ -365,7 +365,7 @@ class Checkpoints(HostStory):
 
     async def _checkpoint(self, host: HostWorld, index: int) -> None:
         """Until there is a checkpoint of this round and everything older is as it should be."""
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(checkpointer(host, self._donors.fetch).run, host.clock, host.offload)
                 while not self._is_done(host, index):

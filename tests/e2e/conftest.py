@@ -11,8 +11,6 @@ from tests.forked import Forked, open_forked
 
 @pytest.fixture(scope="session")
 def forked() -> Iterator[Forked]:
-    """What daemons and commands are forked off, in tests that do not ask how they start: those of bad input, faults, the demo and
-    of everybody killed start them as a shell does.
-    """
-    with open_forked("peer.daemon", "coordinator.daemon") as forked:
+    """What daemons and commands are forked off, in tests that do not ask how they start: those of the demo start as from a shell."""
+    with open_forked("peer.daemon", "peer.worker", "coordinator.daemon") as forked:
         yield forked

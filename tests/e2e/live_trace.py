@@ -15,7 +15,7 @@ from protocol.errors import PotluckError
 from tests.e2e.processes import Running
 
 KINDS = {"compute", "snapshot", "encode", "send", "reduce", "receive", "apply", "adopt"}
-LIMIT_S = 100.0
+LIMIT_S = 500.0
 LOOK_EVERY_S = 0.1
 
 

@@ -6,9 +6,8 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,9 @@ import psutil
 from tests.forked import Forked, ForkedProcess
 
 ROOT = Path(__file__).parents[2]
-WAIT_LIMIT_S = 100.0
+WAIT_LIMIT_S = 500.0
 LOOPBACK = ("--listen-host", "127.0.0.1")
 PEER_FLAGS = (*LOOPBACK, "--device", "cpu", "--num-threads", "1")
-_RUN_POTLUCK = "import sys, potluck; sys.exit(potluck.main())"
-
-
-def _command(arguments: Sequence[str], before: str) -> list[str]:
-    """`potluck ARGUMENTS`, after the statements `before`, which make this process a stranger: another clock, another release."""
-    return [sys.executable, "-c", f"{before}\n{_RUN_POTLUCK}", *arguments]
 
 
 def environment() -> Mapping[str, str]:
@@ -35,25 +28,11 @@ def environment() -> Mapping[str, str]:
     return {**os.environ, "POTLUCK_PEER_SCREEN": "plain", "PYTHONUNBUFFERED": "1", "XDG_CONFIG_HOME": os.devnull}
 
 
-def run_potluck(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    """A command that ends by itself."""
-    return subprocess.run(
-        _command(arguments, before),
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_LIMIT_S,
-        check=False,
-    )
-
-
 @dataclass(frozen=True)
 class Running:
     """A running command and the files that it writes to."""
 
-    process: subprocess.Popen[bytes] | ForkedProcess
+    process: ForkedProcess
     out: Path
     err: Path
 
@@ -91,37 +70,19 @@ class Running:
 
 
 @contextmanager
-def running_potluck(
-    folder: Path, name: str, *arguments: str, forked: Forked | None = None, before: str = ""
-) -> Iterator[Running]:
-    """A command in a session of its own, which is killed at the end if it still runs; `forked`: its imports were done before.
-    `before`: statements that make its process another one than its release is, such as with less patience.
+def running_potluck(folder: Path, name: str, *arguments: str, forked: Forked, before: str = "") -> Iterator[Running]:
+    """A command in a session of its own, which is killed at the end if it still runs; its imports were done before. `before`:
+    statements that make its process another one than its release is, such as with less patience.
     """
     out, err = folder / f"{name}.out", folder / f"{name}.err"
     with out.open("wb") as out_file, err.open("wb") as err_file:
-        files = (out_file.fileno(), err_file.fileno())
-        if forked is None:
-            process: subprocess.Popen[bytes] | ForkedProcess = _start(arguments, *files, before)
-        else:
-            process = forked.start(arguments, ROOT, environment(), *files, before)
+        process = forked.start(arguments, ROOT, environment(), out_file.fileno(), err_file.fileno(), before)
     try:
         yield Running(process, out, err)
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def _start(arguments: Sequence[str], out: int, err: int, before: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        _command(arguments, before),
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=err,
-        start_new_session=True,
-    )
 
 
 def run_of_two(folder: Path, forked: Forked, meanwhile: Callable[[Running], object] | None = None) -> None:

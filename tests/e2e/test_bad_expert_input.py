@@ -15,7 +15,6 @@ from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment
 from tests.e2e.test_experts import RUN_TOML
 from tests.forked import Forked
 
-pytestmark = pytest.mark.timeout(240)
 WRONG_SETTING = 3
 NAMED = RUN_TOML.replace('router_features = "embeddings"', 'router = "words.router"')
 TEXTS = [f"{kind} of a text " * 20 for kind in ("one kind", "def f(x): return", "a third")]

@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.checkpoints.checkpoints import verify_checkpoint
@@ -53,7 +51,6 @@ router_features = "embeddings"
 """
 
 
-@pytest.mark.timeout(240)
 def test_a_run_of_experts_goes_to_its_end_and_leaves_the_trunk_and_all_of_them(tmp_path: Path, forked: Forked) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML)
     for number in range(24):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,8 @@ from tests.benchmarks.faults import open_stage
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.points import Point
 from tests.benchmarks.processes import open_children
+from tests.e2e.forked_children import ForkedChildren
+from tests.forked import Forked
 
 NUM_PEERS = 3
 ROUNDS_TO_BE_BACK = 3
@@ -23,12 +26,12 @@ ROUNDS_TO_BE_BACK = 3
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Iterator[Stage]:
     """A swarm that has made its first rounds; each test leaves it whole, or on its way."""
     directory = tmp_path_factory.mktemp("faults")
     places = Places(LOOPBACK, (Place(),) * NUM_PEERS, "loopback")
     with (
-        open_children(directory / "logs") as children,
+        open_children(directory / "logs", partial(ForkedChildren, forked=forked)) as children,
         open_stage(children, directory, places, random.Random(1)) as stage,
     ):
         stage.warm_up()
@@ -44,14 +47,12 @@ def _judged(stage: Stage, trial: Trial | None) -> Trial:
     return trial
 
 
-@pytest.mark.timeout(240)
 def test_a_round_survives_a_peer_killed_in_its_middle_and_counts_it_again_when_it_is_back(stage: Stage) -> None:
     trial = stage.run(Fault("whole session killed", "session"))
     stage.await_return()
     assert _judged(stage, trial).back_s is not None, "it was not counted again"
 
 
-@pytest.mark.timeout(240)
 def test_a_frozen_peer_that_wakes_up_is_counted_again_within_rounds_and_makes_no_fork(stage: Stage) -> None:
     trial = _judged(stage, stage.run(Fault("frozen", "freeze")))
     assert trial.suspected_s, "nobody missed it"
@@ -59,7 +60,6 @@ def test_a_frozen_peer_that_wakes_up_is_counted_again_within_rounds_and_makes_no
     assert trial.rounds_to_count <= ROUNDS_TO_BE_BACK
 
 
-@pytest.mark.timeout(240)
 def test_a_peer_that_is_asked_to_leave_in_the_middle_of_a_round_says_goodbye_while_its_rounds_still_run(
     stage: Stage,
 ) -> None:
@@ -76,7 +76,6 @@ def test_a_peer_that_is_asked_to_leave_in_the_middle_of_a_round_says_goodbye_whi
     assert heard, "nobody heard its goodbye"
 
 
-@pytest.mark.timeout(240)
 def test_an_opener_that_dies_with_its_ack_on_disk_leaves_one_certificate(stage: Stage) -> None:
     trial = _judged(stage, stage.run(Fault("opener killed", "point", Point("acked", "after"))))
     assert trial.is_at_point

@@ -15,13 +15,11 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
-import pytest
-
 from coordinator.checkpoints.checkpoints import verify_checkpoint
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, running_potluck
 from tests.forked import Forked
 
-WITHIN_S = 40.0
+WITHIN_S = 300.0
 LOOK_EVERY_S = 0.1
 NUM_PEERS = 2
 NUM_ROUNDS_ALONE = 2
@@ -153,7 +151,6 @@ def _scene(folder: Path, forked: Forked) -> Iterator[Scene]:
         assert all("Traceback" not in one.said() for one in scene.running)
 
 
-@pytest.mark.timeout(240)
 def test_peers_go_on_and_come_back_without_the_host_and_it_catches_up_from_its_folder_and_from_an_old_copy(
     tmp_path: Path, forked: Forked
 ) -> None:

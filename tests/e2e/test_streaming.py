@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from coordinator.checkpoints.checkpoints import verify_checkpoint
 from peer.models.checkpoint_sample import sample_from_checkpoint
 from tests.e2e.live_trace import wait_for_whole_trace
@@ -43,7 +41,6 @@ every_rounds = 100
 """
 
 
-@pytest.mark.timeout(240)
 def test_a_run_in_fragments_goes_to_its_end_and_leaves_one_whole_model_and_a_live_round_shows_all_it_is_made_of(
     tmp_path: Path, forked: Forked
 ) -> None:

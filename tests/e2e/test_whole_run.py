@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from coordinator.checkpoints.checkpoints import verify_checkpoint
 from peer.status.status import last_status
-from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, run_potluck, running_potluck
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, running_potluck
 from tests.forked import Forked
 
 RUN_TOML = """
@@ -67,8 +67,11 @@ class Scene:
 
     def join(self, name: str) -> subprocess.CompletedProcess[str]:
         """Somebody else, who is sent away."""
-        joining = ("join", self.invite, "--state-dir", str(self.folder / name), *PEER_FLAGS)
-        return self.forked.run(*joining, cwd=ROOT, environment=environment())
+        return self.potluck("join", self.invite, "--state-dir", str(self.folder / name), *PEER_FLAGS)
+
+    def potluck(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command that ends by itself."""
+        return self.forked.run(*arguments, cwd=ROOT, environment=environment())
 
 
 @pytest.fixture
@@ -93,11 +96,10 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
     return line
 
 
-@pytest.mark.timeout(240)
 def test_a_run_of_its_own_vocabulary_goes_to_its_end_and_late_comers_are_told_what_to_do(scene: Scene) -> None:
     scene.peer.wait_for(": paused")
     assert "the run is full, with 1 peer; expected fewer than 1; try again later" in _one_line(scene.join("second"), 75)
-    resumed = run_potluck("resume", "--state-dir", scene.peer_folder)
+    resumed = scene.potluck("resume", "--state-dir", scene.peer_folder)
     assert (resumed.returncode, resumed.stdout) == (0, "the pause is over\n")
     assert scene.peer.exit_code() == 0, scene.peer.said()
     status = last_status(Path(scene.peer_folder))
@@ -106,7 +108,7 @@ def test_a_run_of_its_own_vocabulary_goes_to_its_end_and_late_comers_are_told_wh
     assert "the run has ended; expected a run in progress" in _one_line(scene.join("third"), 8)
     (checkpoint,) = (scene.folder / "host" / "checkpoints").glob("0*")
     assert verify_checkpoint(checkpoint).total_tokens >= 2_000
-    said = run_potluck("generate", str(checkpoint), "--prompt", "Potluck trains", "--tokens", "5")
+    said = scene.potluck("generate", str(checkpoint), "--prompt", "Potluck trains", "--tokens", "5")
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("Potluck trains")
     assert "Traceback" not in scene.host.said() + scene.peer.said()

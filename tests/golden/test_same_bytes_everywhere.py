@@ -38,7 +38,7 @@ def _hashes(capability: str) -> list[str]:
         env={**os.environ, "ATEN_CPU_CAPABILITY": capability, **NUMPY_WITHOUT[capability]},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=True,
     )
     return done.stdout.split()

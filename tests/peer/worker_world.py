@@ -26,7 +26,7 @@ from protocol.tensors.model_config import model_schema
 from tests.at_once import stage_units
 from tests.peer.training_world import training_plan
 
-ENDS_WITHIN_S = 60.0
+ENDS_WITHIN_S = 300.0
 MODEL = LlamaConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16, is_tied=False)
 PIPELINE = PipelineSection(layers="1, 1", inner_steps=2, micro_batches=2, forward_codec="fp32", backward_codec="fp32")
 STEP_TOKENS = 64

@@ -28,7 +28,7 @@ from tests.benchmarks.processes import die_with_parent
 HASH_SEEDS: Final = ("1", "2")
 """One process for each: whatever hangs on the order of sets shows."""
 
-LIMIT_S: Final = 400.0
+LIMIT_S: Final = 800.0
 """From when a test asks for it: how long a play may still take."""
 
 LOWEST_PRIORITY: Final = 19

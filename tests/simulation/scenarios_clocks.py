@@ -34,7 +34,7 @@ async def one_frozen(scene: Scene) -> None:
     expect(not scene.world.observed.num_lone, "nobody commits alone")
 
 
-@scenario(5, QUIET, num_seeds=2)
+@scenario(5, QUIET)
 async def all_but_one_frozen(scene: Scene) -> None:
     """The one that is awake goes on alone after its patience; those who wake up do not, and all follow the lineage with more work."""
     await scene.everybody_votes()
@@ -57,7 +57,7 @@ async def all_but_one_frozen(scene: Scene) -> None:
         expect(scene.world.rounds() <= before + BACK_WITHIN + 1, "without delay")
 
 
-@scenario(4, QUIET, num_seeds=2)
+@scenario(4, QUIET)
 async def all_frozen(scene: Scene) -> None:
     """The whole swarm sleeps, one after another wakes up: nobody counts its sleep as silence of the others."""
     await scene.everybody_votes()

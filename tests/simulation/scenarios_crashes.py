@@ -142,15 +142,14 @@ async def _has_one_commit(scene: Scene, base: CommitId | None) -> None:
     expect(base is not None and scene.is_followed(scene.world.observed.certified[base]), "all follow it")
 
 
-add(Scenario("leader-crashes-everywhere", partial(_crash_everywhere, is_leader=True), 3, BRISK, num_seeds=2))
-add(Scenario("member-crashes-everywhere", partial(_crash_everywhere, is_leader=False), 3, BRISK, num_seeds=2))
+add(Scenario("leader-crashes-everywhere", partial(_crash_everywhere, is_leader=True), 3, BRISK))
+add(Scenario("member-crashes-everywhere", partial(_crash_everywhere, is_leader=False), 3, BRISK))
 add(
     Scenario(
         "member-with-feedback-crashes-everywhere",
         partial(_crash_everywhere, is_leader=False, linger_s=0.3),
         3,
         FED,
-        num_seeds=2,
     )
 )
 

@@ -30,7 +30,7 @@ def _host_on(scene: Scene, disk: Copy) -> Host:
     return host
 
 
-@scenario(4, QUIET, num_seeds=2)
+@scenario(4, QUIET)
 async def host_restarts_and_is_restored(scene: Scene) -> None:
     """It is killed and comes back on its ledger, then its disk is lost and it comes back on an older copy: no round is late for that,
     and peers bring what the copy lacks.
@@ -53,7 +53,7 @@ async def host_restarts_and_is_restored(scene: Scene) -> None:
     expect(len(host.rows) == scene.nodes[0].index, "peers brought it, each commit once")
 
 
-@scenario(5, QUIET, num_seeds=2)
+@scenario(5, QUIET)
 async def host_returns_with_an_old_copy(scene: Scene) -> None:
     """While the host is away the swarm parts for longer than the patience. It comes back with a ledger from before, hears of both
     lineages in turn, of lower indices after higher ones, and then of the end of one: it follows what the swarm follows.
@@ -94,7 +94,7 @@ async def host_returns_with_an_old_copy(scene: Scene) -> None:
     expect(again.log.head.commit == host.log.head.commit, "also after one more restart")
 
 
-@scenario(5, QUIET, num_seeds=2)
+@scenario(5, QUIET)
 async def host_returns_after_everybody_was_restarted(scene: Scene) -> None:
     """While the host is away the swarm parts for longer than the patience and comes together again. Then all of it is killed and
     started: who knew the side that was left knew it in memory, and those who had been on it have it on disk.

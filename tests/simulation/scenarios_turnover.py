@@ -60,7 +60,7 @@ async def _half_vanishes(scene: Scene, vanishing: list[Node]) -> None:
     await scene.rounds(2, scene.world.live_nodes(), within_s=GONE_S + 2 * scene.world.profile.longest_interval_s)
 
 
-@scenario(6, num_late=2, num_seeds=2)
+@scenario(6, num_late=2)
 async def only_newcomers_stay(scene: Scene) -> None:
     """All founders say goodbye as soon as two newcomers, who have no vote yet, know the head: these two go on."""
     *founders, one, two = scene.nodes

@@ -205,7 +205,7 @@ async def _in_mid_round(scene: Scene, unit: UnitName) -> list[Node]:
     return holders
 
 
-@scenario(6, APART, num_seeds=2)
+@scenario(6, APART)
 async def all_holders_of_an_expert_die(scene: Scene) -> None:
     """In the middle of its round. The trunk and the other experts commit on, the expert stands still; when its holders come back it
     goes on from the newest commit that any of them had.
@@ -283,7 +283,7 @@ async def a_newcomer_goes_on_with_a_frozen_expert_from_what_the_host_keeps(scene
 # --- stages -------------------------------------------------------------------------------------------------------------------
 
 
-@scenario(4, replace(QUIET, layout=STAGES), num_seeds=2, loses_nothing=True)
+@scenario(4, replace(QUIET, layout=STAGES), loses_nothing=True)
 async def stages_cut_across(scene: Scene) -> None:
     """Two replicas of each of two stages, cut so that each side has one of each. Both stages end up with the same side's work, also
     for those who hold the second stage only and follow the first one by its records.

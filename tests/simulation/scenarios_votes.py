@@ -27,7 +27,7 @@ def _check_one_commit(scene: Scene, base: CommitId, commit: CommitId | None) -> 
     expect(commit is not None and scene.is_followed(commit), "all follow it")
 
 
-@scenario(5, num_seeds=2)
+@scenario(5)
 async def opener_frozen_before_it_tells(scene: Scene) -> None:
     """The opener makes the certificate and freezes before it tells anybody; it thaws in the middle of its successor's settle."""
     await scene.everybody_votes()
@@ -146,7 +146,7 @@ def _has_quorum_of_acks(seen: Seen) -> bool:
     return led is not None and led.stage == "settling" and seen.sends(Committed)
 
 
-@scenario(4, num_seeds=2)
+@scenario(4)
 async def acks_split_in_two(scene: Scene) -> None:
     """Half of the voters ack, without the one that breaks ties; the other half takes over and commits something else, and the old
     settle reaches it after it has promised.
@@ -175,7 +175,7 @@ async def acks_split_in_two(scene: Scene) -> None:
 # --- attempts -----------------------------------------------------------------------------------------------------------------
 
 
-@scenario(5, num_seeds=2)
+@scenario(5)
 async def three_attempts_on_one_base(scene: Scene) -> None:
     """Nothing that the first leader says comes through once it settles; the second one dies with half of its results, and a member
     starts again; the third one commits, each with other reducers. What the first one settled comes last, and nobody acks it.

@@ -7,7 +7,7 @@ from typing import Final
 from tests.benchmarks.allreduce_rows import IDLE_BYTES_PER_S
 from tests.benchmarks.idle_memory import SPANS_S, said_in_memory
 
-NUM_PEERS: Final = 20
+NUM_PEERS: Final = 12
 MOST_PEERS: Final = 32
 """With so many the budget is to hold."""
 

@@ -10,7 +10,7 @@ import pytest
 from protocol.rounds.messages import lane_parts
 from tests.simulation.lane_steps import LONG_EXCHANGE_S, simulate
 
-SEEDS = int(os.environ.get("POTLUCK_LANE_SEEDS", "4"))
+SEEDS = int(os.environ.get("POTLUCK_LANE_SEEDS", "2"))
 """Of stories; more where somebody asks for them."""
 
 TWICE = (71, 102)

@@ -27,25 +27,25 @@ def _play(profile: str, start: int, seeds: int, hash_seed: str) -> Play:
     return Play("tests.simulation.__main__", ("--json", "--profile", profile, *stories), hash_seed)
 
 
-FED = [_play("feedback", start, 2, hash_seed) for start, hash_seed in ((0, "1"), (2, "2"))]
-STREAMING = [_play("streaming-feedback", start, 1, hash_seed) for start, hash_seed in ((9, "1"), (10, "2"))]
+FED = [_play("feedback", start, 1, hash_seed) for start, hash_seed in ((1, "1"), (2, "2"))]
+STREAMING = [_play("streaming-feedback", 10, 1, "2")]
 PLAYS = [*FED, *STREAMING]
 
 
-@pytest.mark.timeout(300)
 def test_no_residual_is_lost_or_applied_twice_whatever_befalls_a_swarm(beside: Beside) -> None:
     told = [json.loads(printed) for printed in beside.output(*FED)]
     assert [totals["errors"] for totals in told] == [{}, {}]
     assert sum(totals["reached"].get("event Switched", 0) for totals in told) > 0
 
 
-@pytest.mark.timeout(300)
 def test_of_commits_that_are_mixed_in_a_peer_owes_what_was_not_counted_whatever_befalls_its_fragments(
     beside: Beside,
 ) -> None:
-    told = [json.loads(printed) for printed in beside.output(*STREAMING)]
-    assert [totals["errors"] for totals in told] == [{}, {}]
-    assert all(totals["faults"]["mixed"] > 50 and totals["faults"]["switch"] > 0 for totals in told)
+    (printed,) = beside.output(*STREAMING)
+    totals = json.loads(printed)
+    assert totals["errors"] == {}
+    assert totals["faults"]["mixed"] > 50
+    assert totals["faults"]["switch"] > 0
 
 
 def _never_changes(patch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ def errors(beside: Beside) -> dict[str, str]:
     return {name: error for printed in beside.output(*PLAYS) for name, error in json.loads(printed).items()}
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
 def test_promises_are_kept(name: str, errors: dict[str, str]) -> None:
     assert errors[name] == ""

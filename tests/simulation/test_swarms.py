@@ -12,7 +12,9 @@ from tests.simulation.__main__ import ENOUGH_PEER_HOURS, ENOUGH_SEEDS, Totals
 from tests.simulation.beside import Beside, Play
 from tests.simulation.profiles import PROFILES
 
-NUM_SEEDS = 200
+NUM_SEEDS = 40
+"""Eight of them come through all that the profile must reach; `python -m tests.simulation --seeds N` plays more."""
+
 NUM_SHARED = 2
 """Seeds that both processes run: another process, another hash seed, the same trace."""
 
@@ -20,26 +22,26 @@ HALF = NUM_SEEDS // 2
 PROFILE = "default"
 
 
-def _play(start: int, seeds: int, hash_seed: str, profile: str = PROFILE) -> Play:
-    stories = ("--start", str(start), "--seeds", str(seeds))
+def _play(start: int, seeds: int, hash_seed: str, profile: str = PROFILE, *more: str) -> Play:
+    stories = ("--start", str(start), "--seeds", str(seeds), *more)
     return Play("tests.simulation.__main__", ("--json", "--profile", profile, *stories), hash_seed)
 
 
 SWARMS = [_play(0, HALF + NUM_SHARED, "1"), _play(HALF, NUM_SEEDS - HALF, "2")]
+FOUND_ONCE = [_play(57, 1, "2")]
 RECOVERIES = [_play(4, 2, "1", "recovery"), _play(6, 2, "2", "recovery")]
 SPARSE = [_play(0, 2, "1", "sparse")]
-STREAMING = [_play(1, 1, "2", "streaming")]
+STREAMING = [_play(1, 1, "2", "streaming", "--peers", "3")]
 EXPERTS = [_play(0, 1, "1", "experts")]
-PLAYS = [*SWARMS, *RECOVERIES, *SPARSE, *STREAMING, *EXPERTS]
+PLAYS = [*SWARMS, *FOUND_ONCE, *RECOVERIES, *SPARSE, *STREAMING, *EXPERTS]
 
 
-@pytest.mark.timeout(600)
 def test_seeded_swarms_keep_their_promises_and_a_seed_replays_to_the_same_trace(beside: Beside) -> None:
     """Among them seeds 31, 32 and 57, which once found tokens counted twice after a restart, and a voter that was alive in another
     process and that no quorum counted any more.
     """
-    first, second = (json.loads(printed) for printed in beside.output(*SWARMS))
-    assert {**first["errors"], **second["errors"]} == {}
+    first, second, found_once = (json.loads(printed) for printed in beside.output(*SWARMS, *FOUND_ONCE))
+    assert {**first["errors"], **second["errors"], **found_once["errors"]} == {}
     assert len({**first["traces"], **second["traces"]}) == NUM_SEEDS
     shared = [str(seed) for seed in range(HALF, HALF + NUM_SHARED)]
     assert [first["traces"][seed] for seed in shared] == [second["traces"][seed] for seed in shared]
@@ -49,7 +51,6 @@ def test_seeded_swarms_keep_their_promises_and_a_seed_replays_to_the_same_trace(
     assert transitions.missing(reached, PROFILES[PROFILE].transitions) == []
 
 
-@pytest.mark.timeout(300)
 def test_swarms_recover_from_power_cuts_of_everybody_and_from_disks_that_rot(beside: Beside) -> None:
     """A seed of these once applied bytes that the disk had changed after the ack; what mended it has its own test in test_unit.py."""
     told = [json.loads(printed) for printed in beside.output(*RECOVERIES)]
@@ -57,19 +58,16 @@ def test_swarms_recover_from_power_cuts_of_everybody_and_from_disks_that_rot(bes
     assert all(sum(totals["faults"].get(kind, 0) for totals in told) for kind in ("blackout", "disk rot"))
 
 
-@pytest.mark.timeout(300)
 def test_swarms_with_sparse_contributions_and_results_in_another_codec_commit_and_end_bit_equal(beside: Beside) -> None:
     (printed,) = beside.output(*SPARSE)
     assert json.loads(printed)["errors"] == {}
 
 
-@pytest.mark.timeout(300)
 def test_swarms_in_staggered_fragments_keep_their_promises_though_commits_are_mixed_in(beside: Beside) -> None:
     (printed,) = beside.output(*STREAMING)
     assert json.loads(printed)["errors"] == {}
 
 
-@pytest.mark.timeout(300)
 def test_swarms_with_experts_keep_their_promises_though_all_holders_of_one_die(beside: Beside) -> None:
     (printed,) = beside.output(*EXPERTS)
     totals = json.loads(printed)

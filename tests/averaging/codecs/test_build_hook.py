@@ -69,7 +69,7 @@ def test_where_nothing_can_be_written_or_removed_it_says_so(tmp_path: Path, monk
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    assert compile_blocks(ROOT, tmp_path / "nowhere" / "blocks.so") != ""
+    assert compile_blocks(ROOT, tmp_path / "nowhere" / "blocks.so", "-O1") != ""
 
 
 def test_without_a_compiler_a_library_of_this_source_is_kept_and_another_one_is_not(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_without_a_compiler_a_library_of_this_source_is_kept_and_another_one_is_
     source.parent.mkdir(parents=True)
     source.write_bytes((ROOT / SOURCE).read_bytes())
     assert not is_of_source(tmp_path, library)
-    assert compile_blocks(tmp_path, library) == ""
+    assert compile_blocks(tmp_path, library, "-O1") == ""
     assert is_of_source(tmp_path, library)
     source.write_bytes(source.read_bytes() + b"\n")
     assert not is_of_source(tmp_path, library)

@@ -475,7 +475,7 @@ async def commit_and_report(host: HostWorld, chain: Chain, donors: Donors, round
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         while not condition():
             await trio.sleep(0.1)
 

@@ -140,7 +140,7 @@ async def test_what_a_daemon_of_a_folder_serves_is_read_as_a_typed_value(tmp_pat
     with kept_status_address(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}"):
         async with trio.open_nursery() as nursery:
             await nursery.start(serve_http, listener, peer_app(lambda: status))
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 found = await trio.to_thread.run_sync(read_json, tmp_path, "/status.json", PeerStatus)
                 other = await trio.to_thread.run_sync(read_json, tmp_path, "/status.json", HostStatus)
             nursery.cancel_scope.cancel()

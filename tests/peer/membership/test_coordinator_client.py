@@ -182,7 +182,7 @@ async def test_silent_server_is_a_timeout_not_a_hang() -> None:
             authority = make_ca(b"o" * 32, now_unix_s=SystemClock().unix_s())
             where = CoordinatorEndpoint((address,), authority.certificate_der, RunId(bytes(32)))
             async with open_coordinator_client(thread, where, caller(PEERS[0])) as client:
-                with trio.fail_after(20), pytest.raises((CallTimeout, UnreachableError)):
+                with trio.fail_after(120), pytest.raises((CallTimeout, UnreachableError)):
                     await client._call("Clock", b"", timeout_s=0.5)
 
 
@@ -205,7 +205,7 @@ async def test_watch_ends_when_the_coordinator_stops(tmp_path: Path) -> None:
                 async with client.watch() as watch:
                     await watch.next()
                     stop.set()
-                    with trio.fail_after(15), pytest.raises(UnreachableError):
+                    with trio.fail_after(120), pytest.raises(UnreachableError):
                         await watch.next()
 
 

@@ -34,7 +34,7 @@ async def test_first_signal_asks_to_leave_with_the_reason() -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(watch_signals, leave)
         os.kill(os.getpid(), signal.SIGINT)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await left.wait()
         nursery.cancel_scope.cancel()
     assert reasons == ["asked to leave by SIGINT"]
@@ -49,4 +49,4 @@ def test_second_signal_leaves_at_once_with_130() -> None:
         child.send_signal(signal.SIGINT)
         assert child.stdout.readline() == b"leaving\n"
         child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=10) == 130
+        assert child.wait(timeout=100) == 130

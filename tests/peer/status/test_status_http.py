@@ -25,18 +25,18 @@ async def _served(shown: PeerStatus = STATUS) -> AsyncIterator[str]:
     async with trio.open_nursery() as nursery:
         port = listener.getsockname()[1]
         await nursery.start(serve_http, listener, peer_app(lambda: shown, lambda: [{"name": "brisk-lentil"}]))
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             yield f"http://127.0.0.1:{port}"
         nursery.cancel_scope.cancel()
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return str(response.read().decode())
 
 
 def _answer(url: str) -> tuple[int, str]:
-    connection = HTTPConnection(urlsplit(url).netloc, timeout=5)
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
     try:
         connection.request("GET", urlsplit(url).path)
         response = connection.getresponse()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,20 +15,33 @@ import trio.testing
 
 from averaging.arithmetic.genesis import genesis_anchor
 from peer.training import trainer as trainer_module
-from peer.training import worker_process
+from peer.training import training_process, worker_process
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.worker_channel import OutOfMemory, Progress, Reply, parse_event
 from peer.training.worker_errors import DoesNotFit, LossNotFinite, WorkerDied
 from protocol.tensors.model_config import model_schema
+from tests.forked import Forked, open_forked
 from tests.peer.failing_worker import FAILS_VARIABLE
 from tests.peer.training_world import MODEL, training_plan
 
-BACK_WITHIN_S = 60.0
-"""Python's start and its imports are 3 s of processor time; a busy machine gives little of it. How fast it is back is not judged."""
+BACK_WITHIN_S = 300.0
+"""A busy machine gives little of its time. How fast a process is back is not judged."""
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Forked]:
+    """What training processes are forked off: Python's start and the imports are most of the work of one."""
+    with open_forked("peer.worker") as forked:
+        yield forked
+
+
+@pytest.fixture(autouse=True)
+def _started_by_a_fork(forked: Forked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_process, "start_worker", forked.start_worker)
 
 
 async def _until_tokens(trainer: WorkerTrainer, at_least: int) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         while trainer.progress().tokens_ready < at_least:
             await trio.sleep(0.02)
 

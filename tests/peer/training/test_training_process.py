@@ -57,7 +57,7 @@ async def test_one_that_is_killed_ends_its_life_with_nothing(tmp_path: Path, sta
         process.kill()
         return await incoming.message()
 
-    with trio.fail_after(30.0):
+    with trio.fail_after(120.0):
         assert await process.live(plan, listen) is None
     process.kill()  # there is none: nothing happens
     process.close()

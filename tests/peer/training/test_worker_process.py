@@ -18,18 +18,20 @@ from peer.training.worker_process import early_worker
 from protocol.tensors.model_config import model_schema
 from tests.peer.training_world import MODEL, training_plan
 
+COMMAND = ["-m", "peer.worker"]
+
 
 def _workers() -> list[psutil.Process]:
     """Those that were started. A program's arguments are told a moment after it has begun."""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 100
     while time.monotonic() < deadline_s:
-        if found := [child for child in psutil.Process().children() if "peer.worker" in child.cmdline()]:
+        if found := [child for child in psutil.Process().children() if child.cmdline()[1:3] == COMMAND]:
             return found
     return []
 
 
 async def _until_training(trainer: WorkerTrainer) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         while trainer.progress().tokens_trained < 64:
             await trio.sleep(0.02)
 

@@ -37,10 +37,10 @@ def test_a_second_process_with_the_same_identity_is_refused(tmp_path: Path) -> N
     imports = "from pathlib import Path\nfrom protocol.identity.identity_file import open_identity\n"
     code = f"{imports}with open_identity(Path({str(path)!r})): pass"
     with open_identity(path):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0
     assert "in use by another process" in done.stderr
-    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 0, again.stderr
 
 

@@ -49,13 +49,13 @@ async def _opened(opener: Peer, server: Peer) -> TlsStream:
 
 
 async def _mirrored(stream: Stream, frame: bytes = b"x") -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         await stream.send_frame(frame)
         assert await stream.receive_frame() == frame
 
 
 async def _until_spare(peer: Peer, number: int) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while len(peer.way.spares) != number:
             await trio.sleep(0.005)
 
@@ -133,7 +133,7 @@ async def test_a_stream_with_strands_leaves_no_connection() -> None:
     async with world.open(ALICE, strands) as alice, world.open(BOB) as bob:
         bob.handlers[CHANNEL] = _mirror
         stream = await _opened(alice, bob)
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             while len(stream.connections) < 2:
                 await _mirrored(stream, bytes(8192))
         await stream.aclose()

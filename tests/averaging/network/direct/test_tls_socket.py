@@ -92,10 +92,10 @@ async def test_a_reader_is_woken_for_a_good_part_of_what_is_missing_never_for_mo
 def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Both ends of a TCP connection on loopback."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        near = socket.create_connection(server.getsockname(), timeout=5.0)
+        near = socket.create_connection(server.getsockname(), timeout=60.0)
         far, _ = server.accept()
         with near, far:
-            far.settimeout(5.0)
+            far.settimeout(60.0)
             yield near, far
 
 
@@ -277,7 +277,7 @@ async def test_a_record_is_not_begun_before_it_is_there_and_a_frame_is_waited_fo
     sent, records = _in_records(content), _Records(near)
     with records:
         filling = _Filling(TlsSocket(cast("ssl.SSLSocket", records)), len(content))
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 far.sendall(sent[:5_000])
                 nursery.start_soon(filling.run)
@@ -296,7 +296,7 @@ async def test_of_a_word_of_which_the_record_goes_on_the_whole_record_is_waited_
     sent, records = _record(bytes(RECORD_BYTES)), _Records(near)
     with records:
         filling = _Filling(TlsSocket(cast("ssl.SSLSocket", records)), 4)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 far.sendall(sent[:100])
                 nursery.start_soon(filling.run)
@@ -314,7 +314,7 @@ async def test_an_end_in_the_middle_of_a_record_is_heard_of(
     records = _Records(near)
     with records:
         filling = _Filling(TlsSocket(cast("ssl.SSLSocket", records)), 30_000)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 far.sendall(_in_records(bytes(30_000))[:there])
                 nursery.start_soon(filling.run)
@@ -331,7 +331,7 @@ async def test_records_that_are_shorter_than_they_might_be_come_whole_as_well(
     records = _Records(near)
     with records:
         filling = _Filling(TlsSocket(cast("ssl.SSLSocket", records)), len(content))
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(filling.run)
                 for begin in range(0, len(content), 100):

@@ -88,7 +88,7 @@ async def _echo(sender: PeerId, request: bytes) -> bytes:
 
 
 async def _wait_restarted(network: Libp2pNetwork, old_pid: int) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         while network.p2pd_pid in (old_pid, None):
             await trio.sleep(0.01)
 
@@ -96,7 +96,7 @@ async def _wait_restarted(network: Libp2pNetwork, old_pid: int) -> None:
 async def test_p2pd_comes_back_with_its_identity_port_handlers_and_records(tmp_path: Path) -> None:
     async with _pair(tmp_path) as (alice, bob):
         alice.serve_calls("echo", _echo)
-        await bob.call(alice.peer_id, "echo", b"before", timeout_s=5)
+        await bob.call(alice.peer_id, "echo", b"before", timeout_s=60)
         expires_s = time.time() + 60
         value = seal_record(ALICE, RUN, 1, expires_s, b"here")
         assert await alice.publish("peers", alice.peer_id, value, expires_unix_s=expires_s)
@@ -107,8 +107,8 @@ async def test_p2pd_comes_back_with_its_identity_port_handlers_and_records(tmp_p
         assert alice.addresses() == addresses
         assert alice.num_restarts == 1
         await bob.add_addresses(alice.addresses())
-        assert await bob.call(alice.peer_id, "echo", b"after", timeout_s=10) == b"after"
-        with trio.fail_after(10):
+        assert await bob.call(alice.peer_id, "echo", b"after", timeout_s=60) == b"after"
+        with trio.fail_after(60):
             while not await bob.lookup("peers"):
                 await trio.sleep(0.05)
 
@@ -130,7 +130,7 @@ async def test_the_death_of_our_own_p2pd_fails_calls_in_flight_without_blaming_t
         alice.serve_calls("hold", hold)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill_own)
-            with trio.fail_after(10), pytest.raises(CallTimeout, match="our own"):
+            with trio.fail_after(60), pytest.raises(CallTimeout, match="our own"):
                 await bob.call(alice.peer_id, "hold", b"", timeout_s=60)
 
 
@@ -166,7 +166,7 @@ async def test_peers_that_know_only_a_third_find_each_other(tmp_path: Path) -> N
     async with _pair(tmp_path) as (alice, bob), _open(alice.thread, _options(tmp_path, CAROL), CAROL) as carol:
         await carol.add_addresses(alice.addresses())
         carol.serve_calls("echo", _echo)
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             while (reply := await _reply_of_whoever_is_known(bob, carol.peer_id)) is None:
                 await trio.sleep(0.05)
         assert reply == b"x"
@@ -175,7 +175,7 @@ async def test_peers_that_know_only_a_third_find_each_other(tmp_path: Path) -> N
 async def _reply_of_whoever_is_known(network: Libp2pNetwork, peer: PeerId) -> bytes | None:
     """None while the third does not know it: who has connected to a peer is known there only once both have said who they are."""
     try:
-        return await network.call(peer, "echo", b"x", timeout_s=10)
+        return await network.call(peer, "echo", b"x", timeout_s=60)
     except PeerUnreachable:
         return None
 
@@ -213,7 +213,7 @@ async def test_a_peer_that_is_not_admitted_reaches_the_open_channels_only(tmp_pa
             alice.serve_calls("door", _echo)
             alice.serve_streams("bulk", serve)
             await bob.add_addresses(alice.addresses())
-            assert await bob.call(alice.peer_id, "door", b"x", timeout_s=5) == b"x"
+            assert await bob.call(alice.peer_id, "door", b"x", timeout_s=60) == b"x"
             assert asked == []
             with pytest.raises(RemoteProtocolError, match="no credential of this run"):
                 await bob.call(alice.peer_id, "echo", b"x", timeout_s=5)
@@ -222,7 +222,7 @@ async def test_a_peer_that_is_not_admitted_reaches_the_open_channels_only(tmp_pa
             assert asked == [BOB.peer_id]  # once for both
             async with _open(thread, _options(tmp_path, CAROL), CAROL) as carol:
                 await carol.add_addresses(alice.addresses())
-                assert await carol.call(alice.peer_id, "echo", b"x", timeout_s=5) == b"x"
+                assert await carol.call(alice.peer_id, "echo", b"x", timeout_s=60) == b"x"
 
 
 async def test_an_answer_that_cannot_be_had_admits_nobody_and_is_asked_for_again(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ async def test_an_answer_that_cannot_be_had_admits_nobody_and_is_asked_for_again
         await bob.add_addresses(alice.addresses())
         with pytest.raises(PeerUnreachable):
             await bob.call(alice.peer_id, "echo", b"x", timeout_s=5)
-        assert await bob.call(alice.peer_id, "echo", b"x", timeout_s=5) == b"x"
+        assert await bob.call(alice.peer_id, "echo", b"x", timeout_s=60) == b"x"
 
 
 async def test_a_peer_with_too_many_calls_open_is_told_to_wait(tmp_path: Path) -> None:
@@ -262,11 +262,11 @@ async def test_a_peer_with_too_many_calls_open_is_told_to_wait(tmp_path: Path) -
 
         alice.serve_calls("hold", hold)
         alice.serve_calls("echo", _echo)
-        await bob.call(alice.peer_id, "echo", b"let in", timeout_s=5)  # a stranger has fewer places
+        await bob.call(alice.peer_id, "echo", b"let in", timeout_s=60)  # a stranger has fewer places
         async with trio.open_nursery() as nursery:
             for _ in range(MAX_CALLS_PER_PEER):
                 nursery.start_soon(call)
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 while num_open < MAX_CALLS_PER_PEER:
                     await trio.sleep(0.01)
             told: list[PotluckError | bytes] = []
@@ -320,8 +320,8 @@ async def test_a_claim_of_four_gibibytes_is_dropped_before_it_is_read(tmp_path: 
             finally:
                 stream.writer.close()
 
-        assert await bob.thread.run(claim, timeout_s=10) == b""
-        assert await bob.call(alice.peer_id, "echo", b"x", timeout_s=5) == b"x"
+        assert await bob.thread.run(claim, timeout_s=60) == b""
+        assert await bob.call(alice.peer_id, "echo", b"x", timeout_s=60) == b"x"
 
 
 async def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
@@ -369,14 +369,14 @@ async def test_a_connection_that_breaks_during_calls_of_libp2p_is_no_death_and_t
         alice.serve_calls("echo", _echo)
         async with open_counting_proxy(int(port)) as proxy:
             await bob.add_addresses([address.replace(f"/tcp/{port}/", f"/tcp/{proxy.port}/")])
-            assert (await bob.call(alice.peer_id, "echo", b"here", timeout_s=10)).endswith(b"here")
+            assert (await bob.call(alice.peer_id, "echo", b"here", timeout_s=60)).endswith(b"here")
             assert proxy.connected == 1
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_after, began, proxy.break_connections)
-                with trio.fail_after(10), pytest.raises(ConnectionReset):
+                with trio.fail_after(60), pytest.raises(ConnectionReset):
                     await bob.call(alice.peer_id, "hold", b"", timeout_s=60)
             # over a new connection, whoever of the two makes it first
-            assert (await bob.call(alice.peer_id, "echo", b"again", timeout_s=10)).endswith(b"again")
+            assert (await bob.call(alice.peer_id, "echo", b"again", timeout_s=60)).endswith(b"again")
 
 
 async def _after(event: trio.Event, then: Callable[[], None]) -> None:
@@ -403,12 +403,12 @@ async def test_what_is_counted_is_what_the_sockets_carry_but_for_what_libp2p_say
         alice.serve_calls("echo", _echo)
         async with open_counting_proxy(int(port)) as proxy:
             await bob.add_addresses([address.replace(f"/tcp/{port}/", f"/tcp/{proxy.port}/")])
-            await bob.call(alice.peer_id, "echo", bytes(200_000), timeout_s=10)
-            stream = await bob.open_stream(alice.peer_id, "collect", timeout_s=10)
+            await bob.call(alice.peer_id, "echo", bytes(200_000), timeout_s=60)
+            stream = await bob.open_stream(alice.peer_id, "collect", timeout_s=60)
             for _ in range(8):
                 await stream.send_frame(bytes(1 << 20))
             await stream.aclose()
-            with trio.fail_after(20):
+            with trio.fail_after(120):
                 await done.wait()
             told = bob.traffic()
             assert (told.bytes_up, told.bytes_down) == (8 * (1 << 20) + 200_000, 200_000)
@@ -435,14 +435,14 @@ async def test_what_is_counted_of_direct_calls_is_what_the_sockets_carry_but_for
         async with open_counting_proxy(alice.direct.port) as proxy:
             alice.direct.port = proxy.port
             await bob.add_addresses(alice.addresses())
-            await (await bob.open_stream(alice.peer_id, "drop", timeout_s=10)).aclose()
-            with trio.fail_after(20):
+            await (await bob.open_stream(alice.peer_id, "drop", timeout_s=60)).aclose()
+            with trio.fail_after(120):
                 while bob.direct.calls.live(alice.peer_id) is None:
-                    await bob.call(alice.peer_id, "echo", b"", timeout_s=10)
+                    await bob.call(alice.peer_id, "echo", b"", timeout_s=60)
                     await trio.sleep(0.01)
             counted, up, down = bob.traffic(), proxy.bytes_up, proxy.bytes_down
             for size in (200_000, *[100] * 20):
-                await bob.call(alice.peer_id, "echo", bytes(size), timeout_s=10)
+                await bob.call(alice.peer_id, "echo", bytes(size), timeout_s=60)
             told = bob.traffic()
             sent = told.control_bytes_up - counted.control_bytes_up
             received = told.control_bytes_down - counted.control_bytes_down
@@ -458,7 +458,7 @@ async def test_bulk_goes_direct_and_where_the_port_is_closed_over_libp2p(tmp_pat
 
     async def ways(opener: Libp2pNetwork, server: Libp2pNetwork) -> set[Way]:
         before = {count.kind.way: count.bytes_up for count in opener.traffic().bulk}
-        stream = await opener.open_stream(server.peer_id, "bulk", timeout_s=10)
+        stream = await opener.open_stream(server.peer_id, "bulk", timeout_s=60)
         await stream.send_frame(b"there")
         assert await stream.receive_frame() == b"there"
         await stream.aclose()
