@@ -6,7 +6,7 @@ Only compute stops. The peer stays a member: it votes, serves state and reduces,
 from __future__ import annotations
 
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 import trio
@@ -17,7 +17,9 @@ from peer.owner.idle import IdleMeter
 from peer.owner.sensors import MachineSensors, Sensors
 from peer.settings.config import PeerConfig, whole_bytes, zone_of
 from peer.settings.hours_core import parse_hours
-from peer.status.status_board import StatusBoard
+
+if TYPE_CHECKING:
+    from peer.status.status_board import StatusBoard
 
 log = structlog.get_logger()
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
 from averaging.network.seams.interfaces import Storage
-from peer.status.status_board import StatusBoard
 from protocol.errors import StorageError
+
+if TYPE_CHECKING:
+    from peer.status.status_board import StatusBoard
 
 log = structlog.get_logger()
 

@@ -58,7 +58,7 @@ _FIRST_RUN_KEYS: Final = frozenset(["name", "seed", "total_tokens", "min_members
 
 
 class RunSection(Section):
-    """What the run is, and when it ends."""
+    """The name, length and kind of the run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
     """Name of the run, which peers see."""

@@ -55,7 +55,7 @@ def _plain(markdown: str) -> str:
     text = re.sub(r"<[^>\n]+>", "", text)
     text = re.sub(r"^\s*(\||#|!\[).*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    return re.sub(r"`[^`\n]*`", "code", text)
+    return re.sub(r"`[^`\n]*`", "Code", text)
 
 
 def paragraphs(markdown: str) -> list[str]:

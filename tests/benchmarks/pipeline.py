@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import structlog
 import torch
 
-from averaging.codecs.boundary import Boundary, BoundaryCodec
+from averaging.codecs.rows.boundary import Boundary, BoundaryCodec
 from protocol.ids import RunId
 from protocol.pipeline.micro_batch import MicroBatch
 from tests.benchmarks.pipeline_exact import no_less_than, no_more_than, oracle_rows

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from averaging.arithmetic.genesis import genesis_anchor
-from averaging.codecs.boundary import Boundary, decode_boundary, encode_boundary
+from averaging.codecs.rows.boundary import Boundary, decode_boundary, encode_boundary
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import Decoder, load_flat

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from averaging.codecs.boundary import encode_boundary
+from averaging.codecs.rows.boundary import encode_boundary
 from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from protocol.pipeline.schedule import Pass

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import trio
 
-from averaging.codecs.boundary import BoundaryCodec
+from averaging.codecs.rows.boundary import BoundaryCodec
 from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
 from peer.pipeline.seats.lane_keeper import LaneKeepers
 from peer.pipeline.seats.lane_member import LaneMember

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from averaging.arithmetic.delta import pseudo_gradient
 from averaging.arithmetic.weighted_mean import WeightedSum
-from averaging.codecs.boundary import BoundaryCodec, quantised
+from averaging.codecs.rows.boundary import BoundaryCodec, quantised
 from peer.models.decoder import Decoder, load_flat, parameters_in_order
 from peer.models.optimizer import make_optimizer
 from peer.pipeline.stage.stage_trainer import StageSnapshot, StageTrainer

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from averaging.codecs.boundary import Boundary, BoundaryCodec, Direction, decode_boundary, encode_boundary
+from averaging.codecs.rows.boundary import Boundary, BoundaryCodec, Direction, decode_boundary, encode_boundary
 from peer.pipeline.stage.stage_snapshot import decode_snapshot, encode_snapshot
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from protocol.errors import LocalProtocolError

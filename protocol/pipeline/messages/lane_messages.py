@@ -286,7 +286,9 @@ LaneMessage = FromKeeper | FromMember | LaneSpare | LaneClaim
 
 @dataclass(frozen=True, slots=True)
 class LanePassed:
-    """A micro-batch's activations or their gradient follow, as a boundary message of so many bytes (averaging/codecs/boundary.py)."""
+    """A micro-batch's activations or their gradient follow, as a boundary message of so many bytes
+    (averaging/codecs/rows/boundary.py).
+    """
 
     lane: int
     epoch: int

@@ -13,7 +13,7 @@ import torch
 import trio
 import trio.testing
 
-from averaging.codecs.boundary import HEAD_BYTES, Boundary, encode_boundary
+from averaging.codecs.rows.boundary import HEAD_BYTES, Boundary, encode_boundary
 from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.seams.interfaces import Stream
 from peer.pipeline.seats.lane_seat import KEEPER_SILENT_S, LaneSeat

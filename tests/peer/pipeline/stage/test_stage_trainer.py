@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from averaging.codecs.boundary import BoundaryCodec, quantised
+from averaging.codecs.rows.boundary import BoundaryCodec, quantised
 from peer.models.decoder import parameters_in_order
 from peer.models.optimizer import make_optimizer
 from peer.pipeline.stage.stage_trainer import StageTrainer

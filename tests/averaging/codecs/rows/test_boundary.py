@@ -10,7 +10,7 @@ from hashlib import sha256
 import pytest
 import torch
 
-from averaging.codecs.boundary import (
+from averaging.codecs.rows.boundary import (
     CODECS,
     HEAD_BYTES,
     Boundary,
