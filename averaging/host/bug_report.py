@@ -1,5 +1,6 @@
-"""`potluck bugreport`: facts about this machine and its daemons in a zip file, without secrets. Gathers and writes; what is hidden
-is decided in protocol/identity/redaction.py.
+"""`potluck bugreport`: facts about this machine and its daemons in a zip file, without secrets.
+
+Gathers and writes; protocol/identity/redaction.py decides what is hidden.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ _PACKAGES: Final = (
     "potluck-train", "torch", "hivemind", "trio", "grpcio", "protobuf", "numpy", "pydantic", "cryptography", "structlog", "typer",
 )  # fmt: skip
 _MOST_FILES: Final = 5000
-"""Lines of a layout: a run of a year has some thousand files, and nobody reads on."""
+"""Most lines of a layout; a run of a year has some thousand files."""
 
 _LOGS_EACH: Final = 2
-"""The newest log files: what went wrong last is in them."""
+"""Log files of each daemon in a report, the newest ones."""
 
 _TELLING: Final = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL")
 
 
 def gathered(found: Sequence[tuple[LocalDaemon, Path]], *, keeps_addresses: bool) -> dict[str, str]:
-    """All that goes into a report of these daemons and their folders, without secrets. Blocks, at most some seconds for each."""
+    """The entries of a report about these daemons and their folders, without secrets. Blocks, at most some seconds for each."""
     entries = {"machine.json": as_json(machine_facts([folder for _, folder in found]))}
     secrets = secrets_of_environment()
     for kind, folder in found:
@@ -56,7 +57,7 @@ def gathered(found: Sequence[tuple[LocalDaemon, Path]], *, keeps_addresses: bool
 
 
 def _view(kind: LocalDaemon, folder: Path) -> DaemonView:
-    """What cannot be looked at, as a damaged ledger, is what a report is about and does not end it."""
+    """The daemon's view. A failure, such as a damaged ledger, becomes its note, because reports are about failures."""
     try:
         return kind.look(folder)
     except PotluckError as error:
@@ -105,7 +106,7 @@ def secrets_of_environment() -> list[bytes]:
 
 
 def layout(folder: Path) -> str:
-    """Every file below the folder, its size in bytes before its name; what cannot be looked at is passed over."""
+    """Every file below the folder, its size in bytes before its name; unreadable ones are skipped."""
     lines = []
     for place, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""What a command that failed says: one line on standard error, and of a bug a file with its traceback."""
+"""The message of a failed command: one line on standard error, and for a bug a file with its traceback."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _OF_THE_MACHINE: Final = frozenset(
         errno.ENOMEM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
     )
 )  # fmt: skip
-"""What a system refuses for reasons of its own: a name too long, no right, no room. All else is a bug until it is understood."""
+"""Refusals by the system: a name too long, no permission, no room. Every other OSError counts as a bug."""
 
 
 def report(error: PotluckError) -> int:
-    """One line for a person; the error's exit code."""
+    """Print one line for a person; returns the error's exit code."""
     typer.echo(f"potluck: {error.one_line()}", err=True)
     return error.exit_code
 
@@ -42,7 +42,7 @@ def report_bug(error: BaseException) -> None:
 
 
 def refused_by_the_machine(error: OSError) -> MachineError | None:
-    """What the system refused, where no command had a better word for it; None for what must be a bug."""
+    """The error for a refusal by the system that no command has explained better; None for a bug."""
     if error.errno not in _OF_THE_MACHINE:
         return None
     place = "" if error.filename is None else f"{shortened(os.fsdecode(error.filename), 200)}: "
@@ -50,11 +50,11 @@ def refused_by_the_machine(error: OSError) -> MachineError | None:
 
 
 def report_usage(error: Exception) -> int:
-    """One line in the place of typer's box; click's errors know the command that did not understand, mostly."""
+    """Print one line instead of typer's box. Click's errors mostly name the command that was used wrongly."""
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(error)  # empty where rich has printed the help already
         return UsageError.exit_code
     message: Callable[[], str] = getattr(error, "format_message", error.__str__)
     context = getattr(error, "ctx", None)
-    shown = context.command_path if context is not None else "potluck"
-    return report(UsageError(message().rstrip("."), f"what `{shown} --help` describes", "mend it and try again"))
+    command = context.command_path if context is not None else "potluck"
+    return report(UsageError(message().rstrip("."), f"what `{command} --help` describes", "mend it and try again"))

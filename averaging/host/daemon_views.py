@@ -1,4 +1,4 @@
-"""What the daemons of this machine say about themselves, as text for people and as JSON for scripts. Fetching it is not done here."""
+"""The status of this machine's daemons, as text for people and as JSON for scripts. Fetching it is not done here."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from protocol.tables import bits, duration, in_bytes, number, printable, short_c
 Row = Mapping[str, object]
 
 WIDTH: Final = 80
-"""Columns of the narrowest terminal that is still usual; wider lines would wrap in mails and bug reports."""
+"""Columns of the usual narrowest terminal; wider lines would wrap in mails and bug reports."""
 
 _HOSTED: Final = ("PHASE", "ROUND", "TOKENS", "OF", "SIZE", "NAME")
 _JOINED: Final = ("RUN", "ROUND", "SIZE", "NAME")
-"""What may be long comes last: it is cut."""
+"""The column that may be long comes last, and is cut."""
 
 _NUMBERS_OF_RUNS: Final = frozenset({"ROUND", "TOKENS", "OF", "SIZE"})
 
 _NAMED: Final = 3
-"""Members of a round that its line in the table has room for."""
+"""Members of a round that its line in the table names."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonView:
-    """One look at a daemon.
+    """The status of a daemon at one moment.
 
     Attributes:
         kind: "host" or "peer".
         folder: its state folder.
         is_running: whether it answered just now.
-        note: where it did not, why not and what is shown instead, in one sentence.
-        status: what it says, or said last; empty when nothing is known.
+        note: if it did not answer, why not and what is shown instead, in one sentence.
+        status: its present or last status; empty if nothing is known.
         lines: the status for people.
         peers: the peers that it knows, each with at least "peer" and "name".
         rounds: its run's latest rounds, oldest first.
@@ -51,20 +51,20 @@ class DaemonView:
 
 
 class LocalDaemon(Protocol):
-    """A kind of daemon, the host or the peer, and how this machine looks at its own."""
+    """A kind of daemon, the host or the peer, and access to this machine's own one."""
 
     LOG_NAME: str
 
     def folder_of(self, state_dir: Path | None, /) -> Path:
-        """Where it keeps its state: as given, or as configured."""
+        """Its state folder: the given one, or the configured one."""
         ...
 
     def is_here(self, folder: Path, /) -> bool:
-        """Whether it ever ran from the folder."""
+        """Whether it has ever run from the folder."""
         ...
 
     def look(self, folder: Path, /) -> DaemonView:
-        """One look at it. Blocks, at most some seconds."""
+        """Fetch its status. Blocks, at most some seconds."""
         ...
 
     def runs(self, folder: Path, /) -> list[Row]:
@@ -72,16 +72,16 @@ class LocalDaemon(Protocol):
         ...
 
     def settings(self, folder: Path, /) -> dict[str, object]:
-        """The settings that it would run with."""
+        """The settings that it would use now."""
         ...
 
     def secrets(self, folder: Path, /) -> list[bytes]:
-        """What must never leave the machine."""
+        """Values that must never leave the machine."""
         ...
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: frozenset[str] = frozenset()) -> list[str]:
-    """Lines of at most WIDTH columns; columns named in `right` are set to the right, and the last one is cut where it is too long."""
+    """Lines of at most WIDTH columns. Columns named in `right` are aligned right, and the last one is cut if it is too long."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -96,12 +96,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: fro
 
 
 def rows_of(value: object) -> list[Row]:
-    """The objects in what should be a list of them; anything else is left out."""
+    """The objects in a list of objects; anything else is left out."""
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 def looks_json(looks: Sequence[DaemonView]) -> dict[str, object]:
-    """For `potluck status --json`: {"host": ..., "peer": ...}, None for what this machine has not."""
+    """For `potluck status --json`: {"host": ..., "peer": ...}, None for a daemon that this machine does not have."""
     found: dict[str, object] = {"host": None, "peer": None}
     for look in looks:
         found[look.kind] = {
@@ -115,10 +115,10 @@ def looks_json(looks: Sequence[DaemonView]) -> dict[str, object]:
 
 def _titled(look: DaemonView, lines: Sequence[str]) -> list[str]:
     state = "running" if look.is_running else "not running"
-    told = [f"{look.kind}, {state}, in {look.folder}"]
+    lines_of = [f"{look.kind}, {state}, in {look.folder}"]
     if look.note:
-        told.append(look.note)
-    return told + list(lines)
+        lines_of.append(look.note)
+    return lines_of + list(lines)
 
 
 def status_text(looks: Sequence[DaemonView]) -> list[str]:
@@ -133,7 +133,7 @@ def _by_kind(looks: Sequence[DaemonView], kept: Mapping[str, Sequence[Row]]) -> 
 
 
 def peers_json(looks: Sequence[DaemonView]) -> dict[str, object]:
-    """For `potluck peers --json`: {"host": [...], "peer": [...]}, None for what this machine has not."""
+    """For `potluck peers --json`: {"host": [...], "peer": [...]}, None for a daemon that this machine does not have."""
     return _by_kind(looks, {look.kind: look.peers for look in looks})
 
 
@@ -143,7 +143,7 @@ def rounds_json(looks: Sequence[DaemonView], last: int) -> dict[str, object]:
 
 
 class PeerOrder(Enum):
-    """By what a list of peers is sorted."""
+    """The sort key of a list of peers."""
 
     NAME = "name"
     COUNTED = "counted"
@@ -151,7 +151,7 @@ class PeerOrder(Enum):
 
 
 def sorted_peers(look: DaemonView, order: PeerOrder) -> DaemonView:
-    """The same look with its peers in another order: by name, or with the largest number first."""
+    """The same view with its peers in another order: by name, or with the largest number first."""
 
     def place(row: Row) -> tuple[float, str]:
         key = {PeerOrder.COUNTED: "tokens_counted", PeerOrder.SPEED: "tokens_per_s"}.get(order)

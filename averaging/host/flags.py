@@ -1,6 +1,6 @@
 """Commands that take each setting of a daemon as a flag.
 
-The settings are imported when their command runs or shows its help, not before: `potluck --help` must not wait for pydantic.
+The settings are imported only when their command runs or shows its help, because `potluck --help` must not wait for pydantic.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def flags_given(context: typer.Context) -> dict[str, object]:
 
 
 def flag_help(text: str, field: FieldInfo) -> str:
-    """The description of a setting, with its default where that is a value."""
+    """The description of a setting, with its default if that is a value."""
     default = field.default
     if field.default_factory is not None or default in (None, "") or isinstance(default, bool):
         return text
@@ -69,7 +69,7 @@ def _options(settings: type[DaemonSettings]) -> tuple[Any, ...]:
     def flags() -> None:
         pass
 
-    told = descriptions(settings)
+    texts = descriptions(settings)
     parameters = [
         Parameter(
             name,
@@ -77,7 +77,7 @@ def _options(settings: type[DaemonSettings]) -> tuple[Any, ...]:
             default=None,
             annotation=Annotated[
                 _value_type(field.annotation) | None,
-                typer.Option(_names(name, field), help=flag_help(told.get(name, ""), field)),
+                typer.Option(_names(name, field), help=flag_help(texts.get(name, ""), field)),
             ],
         )
         for name, field in settings.model_fields.items()
@@ -95,7 +95,7 @@ def _names(name: str, field: FieldInfo) -> str:
 
 
 def _value_type(annotation: object) -> type:
-    """What typer is to read; ranges and choices are checked by the settings, which know the file and the variables, too."""
+    """The type that typer reads. Ranges and choices are checked by the settings, which know the file and the variables, too."""
     if get_origin(annotation) is Annotated:
         return _value_type(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

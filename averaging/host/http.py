@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def bind_http(host: str, port: int, *, flag: str = "--http-port") -> socket.socket:
-    """A listening socket; `getsockname()[1]` says which port it got when `port` is 0. `flag` is how to ask for another.
+    """A listening socket; `getsockname()[1]` is its port if `port` is 0. `flag` is the flag that sets another port, for the error.
 
     Raises:
         MachineError: the port is in use or the address is not ours.
@@ -41,7 +41,7 @@ def bind_http(host: str, port: int, *, flag: str = "--http-port") -> socket.sock
 async def serve_http(
     listener: socket.socket, app: Starlette, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve until cancelled. The socket is taken over, and closed at the end; `task_status` gets the URLs."""
+    """Serve until cancelled. Owns the socket and closes it at the end; `task_status` gets the URLs."""
     config = Config()
     config.bind = [f"fd://{listener.detach()}"]
     config.accesslog = None

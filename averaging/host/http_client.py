@@ -1,8 +1,6 @@
-"""Reading the status of a daemon on this machine over HTTP.
+"""Reads the status of a daemon on this machine over HTTP, with a deadline and a bound. Imports nothing heavy.
 
-Asking a daemon of this machine: one JSON object over HTTP, with a deadline and a bound. Imports nothing heavy.
-
-Where a running daemon's web server listens, kept in its state folder: so another command on the same machine can ask for it.
+A running daemon keeps the address of its web server in its state folder, where other commands find it.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ from urllib.parse import urlsplit
 from protocol.errors import ConfigError, StorageError, UnreachableError
 
 _WITHIN_S: Final = 5.0
-"""A daemon on this machine answers in milliseconds; one that is stopped in a debugger should not hold up a command for long."""
+"""A daemon on this machine answers in milliseconds; one that is stopped in a debugger must not delay a command for long."""
 
 _MAX_BYTES: Final = 64 << 20
-"""A status of a long run with many peers is some megabytes; more than this is not one."""
+"""The status of a long run with many peers has some megabytes; a longer answer is no status."""
 
 _DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Past any proxy of the environment: it knows nothing of this machine's own ports."""
+"""Ignores any proxy of the environment, which cannot reach this machine's own ports."""
 
 
 def get_json(url: str) -> dict[str, object]:
@@ -47,28 +45,28 @@ def get_json(url: str) -> dict[str, object]:
 
 
 STATUS_ADDRESS_FILE: Final = "status_address"
-"""In the state folder of a peer or a host, while it runs."""
+"""File in the state folder of a running peer or host."""
 
 ADDRESS_LIMIT_BYTES: Final = 300
 """A host name has at most 253 characters."""
 
 HEALTH_WITHIN_S: Final = 4.0
-"""A daemon that turns its loop answers in milliseconds; below the 5 s after which the container's check is killed."""
+"""A healthy daemon answers in milliseconds. Below the 5 s after which the container's check is killed."""
 
 _ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def local_address(url: str) -> str:
-    """The URL under which this machine reaches a server that listens on `url`: one on all addresses is asked on loopback."""
+    """The URL at which this machine reaches a server that listens on `url`: loopback, if it listens on all addresses."""
     parts = urlsplit(url)
     host = _ANY.get(parts.hostname or "", parts.hostname or "")
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{parts.port}"
+    netloc = f"[{host}]" if ":" in host else host
+    return f"http://{netloc}:{parts.port}"
 
 
 @contextmanager
 def kept_status_address(folder: Path, url: str) -> Iterator[None]:
-    """Keep the address in `folder` while the server listens. A process that is killed leaves it behind: nobody answers there then.
+    """Keep the address in `folder` while the server listens. A killed process leaves it behind, and nobody answers there.
 
     Raises:
         StorageError: it cannot be written.
@@ -92,7 +90,7 @@ def read_status_address(folder: Path) -> str:
 
     Raises:
         UnreachableError: no daemon runs from there.
-        ConfigError: the file is not one that a daemon wrote.
+        ConfigError: the file was not written by a daemon.
         StorageError: it cannot be read.
     """
     path = folder / STATUS_ADDRESS_FILE
@@ -110,19 +108,19 @@ def read_status_address(folder: Path) -> str:
     except ValueError:
         is_address = None
     if not is_address:
-        raise ConfigError(f"{path} holds no address", "http://address:port", "restart the daemon, which writes it anew")
+        raise ConfigError(f"{path} holds no address", "http://address:port", "restart the daemon, which rewrites it")
     return text
 
 
 def ask_health(folder: Path, within_s: float = HEALTH_WITHIN_S) -> str:
-    """Ask the daemon whose state is in `folder` whether it is well; returns its address. Waiting for peers is well.
+    """Ask the daemon whose state is in `folder` for its health; returns its address. Waiting for peers counts as healthy.
 
     Raises:
-        UnreachableError: it does not run, or it is stuck: no good answer within `within_s` seconds.
+        UnreachableError: it does not run, or it is stuck; no good answer within `within_s` seconds.
         ConfigError, StorageError: as `read_status_address`.
     """
     url = read_status_address(folder)
-    # No proxy of the environment's: it would look for 127.0.0.1 on another machine.
+    # ignore a proxy of the environment: it would look for 127.0.0.1 on another machine
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{url}/healthz", timeout=within_s) as reply:

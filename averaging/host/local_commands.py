@@ -1,4 +1,4 @@
-"""Commands about the daemons of this machine, whichever there are: status, peers, rounds, logs, runs, bugreport."""
+"""Commands about the daemons of this machine: status, peers, rounds, logs, runs, bugreport."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protocol.errors import ConfigError, UnreachableError
 from protocol.tables import examples
 
 _FOLLOW_EVERY_S: Final = 0.25
-"""How soon `potluck logs -f` shows a new line: at once for a reader, and next to no work."""
+"""Interval at which `potluck logs -f` looks for new lines: at once for a reader, and little work."""
 
 _PANEL: Final = "For both"
 
@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 class LocalCommands:
-    """The commands. `daemons` gives the kinds of daemons that there may be, `write_trace` writes a peer's newest round to a file."""
+    """The commands. `daemons` returns the kinds of daemons, and `write_trace` writes a peer's newest round to a file."""
 
     def __init__(
         self, daemons: Callable[[], Sequence[LocalDaemon]], write_trace: Callable[[Path | None, Path], str]
@@ -38,7 +38,7 @@ class LocalCommands:
         self._write_trace = write_trace
 
     def add_to(self, app: typer.Typer) -> None:
-        """Put them on the command line."""
+        """Add the commands to the command line."""
         for command, lines in (
             (self.status, ("potluck status", "potluck status --trace round.json")),
             (self.peers, ("potluck peers --sort counted", "potluck peers --json")),
@@ -62,7 +62,7 @@ class LocalCommands:
             ),
         ] = None,
     ) -> None:
-        """Show how the host and the peer of this machine are doing; exit code 5 where neither runs."""
+        """Show how the host and the peer of this machine are doing; exit code 5 if neither runs."""
         from averaging.host.daemon_views import looks_json, status_text
 
         if trace is not None:
@@ -81,8 +81,8 @@ class LocalCommands:
     ) -> None:
         """List the peers of the run, as the host or the peer of this machine knows them.
 
-        COUNTED are tokens of theirs in the rounds that are shown, HERE for how long
-        the host has heard them without a break.
+        COUNTED are a peer's tokens in the rounds that are shown. HERE is the time for
+        which the host has heard it without a break.
         """
         from averaging.host.daemon_views import peers_json, peers_text, sorted_peers
 
@@ -95,7 +95,7 @@ class LocalCommands:
         last: Annotated[int, typer.Option(min=1, help="How many, the newest ones.")] = 20,
         as_json: AsJson = False,
     ) -> None:
-        """List the latest rounds: who took part with what share, what was left out."""
+        """List the latest rounds: the members, their shares, and what was left out."""
         from averaging.host.daemon_views import rounds_json, rounds_text
 
         looks = self._look(state_dir)
@@ -122,7 +122,7 @@ class LocalCommands:
                     typer.echo(f"{name}:")
                 for line in deque(tail.new(), maxlen=lines):
                     typer.echo(readable(line))
-            with suppress(KeyboardInterrupt):  # the way to end it, and nothing is left half done
+            with suppress(KeyboardInterrupt):  # Ctrl-C is the way to end it
                 while follow:
                     for name, tail in tails:
                         for line in tail.new():
@@ -158,8 +158,8 @@ class LocalCommands:
     ) -> None:
         """Write a zip file to go with a bug report: versions, settings, last status, newest logs, names and sizes of files.
 
-        Keys, invites, credentials, tokens and passwords are taken out, and addresses
-        of others unless told otherwise.
+        Keys, invites, credentials, tokens and passwords are removed, and so are addresses
+        of others unless you keep them.
         """
         from averaging.host.bug_report import gathered, write_zip
 
@@ -171,7 +171,7 @@ class LocalCommands:
         typer.echo(f"wrote {out}; look into it before you send it to anybody")
 
     def _found(self, state_dir: Path | None) -> list[tuple[LocalDaemon, Path]]:
-        """The daemons that have a folder on this machine, each with it.
+        """The daemons that have a folder on this machine, each with its folder.
 
         Raises:
             ConfigError: there is none.
@@ -185,11 +185,11 @@ class LocalCommands:
         return found
 
     def _look(self, state_dir: Path | None) -> list[DaemonView]:
-        """What the daemons of this machine say. Raises as `_found`."""
+        """The views of this machine's daemons. Raises as `_found`."""
         return [kind.look(folder) for kind, folder in self._found(state_dir)]
 
     def _places(self, directory: Path | None) -> list[Path]:
-        """Where runs may lie: a folder and those right below it; by default what is configured, and what lies beside that.
+        """Folders that may hold runs: a folder and those right below it; by default the usual ones and the configured ones.
 
         Raises:
             ConfigError: `directory` is no folder.
@@ -205,7 +205,7 @@ class LocalCommands:
 
 
 def _show(looks: Sequence[DaemonView], lines: Sequence[str]) -> None:
-    """Print; then, where no daemon runs, leave with what tells a script so."""
+    """Print the lines; then, if no daemon runs, raise the error whose exit code tells a script."""
     for line in lines:
         typer.echo(line)
     if not any(look.is_running for look in looks):

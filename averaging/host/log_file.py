@@ -18,19 +18,19 @@ import structlog
 from protocol.tables import printable
 
 LOG_FOLDER: Final = "logs"
-"""In a daemon's state folder."""
+"""Name of the folder in a daemon's state folder."""
 
 FILE_BYTES: Final = 5_000_000
-"""A day of a busy peer at the level info is about a megabyte; a file of five opens in any editor."""
+"""A busy peer at the level info logs for some days into one file, which opens in any editor."""
 
 NUM_FILES: Final = 4
-"""Kept in all, the one being written included: 20 MB are nothing beside a model."""
+"""Files kept in all, the one being written included; together they are small compared with a model."""
 
 MAX_LETTERS: Final = 16_384
 """Longest line: an event with a deep traceback has some thousand letters, and one event must not fill the file."""
 
 _MAX_PART_BYTES: Final = 1 << 20
-"""A file without line ends is no log of ours: what was read of it so far is taken as a line."""
+"""A part of a line beyond this is taken as a line: a file without line ends is no log of ours."""
 
 _RENDER: Final = structlog.dev.ConsoleRenderer(
     colors=False, exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
@@ -43,7 +43,7 @@ def log_files(path: Path) -> tuple[Path, ...]:
 
 
 def log_line(event: Mapping[str, object]) -> str:
-    """One event as JSON; what JSON has no word for is written as Python shows it. A line that would be too long is cut."""
+    """One event as JSON. Values that JSON cannot express are written as Python shows them. A line that would be too long is cut."""
     line = json.dumps(dict(event), default=repr)
     if len(line) <= MAX_LETTERS:
         return line
@@ -52,8 +52,9 @@ def log_line(event: Mapping[str, object]) -> str:
 
 
 def readable(line: str) -> str:
-    """A line of the file as the daemon's terminal shows it, a traceback below it. What is no JSON object, say a line that a full
-    disk cut off, is shown as it is. Control characters are shown as escapes.
+    """A line of the file as the daemon's terminal shows it, with a traceback below it. Control characters become escapes.
+
+    A line that is no JSON object, such as one cut off by a full disk, is shown as it is.
     """
     try:
         event = json.loads(line)
@@ -75,7 +76,7 @@ class LogFile(RotatingFileHandler):
         self._lost = 0
 
     def write(self, line: str) -> None:
-        """Write one line. A line that cannot be written is lost and counted: the next that can be is preceded by their number."""
+        """Write one line. A line that cannot be written is lost and counted; a note with the number precedes the next one."""
         self.handle(makeLogRecord({"msg": line}))
 
     def emit(self, record: LogRecord) -> None:
@@ -88,7 +89,7 @@ class LogFile(RotatingFileHandler):
             self._lost += lost
 
     def handleError(self, record: LogRecord) -> None:  # noqa: N802 - logging's name
-        """Counts the line, and lets go of the file, which may be on a disk that has no room."""
+        """Counts the line, and closes the file, which may be on a full disk."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
             return
@@ -115,7 +116,7 @@ class LogFile(RotatingFileHandler):
 
 @contextmanager
 def keep_log(path: Path) -> Iterator[None]:
-    """Everything that is logged goes to the file, too, until the end; what standard error shows stays as it is."""
+    """Write everything that is logged to the file, too, until the end; standard error stays as it is."""
     file = LogFile(path)
 
     def keep(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -133,7 +134,7 @@ def keep_log(path: Path) -> Iterator[None]:
 
 
 class LogTail:
-    """Reads a log as it grows, across rotation; a file that is gone or cannot be read is passed over."""
+    """Reads a log as it grows, across rotation; a missing or unreadable file is skipped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -141,7 +142,7 @@ class LogTail:
         self._part = b""
 
     def new(self) -> list[str]:
-        """The whole lines that came since the last call, all that there are at the first."""
+        """The whole lines since the last call; the first call returns all lines."""
         data = self._part + self._rest()
         for path in self._later_files():
             with suppress(OSError):
@@ -155,7 +156,7 @@ class LogTail:
         return [line.decode("utf8", "replace") for line in lines if line]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -167,7 +168,7 @@ class LogTail:
             return b""
 
     def _later_files(self) -> list[Path]:
-        """Files that follow the one that is open, oldest first: more than one where it was rotated twice since."""
+        """Files after the open one, oldest first; more than one if the log was rotated twice since."""
         oldest_first = [path for path in reversed(log_files(self._path)) if path.is_file()]
         if self._file is None:
             return oldest_first

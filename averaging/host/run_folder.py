@@ -1,4 +1,4 @@
-"""What a folder of this machine says of a run, put together from parts that may each be damaged. Blocks."""
+"""The row of a run's folder in `potluck runs`, put together from parts that may each be damaged. Blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocol.errors import PotluckError
 def run_row(
     folder: Path, names: Sequence[str], parts: Sequence[Callable[[Path], Mapping[str, object]]]
 ) -> dict[str, object]:
-    """A row with "folder", "disk_bytes" and `names`, which the parts tell. What is damaged stays None, and "note" says why."""
+    """A row with "folder", "disk_bytes" and `names`, which the parts fill in. Damaged parts stay None, and "note" says why."""
     row: dict[str, object] = {"folder": str(folder), **dict.fromkeys(names), "disk_bytes": None}
     notes = []
     for part in (*parts, _size):

@@ -1,8 +1,8 @@
 """Settings of a daemon: one field of a pydantic model each.
 
 Everything about a setting follows from its field: the flag `--http-port` (averaging/host/flags.py), the environment variable
-`POTLUCK_PEER_HTTP_PORT`, the key `http_port` in peer.toml, its line in a dry run, and its row in SETTINGS.md. The docstring below the
-field is its help text; it says what holds where the default is empty.
+`POTLUCK_PEER_HTTP_PORT`, the key `http_port` in peer.toml, its line in a dry run, and its row in SETTINGS.md. The docstring below
+the field is its help text; it also explains an empty default.
 
 Sources, the later winning: the default, the file, the variable, the flag.
 """
@@ -45,7 +45,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
 """A DNS name in ASCII or an IPv4 address; or an IPv6 address without brackets. No scheme and no port."""
 
 _OF_A_SERVICE: Final = re.compile(r"SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
-"""Kubernetes sets these in every container for a service called potluck-peer or potluck-host. They are no settings."""
+"""Variables that Kubernetes sets in every container for a service called potluck-peer or potluck-host. They are no settings."""
 
 
 def _check_name(text: str) -> str:
@@ -55,7 +55,7 @@ def _check_name(text: str) -> str:
 
 
 HostName = Annotated[str, AfterValidator(_check_name)]
-"""A name or address that others are told to reach this daemon by; empty for none. A wrong one would lead volunteers nowhere."""
+"""A name or address at which others reach this daemon; empty for none. A wrong one would mislead volunteers."""
 
 
 def sources_of(daemon: str) -> SettingsConfigDict:
@@ -92,8 +92,8 @@ class DaemonSettings(BaseSettings):
         """Merge the sources. `flags` are those that the command offers; None means not given.
 
         Raises:
-            ConfigError: a value that cannot work, with the key, what was found and what was expected; or a variable with our prefix
-                that is no setting.
+            ConfigError: an invalid value, with its key, what was found and what was expected; or a variable with our prefix that is
+                no setting.
         """
         file, prefix = cls.file(), cls.model_config["env_prefix"]
         check_variables(prefix, cls.model_fields, os.environ)
@@ -114,11 +114,11 @@ class DaemonSettings(BaseSettings):
 
 
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings below the fields of a model say, each on one line, by the names of the fields.
+    """The docstrings below the fields of a model, each on one line, by the names of the fields.
 
-    Pydantic reads them, too (`use_attribute_docstrings`), but at each import, which would double the time that a manifest takes.
+    Pydantic can read them, too (`use_attribute_docstrings`), but at each import, which would slow down every command.
     """
-    told: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         if "__annotations__" not in vars(kind) or kind.__module__.startswith("pydantic"):
             continue
@@ -127,8 +127,8 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 match below:
                     case ast.Expr(ast.Constant(str(text))):
-                        told[field.target.id] = " ".join(text.split())
-    return told
+                        texts[field.target.id] = " ".join(text.split())
+    return texts
 
 
 def flag_of(name: str) -> str:
@@ -139,7 +139,7 @@ def flag_of(name: str) -> str:
 def check_variables(prefix: str, settings: Collection[str], names: Iterable[str]) -> None:
     """Refuse environment variables that begin with our `prefix`, as "POTLUCK_PEER_", and name no setting.
 
-    A misspelt cap would otherwise be no cap, and nothing would say so.
+    A misspelt cap would otherwise be ignored silently.
 
     Raises:
         ConfigError: the first such variable, with the setting that may be meant.

@@ -1,4 +1,4 @@
-"""The log lines that a command shows on standard error, and how they keep clear of a live screen."""
+"""The log lines that a command shows on standard error, also while a live screen is up."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def log_to_stderr() -> None:
     renderer = structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
     )
-    # a level that was asked for is shown whole, beside a live screen too
-    shown = renderer if "POTLUCK_LOG" in os.environ else _beside_a_live_screen(renderer)
+    # a level that the user has set is shown whole, even with a live screen
+    shown = renderer if "POTLUCK_LOG" in os.environ else _quiet_during_a_live_screen(renderer)
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"), shown],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -38,7 +38,7 @@ def log_to_stderr() -> None:
 
 
 class _Stderr:
-    """Standard error of this moment: what is written while a live screen is up appears above it, and does not tear it."""
+    """The present standard error: lines that are written while a live screen is up appear above it."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -47,8 +47,8 @@ class _Stderr:
         sys.stderr.flush()
 
 
-def _beside_a_live_screen(render: structlog.typing.Processor) -> structlog.typing.Processor:
-    """The same renderer; while a live screen is up, only for what somebody should look at. The log file, filled before, has all."""
+def _quiet_during_a_live_screen(render: structlog.typing.Processor) -> structlog.typing.Processor:
+    """The same renderer, but while a live screen is up only for warnings and errors. The log file has all lines."""
 
     def shown(logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.ProcessorReturnValue:
         import structlog

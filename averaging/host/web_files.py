@@ -1,4 +1,4 @@
-"""Files of the pages that both daemons serve, and the headers that go with everything they say."""
+"""Files of the pages that both daemons serve, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARED_FILES: Final[Mapping[str, str]] = {
     "/icon.svg": "icon.svg",
     "/words.js": "words.js",
 }
-"""How the pages of host and peer look alike and say numbers alike."""
+"""Files that make the pages of host and peer look alike and format numbers alike."""
 
 _MEDIA_TYPES: Final[Mapping[str, str]] = {
     ".html": "text/html",
@@ -26,7 +26,7 @@ _MEDIA_TYPES: Final[Mapping[str, str]] = {
 }
 
 SAFE_HEADERS: Final[Mapping[str, str]] = {
-    # Names and reasons come from strangers; the pages write them as text, and this is the second lock.
+    # names and reasons come from strangers; the pages write them as text, and this is a second protection
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -35,7 +35,7 @@ SAFE_HEADERS: Final[Mapping[str, str]] = {
 
 
 def file_routes(folder: Path, files: Mapping[str, str]) -> list[Route]:
-    """A route for each of these files, by path, and for those that all pages share. They are read once, here."""
+    """A route for each of these files, by path, and for the files that all pages share. They are read once, here."""
     own = [Route(path, _answer(folder / name)) for path, name in files.items()]
     return own + [Route(path, _answer(SHARED_FOLDER / name)) for path, name in SHARED_FILES.items()]
 

@@ -1,4 +1,4 @@
-"""Generations: whole states of a unit on disk, verified when loaded. Whoever writes them says which to keep.
+"""Generations: whole states of a unit on disk, verified when loaded. The caller decides which to keep.
 
 A file is: header length u32, header, root 32 bytes, then the chunks in order. Chunks have fixed sizes, so one can be read alone.
 """
@@ -35,10 +35,10 @@ from protocol.tensors.tensor_schema import ChunkGrid
 log = structlog.get_logger()
 
 PIN_S: Final = 60.0
-"""A lease: a download asks for another stripe every few seconds, or it is over."""
+"""Lease of a download, which asks for another stripe every few seconds until it is over."""
 
 MAX_PINNED: Final = 2
-"""A bound for the disk: more joiners than this find the same generation, or begin again with a newer one."""
+"""Bound of the pinned generations on disk. Further joiners share one of them, or begin again with a newer one."""
 
 CHUNKS_AT_ONCE: Final = 16
 MAX_HEAD_BYTES: Final = 1024
@@ -48,14 +48,14 @@ _NAME: Final = re.compile(r"generations/(\d{12})-([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a look for the newest good generation came to: its round, 0 without one, and a sentence for each damaged one."""
+    """Result of the search for the newest good generation: its round, 0 if there is none, and a sentence for each damaged one."""
 
     index: int = 0
     problems: tuple[str, ...] = ()
 
 
 class _DamagedGenerationError(StorageError):
-    """It was read, and is not what was written: another look finds the same."""
+    """The file could be read and its contents are wrong, so that reading it again would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class GenerationRef:
 
 
 class Generations:
-    """The generations of one unit in a Storage, and the one that is on its way here (`incoming`)."""
+    """The generations of one unit in a Storage, and the one that is being downloaded (`incoming`)."""
 
     def __init__(self, storage: Storage, grid: ChunkGrid, offload: Offload) -> None:
         self._storage = storage
@@ -76,13 +76,13 @@ class Generations:
         self._offload = offload
         self.incoming = PartialDownload(storage, grid)
         self.last_look = LoadReport()
-        """Of `load_newest`, for whoever tells the owner."""
+        """The last report of `load_newest`, for the status."""
 
         self.num_damaged = 0
-        """Generations that this process found to be no good."""
+        """Number of damaged generations that this process has found."""
 
         self.refused = ""
-        """Why the disk did not take the last generation, in one line; empty when it did. `num_refused` counts those."""
+        """Why the disk refused the last generation, in one line; empty if it did not. `num_refused` counts refusals."""
         self.num_refused = 0
 
         self._pinned_until_s: dict[CommitId, float] = {}
@@ -100,7 +100,7 @@ class Generations:
             header = state.header.to_bytes()
             return [_LENGTH.pack(len(header)), header, root, *chain.from_iterable(state_chunks(state, self._grid))]
 
-        self._hashed = ("", ())  # a state that was healed is written under the name of the wrong one
+        self._hashed = ("", ())  # a repaired state has the name of the wrong one
         try:
             await self._storage.write_atomic(ref.name, await self._offload.run(parts, cost_s=0.001))
         except StorageError as error:
@@ -110,8 +110,10 @@ class Generations:
         return ref
 
     def pin(self, commit: CommitId, now_s: float) -> None:
-        """Somebody downloads this generation: it is kept for PIN_S from now on (monotonic), whatever happens to the head, so that the
-        download does not begin again at each commit. At most MAX_PINNED at a time, the newest wishes first.
+        """Keep this generation for PIN_S from `now_s` (monotonic), because a peer downloads it and must not begin again at each
+        commit.
+
+        At most MAX_PINNED generations are pinned; the oldest pin makes room.
         """
         self._pinned_until_s.pop(commit, None)
         self._pinned_until_s[commit] = now_s + PIN_S
@@ -119,7 +121,7 @@ class Generations:
             del self._pinned_until_s[next(iter(self._pinned_until_s))]
 
     async def keep_only(self, commits: Collection[CommitId], now_s: float) -> int:
-        """Delete the generations of all other commits that are not pinned; returns how many there were."""
+        """Delete the generations of all other commits that are not pinned; returns their number."""
         num_deleted = 0
         self._pinned_until_s = {commit: end_s for commit, end_s in self._pinned_until_s.items() if end_s > now_s}
         for ref in await self.list():
@@ -129,7 +131,7 @@ class Generations:
         return num_deleted
 
     async def list(self) -> Sequence[GenerationRef]:
-        """What is on disk, oldest first."""
+        """The generations on disk, oldest first."""
         refs = []
         for name in await self._storage.list_names("generations/"):
             match = _NAME.fullmatch(name)
@@ -141,7 +143,7 @@ class Generations:
         """Read a generation and check it against its root.
 
         Raises:
-            StorageError: missing or damaged; take the one before.
+            StorageError: missing or damaged; use an older one.
         """
         data = await self._storage.read(ref.name)
         if data is None:
@@ -170,11 +172,14 @@ class Generations:
     async def load_newest(
         self, among: Collection[CommitId] | None = None, attested: Mapping[CommitId, Root] = MappingProxyType({})
     ) -> tuple[UnitState, Root, Sequence[str]] | None:
-        """The newest good generation, its root, and one sentence per damaged one; None when there is none. `among`: only of these
-        commits, for states of other lineages may lie beside them. One with another root than is `attested` for it is no good.
+        """The newest good generation, its root, and one sentence per damaged one; None if there is none.
 
-        What is no good is deleted: it would be offered to those who join, and take the place of a good one. What could not be read
-        stays: the disk may give it the next time.
+        Damaged generations are deleted, because they would be offered to joiners and take the place of good ones. Unreadable ones
+        stay, because the disk may read them the next time.
+
+        Args:
+            among: only these commits, since states of other lineages may be on disk as well; None for all.
+            attested: known roots by commit; a generation with another root counts as damaged.
         """
         problems: list[str] = []
         for ref in reversed(await self.list()):
@@ -206,12 +211,12 @@ class Generations:
             log.warning("generation_not_deleted", reason=error.one_line())
 
     async def head_of(self, ref: GenerationRef) -> tuple[StateHeader, Root] | None:
-        """Header and root of a generation, without its chunks; None when it is gone, or damaged here."""
+        """Header and root of a generation, without its chunks; None if it is gone or its head is damaged."""
         head = await self._head(ref)
         return None if head is None else head[:2]
 
     async def _head(self, ref: GenerationRef) -> tuple[StateHeader, Root, int] | None:
-        """Header, root, and where the chunks begin."""
+        """Header, root, and the offset of the chunks."""
         data = await self._storage.read_range(ref.name, 0, MAX_HEAD_BYTES)
         if data is None:
             return None
@@ -222,7 +227,7 @@ class Generations:
             return None
 
     async def read_chunks(self, ref: GenerationRef, first_chunk: int, stop_chunk: int) -> Sequence[bytes] | None:
-        """The bytes of some chunks, in order; None when the generation is gone, or damaged at its beginning."""
+        """The bytes of some chunks, in order; None if the generation is gone or its head is damaged."""
         head = await self._head(ref)
         if head is None:
             return None
@@ -239,7 +244,7 @@ class Generations:
         return chunks
 
     async def hashes(self, ref: GenerationRef) -> Sequence[bytes] | None:
-        """The leaf hashes of all chunks; None when the generation is gone. Those of the last one that was asked for are remembered."""
+        """The leaf hashes of all chunks; None if the generation is gone. The last result is cached."""
         if ref.name == self._hashed[0]:
             return self._hashed[1]
         hashes: list[bytes] = []

@@ -1,6 +1,4 @@
-"""What a unit's log takes of the disk, and how much of that would stay if it were written anew: counted while it is written, so that
-nobody reads it for that.
-"""
+"""The size of a unit's log on disk, and of the part that a rewrite would keep, counted while the log is written."""
 
 from __future__ import annotations
 
@@ -13,18 +11,18 @@ from protocol.frozen import replace
 from protocol.ids import CommitId
 
 MAX_DISPLACED: Final = 256
-"""Certificates of lineages that were left which a log keeps: the host is to hear of both sides of a fork, also when it was away and
-all who knew the other side were restarted. Each is verified at every start and told to the host after it, which takes a second or two
-for so many; of a side that went on for longer its beginning is told.
+"""Certificates of abandoned lineages that a log keeps, so that the host learns of both sides of a fork even after restarts.
+
+Each is verified and reported to the host at every start, so there must not be many. Of a longer side, the beginning is kept.
 """
 
 MAX_DISPLACED_BYTES: Final = 1 << 20
-"""What they take of the log at most: a certificate of 64 members is 12 kB, so 80 rounds of a side, and little beside one state."""
+"""Most bytes of these certificates; one of 64 members has about 12 kB."""
 
 
 @dataclass(frozen=True)
 class _Votes:
-    """Bytes of what stands of the votes on one base: the highest promise, the last ack, and the last of a lone record."""
+    """Bytes of the live votes on one base: the highest promise, the last ack, and the last ack of a lone record."""
 
     promise_bytes: int = 0
     ack_bytes: int = 0
@@ -37,7 +35,7 @@ class _Votes:
 
 @dataclass(frozen=True, slots=True)
 class LoggedCertificate:
-    """A certificate in a log: the commit that it follows, the bytes that it takes as an entry of its own, and its hash."""
+    """A certificate in a log: its parent commit, its bytes as an entry of its own, and its hash."""
 
     base: CommitId
     num_bytes: int
@@ -45,7 +43,7 @@ class LoggedCertificate:
 
 
 def _within_bounds(displaced: Iterable[LoggedCertificate]) -> list[LoggedCertificate]:
-    """As many of the first as may be kept."""
+    """The first certificates, as many as may be kept."""
     kept: list[LoggedCertificate] = []
     num_bytes = 0
     for entry in islice(displaced, MAX_DISPLACED):
@@ -57,31 +55,31 @@ def _within_bounds(displaced: Iterable[LoggedCertificate]) -> list[LoggedCertifi
 
 
 class LogSizes:
-    """Told of every entry of a log, in order. All sizes are bytes on disk."""
+    """Counts every entry of a log, in order. All sizes are bytes on disk."""
 
     def __init__(self) -> None:
         self.total_bytes = 0
         self.certificates: list[LoggedCertificate] = []
-        """Of the lineage that is followed, oldest first."""
+        """Certificates of the present lineage, oldest first."""
 
         self.displaced: list[LoggedCertificate] = []
-        """Of lineages that were left, as far as they are kept: those of the last switch first, of each the oldest first. A commit's
-        parent is on the lineage or stands before it, so what is left out at the end leaves no gap.
+        """Kept certificates of abandoned lineages: those of the last switch first, of each switch the oldest first. A commit's
+        parent is on the lineage or before it in the list, so that cutting the end leaves no gap.
         """
 
         self._contribution_bytes = 0
         self._certificate_bytes = 0
         self._decided: set[CommitId] = set()
         self._votes: dict[CommitId, _Votes] = {}
-        """In the order of the last vote."""
+        """By base, in the order of the last vote."""
 
     def add_contribution(self, num_bytes: int) -> None:
-        """One more contribution; all are kept."""
+        """Add a contribution; all are kept."""
         self.total_bytes += num_bytes
         self._contribution_bytes += num_bytes
 
     def add_certificate(self, entry: LoggedCertificate) -> None:
-        """The next commit of the lineage."""
+        """Add the next commit of the lineage."""
         self.total_bytes += entry.num_bytes
         self._certificate_bytes += entry.num_bytes
         self.certificates.append(entry)
@@ -90,7 +88,7 @@ class LogSizes:
             self.displaced.remove(entry)
 
     def add_switch(self, fork: CommitId, path: Sequence[LoggedCertificate], num_bytes: int) -> None:
-        """From `fork` on these follow, in one entry of `num_bytes`."""
+        """Add a switch of `num_bytes`: the lineage continues with `path` from `fork` on."""
         self.total_bytes += num_bytes
         place = next((i for i, entry in enumerate(self.certificates) if entry.base == fork), len(self.certificates))
         left = dict.fromkeys((*self.certificates[place:], *self.displaced))
@@ -101,23 +99,23 @@ class LogSizes:
         self._decided = {entry.base for entry in self.certificates}
 
     def add_displaced(self, entry: LoggedCertificate) -> None:
-        """One of a lineage that was left before the log was written anew."""
+        """Add a certificate of a lineage that was abandoned before a rewrite of the log."""
         self.total_bytes += entry.num_bytes
         self.displaced = _within_bounds((*self.displaced, entry))
 
     def add_promise(self, base: CommitId, num_bytes: int) -> None:
-        """A promise, which takes the place of the one before."""
+        """Add a promise, which replaces the previous one."""
         self.total_bytes += num_bytes
         self._votes[base] = replace(self._votes.pop(base, _Votes()), promise_bytes=num_bytes)
 
     def add_ack(self, base: CommitId, num_bytes: int, promise_bytes: int, *, lone: bool) -> None:
-        """An ack, which takes the place of the one before, and is a promise that would take `promise_bytes`."""
+        """Add an ack, which replaces the previous one and is also a promise of `promise_bytes`."""
         self.total_bytes += num_bytes
         known = replace(self._votes.pop(base, _Votes()), promise_bytes=promise_bytes)
         self._votes[base] = replace(known, lone_ack_bytes=num_bytes) if lone else replace(known, ack_bytes=num_bytes)
 
     def whole_bases(self, newest: Collection[CommitId], num_others: int) -> set[CommitId]:
-        """The bases whose acks are kept: these newest of the lineage, and of those without a certificate the ones voted on last."""
+        """The bases whose acks are kept: `newest` of the lineage, and the last voted on of those without a certificate."""
         others = [
             base
             for base, votes in self._votes.items()
@@ -126,7 +124,7 @@ class LogSizes:
         return {*newest, *others[max(0, len(others) - num_others) :]}
 
     def live_bytes(self, whole: Collection[CommitId]) -> int:
-        """What stays where acks are kept on these bases alone."""
+        """Bytes that a rewrite keeps if acks are kept on the `whole` bases only."""
         votes = sum(v.promise_bytes + (v.acks_bytes if base in whole else 0) for base, v in self._votes.items())
         displaced = sum(entry.num_bytes for entry in self.displaced)
         return self._contribution_bytes + self._certificate_bytes + displaced + votes

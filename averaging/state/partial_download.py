@@ -1,7 +1,7 @@
-"""The part of a state that is being downloaded and is here already, on disk: a download goes on after a crash where it was.
+"""The downloaded part of a state on disk, so that a download resumes after a crash.
 
-Nothing here is trusted: every chunk is checked against its hash when it is read back. One download at a time has a place, so that
-what is kept never weighs more than one state. A file is incoming/<commit>/<first chunk>: some chunks, one after another.
+Nothing here is trusted: every chunk is checked against its hash when it is read back. Only one download is kept at a time, so that
+it never takes more room than one state. A file is incoming/<commit>/<first chunk>: some chunks, one after another.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class PartialDownload:
         self._grid = grid
 
     async def held_bytes(self) -> dict[CommitId, int]:
-        """What is here of which state, unchecked; nothing where the disk cannot be read."""
-        held: dict[CommitId, int] = {}
+        """Downloaded bytes by commit, unchecked; empty if the disk cannot be read."""
+        found: dict[CommitId, int] = {}
         try:
             for name in await self._storage.list_names("incoming/"):
                 if match := _NAME.fullmatch(name):
                     commit = CommitId(bytes.fromhex(match[1]))
-                    held[commit] = held.get(commit, 0) + len(await self._storage.read(name) or b"")
+                    found[commit] = found.get(commit, 0) + len(await self._storage.read(name) or b"")
         except StorageError as error:
             log.warning("download_not_found_again", reason=error.one_line())
             return {}
-        return held
+        return found
 
     async def restore(self, commit: CommitId, hashes: Sequence[bytes]) -> dict[int, bytes]:
-        """The chunks of the state at `commit` that are here and good, by number; what is left of other downloads is deleted."""
+        """The good chunks of the state at `commit`, by number. Leftovers of other downloads are deleted."""
         here: dict[int, bytes] = {}
         for name in await self._storage.list_names("incoming/"):
             match = _NAME.fullmatch(name)
@@ -72,14 +72,14 @@ class PartialDownload:
         return good
 
     async def keep(self, commit: CommitId, first_chunk: int, chunks: Sequence[bytes]) -> None:
-        """Write some chunks that follow each other. A disk that refuses costs only their download after a crash."""
+        """Write some consecutive chunks. If the disk refuses, a crash costs only their download."""
         try:
             await self._storage.write_atomic(f"incoming/{commit.hex()}/{first_chunk:08d}", chunks)
         except StorageError as error:
             log.warning("download_not_kept", reason=error.one_line())
 
     async def clear(self) -> None:
-        """The download is over, and what became of it is on disk elsewhere. What cannot be deleted makes room for the next one."""
+        """Delete the finished download, whose state is on disk elsewhere. The next download deletes what stays."""
         try:
             for name in await self._storage.list_names("incoming/"):
                 await self._storage.delete(name)

@@ -1,9 +1,9 @@
-"""The residual of a unit and the pending one on disk, in a few segments each: they are replaced a segment at a time, so that no third
-copy ever lies there.
+"""The stored and the pending residual of a unit on disk, each in a few segments.
 
-A file is feedback/<"stored" or "pending">/<segment>: head, a mark and a norm of every chunk, values, SHA-256 over all of it. The head
-of a stored residual names the commit at which it stands, that of a pending one the contribution. Marks are the chunks' origins, or
-what a pending residual was built on. A file that is torn or damaged is not there: its chunks are without a residual.
+Segments are replaced one at a time, so that there is never a third copy on disk. A file is feedback/<"stored" or
+"pending">/<segment>: head, a mark and a norm of every chunk, values, SHA-256 over all of it. The head of a stored residual names
+its commit, the head of a pending one its contribution. Marks are the chunks' origins, or the base of a pending residual. A torn or
+damaged file counts as missing, and its chunks have no residual.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from protocol.tensors.tensor_schema import ChunkGrid
 log = structlog.get_logger()
 
 NUM_SEGMENTS: Final = 16
-"""Each takes an fsync, and room for one more of it is needed while it is replaced."""
+"""Each segment takes an fsync, and room for a second copy while it is replaced."""
 
 STORED: Final = "stored"
 PENDING: Final = "pending"
@@ -39,12 +39,12 @@ _HEAD: Final = struct.Struct("<4s32sII")
 
 _CHUNK: Final = struct.Struct("<32sd")
 _SEGMENT_COST_S: Final = 0.001
-"""What making or checking one costs in virtual time."""
+"""Virtual time to make or check one segment."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """What one file says: `values_n` float32, marks and norms of its chunks, from `first_chunk` on."""
+    """Contents of one file: `values_n` float32, marks and norms of its chunks, from `first_chunk` on."""
 
     named: bytes
     first_chunk: int
@@ -55,11 +55,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class FoundFeedback:
-    """What the disk had.
+    """The feedback on disk.
 
     Attributes:
-        standing: by chunk, the commit at which its residual stood; None where there was none.
-        problems: one sentence a damaged file.
+        standing: for each chunk, the commit of its residual; None if it has none.
+        problems: one sentence for each damaged file.
     """
 
     residual: Residual
@@ -76,7 +76,7 @@ def segments_of(grid: ChunkGrid) -> Sequence[range]:
 
 
 def bound_bytes(grid: ChunkGrid) -> int:
-    """What both residuals take of the disk at most, with one segment that is being written."""
+    """Most bytes of both residuals on disk, with one segment that is being written."""
     sizes = [_file_bytes(grid, chunks) for chunks in segments_of(grid)]
     return 2 * sum(sizes) + max(sizes)
 
@@ -96,10 +96,10 @@ class ResidualFiles:
         self.segments = segments_of(grid)
 
     async def write_stored(self, number: int, commit: CommitId, residual: Residual) -> None:
-        """Replace one segment of the residual, which stands at this commit.
+        """Replace one segment of the residual of this commit.
 
         Raises:
-            StorageError: the disk refused; the old one is there.
+            StorageError: the disk refused; the old segment is still there.
         """
         parts = partial(self._parts, number, commit, residual.origins, residual.norms, residual.values_N)
         await self._write(STORED, number, await self._offload.run(parts, cost_s=_SEGMENT_COST_S))
@@ -126,7 +126,7 @@ class ResidualFiles:
         return [head, rows, values, digest.digest()]
 
     async def load(self) -> FoundFeedback:
-        """All that is here and good."""
+        """Load all undamaged files."""
         grid = self._grid
         values_N = torch.zeros(grid.num_elements, dtype=torch.float32)
         origins, norms = [NO_ORIGIN] * grid.num_chunks, [0.0] * grid.num_chunks

@@ -1,7 +1,7 @@
-"""The outer state before the first commit, as host and peers each compute it from the manifest, or from the shards that it names.
+"""The outer state before the first commit. Host and peers each compute it from the manifest, or from the shards that it names.
 
-The genesis commit id is the hash of the start record, and the start record names the state's root; so the root in
-the start record is taken with a head of 32 zero bytes.
+The genesis commit id is the hash of the start record, which names the state's root. So that root is computed with a head of 32 zero
+bytes.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def start_state(
 
     Args:
         schema: the unit's tensors.
-        seed: where the values come from, unless they are given.
+        seed: seed of the values, unless they are given.
         head: the genesis commit id once it is known.
-        given: the shards of the weights that the run starts with, each file named by its hash; blocks while they are read.
-        model: all tensors of the model, in the order of `given`, where the unit has some of them; None where it has all.
+        given: the shards of the run's first weights, each file named by its hash; blocks while they are read.
+        model: all tensors of the model, in the order of `given`, if the unit has only some of them; None if it has all.
 
     Raises:
         StorageError: a shard cannot be read or is damaged.
-        RemoteProtocolError: together they are not the unit's values.
+        RemoteProtocolError: the shards do not make up the unit's values.
     """
     whole = model or schema
     anchor_N = picked(_given_anchor(whole, given), whole, schema) if given else genesis_anchor(schema, seed, whole)
-    # NumPy's zeros take no memory until they are written
+    # zeros of NumPy take no memory until they are written
     momentum_N = torch.from_numpy(np.zeros(anchor_N.numel(), dtype=np.float32))
     return UnitState(schema.unit, head, 0, 0, anchor_N, momentum_N)
 

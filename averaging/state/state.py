@@ -1,8 +1,8 @@
-"""A unit's outer state and its Merkle root: the proof behind "same commit id, same bytes".
+"""A unit's outer state and its Merkle root: the proof of "same commit id, same bytes".
 
-The state is cut on the unit's chunk grid. Chunk i is the anchor's chunk followed by the momentum's, little-endian float32. Its leaf is
-the node over the hashes of these two, for where the outer step has no momentum that half is hashed once and never again. The state
-root is the Merkle root over the header's leaf and the chunks' leaves.
+The state is cut on the unit's chunk grid. Chunk i is the anchor's chunk followed by the momentum's, little-endian float32. Its leaf
+is the node over the hashes of these two halves, so that an unused momentum is hashed only once. The state root is the Merkle root
+over the header's leaf and the chunks' leaves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STATE_BYTES_PER_VALUE: Final = 2 * _VALUE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class StateHeader:
-    """Which state this is."""
+    """The identity of a state."""
 
     unit: UnitName
     head: CommitId
@@ -71,7 +71,7 @@ class UnitState:
 
     @property
     def header(self) -> StateHeader:
-        """Which state this is."""
+        """The identity of this state."""
         return StateHeader(self.unit, self.head, self.index, self.total_tokens)
 
     @property
@@ -81,7 +81,7 @@ class UnitState:
 
 
 def state_chunks(state: UnitState, grid: ChunkGrid) -> list[tuple[memoryview, memoryview]]:
-    """The bytes of each chunk, anchor and momentum, as they lie in memory: hashing and writing a state need no copy of it."""
+    """Views of each chunk's bytes, anchor and momentum: hashing and writing a state need no copy."""
     anchor, momentum = (
         vector_N.contiguous().numpy().astype("<f4", copy=False).data.cast("B")
         for vector_N in (state.anchor_N, state.momentum_N)
@@ -96,7 +96,7 @@ def chunk_leaf(anchor_hash: bytes, momentum_hash: bytes) -> bytes:
 
 
 def leaf_of_chunk(data: bytes | memoryview) -> bytes:
-    """The leaf of a chunk that lies in one piece, as on disk and on the wire; whether it has the right length is not looked at."""
+    """The leaf of a chunk in one piece, as on disk and on the wire. The length is not checked."""
     view, half = memoryview(data), len(data) // 2
     return chunk_leaf(leaf_hash(view[:half]), leaf_hash(view[half:]))
 
@@ -117,15 +117,15 @@ def state_root(state: UnitState, grid: ChunkGrid) -> Root:
 
 
 class StateHashes:
-    """State roots, one after another. With the outer step "mean" the momentum never moves: its hashes are remembered."""
+    """Computes state roots, one after another. The hashes of an unchanged momentum, as with the outer step "mean", are cached."""
 
     def __init__(self, grid: ChunkGrid) -> None:
         self._grid = grid
         self._known: tuple[weakref.ref[torch.Tensor], tuple[bytes, ...]] | None = None
-        """The momentum that was hashed last, and the leaf hashes of its chunks."""
+        """The last momentum, and the leaf hashes of its chunks."""
 
     def root(self, state: UnitState) -> Root:
-        """As `state_root`; from any thread."""
+        """As `state_root`; may be called on any thread."""
         known, chunks = self._known, state_chunks(state, self._grid)
         if known is not None and known[0]() is state.momentum_N:
             momentum = known[1]
@@ -137,7 +137,7 @@ class StateHashes:
 
 
 class StateParts:
-    """A state that comes chunk by chunk, in any order: each is copied to its place, and its bytes are needed no longer."""
+    """A state that is put together chunk by chunk, in any order. Each chunk is copied."""
 
     def __init__(self, header: StateHeader, grid: ChunkGrid) -> None:
         self._header = header
@@ -146,13 +146,13 @@ class StateParts:
         self._momentum_N = np.empty(grid.num_elements, dtype=np.float32)
         self._here: set[int] = set()
         self.num_bytes = 0
-        """Of the chunks that are here."""
+        """Bytes of the chunks so far."""
 
     def __contains__(self, chunk: int) -> bool:
         return chunk in self._here
 
     def put(self, chunk: int, data: bytes | memoryview) -> None:
-        """A chunk that was checked against a root; putting one again changes nothing.
+        """Add a chunk that was checked against a root; adding it again changes nothing.
 
         Raises:
             RemoteProtocolError: a wrong length.

@@ -1,14 +1,14 @@
-"""What a peer must not forget about a unit's rounds: contribution roots, promises, acks, certificates, and the update bytes.
+"""The durable log of a unit's rounds: contribution roots, promises, acks, certificates, and the update bytes.
 
-The order on disk is R19's: update bytes and record -> ack -> certificate -> apply. `UnitLog` writes; whoever calls it keeps
-the order. Records and certificates are carried as bytes here.
+The order on disk is R19's: update bytes and record -> ack -> certificate -> apply. `UnitLog` writes; its caller keeps the order.
+Records and certificates are plain bytes here.
 
 Entry: tag 1 | base or fork 32 | body, framed and checksummed by the storage. Update bytes lie in results/<base>/<result hash>.
 
-The log is written anew (`tidy`) when most of it says nothing any more. What stays: the certificates of the lineage and, as many as
-log_sizes.py allows, those of lineages that were left, since the host may not have heard of them; all contributions, on every base the
-highest promise, and on bases that may still be voted on the last acks. Where acks were dropped an entry says so for ever, also when
-the lineage is left: who stands on such a base again does not know what it voted, and casts no vote on it.
+The log is rewritten (`tidy`) when most of it is obsolete. It keeps the certificates of the lineage, all contributions, the highest
+promise on every base, and the last acks on bases that may still be voted on. It also keeps certificates of abandoned lineages, as
+many as log_sizes.py allows, because the host may not know them. If acks on a base are dropped, an entry records that permanently,
+even if the lineage is abandoned: a peer that returns to such a base does not know its own votes, and must not vote on it.
 
 Rules: R8, R14, R16, R19, R24 (protocol/rounds/RULES.md).
 """
@@ -38,28 +38,28 @@ LOG_NAME: Final = "rounds.log"
 _RESULTS: Final = "results/"
 _CONTRIBUTION, _PROMISE, _ACK, _LONE_ACK, _CERTIFICATE, _SWITCH = b"C", b"P", b"A", b"L", b"T", b"S"
 _FORGOTTEN: Final = b"F"
-"""A promise, and that acks on its base were dropped."""
+"""A promise on a base whose acks were dropped."""
 
 _DISPLACED: Final = b"D"
-"""A certificate of a lineage that was left, where its own entry went as the log was written anew."""
+"""A certificate of an abandoned lineage, whose first entry was removed by a rewrite of the log."""
 
 _HEAD_BYTES: Final = 33
 MAX_ENTRY_BYTES: Final = 8 << 20
-"""Of certificates in one entry: well below what a storage takes as one record."""
+"""Bytes of certificates in one entry, well below the length limit of a record."""
 
 WRITE_BYTES: Final = 1 << 21
-"""Of a result at a time: half a millisecond of a call beside trio for two milliseconds of writing."""
+"""Bytes of a result in one write: few enough to leave the processor to other tasks in between."""
 
 _LENGTH: Final = struct.Struct("<I")
 _WORK: Final = struct.Struct("<QQ")
-"""Tokens, and the data position after them."""
+"""Tokens, and the position in the data after them."""
 
 _BALLOT: Final = struct.Struct("<IH")
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedContribution:
-    """One session's contribution on a base; `next_step` is the local step that comes after its last one in this peer's data."""
+    """One session's contribution on a base; `next_step` is the local step after its last one in this peer's data."""
 
     root: Root
     tokens: int
@@ -68,7 +68,7 @@ class LoggedContribution:
 
 @dataclass(frozen=True)
 class LoggedBase:
-    """What was written about one base before the process ended; `has_forgotten`: acks on it were dropped since."""
+    """The entries about one base before the process ended; `has_forgotten`: acks on it were dropped since."""
 
     contributions: tuple[LoggedContribution, ...] = ()
     promised: Ballot | None = None
@@ -82,10 +82,10 @@ class LoggedRounds:
     """The log, read back.
 
     Attributes:
-        certificates: (parent commit, certificate bytes) of the lineage that was followed last, oldest first.
-        bases: what was contributed, promised and acked on each base, committed or not, in the order of the last entry.
-        displaced: (parent commit, certificate bytes) of lineages that were left, as many as are kept: those left last first, parents
-            before their children.
+        certificates: (parent commit, certificate bytes) of the present lineage, oldest first.
+        bases: contributions, promises and acks on each base, committed or not, in the order of the last entry.
+        displaced: (parent commit, certificate bytes) of abandoned lineages, as many as are kept: the latest abandoned first,
+            parents before their children.
     """
 
     certificates: Sequence[tuple[CommitId, bytes]]
@@ -95,10 +95,10 @@ class LoggedRounds:
 
 @dataclass(frozen=True, slots=True)
 class LogLimits:
-    """When a log is written anew: once it takes more than `growth` times what would stay, and `slack_bytes` on top.
+    """A log is rewritten once it is longer than `growth` times its live bytes plus `slack_bytes`.
 
     Attributes:
-        kept_bases: acks are kept on so many bases off the lineage, those voted on last.
+        kept_bases: number of bases off the lineage, the last voted on, whose acks are kept.
     """
 
     kept_bases: int = 64
@@ -121,28 +121,28 @@ def _read_ballot(body: bytes) -> tuple[Ballot, bytes]:
 
 
 class UnitLog:
-    """The durable side of one unit's rounds; every method returns when its bytes are on disk."""
+    """The durable side of one unit's rounds; every method returns once its bytes are on disk."""
 
     def __init__(self, storage: Storage, limits: LogLimits = USUAL_LIMITS) -> None:
         self._storage = storage
         self._limits = limits
         self._owed: list[bytes] = []
         self._writing = trio.Lock()
-        """Held from reading the log to replacing it: an entry that came between would be gone."""
+        """Locked from reading the log until it is replaced: an entry in between would be lost."""
 
         self._sizes = LogSizes()
         self._live_bytes = 0
         self._listed: tuple[CommitId, tuple[str, ...]] | None = None
-        """The names of the results on the base that was asked for last: while a round ends they are asked for a dozen times, each of
-        which would be a look at the disk by another thread. Nobody else writes or deletes there.
+        """The result names of the base that was listed last, a cache: the end of a round lists them many times, and each listing
+        would use another thread. Only this object writes and deletes there.
         """
 
         self._num_changes = 0
-        """Of what `_listed` is about."""
+        """Number of changes to the result files, so that a listing overtaken by a change is not cached."""
 
     @property
     def bound_bytes(self) -> int:
-        """What the log takes of the disk at most, as far as it is used now; while it is written anew, what stays comes on top."""
+        """Most bytes that the log takes on disk with its present contents; during a rewrite, the new log comes on top."""
         return self._limits.growth * self._live_bytes + self._limits.slack_bytes
 
     async def _append(self, entry: bytes) -> None:
@@ -152,33 +152,34 @@ class UnitLog:
             _count(entry, self._sizes)
 
     async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
-        """Before the contribution's header leaves (R8): chunks without one count for nothing."""
+        """Call it before the contribution's header leaves (R8): chunks without a header are ignored."""
         work = _WORK.pack(contribution.tokens, contribution.next_step)
         await self._append(_CONTRIBUTION + base + contribution.root + work)
 
     async def log_promise(self, base: CommitId, ballot: Ballot) -> None:
-        """Before the promise is told (R16)."""
+        """Call it before the promise is sent (R16)."""
         await self._append(_PROMISE + base + _ballot_bytes(ballot))
 
     async def log_ack(self, base: CommitId, ballot: Ballot, record: bytes, *, lone: bool = False) -> None:
-        """Before the ack is told, and after all bytes that the record names are on disk (R14). An ack of a lone record is kept
-        beside the other: it must not make us forget what a quorum may have decided.
+        """Call it before the ack is sent, and after all bytes that the record names are on disk (R14).
+
+        The ack of a lone record is kept separately: it must not replace an ack that a quorum may have relied on.
         """
         tag = _LONE_ACK if lone else _ACK
         await self._append(tag + base + _ballot_bytes(ballot) + record)
 
     async def log_certificate(self, base: CommitId, certificate: bytes) -> None:
-        """Before the commit is applied (R19)."""
+        """Call it before the commit is applied (R19)."""
         await self.settle()
         await self._append(_CERTIFICATE + base + certificate)
 
     async def log_switch(self, fork: CommitId, certificates: Sequence[bytes]) -> None:
-        """From `fork` on this lineage is followed instead: the whole head moves in one record (R24)."""
+        """Follow another lineage from `fork` on; the whole head moves in one record (R24)."""
         await self.settle()
         await self._append(_switch_entry(fork, certificates))
 
     async def log_lineage(self, head: CommitId, certificates: Sequence[bytes]) -> None:
-        """What follows our head up to a downloaded state: as few entries as may hold it, since each waits for the disk."""
+        """Log the certificates from our head to a downloaded state, in few entries, because each one waits for the disk."""
         await self.settle()
         begin = 0
         while begin < len(certificates):
@@ -193,8 +194,9 @@ class UnitLog:
             begin = stop
 
     async def log_moved(self, fork: CommitId, certificates: Sequence[bytes]) -> bool:
-        """As `log_switch`, of a switch that a record of all units tells of already: what the disk refuses now is written before any
-        further entry of the lineage, which would leave a gap without it. Whether it is on disk.
+        """As `log_switch`, for a switch that a record of all units already names. True if it is on disk.
+
+        If the disk refuses it, it is written before the next entry of the lineage, which would otherwise leave a gap.
         """
         self._owed.append(_switch_entry(fork, certificates))
         try:
@@ -208,29 +210,30 @@ class UnitLog:
         """Write the switches that the disk has refused.
 
         Raises:
-            StorageError: it refuses again.
+            StorageError: the disk refuses again.
         """
         while self._owed:
             await self._append(self._owed[0])
             del self._owed[0]
 
     def begin_result(self, base: CommitId, result_hash: Root) -> BegunFile:
-        """A file for a result that is on its way here; `write_result` ends it, or its own `drop`."""
+        """A file for a result that is being received; `write_result` or its own `drop` ends it."""
         return self._storage.begin(_result_name(base, result_hash))
 
     async def write_result(
         self, base: CommitId, result_hash: Root, data: bytes | memoryview, begun: BegunFile | None = None
     ) -> None:
-        """The bytes of one slice's result, of which `begun` has the first ones already; in parts, for one long write keeps a core from
-        whatever is to be sent meanwhile.
+        """Write the bytes of one slice's result; `begun` has the first ones already.
+
+        The bytes are written in parts, because one long write would delay bytes that are to be sent.
 
         Raises:
-            StorageError: disk full or not writable. `begun` is its owner's to drop; of a file of our own nothing stays, unless its
-                name alone could not be synced.
+            StorageError: disk full or not writable. The caller must drop `begun`. A file of our own is removed, unless only its
+                name could not be synced.
         """
         try:
             await self._write_result(base, result_hash, data, begun)
-        except BaseException:  # whether it is there is not known
+        except BaseException:  # the file may be there or not
             self._results_changed()
             raise
         self._num_changes += 1
@@ -246,17 +249,17 @@ class UnitLog:
             return
         own = self.begin_result(base, result_hash)
         try:
-            with trio.CancelScope(shield=True):  # all of it is here: to fetch it once more takes longer
+            with trio.CancelScope(shield=True):  # all bytes are here: fetching them again would take longer
                 await _finish(own, data)
         finally:
             own.drop()
 
     async def read_result(self, base: CommitId, result_hash: Root) -> bytes | None:
-        """The bytes of one slice's result, or None when they are not here."""
+        """The bytes of one slice's result, or None if they are not on disk."""
         name = _result_name(base, result_hash)
         data = await self._storage.read(name)
         if data is None and self._listed is not None and name in self._listed[1]:
-            self._results_changed()  # by whoever deleted it
+            self._results_changed()  # somebody else deleted it
         return data
 
     async def holds_results(self, base: CommitId, hashes: Sequence[Root]) -> bool:
@@ -278,7 +281,7 @@ class UnitLog:
         self._listed, self._num_changes = None, self._num_changes + 1
 
     async def drop_results(self, base: CommitId, keep: Sequence[Root]) -> None:
-        """Delete the results on a base, all but these: leftovers of attempts, or updates too old to keep."""
+        """Delete the results on a base except these: leftovers of attempts, or updates too old to keep."""
         kept = {_result_name(base, result_hash) for result_hash in keep}
         for name in await self._storage.list_names(f"{_RESULTS}{base.hex()}/"):
             if name not in kept:
@@ -291,12 +294,12 @@ class UnitLog:
             self._results_changed()
 
     async def result_bases(self) -> Sequence[CommitId]:
-        """The bases of which there are results on disk."""
+        """The bases that have results on disk."""
         names = await self._storage.list_names(_RESULTS)
         return [CommitId(bytes.fromhex(base)) for base in dict.fromkeys(name.split("/")[1] for name in names)]
 
     async def keep_results(self, bases: Collection[CommitId]) -> None:
-        """Delete the results on all bases but these."""
+        """Delete the results on all bases except these."""
         kept = {base.hex() for base in bases}
         for name in await self._storage.list_names(_RESULTS):
             if name.removeprefix(_RESULTS).partition("/")[0] not in kept:
@@ -306,7 +309,7 @@ class UnitLog:
         """Read the log back.
 
         Raises:
-            StorageError: an entry that no version of this log writes: the disk is damaged.
+            StorageError: an entry that no version of this log writes; the disk is damaged.
         """
         async with self._writing:
             logged, sizes = _read(await self._storage.read_records(LOG_NAME))
@@ -314,13 +317,13 @@ class UnitLog:
             self._sizes = sizes
             return logged
 
-    # --- writing it anew ------------------------------------------------------------------------------------------------------
+    # --- rewriting the log ----------------------------------------------------------------------------------------------------
 
     async def tidy(self, newest: Collection[CommitId]) -> None:
-        """Write the log anew where it has grown too large; what the disk refuses is tried again at the next call.
+        """Rewrite the log if it has grown too long. If the disk refuses, the next call tries again.
 
         Args:
-            newest: bases whose acks are kept: those of the lineage on which its peer may come to stand again, the open one with them.
+            newest: bases whose acks are kept: those of the lineage to which this peer may return, and the open one.
         """
         live_bytes = self._sizes.live_bytes(self._sizes.whole_bases(newest, self._limits.kept_bases))
         if self._sizes.total_bytes <= self._limits.growth * live_bytes + self._limits.slack_bytes:
@@ -332,10 +335,10 @@ class UnitLog:
             log.warning("log_not_compacted", num_bytes=self._sizes.total_bytes, reason=error.one_line())
 
     async def compact(self, newest: Collection[CommitId]) -> None:
-        """Write the log anew; arguments as of `tidy`. `load` tells the same as before but for acks that were dropped.
+        """Rewrite the log; arguments as for `tidy`. `load` then returns the same, except for dropped acks.
 
         Raises:
-            StorageError: the disk refuses, or cannot be read; the log tells what it told before.
+            StorageError: the disk refuses, or cannot be read; the log is unchanged.
         """
         await self.settle()
         async with self._writing:
@@ -370,7 +373,7 @@ def _read(entries: Iterable[bytes]) -> tuple[LoggedRounds, LogSizes]:
 
 
 def _count(entry: bytes, sizes: LogSizes) -> Sequence[tuple[LoggedCertificate, bytes]]:
-    """Tell `sizes` of an entry; the certificates in it."""
+    """Add an entry to `sizes`, and return the certificates in it."""
     tag, base, body = entry[:1], CommitId(entry[1:_HEAD_BYTES]), entry[_HEAD_BYTES:]
     num_bytes = _HEAD_BYTES + len(body) + LOG_FRAME_BYTES
     if tag in (_CERTIFICATE, _DISPLACED):
@@ -396,7 +399,7 @@ def _as_entry(base: CommitId, raw: bytes) -> LoggedCertificate:
 
 
 def _entries(logged: LoggedRounds, whole: Collection[CommitId]) -> list[bytes]:
-    """The log that tells this, with acks on these bases alone."""
+    """The entries of a log with these contents, with acks on the `whole` bases only."""
     entries = [_CERTIFICATE + base + raw for base, raw in logged.certificates]
     entries += [_DISPLACED + base + raw for base, raw in logged.displaced]
     for base, known in logged.bases.items():

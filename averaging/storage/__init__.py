@@ -1,1 +1,1 @@
-"""Files that are whole or absent: the storage seam, on disk and in memory."""
+"""Files that are whole or absent: the storage interface, on disk and in memory."""

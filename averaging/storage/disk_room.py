@@ -1,4 +1,4 @@
-"""How much room the disk under a daemon's state folder has, looked at now and then."""
+"""Measures the free room on the disk under a daemon's state folder, now and then."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from averaging.network.seams.interfaces import Offload
 log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 20.0
-"""A disk fills over minutes, and a look at a network disk may hang."""
+"""A disk fills over minutes, and the measurement of a network disk may hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskRoom:
-    """One look: what is free for us, of all that the disk holds."""
+    """One measurement: bytes that are free for us, and all bytes of the disk."""
 
     free_bytes: int
     all_bytes: int
 
 
 class DiskMeter:
-    """Looks from a task of its own: who reads `room` waits for no disk."""
+    """Measures in a task of its own, so that readers of `room` never wait for a disk."""
 
     def __init__(self, folder: Path, offload: Offload) -> None:
         self._folder, self._offload = folder, offload
         self.room: DiskRoom | None = None
 
     async def keep_measured(self) -> None:
-        """Look until cancelled. What cannot be measured now is measured later: nothing but a number hangs on it."""
+        """Measure until cancelled. After a failure `room` is None until the next measurement."""
         while True:
             try:
                 self.room = await self._offload.run(self._look)

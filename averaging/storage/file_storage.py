@@ -1,8 +1,8 @@
 """Storage on real files: temporary name, fsync, rename, fsync of the folder; logs framed with length and checksums.
 
-A log's frame: length u32, checksum of the length u32, checksum of the record u32, record; little-endian, CRC-32. The length has a
-checksum of its own so that a power cut, which leaves the last frame incomplete, is not confused with a damaged disk: a bit that
-flips in an old frame must not make the rest of the log look unwritten.
+A log's frame: length u32, checksum of the length u32, checksum of the record u32, record; little-endian, CRC-32. The separate
+checksum of the length tells a power cut, which leaves the last frame incomplete, from a damaged disk: a flipped bit in an old frame
+must not make the rest of the log look unwritten.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _LENGTH: Final = struct.Struct("<I")
 _FRAME: Final = struct.Struct("<III")  # LOG_FRAME_BYTES
 _TEMPORARY: Final = ".unfinished"
 _WRITES: Final = itertools.count()
-"""A temporary name for each write: two writers of one file that shared one would cut short what the other has renamed and told of."""
+"""Numbers the temporary names: two writers of one file with the same name would cut short a file that the other has renamed."""
 
 MAX_RECORD_BYTES: Final = 64 << 20
 EARLY_BYTES: Final = 1 << 20
-"""What is shorter is left to the sync."""
+"""Shorter writes are left to the sync at the end."""
 
 
 class DamagedLogError(StorageError):
-    """A record before the last is not what was written: nobody knows what came after it."""
+    """A record before the last one is damaged, so that the records after it are unknown."""
 
 
 class FileStorage:
-    """Files below `folder`, which is made when first written to. Appends to one log are serialised."""
+    """Files below `folder`, which is created by the first write. Appends are serialised."""
 
     def __init__(self, folder: Path, offload: Offload) -> None:
         self._folder = folder
@@ -51,7 +51,7 @@ class FileStorage:
         self._append_lock = trio.Lock()
         self._good_length: dict[str, int] = {}
         self._named: set[str] = set()
-        """Logs whose names are known to be durable; after a replacement that failed late, or of a killed process, one may not be."""
+        """Logs whose names are known to be durable. A name may not be after a late failure of a replacement or a killed process."""
 
     def _path(self, name: str) -> Path:
         return self._folder / check_name(name)
@@ -66,7 +66,7 @@ class FileStorage:
         await self._offload.run(lambda: _write_atomic(path, parts))
 
     def begin(self, name: str) -> FileBegun:
-        """Durable and whole when it is finished; before that nothing is there under its name."""
+        """A file that is durable and whole once it is finished; before that its name does not exist."""
         return FileBegun(self._path(name), self._offload)
 
     async def append(self, name: str, record: bytes) -> None:
@@ -88,14 +88,14 @@ class FileStorage:
         """Durable and whole when it returns.
 
         Raises:
-            StorageError: disk full or not writable; the log is the old one, or the new one where the sync of the folder failed.
+            StorageError: disk full or not writable; the log is the old one, or the new one if the sync of the folder failed.
         """
         path = self._path(name)
         for record in records:
             _check_length(record)
         num_bytes = sum(LOG_FRAME_BYTES + len(record) for record in records)
         async with self._append_lock:
-            self._forget(name)  # a replacement that fails may be there all the same
+            self._forget(name)  # a replacement that fails may be on disk nevertheless
             await self._offload.run(lambda: _write_atomic(path, [_framed(record) for record in records]))
             self._good_length[name] = num_bytes
             self._named.add(name)
@@ -115,12 +115,12 @@ class FileStorage:
         return await self._offload.run(lambda: _read(path, offset_bytes, num_bytes))
 
     async def read_records(self, name: str) -> Sequence[bytes]:
-        """All good records of a log. Raises StorageError when one before the last is damaged."""
+        """All good records of a log. Raises StorageError if one before the last is damaged."""
         path = self._path(name)
         return (await self._offload.run(lambda: _scan(path)))[0]
 
     async def list_names(self, prefix: str) -> Sequence[str]:
-        """Finished files that start with `prefix`, sorted. Raises StorageError when a folder cannot be read."""
+        """Finished files that start with `prefix`, sorted. Raises StorageError: a folder cannot be read."""
         folder = self._folder / prefix.rpartition("/")[0]
         return await self._offload.run(lambda: [n for n in _walk(folder, self._folder) if n.startswith(prefix)])
 
@@ -132,7 +132,7 @@ class FileStorage:
             await self._offload.run(lambda: _delete(path, self._folder))
 
     async def size_bytes(self) -> int:
-        """Bytes of all finished files. Raises StorageError when a folder cannot be read."""
+        """Bytes of all finished files. Raises StorageError: a folder cannot be read."""
         return await self._offload.run(lambda: folder_bytes(self._folder))
 
 
@@ -146,25 +146,25 @@ class FileBegun:
         self.num_bytes = 0
 
     async def add(self, part: bytes | memoryview) -> None:
-        """Write what comes next. Raises StorageError: disk full or not writable."""
+        """Write the next part. Raises StorageError: disk full or not writable."""
         await self._offload.run(lambda: self._unfinished.add([part]))
         self.num_bytes += len(part)
 
     async def finish(self) -> None:
-        """Durable and whole when it returns. Raises StorageError: disk full or not writable; to be dropped."""
+        """Durable and whole when it returns. Raises StorageError: disk full or not writable; call `drop`."""
         await self._offload.run(self._unfinished.finish)
         self._is_finished = True
 
     def drop(self) -> None:
-        """Leave nothing of it. One that is finished stays. It waits for no thread, of which there may be none: what an attempt that
-        ends leaves behind would stay until the next start.
+        """Remove an unfinished file; a finished one stays. It uses no thread, because there may be none, and the leftovers of an
+        attempt would stay until the next start.
         """
         if not self._is_finished:
             self._unfinished.drop()
 
 
 class _Unfinished:
-    """Writes a file under a temporary name and then gives it its own. All of it blocks; raises StorageError."""
+    """Writes a file under a temporary name and then renames it. All methods block; raises StorageError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -172,8 +172,8 @@ class _Unfinished:
         self._file: BufferedWriter | UncachedFile | None = None
 
     def add(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write what comes next. Where it is long the disk begins with it: the sync at the end then waits for the last part only.
-        Without that 12 MB that had come within a second took 12 to 18 ms.
+        """Write the next parts. The disk begins to write long ones at once, so that the sync at the end waits for the last part
+        only.
         """
         num_bytes = sum(map(len, parts))
         try:
@@ -188,11 +188,11 @@ class _Unfinished:
             begin = file.tell() - num_bytes
         except OSError as error:
             raise _storage_error("write", self._path, error) from error
-        with suppress(OSError):  # Linux begins to write what it is told to forget; what the disk refuses the sync says
+        with suppress(OSError):  # makes Linux begin to write; the sync reports errors
             os.posix_fadvise(file.fileno(), begin, num_bytes, os.POSIX_FADV_DONTNEED)
 
     def finish(self) -> None:
-        """Sync, rename, sync of the folder."""
+        """Sync, rename, and sync the folder."""
         try:
             file = self._opened(is_long=False)
             if isinstance(file, UncachedFile):
@@ -207,7 +207,7 @@ class _Unfinished:
             raise _storage_error("write", self._path, error) from error
 
     def drop(self) -> None:
-        """Remove what there is of it."""
+        """Remove the temporary file."""
         with suppress(OSError):
             if self._file is not None:
                 self._file.close()
@@ -218,7 +218,7 @@ class _Unfinished:
         if self._file is None:
             try:
                 self._file = self._open_new(is_long)
-            except FileNotFoundError:  # the folder was empty, and somebody who deletes took it away just now
+            except FileNotFoundError:  # a concurrent delete has removed the empty folder
                 self._file = self._open_new(is_long)
         return self._file
 
@@ -229,7 +229,7 @@ class _Unfinished:
                 return UncachedFile(self._temporary)
             except FileNotFoundError:
                 raise
-            except OSError as error:  # such as a file system that has none; what refuses every file is raised below
+            except OSError as error:  # such as a file system without direct files; other errors are raised below
                 log.debug("written_through_the_cache", path=str(self._path), reason=str(error))
         return open(self._temporary, "wb")
 
@@ -278,10 +278,10 @@ def _length_checksum(length: int) -> int:
 
 
 def _scan(path: Path) -> tuple[list[bytes], int]:
-    """Good records, and the offset after the last of them, where the next append goes.
+    """Good records, and the offset after the last of them, which is that of the next append.
 
     Raises:
-        StorageError: damage before the last frame; what follows it must not be taken for never written.
+        StorageError: damage before the last frame; later records must not be taken for never written.
     """
     data = _read(path, 0, None) or b""
     records: list[bytes] = []
@@ -290,12 +290,12 @@ def _scan(path: Path) -> tuple[list[bytes], int]:
         length, length_checksum, checksum = _FRAME.unpack_from(data, begin)
         end = begin + _FRAME.size + length
         if length > MAX_RECORD_BYTES or _length_checksum(length) != length_checksum:
-            end = begin + _FRAME.size  # it says nothing about where it would end
+            end = begin + _FRAME.size  # its end is unknown
             is_good = False
         else:
             is_good = zlib.crc32(data[begin + _FRAME.size : end]) == checksum and end <= len(data)
         if not is_good:
-            # a file that was lengthened before its bytes came reads as zeros
+            # a file that was lengthened before its bytes were written reads as zeros
             if any(data[begin:]) and end < len(data):
                 raise _damage(path, begin, len(data))
             break
@@ -307,7 +307,7 @@ def _scan(path: Path) -> tuple[list[bytes], int]:
 
 
 def check_log(path: Path) -> None:
-    """Read a log through; one that is not there is fine. Blocks.
+    """Read a log through; a missing one is fine. Blocks.
 
     Raises:
         DamagedLogError: a record before the last is damaged. StorageError: it cannot be read.
@@ -348,24 +348,24 @@ def folder_bytes(folder: Path) -> int:
     """Bytes of all finished files below a folder. Blocks.
 
     Raises:
-        StorageError: a folder or a file cannot be looked at.
+        StorageError: a folder or a file cannot be read.
     """
     total = 0
     for name in _walk(folder, folder):
         try:
             total += (folder / name).stat().st_size
         except FileNotFoundError:
-            continue  # deleted since it was listed
+            continue  # deleted after it was listed
         except OSError as error:
             raise _storage_error("measure", folder / name, error) from error
     return total
 
 
 def _walk(folder: Path, root: Path) -> list[str]:
-    """Finished files in a folder, by their names below `root`. Others delete meanwhile: what goes is left out.
+    """Finished files in a folder, by their names below `root`. Files that are deleted meanwhile are left out.
 
     Raises:
-        StorageError: a folder that is there cannot be read.
+        StorageError: an existing folder cannot be read.
     """
 
     def on_error(error: OSError) -> None:
@@ -381,13 +381,13 @@ def _walk(folder: Path, root: Path) -> list[str]:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove what a process that was killed had not finished writing. Call it before the folder is used. Blocks."""
+    """Remove unfinished files of a killed process. Call it before the folder is used. Blocks."""
     for path in folder.rglob("*" + _TEMPORARY):
         path.unlink(missing_ok=True)
 
 
 def _make_folder(folder: Path) -> None:
-    """With all above it, and durably: after a power cut a file is gone when the name of its folder is."""
+    """Create a folder and its parents durably: a file is lost in a power cut if the name of its folder is lost."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)

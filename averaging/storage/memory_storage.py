@@ -1,4 +1,4 @@
-"""Storage in memory with the crash behaviour of a disk: what was not synced is lost, whole or in part."""
+"""Storage in memory with the crash behaviour of a disk: unsynced writes are lost, in whole or in part."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from averaging.storage.storage_names import check_name
 from protocol.errors import StorageError
 
 SYNC_COST_S = 0.004
-"""Virtual cost of an fsync: 4 ms, as measured."""
+"""Virtual time of an fsync."""
 
 UNBOUNDED_BYTES = 1 << 40
 
 
 class MemoryDisk:
-    """One machine's disk: survives the crash of its process, not of its unsynced writes.
+    """One machine's disk. It survives a crash of its process, but loses unsynced writes.
 
     Attributes:
         files: finished files.
         logs: durable records of each log.
-        capacity_bytes: writes beyond it fail as a full disk does.
+        capacity_bytes: writes beyond it fail as on a full disk.
     """
 
     def __init__(self, capacity_bytes: int = UNBOUNDED_BYTES) -> None:
@@ -35,12 +35,10 @@ class MemoryDisk:
         self._is_dead = False
 
     def crash(self, chooser: random.Random) -> None:
-        """Power off: each append or replacement of a log in flight is kept or lost, by the chooser; files in flight are lost (never
-        renamed).
-        """
+        """Power off. The chooser keeps or loses each unsynced append or replacement of a log; unsynced files are lost."""
         lost: set[str] = set()
         for name, written in self._pending.values():
-            # a log keeps its order: what follows a lost record is lost too
+            # a log keeps its order: records after a lost one are lost too
             if not name or name in lost or chooser.random() >= 0.5:
                 lost.add(name)
             elif isinstance(written, bytes):
@@ -51,7 +49,7 @@ class MemoryDisk:
         self._is_dead = True
 
     def power_on(self) -> None:
-        """Usable again, with what survived."""
+        """Make the disk usable again, with the data that survived."""
         self._is_dead = False
 
     def check_alive(self) -> None:
@@ -64,15 +62,15 @@ class MemoryDisk:
         return sum(map(len, self.files.values())) + sum(len(r) for log in self.logs.values() for r in log)
 
     def begin(self, name: str, record: bytes) -> int:
-        """A write that is not durable yet."""
+        """Begin an append or a file that is not durable yet."""
         return self._begin(name, record, len(record))
 
     def begin_replacement(self, name: str, records: tuple[bytes, ...]) -> int:
-        """A replacement of a log that is not durable yet; the old one takes its place until it is."""
+        """Begin a replacement of a log that is not durable yet; the old log stays until it is."""
         return self._begin(name, records, sum(map(len, records)))
 
     def check_room(self, num_bytes: int) -> None:
-        """Raises StorageError: the disk is gone, or has no room for so many bytes more."""
+        """Raises StorageError: the disk is gone, or has no room for `num_bytes` more."""
         self.check_alive()
         if self.capacity_bytes < UNBOUNDED_BYTES and self.used_bytes() + num_bytes > self.capacity_bytes:
             raise StorageError("no space left on the disk", f"{num_bytes} bytes", "free some space and start again")
@@ -84,13 +82,13 @@ class MemoryDisk:
         return self._next_write
 
     def finish(self, write: int) -> None:
-        """The write is durable. Raises StorageError when the machine crashed since `begin`, also if it is up again."""
+        """Make the write durable. Raises StorageError if the machine has crashed since `begin`, even if it is up again."""
         self.check_alive()
         if self._pending.pop(write, None) is None:
             raise StorageError("the disk went away during a write: this process has crashed", "a live process")
 
     def fail_with_disk_full_after(self, num_bytes: int) -> None:
-        """From now on only so many more bytes fit."""
+        """Let only `num_bytes` more fit from now on."""
         self.capacity_bytes = self.used_bytes() + num_bytes
 
 
@@ -104,17 +102,17 @@ class MemoryBegunFile:
 
     @property
     def num_bytes(self) -> int:
-        """So many were taken so far."""
+        """Bytes written so far."""
         return sum(map(len, self._parts))
 
     async def add(self, part: bytes | memoryview) -> None:
-        """It is a copy from now on."""
+        """Add a copy of the part."""
         await trio.lowlevel.checkpoint()
         self._storage.check_room(self.num_bytes + len(part))
         self._parts.append(bytes(part))
 
     async def finish(self) -> None:
-        """After one sync."""
+        """Make the file durable after one sync."""
         await self._storage.write_atomic(self._name, self._parts)
 
     def drop(self) -> None:
@@ -123,7 +121,7 @@ class MemoryBegunFile:
 
 
 class MemoryStorage:
-    """Storage on a MemoryDisk, below an optional folder. `timers`, where given, carry the waits for the disk."""
+    """Storage on a MemoryDisk, below an optional folder. `timers`, if given, do the waits for the disk."""
 
     def __init__(self, disk: MemoryDisk, folder: str = "", timers: Timers | None = None) -> None:
         self._disk = disk
@@ -164,7 +162,7 @@ class MemoryStorage:
             self._disk.logs[path] = list(replacement)
 
     async def _sync(self, write: int) -> None:
-        # a write that has begun is not taken back by a cancellation: a thread would finish it as well
+        # a cancellation does not undo a write that has begun, because a thread would finish it as well
         if self._timers is not None:
             await self._timers.sleep_through(SYNC_COST_S)
         else:

@@ -1,4 +1,4 @@
-"""Which file names a Storage takes: relative, plain letters, nothing that climbs out of its folder."""
+"""The file names that a Storage takes: relative, plain letters, nothing that leaves its folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9.
 
 
 def check_name(name: str) -> str:
-    """The name itself.
+    """Check a name and return it.
 
     Raises:
         LocalProtocolError: empty, absolute, hidden, or with other letters.

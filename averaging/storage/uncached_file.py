@@ -1,9 +1,7 @@
-"""A long new file, written past the page cache (O_DIRECT): the disk begins with it at once, and no memory is taken for it.
+"""A long new file, written past the page cache (O_DIRECT): the disk begins to write at once, and no cache memory is needed.
 
-What a round brings to the disk, results and states, is hardly ever read again. Through the page cache each of its pages is memory
-that the system gives anew, which costs ten times the copying under a hypervisor that takes free pages back: 25 MB took 65 to 110 ms of
-processor time so, and 6 to 8 ms past the cache; where memory was at hand 10 and 6. And it pushes out what the machine's owner had
-there.
+The results and states of a round are hardly ever read again. In the page cache they would cost new memory pages and push out pages
+of the machine's owner. Both costs were measured; see tests/benchmarks/LOG.md.
 """
 
 from __future__ import annotations
@@ -24,21 +22,21 @@ CAN_BE_UNCACHED: Final = hasattr(os, "O_DIRECT")
 
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _BLOCK_BYTES: Final = 4096
-"""What disks and file systems want places, lengths and memory to be multiples of: 512 or this (open(2), "O_DIRECT")."""
+"""Alignment of offsets, lengths and memory: disks and file systems want multiples of 512 or of this (open(2), "O_DIRECT")."""
 
 _AT_ONCE_BYTES: Final = 1 << 21
 _PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-"""A process that is forked off has its own."""
+"""Private, so that a forked process has its own copy."""
 
 _REFUSALS: Final = (errno.EINVAL, errno.EOPNOTSUPP)
-"""Of file systems that open a file so and want larger blocks, or write none so."""
+"""Errors of file systems that open a direct file but need larger blocks, or refuse direct writes."""
 
 _MOST_ROOMS: Final = 4
-"""As many as threads that write at the same time (`ThreadOffload`); further ones give theirs back."""
+"""Spare buffers: one for each thread that may write at the same time (`ThreadOffload`)."""
 
 
 class _Rooms:
-    """Memory at whole blocks, used again: what is written is copied there first, at a tenth of a millisecond a megabyte."""
+    """Aligned buffers, reused. Bytes are copied there before they are written."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +44,7 @@ class _Rooms:
 
     @contextmanager
     def one(self) -> Iterator[memoryview]:
-        """_AT_ONCE_BYTES, with whatever is in them."""
+        """A buffer of _AT_ONCE_BYTES with undefined contents."""
         with self._lock:
             room = self._spare.pop() if self._spare else mmap.mmap(-1, _AT_ONCE_BYTES, flags=_PRIVATE)
         try:
@@ -62,26 +60,26 @@ _ROOMS: Final = _Rooms()
 
 
 def _copy(data: memoryview, room: memoryview) -> None:
-    """As `room[:] = data`, but other threads may use Python meanwhile: two megabytes take 0.2 ms, on a busy core 2."""
+    """As `room[:] = data`, but without the interpreter's lock, so that other threads can run."""
     np.copyto(np.frombuffer(room, dtype=np.uint8), np.frombuffer(data, dtype=np.uint8))
 
 
 class UncachedFile:
-    """A file from its beginning on. Its methods block, and raise OSError: it is to be closed then."""
+    """A new file, written from its start. Its methods block. Close it if one raises OSError."""
 
     def __init__(self, path: Path) -> None:
-        """Make it, or empty the one that is there.
+        """Create the file, or empty an existing one.
 
         Raises:
-            OSError: its file system has only cached files, or takes none.
+            OSError: the file system has no direct files, or cannot create one.
         """
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | _DIRECT, 0o666)
         self._num_written = 0
         self._rest = b""
-        """Of what was to be written, less than a block: it goes with what follows."""
+        """The last bytes of a write, less than a block: they are written with the next ones."""
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write what comes next, but for the last part of a block."""
+        """Write the next bytes, except for the last incomplete block."""
         with _ROOMS.one() as room:
             num_bytes = len(self._rest)
             room[:num_bytes] = self._rest
@@ -99,7 +97,7 @@ class UncachedFile:
             self._rest = bytes(room[whole_bytes:num_bytes])
 
     def finish(self) -> None:
-        """All of it is on the disk, and the file is closed, when this returns."""
+        """Write the rest, sync and close the file."""
         if self._rest:
             length = self._num_written + len(self._rest)
             with _ROOMS.one() as room:
@@ -110,7 +108,7 @@ class UncachedFile:
         self.close()
 
     def close(self) -> None:
-        """As it is."""
+        """Close the file as it is."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
@@ -128,11 +126,11 @@ class UncachedFile:
                 raise OSError(errno.EIO, "nothing was written")
             self._num_written += num_bytes
             blocks = blocks[num_bytes:]
-            if num_bytes % _BLOCK_BYTES:  # the disk is full, as the next call says; or was so for a moment
+            if num_bytes % _BLOCK_BYTES:  # the disk is full, as the next call will say, or was full for a moment
                 self._go_through_cache()
 
     def _go_through_cache(self) -> None:
-        """From here on, whatever its length and place."""
+        """Write through the page cache from here on, which needs no alignment."""
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags & ~_DIRECT)
 
     @property

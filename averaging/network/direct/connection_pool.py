@@ -1,12 +1,10 @@
 """Connections that outlive their stream: the next stream to the same peer goes over one of them.
 
-It has no handshake to wait for, and where congestion control keeps what it learned (BBR) it begins at the pace that the line carries:
-a new connection sends more and more until packets are lost, which costs a line of 100 Mbit/s a tenth of a second and more, in each
-direction. Both sides have told each other that the stream is over before its connection is kept, so nothing that comes on it belongs
-to that any more.
+A kept connection needs no handshake, and congestion control that keeps its state (BBR) starts at the line's rate instead of growing
+into packet loss. Both sides confirm the end of a stream before its connection is kept, so later bytes never belong to it.
 
-A connection that is kept says nothing, not even that it is alive. Whether it still is shows when it is used: the other kernel
-acknowledges what was sent there at once, however busy its machine is.
+A kept connection sends nothing, not even keepalives. Its first use shows whether it is alive: the other kernel acknowledges the
+bytes at once, however busy its machine is.
 """
 
 from __future__ import annotations
@@ -31,37 +29,37 @@ log = structlog.get_logger()
 
 KEPT_FOR_S: Final = 1800.0
 LONGER_KEPT_FOR_S: Final = 1860.0
-"""Of the side that was dialled, so that it is the dialler who closes, and no opening meets a connection that is just being closed."""
+"""For the side that was dialled: the dialler closes first, so that no opening meets a connection that is just being closed."""
 
 MAX_AGE_S: Final = 86_400.0
 MAX_BYTES: Final = 100 << 30
-"""What an AES-GCM key may encrypt is some 390 GB in records of 16 kB (RFC 8446, section 5.5), and nobody changes keys here."""
+"""An AES-GCM key may encrypt some 390 GB in records of 16 kB (RFC 8446, section 5.5), and keys are never changed here."""
 
 MAX_SPARES_PER_PEER: Final = 4
 MAX_SPARES_OF_PEER: Final = 2 * MAX_SPARES_PER_PEER
-"""Of the side that was dialled: what the dialler drops may still stand here."""
+"""For the side that was dialled, which may still keep connections that the dialler has dropped."""
 
 MAX_SPARES: Final = 256
-"""Each is a socket and some 50 kB."""
+"""Bound of all kept connections; each costs a socket and some memory."""
 
 ACKNOWLEDGED_WITHIN_S: Final = 0.5
 ACKNOWLEDGED_RTTS: Final = 4.0
 ACKNOWLEDGED_SHARE: Final = 0.3
-"""An opening that the other kernel has not acknowledged after the sum of the first two went nowhere: a router between has forgotten
-the connection, or the machine is gone. A share of what the caller allows at most: a new connection takes its time, too.
+"""Time limit for the other kernel to acknowledge an opening: seconds plus round trips, at most this share of the caller's time
+limit.
+
+After that a router has forgotten the connection, or the machine is gone. The rest of the time is left for a new connection.
 """
 
 SHORTER: Final = 0.5
 LEAST_KEPT_FOR_S: Final = 30.0
-"""Of the time that a connection had been kept when it was found gone: the next ones to that peer are kept for so long, or for the
-latter, if that is longer.
-"""
+"""After a dead connection, later ones to that peer are kept for this share of its age, but at least for LEAST_KEPT_FOR_S."""
 
 MAX_KNOWN: Final = 4096
 
 
 class _Silence(Enum):
-    """Where nothing is said to an opening."""
+    """The reason of a missing answer to an opening."""
 
     BUSY = auto()
     GONE = auto()
@@ -69,7 +67,7 @@ class _Silence(Enum):
 
 @dataclass(eq=False)
 class _Spare:
-    """One connection, since when it is kept, and who looks whether it ends."""
+    """A kept connection, the time since when it is kept, and the task that watches it."""
 
     peer: PeerId
     tls: TlsSocket
@@ -80,22 +78,23 @@ class _Spare:
 
 
 class SpareConnections:
-    """Those of one network that it dialled, each in a task of the nursery."""
+    """Kept connections that one network dialled, each watched by a task of the nursery."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self._spares: OrderedDict[_Spare, None] = OrderedDict()
-        """The one that was kept last stands last."""
+        """Ordered by the time of keeping, oldest first."""
 
         self._kept_for_s: OrderedDict[PeerId, float] = OrderedDict()
-        """Of peers to whom one was found gone."""
+        """Time to keep a connection, for peers to which one was found dead."""
 
     def __len__(self) -> int:
         return len(self._spares)
 
     def keep(self, peer: PeerId, tls: TlsSocket, own: TlsCredential) -> None:
-        """A connection on which `own` was shown, and whose stream both sides have ended. One too many of a peer, or one that is old,
-        is closed, and where there are too many in all the oldest goes.
+        """Keep a connection whose stream both sides have ended; `own` is the credential that was shown on it.
+
+        It is closed instead if it is old or if the peer has enough. If there are too many in all, the oldest one is closed.
         """
         is_full = sum(spare.peer == peer for spare in self._spares) >= MAX_SPARES_PER_PEER
         if is_full or tls.age_s > MAX_AGE_S or tls.num_bytes > MAX_BYTES:
@@ -106,7 +105,7 @@ class SpareConnections:
         spare = _Spare(peer, tls, own, trio.current_time())
         try:
             self._nursery.start_soon(self._hold, spare)
-        except RuntimeError:  # trio's word for a nursery that has closed
+        except RuntimeError:  # trio raises this if the nursery has closed
             tls.close()
             return
         self._spares[spare] = None
@@ -114,12 +113,12 @@ class SpareConnections:
     async def reopened(
         self, peer: PeerId, channel: str, own: TlsCredential, check: Callable[[bytes], None], within_s: float
     ) -> tuple[TlsSocket, Status] | None:
-        """A connection, and what the peer says to an opening on it; None where there is none that still is one.
+        """A kept connection and the peer's answer to an opening on it; None if there is no live one.
 
         Args:
-            own: our credential as of now; a connection on which another was shown is of no use any more.
-            check: of the credential that the peer has shown; raises RefusedError where that does not count any more.
-            within_s: for so long a peer may be busy.
+            own: our present credential; connections on which another one was shown are closed.
+            check: verifies the peer's credential again; raises RefusedError if it is not valid now.
+            within_s: time limit for the answer of a busy peer.
         """
         while (spare := self._newest(peer)) is not None:
             tls = await self._let_go(spare)
@@ -150,7 +149,7 @@ class SpareConnections:
             self._drop(spare)
 
     def _found_gone(self, spare: _Spare) -> None:
-        """So are those that were kept before it, mostly; and one that is kept as long will be."""
+        """Drop the peer's older connections, which are dead as well, and keep its later ones for a shorter time."""
         kept_s = trio.current_time() - spare.since_s
         self._kept_for_s.pop(spare.peer, None)
         if len(self._kept_for_s) >= MAX_KNOWN:
@@ -162,7 +161,7 @@ class SpareConnections:
         return next((spare for spare in reversed(self._spares) if spare.peer == peer), None)
 
     async def _let_go(self, spare: _Spare) -> TlsSocket:
-        """Nobody waits on it any more."""
+        """Stop watching a connection and return it."""
         del self._spares[spare]
         spare.scope.cancel()
         try:
@@ -177,7 +176,7 @@ class SpareConnections:
         spare.tls.close()
 
     async def _hold(self, spare: _Spare) -> None:
-        """Until it is wanted again; whatever comes on it before that, its end or a word that nobody asked for, is its end."""
+        """Watch a connection until it is used again. Anything that comes on it before that ends it."""
         try:
             with spare.scope:
                 with trio.move_on_after(min(KEPT_FOR_S, self._kept_for_s.get(spare.peer, KEPT_FOR_S))):
@@ -194,11 +193,11 @@ class SpareConnections:
 
 
 async def _asked(tls: TlsSocket, channel: str, within_s: float) -> Status | _Silence:
-    """What the peer says to an opening. A cancelled wait for its answer loses nothing of that.
+    """The peer's answer to an opening. A cancelled wait for the answer loses nothing.
 
     Raises:
         OSError: the connection broke.
-        RemoteProtocolError: an answer that is none.
+        RemoteProtocolError: a malformed answer.
     """
     path = tls.look()
     patience_s = ACKNOWLEDGED_WITHIN_S + ACKNOWLEDGED_RTTS * (path.best_rtt_s if path is not None else 0.0)
@@ -214,15 +213,13 @@ async def _asked(tls: TlsSocket, channel: str, within_s: float) -> Status | _Sil
 
 
 class Resting:
-    """Connections that a peer dialled, between two of its streams. The oldest make room for others: of those whose peer has vanished
-    nobody hears.
-    """
+    """Connections that peers dialled, between two of their streams. The oldest make room, since their peer may be gone."""
 
     def __init__(self) -> None:
         self._resting: OrderedDict[TlsSocket, PeerId] = OrderedDict()
 
     async def rest(self, tls: TlsSocket, peer: PeerId) -> bool:
-        """Whether something comes on it; else it was closed, by either side.
+        """Wait on a connection. True if bytes come on it; False if either side closed it.
 
         Raises:
             OSError: the other side broke it.

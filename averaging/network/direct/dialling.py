@@ -1,4 +1,4 @@
-"""Connects to the first of several addresses behind which the right peer answers."""
+"""Connects to the first of several addresses at which the right peer answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from averaging.network.seams.bulk_address import BulkAddress
 from protocol.errors import PotluckError, UnreachableError
 
 NEXT_AFTER_S: Final = 0.15
-"""Each further address gets its turn while the ones before are still being tried: one that swallows packets holds up nobody."""
+"""Delay between the starts of two dials, which run concurrently, so that an address that swallows packets delays no other."""
 
 
 FIRST_PAUSE_S: Final = 1.0
@@ -25,11 +25,11 @@ LONGEST_PAUSE_S: Final = 600.0
 
 
 class RedialPause:
-    """When a peer that could not be connected to is tried again: ever less often.
+    """The growing pause before a peer is dialled again after a failure.
 
     Attributes:
-        not_before_s: by trio's clock.
-        pause_s: what the next failure costs.
+        not_before_s: earliest time of the next dial, by trio's clock.
+        pause_s: length of the pause after the next failure.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class RedialPause:
         self.pause_s = FIRST_PAUSE_S
 
     def failed(self, now_s: float) -> None:
-        """Not again for a while."""
+        """Begin a pause, and make the next one longer."""
         self.not_before_s = now_s + self.pause_s
         self.pause_s = min(PAUSE_GROWTH * self.pause_s, LONGEST_PAUSE_S)
 
     def worked(self) -> None:
-        """What failed before says nothing any more."""
+        """End the pause and reset its length."""
         self.not_before_s = 0.0
         self.pause_s = FIRST_PAUSE_S
 
@@ -61,13 +61,13 @@ async def dial_first(
     check: Callable[[bytes], None],
     connected: Connected = _unnoticed,
 ) -> tuple[BulkAddress, TlsSocket]:
-    """Connect and shake hands; the first connection whose certificate passes `check` is taken, all others are closed.
+    """Connect and shake hands; the first connection whose certificate passes `check` is returned, all others are closed.
 
-    `connected` hears of each TCP connection, and again, with False, of one that came to nothing: its kernel answers at once however
-    busy the peer is, who has to shake hands; but another may stand where the peer does not.
+    `connected` is called with True for each TCP connection, and with False if it then fails. A TCP connection shows that a machine
+    is there and its peer may only be busy, but another machine may have that address.
 
     Raises:
-        UnreachableError: none did; says why the last one failed.
+        UnreachableError: all dials failed; the message says why the last one did.
     """
     found: list[tuple[BulkAddress, TlsSocket]] = []
     reasons: list[str] = []

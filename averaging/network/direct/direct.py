@@ -1,9 +1,8 @@
-"""What goes direct, over TCP and TLS 1.3 to an address that the other peer told us: bulk streams, and the calls of direct_calls.py.
+"""The direct way, over TCP and TLS 1.3 to an address that the other peer published: bulk streams, and the calls of direct_calls.py.
 
-Where a peer listens stands in its directory record; where it does not, or nobody answers there, it is asked on the control lane once,
-and that is kept. A peer that cannot be reached there is left to libp2p, and
-not tried again for a while: a second at first, four times as long each time, since packets to a closed firewall may just vanish, and
-the stream that tries waits for them.
+A peer's address stands in its directory record. If it does not, or nobody answers there, the peer is asked once on the control
+lane, and the answer is cached. A peer that cannot be reached directly is left to libp2p for a pause that grows fourfold with each
+failure, because a stream that dials a closed firewall only waits.
 """
 
 from __future__ import annotations
@@ -42,30 +41,32 @@ log = structlog.get_logger()
 ADDRESS_CHANNEL: Final = "bulk-address"
 ASK_WITHIN_S: Final = 2.0
 CONNECT_WITHIN_S: Final = 2.5
-"""Half of what those who open streams allow, so that libp2p has its turn."""
+"""Half of the time that callers allow for opening a stream, so that libp2p still has its turn."""
 
 CONNECTED_SHARE: Final = 0.8
-"""Of what those who open streams allow, where a connection is made: who answers there is busy, and would be as late by libp2p, which
-costs both ends several times as much. Of 32 peers on two cores half fell back so, and no round came to its end.
+"""Share of the caller's time limit that a made connection may take to answer.
+
+A peer that accepted the connection and is slow is busy. It would be as slow over libp2p, which costs both ends several times as
+much.
 """
 
 FIRST_WITHIN_S: Final = 0.8
-"""What a way that has never worked may cost a stream: behind a router that forwards nothing a connection is only waited for. It is
-then tried beside the stream, for as long as others may take.
+"""Time that a stream spends on an address that has never worked, since a router without forwarding only makes it wait.
+
+The address is then tried in the background with the usual time limit.
 """
 
 CALLS_WITHIN_S: Final = 10.0
-"""For a connection for calls, where the peer takes TCP connections: calls do not wait for it."""
+"""Time limit for a calls connection to a peer that takes TCP connections; calls do not wait for it."""
 
 KEPT_FOR_S: Final = 600.0
-"""A peer's answer, also one that names no address; it may listen elsewhere later."""
+"""Time for which a peer's answer is cached, even an empty one; the peer may listen elsewhere later."""
 
 PLACE_SHARE: Final = 0.4
-"""Of what those who open streams allow, for a place among the dials; as much is left for the dial, and libp2p has its turn."""
+"""Share of the caller's time limit to wait for a free dial; as much is left for the dial itself and for libp2p."""
 
 MAX_DIALS: Final = 8
-"""Connections made at a time: a handshake costs a millisecond of both ends and more on a busy machine, and of thirty begun together
-each would take as long as all.
+"""Connections made at a time: a handshake costs processor time at both ends, and of many begun together each takes as long as all.
 """
 MAX_ROUTES: Final = 4096
 CLOSE_GRACE_S: Final = 1.0
@@ -73,18 +74,18 @@ CLOSE_GRACE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class DirectOptions:
-    """How a peer takes part in direct bulk.
+    """Settings of the direct way.
 
     Attributes:
-        credential: our own credential and key as of now; asked at each connection, cheap.
-        ca_certificate_der: of the run.
-        check: whether a shown credential counts, and whose it is.
-        listen_host: where to listen; None for a peer that takes no connections, which still dials.
-        listen_port: 0 for any.
-        may_take_another: whether any free port does where `listen_port` is in use: nobody chose that one.
-        first_within_s: what a way that has never worked may cost a stream.
-        listed: where the directory says that a peer listens for bulk, nothing where it does not say.
-        num_first_strands: connections that a stream has at once; it gets others where they pay (strand_rule.py), but with 0.
+        credential: returns our present credential and key; called at each connection, cheap.
+        ca_certificate_der: the run's CA certificate, DER.
+        check: verifies a credential and returns its peer.
+        listen_host: address to listen on; None for a peer that only dials.
+        listen_port: 0 for any free port.
+        may_take_another: take any free port if `listen_port` is in use, because nobody chose that one.
+        first_within_s: time that a stream spends on an address that has never worked.
+        listed: a peer's bulk addresses in the directory; empty if there are none.
+        num_first_strands: substreams that a stream opens at once; it gets more if they help (substream_rule.py), but none with 0.
     """
 
     credential: Callable[[], TlsCredential]
@@ -100,12 +101,12 @@ class DirectOptions:
 
 @dataclass(frozen=True, slots=True)
 class HostNetwork:
-    """What the direct way needs of the network that it belongs to.
+    """The network that the direct way belongs to, as far as it needs it.
 
     Attributes:
-        call: `Network.call`, over libp2p: the direct way asks by it where to go.
+        call: `Network.call`, over libp2p: asks peers for their addresses.
         addresses: `Network.addresses`.
-        answer, open_channels: of calls, as in `CallsHost`.
+        answer, open_channels: as in `CallsHost`.
         admits, serves, serve: as in `DoorRules`.
     """
 
@@ -121,7 +122,7 @@ class HostNetwork:
 
 
 class _Route:
-    """What is known of the way to one peer."""
+    """Knowledge of the way to one peer."""
 
     def __init__(self) -> None:
         self.lock = trio.Lock()
@@ -131,13 +132,15 @@ class _Route:
         self.has_worked = False
         self.is_to_ask = False
         self.mute = set[BulkAddress]()
-        """Of several addresses those where a connection was taken and nothing said until patience was over: who stands there may be
-        somebody else, and is not waited for again as one who is busy.
+        """Addresses that accepted a connection and stayed silent until the time limit. Another machine may stand there, so they do
+        not get the longer time limit of a busy peer.
         """
 
     def failed(self, now_s: float) -> bool:
-        """Not again for a while, and then ask first where it listens now. True for the first of streams that failed together; the
-        others change nothing.
+        """Pause, and then ask the peer first where it listens now.
+
+        Returns:
+            True for the first of several streams that failed together; the others change nothing.
         """
         if now_s < self.pause.not_before_s:
             return False
@@ -147,13 +150,13 @@ class _Route:
         return True
 
     def said_nothing(self, address: BulkAddress, of: Sequence[BulkAddress]) -> None:
-        """One of these was silent; where all are it is the peer that is busy."""
+        """Remember a silent address. If all of the peer's addresses are silent, the peer is only busy."""
         self.mute.add(address)
         if self.mute.issuperset(of):
             self.mute.clear()
 
     def worked(self, address: BulkAddress) -> None:
-        """Begin with this one the next time."""
+        """Begin with this address the next time."""
         self.has_worked = True
         self.is_to_ask = False
         self.mute.discard(address)
@@ -162,11 +165,11 @@ class _Route:
 
 
 class DirectWay:
-    """Made by `open_direct`.
+    """Direct streams and calls of one network. Made by `open_direct`.
 
     Attributes:
-        port: on which we listen, None where we do not.
-        calls: that go direct.
+        port: the port that we listen on; None if we do not listen.
+        calls: the direct calls.
     """
 
     def __init__(self, options: DirectOptions, host: HostNetwork, lane: BulkLane, nursery: trio.Nursery) -> None:
@@ -188,10 +191,10 @@ class DirectWay:
         self.spares = SpareConnections(nursery)
 
     async def open_stream(self, peer: PeerId, channel: str, within_s: float) -> Stream | None:
-        """A direct stream, None where there is no direct way now. `within_s`: what the caller allows.
+        """A direct stream, or None if there is no direct way now. `within_s` is the caller's time limit.
 
         Raises:
-            TransportError, RemoteProtocolError: the peer was reached and says no.
+            TransportError, RemoteProtocolError: the peer was reached and refused.
         """
         if peer == self._host.peer_id:
             return None
@@ -201,7 +204,7 @@ class DirectWay:
         if spare is not None:
             return self._stream(peer, channel, *spare, own)
         if trio.current_time() >= until_s:
-            return None  # it is busy, which says nothing about the way
+            return None  # the peer is busy, which says nothing about the way
         route = self._route_to(peer)
         addresses = await self._where(peer, route)
         if not addresses or trio.current_time() < route.pause.not_before_s:
@@ -210,16 +213,16 @@ class DirectWay:
             with trio.fail_after(PLACE_SHARE * within_s):
                 await self._dials.acquire()
         except trio.TooSlowError:
-            return None  # others fill all places, which says nothing about this peer
+            return None  # other peers take all dials, which says nothing about this one
         try:
             if trio.current_time() < route.pause.not_before_s:
-                return None  # another stream has found out meanwhile
+                return None  # another stream has failed meanwhile
             reached, tls, status = await self._opened(peer, route, addresses, channel, until_s)
         except (OSError, trio.TooSlowError, PotluckError) as error:
             is_first = route.failed(trio.current_time())
             log.info("no_direct_way", peer=peer, reason=str(error)[:200] or "too slow", pause_s=route.pause.pause_s)
             if is_first and isinstance(error, trio.TooSlowError) and not route.has_worked:
-                self._nursery.start_soon(self._try_beside, peer, route, addresses)
+                self._nursery.start_soon(self._try_in_background, peer, route, addresses)
             return None
         finally:
             self._dials.release()
@@ -228,7 +231,7 @@ class DirectWay:
         return self._stream(peer, channel, tls, status, own)
 
     def _stream(self, peer: PeerId, channel: str, tls: TlsSocket, status: Status, own: TlsCredential) -> TlsStream:
-        """Over a connection that was opened for it, and is kept after it. Raises as `open_stream` where that was refused."""
+        """A stream over an opened connection, which is kept afterwards. Raises as `open_stream` if the peer refused."""
         if status is not Status.FINE:
             tls.close()
             raise refusal(status, peer, channel)
@@ -236,15 +239,15 @@ class DirectWay:
         return TlsStream(tls, peer, channel, self._lane, ends, growth=self._strands.growth(peer))
 
     def _where_known(self, peer: PeerId) -> tuple[BulkAddress, ...]:
-        """Where calls may try: the directory first, which hears of a new port, then what streams have found."""
+        """Addresses for calls: first the directory's, which is told of a new port, then those that streams have found."""
         route = self._routes.get(peer)
         if peer == self._host.peer_id or (route is not None and trio.current_time() < route.pause.not_before_s):
             return ()
         return tuple(dict.fromkeys((*self._options.listed(peer), *(route.addresses if route is not None else ()))))
 
     async def _dial_for(self, channel: str, peer: PeerId) -> TlsSocket | None:
-        """A connection for calls, or a strand. Nobody is asked where the peer listens: that is a call itself. Streams still try where
-        it fails.
+        """A connection for calls or a substream. It does not ask the peer for its address, which would be a call itself. Its
+        failure does not keep streams from trying.
         """
         route = self._route_to(peer)
         addresses = self._where_known(peer)
@@ -260,8 +263,8 @@ class DirectWay:
         route.worked(reached)
         return tls
 
-    async def _try_beside(self, peer: PeerId, route: _Route, addresses: tuple[BulkAddress, ...]) -> None:
-        """Whether a far peer can be connected to after all: if so the next stream goes there at once."""
+    async def _try_in_background(self, peer: PeerId, route: _Route, addresses: tuple[BulkAddress, ...]) -> None:
+        """Try a distant peer with more time. On success the next stream goes there at once."""
         with trio.move_on_after(CONNECT_WITHIN_S):
             try:
                 reached, tls = await dial_first(addresses, self._context(is_server=False), self._is(peer))
@@ -275,14 +278,14 @@ class DirectWay:
         def check(certificate_der: bytes) -> None:
             found = self._options.check(certificate_der)
             if found != peer:
-                raise RefusedError(f"{found} answers where {peer} should", f"the credential of {peer}")
+                raise RefusedError(f"{found} answers at the address of {peer}", f"the credential of {peer}")
 
         return check
 
     async def _opened(
         self, peer: PeerId, route: _Route, addresses: tuple[BulkAddress, ...], channel: str, until_s: float
     ) -> tuple[BulkAddress, TlsSocket, Status]:
-        """A connection, and what the peer says to our opening. Raises OSError, trio.TooSlowError, PotluckError."""
+        """A connection and the peer's answer to our opening. Raises OSError, trio.TooSlowError, PotluckError."""
         first_s = CONNECT_WITHIN_S if route.has_worked else self._options.first_within_s
         first_until_s, waited_for = min(until_s, trio.current_time() + first_s), set[BulkAddress]()
         with patient_for(first_s, self._nursery, until_s) as scope:
@@ -307,14 +310,14 @@ class DirectWay:
     # --- where others listen ---
 
     def forget(self, peer: PeerId) -> None:
-        """Ask a peer anew where it listens, and try it at once."""
+        """Ask the peer again where it listens, and try it at once."""
         self.spares.forget(peer)
         self._routes.pop(peer, None)
 
     def _route_to(self, peer: PeerId) -> _Route:
         route = self._routes.pop(peer, None) or _Route()
         if len(self._routes) >= MAX_ROUTES:
-            del self._routes[next(iter(self._routes))]  # the one that was not used for the longest time
+            del self._routes[next(iter(self._routes))]  # the least recently used one
         self._routes[peer] = route
         return route
 
@@ -337,11 +340,11 @@ class DirectWay:
             return route.addresses
 
     async def tell(self, _peer: PeerId, _request: bytes) -> bytes:
-        """Where we listen, for whoever asks."""
+        """Answer a request for our addresses."""
         return encode_addresses(self.own())
 
     def own(self) -> tuple[BulkAddress, ...]:
-        """Where we listen; nothing where we do not."""
+        """The addresses that we listen on; empty if we do not listen."""
         if self.port is None:
             return ()
         return own_addresses(self._host.addresses(), self._options.listen_host or "", self.port)
@@ -349,7 +352,7 @@ class DirectWay:
     # --- the listening side ---
 
     def listen(self) -> None:
-        """Begin. Raises MachineError: the port is in use, or the address is not ours."""
+        """Start to listen. Raises MachineError: the port is in use, or the address is not ours."""
         options = self._options
         if options.listen_host is None:
             return
@@ -368,7 +371,7 @@ class DirectWay:
             self._nursery.start_soon(door.listen, listener)
 
     def _context(self, *, is_server: bool) -> ssl.SSLContext:
-        """TLS with the credential as of now. Raises ConfigError: it cannot be used."""
+        """TLS with our present credential. Raises ConfigError: it cannot be used."""
         own = self._options.credential()
         made = self._contexts.get(is_server)
         if made is None or made[0] != own:
@@ -379,7 +382,7 @@ class DirectWay:
     # --- the end of streams and of everything ---
 
     def keep_until_done(self, ending: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Let a stream that we ended wait for its other side."""
+        """Let a stream that we ended wait for the other side."""
         self._num_ending += 1
         self._nursery.start_soon(self._keep, ending)
 
@@ -394,7 +397,7 @@ class DirectWay:
             ended.set()
 
     async def finish(self) -> None:
-        """Give streams that end a moment."""
+        """Give ending streams a moment."""
         with trio.move_on_after(CLOSE_GRACE_S, shield=True):
             while self._num_ending:
                 await self._ended.wait()
@@ -402,7 +405,7 @@ class DirectWay:
 
 @asynccontextmanager
 async def open_direct(options: DirectOptions, host: HostNetwork, lane: BulkLane) -> AsyncIterator[DirectWay]:
-    """Listen where the options say, and answer others who ask where.
+    """Listen as the options say, and answer requests for our addresses.
 
     Raises:
         MachineError: the port is in use, or the address is not ours.

@@ -1,7 +1,8 @@
-"""The calls that go direct: a connection for each peer that is called, beside the streams of bulk, and no call waits long for one.
+"""Direct calls: one connection for each peer that is called, separate from the bulk streams. No call waits long for it.
 
-A call whose peer is not connected to goes over libp2p, and the connection is made beside it: a firewall that swallows packets delays
-nobody. Whoever dialled, both ends use it, so that a peer that takes no connections is called over the ones that it made.
+A call to a peer without a connection goes over libp2p, and the connection is made in the background, so that a firewall that
+swallows packets delays nobody. Both ends use a connection, whichever of them dialled. So a peer that takes no connections is called
+over its own.
 """
 
 from __future__ import annotations
@@ -25,34 +26,34 @@ from protocol.ids import PeerId
 log = structlog.get_logger()
 
 CALLS_CHANNEL: Final = "potluck-calls"
-"""What the opening of a connection for calls asks for."""
+"""The channel that the opening of a calls connection names."""
 
 IDLE_S: Final = 180.0
 LONGER_IDLE_S: Final = 240.0
-"""Of the side that was dialled, so that it is the dialler who closes, and no call meets a connection that is just being closed."""
+"""For the side that was dialled: the dialler closes first, so that no call meets a connection that is just being closed."""
 
 WAIT_S: Final = 0.5
 WAIT_SHARE: Final = 0.2
-"""A call waits so long, and such a share of its time, for a connection that is being made: over libp2p it costs both ends more."""
+"""A call waits for the shorter of both for a connection that is being made, because libp2p costs both ends more."""
 
 QUIET_S: Final = 5.0
-"""A connection without a call for so long may give its place to another: nothing is on its way on it."""
+"""After this time without a call, a connection may give its place to another: nothing is under way on it."""
 
 MAX_CONNECTIONS: Final = 512
 MAX_CONNECTIONS_PER_PEER: Final = 4
 MAX_DIALS: Final = 4
-"""At a time: calls go over libp2p meanwhile, and bulk has places of its own."""
+"""Dials at a time: calls go over libp2p meanwhile, and bulk has its own dials."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallsHost:
-    """What the calls need of the direct way and of the network.
+    """The direct way and the network, as far as the calls need them.
 
     Attributes:
-        admits: whether to serve a peer, None where that cannot be told; may take seconds.
+        admits: whether to serve a peer; None if unknown; may take seconds.
         answer, open_channels: as in `CallRules`.
-        where: the peer's addresses that are worth trying now; must not block.
-        dial: a connection past its opening, None where there is none.
+        where: the peer's addresses that are worth a dial now; must not block.
+        dial: a connection after its opening; None if it failed.
     """
 
     admits: Admits
@@ -74,7 +75,7 @@ class _Attempt:
 
 
 class RecentVerdicts:
-    """Who was let in or refused a moment ago, as at libp2p's door; asked for once for all who wait."""
+    """Recent admissions and refusals, as in the libp2p listener. Calls that wait for the same peer share one question."""
 
     def __init__(self, admits: Admits) -> None:
         self._admits = admits
@@ -82,7 +83,7 @@ class RecentVerdicts:
         self._asking: dict[PeerId, trio.Event] = {}
 
     async def admits(self, peer: PeerId) -> bool | None:
-        """The verdict; None where it could not be had."""
+        """The verdict; None if it is unknown."""
         while True:
             counts, verdict = self._book.at(peer, trio.current_time())
             if counts:
@@ -104,7 +105,7 @@ class RecentVerdicts:
 
 
 class DirectCalls:
-    """The connections of one network. What it starts runs in the nursery."""
+    """The calls connections of one network. Its tasks run in the given nursery."""
 
     def __init__(self, host: CallsHost, nursery: trio.Nursery) -> None:
         self._host = host
@@ -115,11 +116,11 @@ class DirectCalls:
         self._places = CallLimiter(MAX_CALLS_PER_PEER, MAX_CALLS)
         self._verdicts = RecentVerdicts(host.admits)
         self.num_found = 0
-        """How often a call found a connection."""
+        """Number of calls that found a connection."""
 
     @property
     def num_connections(self) -> int:
-        """That are open."""
+        """Number of open connections."""
         return sum(map(len, self._connections.values()))
 
     def live(self, peer: PeerId) -> CallConnection | None:
@@ -128,10 +129,10 @@ class DirectCalls:
         return next((connection for connection in reversed(connections) if connection.has_room), None)
 
     async def find(self, peer: PeerId, channel: str, within_s: float) -> CallConnection | None:
-        """A connection for a call that may take `within_s`, made if there is none yet; None where the call should go another way."""
+        """A connection for a call that may take `within_s`, made if there is none; None if the call should use libp2p."""
         found = self.live(peer)
-        # What strangers are asked lets connections in, and must not wait for one. Those of a peer that takes nothing now are full, and
-        # another would be no better.
+        # Calls on open channels decide about admission and must not wait for a connection. If the peer has connections, they are
+        # full, and another one would not help.
         if found is None and channel not in self._host.open_channels and peer not in self._connections:
             found = await self._made(peer, within_s)
         self.num_found += found is not None
@@ -146,7 +147,7 @@ class DirectCalls:
         return self.live(peer)
 
     def _begun(self, peer: PeerId) -> _Attempt | None:
-        """The dial that is under way, begun here if it is time for one."""
+        """The dial under way, started here if it is due."""
         attempt = self._attempts.get(peer)
         if attempt is not None and not attempt.is_over:
             return attempt
@@ -175,7 +176,7 @@ class DirectCalls:
         tls = None
         try:
             async with self._dials:
-                is_there = self.live(peer) is not None  # it has dialled us meanwhile
+                is_there = self.live(peer) is not None  # the peer has dialled us meanwhile
                 if not is_there:
                     tls = await self._host.dial(peer)
         finally:
@@ -190,19 +191,19 @@ class DirectCalls:
             await self._keep(tls, peer, IDLE_S, attempt.done)
 
     def forget(self, peer: PeerId) -> None:
-        """Something went well: what failed before says nothing any more."""
+        """A stream reached the peer, so end the pause after failed dials."""
         attempt = self._attempts.get(peer)
         if attempt is not None:
             attempt.pause.worked()
 
     def has_place(self, peer: PeerId) -> bool:
-        """Whether a connection of the peer's is taken, before it is answered."""
+        """Whether another connection from the peer may be accepted; checked before it is answered."""
         if len(self._connections.get(peer, ())) >= MAX_CONNECTIONS_PER_PEER:
             return False
         return self.num_connections < MAX_CONNECTIONS or self._make_room()
 
     async def serve(self, tls: TlsSocket, peer: PeerId) -> None:
-        """A connection that the peer made, until it ends."""
+        """Serve a connection that the peer made until it ends."""
         self.forget(peer)
         await self._keep(tls, peer, LONGER_IDLE_S, trio.Event())
 
@@ -225,7 +226,7 @@ class DirectCalls:
         self._nursery.start_soon(partial(_guarded, task))
 
     def _make_room(self) -> bool:
-        """Close the connection that nobody used for the longest time; False where all are in use."""
+        """Close the least recently used connection; False if all are in use."""
         before_s = trio.current_time() - QUIET_S
         every = (one for connections in self._connections.values() for one in connections if one.is_open)
         idle = [one for one in every if one.is_idle and one.used_s < before_s]

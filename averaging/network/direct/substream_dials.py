@@ -1,4 +1,4 @@
-"""Further connections for streams that we opened, where one does not fill the line (strand_rule.py says when)."""
+"""Dials substreams for streams that we opened, when one connection does not fill the line (substream_rule.py)."""
 
 from __future__ import annotations
 
@@ -22,44 +22,45 @@ _T = TypeVar("_T")
 
 LOOK_EVERY_S: Final = 0.25
 MOST_IN_ALL: Final = 32
-"""Strands of all our streams. Where many streams share a line they fill it together."""
+"""Bound of the substreams of all our streams: many streams fill a line together without them."""
 
 KEPT_FOR_S: Final = 600.0
-"""How many a stream to this peer should have: the way there may change."""
+"""Time for which the useful number of connections to a peer is remembered; the path to it may change."""
 
 REFUSED_FOR_S: Final = 60.0
-"""A peer that took none has no place for them now, or is of a release that knows none."""
+"""Pause after a peer refused a substream: it has no place for one now, or its release knows none."""
 
 CONFIRMED_WITHIN_S: Final = 10.0
 
 USEFUL_AFTER_BYTES: Final = 1 << 20
-"""What a stream has sent before it gets as many as paid for the last one: an answer or two would be over before they are made."""
+"""Bytes that a stream must send before it gets the remembered number of connections; a short answer would end before they are made.
+"""
 
 MAX_KNOWN: Final = 4096
 
 
 class Growing(Protocol):
-    """A stream that can have further connections (`TlsStream`)."""
+    """A stream that can have substreams (`TlsStream`)."""
 
     @property
     def connections(self) -> Sequence[TlsSocket]:
-        """That it has now."""
+        """The connections that carry it now."""
         ...
 
     def join(self, strand: TlsSocket, token: bytes) -> None:
-        """One more, by this token at the other side. It belongs to the stream from now on."""
+        """Add a substream with this token, which the stream owns from now on."""
         ...
 
 
 Dial = Callable[[PeerId], Awaitable[TlsSocket | None]]
-"""A connection that the peer took as a strand; None where there is none to be had."""
+"""Dials a connection that the peer accepts as a substream; None if it fails."""
 
 
 class StrandDials:
-    """Of one peer, for all the streams that it opens.
+    """Substreams of all the streams that this peer opens.
 
     Args:
-        num_first: connections that each stream is to have at once; with 0 it never has more than one.
+        num_first: connections that each stream gets at once; with 0 it never has more than one.
     """
 
     def __init__(self, dial: Dial, nursery: trio.Nursery, num_first: int = 1) -> None:
@@ -71,7 +72,7 @@ class StrandDials:
         self._refused_until_s: OrderedDict[PeerId, float] = OrderedDict()
 
     def growth(self, peer: PeerId) -> Growth:
-        """Of a new stream to this peer."""
+        """The growth of a new stream to this peer."""
         now_s = trio.current_time()
         if now_s < self._refused_until_s.get(peer, 0.0):
             return Growth(self, peer, 0, 0)
@@ -79,15 +80,15 @@ class StrandDials:
         return Growth(self, peer, self._num_first, useful if now_s < until_s else 1)
 
     def learned(self, peer: PeerId, num_useful: int) -> None:
-        """So many connections to this peer were worth having."""
+        """Remember that `num_useful` connections to this peer have helped."""
         _keep(self._useful, peer, (num_useful, trio.current_time() + KEPT_FOR_S))
 
     def add(self, peer: PeerId, stream: Growing, number: int) -> None:
-        """Begin to connect so many times more, as far as there is room for them."""
+        """Start to dial `number` more connections, as far as there is room."""
         for _ in range(min(number, MOST_IN_ALL - self._num_open)):
             try:
                 self._nursery.start_soon(self._add, peer, stream)
-            except RuntimeError:  # trio's word for a nursery that has closed: the stream ends soon, too
+            except RuntimeError:  # trio raises this if the nursery has closed: the stream ends soon, too
                 return
             self._num_open += 1
 
@@ -100,7 +101,7 @@ class StrandDials:
             try:
                 token = secrets.token_bytes(TOKEN_BYTES)
                 with trio.fail_after(CONFIRMED_WITHIN_S):
-                    await strand.send(memoryview(token), 0)  # less than a record: all of it at once
+                    await strand.send(memoryview(token), 0)  # less than a record: sent at once
                     if not await strand.receive_into(memoryview(bytearray(1)), 0):
                         return
                 stream.join(strand, token)
@@ -114,7 +115,7 @@ class StrandDials:
 
 
 def _keep(known: OrderedDict[PeerId, _T], peer: PeerId, value: _T) -> None:
-    """The newest of MAX_KNOWN."""
+    """Keep the newest MAX_KNOWN entries."""
     known.pop(peer, None)
     if len(known) >= MAX_KNOWN:
         known.popitem(last=False)
@@ -122,11 +123,11 @@ def _keep(known: OrderedDict[PeerId, _T], peer: PeerId, value: _T) -> None:
 
 
 class Growth:
-    """Of one stream: looks at its connections while it sends, and has others added where they pay.
+    """Watches the connections of one stream while it sends, and adds more if they help.
 
     Args:
-        num_first: connections for it to have at once; with 0 it never has more than one.
-        num_useful: that it gets when it is seen to have much to send.
+        num_first: connections that the stream gets at once; with 0 it never has more than one.
+        num_useful: connections that it gets once it has much to send.
     """
 
     def __init__(self, dials: StrandDials, peer: PeerId, num_first: int, num_useful: int) -> None:
@@ -140,7 +141,7 @@ class Growth:
         self._looked_s = -inf
 
     def sent(self, stream: Growing, num_bytes: int) -> None:
-        """A frame of so many bytes has left, one that fills a line."""
+        """A frame of `num_bytes` has left that is long enough to fill a line."""
         now_s = trio.current_time()
         self._num_bytes += num_bytes
         if self._num_wanted and self._num_bytes >= USEFUL_AFTER_BYTES:
@@ -156,7 +157,7 @@ class Growth:
     def _look(self, connections: Sequence[TlsSocket], now_s: float) -> int:
         paths = [path for path in (connection.look() for connection in connections) if path is not None]
         if not paths or len(paths) < len(connections):
-            return 0  # this system does not tell, or one is closed
+            return 0  # the system has no statistics, or a connection is closed
         before = self._rule.num_useful
         paced_bytes_per_s = sum(connection.paced_bytes_per_s for connection in connections)
         number = self._rule.look(paths, paced_bytes_per_s, now_s)

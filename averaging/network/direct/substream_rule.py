@@ -1,12 +1,11 @@
-"""When a stream should have further connections: where one does not fill the line.
+"""Decides when a stream should have more connections, because one does not fill the line.
 
-TCP that goes by losses sends about MSS / RTT x 1.22 / sqrt(share lost) (Mathis et al. 1997; CUBIC, Linux's default, a little more), so
-that on a long way a few lost packets hold it far below what the line carries, and as many connections carry as many times that. Over a
-line of 40 Mbit/s, 50 ms one way, 0.1% lost, CUBIC: one 4 to 7 Mbit/s in the long run, eight plain sockets 39. And a connection holds
-no more unacknowledged than its buffer: 4 MB by Linux's default are 42 MB/s at 100 ms.
+TCP that reacts to loss sends about MSS / RTT x 1.22 / sqrt(share lost) (Mathis et al. 1997; CUBIC, Linux's default, a little more).
+Over a long distance a few lost packets hold it far below the line's rate, and several connections carry several times as much. A
+connection also never holds more unacknowledged bytes than its buffer.
 
-What says so is the kernel: there is always more to send, no queue at the line (acknowledgements take no longer than the best that was
-seen), and packets were lost or the buffer held it up. BBR does not go by single losses, so they say nothing there.
+The kernel's statistics show both cases: there is always more to send, no queue at the line, and packets were lost or the buffer was
+full. BBR does not react to single losses, so its losses say nothing. The constants were measured; see tests/benchmarks/LOG.md.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ from typing import Final
 from averaging.network.pacing.line_rate import PathStats, is_queued
 
 MOST_STRANDS: Final = 8
-"""Of a stream, beside the connection that it was opened with: what CUBIC needs on 100 ms with one in a thousand lost, at 40 Mbit/s."""
+"""Most substreams of a stream, its first connection not counted. CUBIC needs this number on a long line that loses packets."""
 
 WINDOW_S: Final = 1.0
 WINDOW_RTTS: Final = 8.0
-"""A window is as long as the longer of both: CUBIC's pace goes up and down within it."""
+"""The longer of both is the length of a window: CUBIC's rate goes up and down within it."""
 
 SHORTEST_RTT_S: Final = 0.01
-"""On a shorter way a connection is back at its pace at once."""
+"""With a shorter round trip a connection recovers from a loss at once."""
 
 GAIN: Final = 1.1
 WINDOWS_TO_GAIN: Final = 3
-"""What twice the connections must carry in one of so many windows, beside what was carried before; the first is their slow start."""
+"""Doubled connections must carry `GAIN` times as much in one of `WINDOWS_TO_GAIN` windows; the first is their slow start."""
 
 HELD_SHARE: Final = 0.5
-"""Of the time, for a buffer that holds a connection up."""
+"""Share of the time in which a full send buffer must have held a connection back."""
 
 USED: Final = 0.8
-"""Of what the line's pace allows: who sends that much is held back by us."""
+"""Share of the line's rate: a stream that sends this much is held back by our own limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """Of a window: sums over all connections."""
+    """The start of a window: sums over all connections."""
 
     now_s: float
     num_paths: int
@@ -50,7 +49,7 @@ class _Begin:
 
 
 class StrandRule:
-    """Of one stream. `num_useful` is how many connections were worth having so far."""
+    """The rule of one stream. `num_useful` is the number of connections that have helped so far."""
 
     def __init__(self) -> None:
         self.num_useful = 1
@@ -61,12 +60,12 @@ class StrandRule:
         self._is_settled = False
 
     def look(self, paths: Sequence[PathStats], paced_bytes_per_s: float, now_s: float) -> int:
-        """How many connections the stream should have, mostly as many as it has. To be asked some four times a second, while more is
-        to be sent.
+        """The number of connections that the stream should have, mostly its present one. Call it some four times a second while
+        there is more to send.
 
         Args:
-            paths: the connections that carry what it sends.
-            paced_bytes_per_s: what all of them together are held to; infinite where they are not.
+            paths: the connections that carry the stream.
+            paced_bytes_per_s: the limit of all of them together; infinite if there is none.
         """
         number, begin = len(paths), self._begin
         if self._is_settled or not all(path.waiting_bytes for path in paths):
@@ -91,10 +90,10 @@ class StrandRule:
         return min(2 * number, MOST_STRANDS)
 
     def _is_in_vain(self, carried_bytes_per_s: float, num_paths: int) -> bool:
-        """Whether the connections that came last are still to show what they are worth, or have shown that it is nothing."""
+        """Whether the newest connections have not helped, or not had time to help."""
         if not self._before_bytes_per_s:
             return False
-        if num_paths <= self._num_asked_at:  # they have not come yet
+        if num_paths <= self._num_asked_at:  # the new connections are not there yet
             return True
         if carried_bytes_per_s >= GAIN * self._before_bytes_per_s:
             self.num_useful, self._before_bytes_per_s = num_paths, 0.0

@@ -1,10 +1,10 @@
-"""Frames that go over several further connections of a stream, its strands: a piece goes to whichever has room for it.
+"""Frames that go over several further connections of a stream, its substreams: each piece goes to one that has room for it.
 
-    on a strand    number of the frame u32, number of the piece u32, the piece
+    on a substream    number of the frame u32, number of the piece u32, the piece
 
-Frames are numbered from 0 as they are announced on the connection that the stream was opened with, which carries no pieces itself.
-All pieces of a frame are as long as `piece_bytes` says, the last one what is left. A strand that has no room holds up no frame: the
-others take its part. One that breaks breaks the stream.
+Frames are numbered from 0 in the order of their announcements on the stream's first connection, which carries no pieces itself.
+All pieces of a frame have the length `piece_bytes`, the last one the rest. A substream without room delays no frame: the others
+take its part. A broken substream breaks the stream.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId
 
 STRAND_CHANNEL: Final = "strand"
-"""What a further connection asks for instead of a channel; its token follows."""
+"""A substream's opening names this instead of a channel; its token follows."""
 
 TOKEN_BYTES: Final = 16
 CLAIM_WITHIN_S: Final = 10.0
-"""A strand that is announced on its stream has come before, or does so soon."""
+"""Time limit for an announced substream to arrive, which mostly is there already."""
 
 KEPT_FOR_S: Final = 660.0
-"""A strand that has come is asked for so soon: its announcement may wait behind frames for as long as their reader reads nothing,
-and answers within a lane may take ten minutes.
+"""Time for which an arrived substream waits to be claimed. Its announcement may wait behind frames that nobody reads, and answers
+within a lane may take ten minutes.
 """
 
 ANNOUNCED_WITHIN_S: Final = 5.0
-"""By whoever has opened it; one that nothing was to be sent on for longer is closed again."""
+"""Time limit for the opener to announce a substream; without a frame to send for longer, the opener closes it."""
 
 STALLED_S: Final = 300.0
-"""The other side must take something in so long; one under a low cap does. What waits for the pacer is not being sent yet."""
+"""Time limit for the other side to take the next bytes, enough under a low cap. Waits for the limiter do not count."""
 
 MOST_PIECE_BYTES: Final = 1 << 16
-"""Half of what the kernel holds unsent of a connection (tls_socket.py)."""
+"""Half of the kernel's bound of unsent bytes (tls_socket.py)."""
 
 LEAST_PIECE_BYTES: Final = 1 << 13
-"""Half a record. A stream that is held to 1 Mbit/s sends frames of one chunk, 16 kB (rounds/batches.py)."""
+"""Half a record. A stream with a low cap sends frames of one chunk, 16 kB (rounds/traffic/batches.py)."""
 
 _HEAD: Final = struct.Struct(">II")
 _FIRST_BYTES: Final = RECORD_BYTES - _HEAD.size
 MAX_FRAMES: Final = 1 << 32
-"""After so many their numbers begin again."""
+"""Frame numbers wrap around at this number."""
 
 
 def piece_bytes(num_bytes: int) -> int:
-    """How long the pieces of a frame of so many bytes are: two for each strand where they are not too short for that.
+    """Length of the pieces of a frame of `num_bytes`: two pieces for each substream unless they would be too short.
 
-    It is the same for any number of strands: who was dialled may send before it has read that there are more of them.
+    It does not depend on the number of substreams, because the dialled side may send before it has read of new ones.
     """
     return max(LEAST_PIECE_BYTES, min(MOST_PIECE_BYTES, num_bytes // (2 * MOST_STRANDS)))
 
 
-async def _beside(works: Sequence[Callable[[], Awaitable[None]]], is_done: Callable[[], bool]) -> None:
-    """All of them at once, until that is so; the first error that is foreseen ends the others, and leaves as itself."""
+async def _run_all(works: Sequence[Callable[[], Awaitable[None]]], is_done: Callable[[], bool]) -> None:
+    """Run all works concurrently until `is_done`. The first expected error ends the others and is raised as itself."""
     errors: list[Exception] = []
 
     async def guarded(work: Callable[[], Awaitable[None]]) -> None:
@@ -77,7 +77,7 @@ async def _beside(works: Sequence[Callable[[], Awaitable[None]]], is_done: Calla
                 nursery.start_soon(guarded, work)
     except BaseExceptionGroup as group:
         if group.subgroup(lambda error: not isinstance(error, trio.Cancelled | BaseExceptionGroup)) is None:
-            raise _first(group) from None  # the caller is being cancelled, and hears of it once
+            raise _first(group) from None  # the caller is being cancelled: raise that once
         raise
     if errors:
         raise errors[0]
@@ -89,7 +89,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class StrandSend:
-    """One frame on its way out. A `run` that was cancelled is gone on with by another one."""
+    """One outgoing frame. Another `run` continues a cancelled one."""
 
     def __init__(self, number: int, data: memoryview, strands: Sequence[TlsSocket]) -> None:
         self._number = number
@@ -101,20 +101,20 @@ class StrandSend:
         self._unsent: list[list[memoryview]] = [[] for _ in strands]
 
     async def run(self) -> None:
-        """Until all of it is with the kernel. Raises OSError where a connection broke, TooSlowError after STALLED_S without a byte."""
+        """Send until the kernel has all of it. Raises OSError: a connection broke; TooSlowError: no byte left for STALLED_S."""
         works = [
             partial(self._drive, strand, unsent) for strand, unsent in zip(self._strands, self._unsent, strict=True)
         ]
-        await _beside(works, lambda: self._num_sent == self._num_pieces)
+        await _run_all(works, lambda: self._num_sent == self._num_pieces)
 
     def keep(self) -> None:
-        """The caller's memory may change from now on: copy what has not left."""
+        """Copy what has not left, because the caller's memory may change from now on."""
         self._data = memoryview(bytes(self._data))
         for unsent in self._unsent:
             unsent[:] = [memoryview(bytes(part)) for part in unsent]
 
     async def _drive(self, strand: TlsSocket, unsent: list[memoryview]) -> None:
-        """One strand: takes the next piece once it has room for it."""
+        """Drive one substream: it takes the next piece once it has room."""
         while unsent or self._num_begun < self._num_pieces:
             if not unsent:
                 with trio.fail_after(STALLED_S):
@@ -133,7 +133,7 @@ class StrandSend:
             self._num_sent += not unsent
 
     def _next_parts(self) -> list[memoryview]:
-        if self._num_begun == self._num_pieces:  # others were faster
+        if self._num_begun == self._num_pieces:  # the other substreams were faster
             return []
         begin = self._num_begun * self._piece_bytes
         data = self._data[begin : begin + self._piece_bytes]
@@ -144,7 +144,7 @@ class StrandSend:
 
 
 class StrandReading:
-    """How far one strand was read, whatever frame it is at."""
+    """The reading position of one substream."""
 
     def __init__(self, strand: TlsSocket) -> None:
         self.strand = strand
@@ -153,7 +153,7 @@ class StrandReading:
         self.num_received = 0
 
     async def fill(self, buffer: memoryview) -> None:
-        """Receive until it is full. Raises OSError. One that was cancelled is gone on with by the next with the same buffer."""
+        """Receive until `buffer` is full. Raises OSError. After a cancellation the next call with the same buffer continues."""
         while self.num_received < len(buffer):
             stop = await self.strand.receive_into(buffer, self.num_received, is_whole=True)
             if stop == self.num_received:
@@ -162,7 +162,7 @@ class StrandReading:
 
 
 class StrandReceive:
-    """One frame that comes into `frame`, writable. A `run` that was cancelled is gone on with by another one and loses nothing."""
+    """One incoming frame, received into `frame`, writable. Another `run` continues a cancelled one without loss."""
 
     def __init__(self, number: int, frame: memoryview, readings: Sequence[StrandReading]) -> None:
         self.frame = frame
@@ -173,14 +173,14 @@ class StrandReceive:
         self._num_reading = 0
 
     async def run(self) -> None:
-        """Until it is whole.
+        """Receive until the frame is whole.
 
         Raises:
             OSError: a connection broke.
-            RemoteProtocolError: a piece that there is not, or not any more; later frames on every strand before this one is whole.
+            RemoteProtocolError: an unknown or repeated piece, or every substream went on to later frames too early.
         """
         if not self._is_whole():
-            await _beside([partial(self._drive, reading) for reading in self._readings], self._is_whole)
+            await _run_all([partial(self._drive, reading) for reading in self._readings], self._is_whole)
         if self._missing:
             raise RemoteProtocolError(f"a frame without {len(self._missing)} of its pieces", "all of them")
 
@@ -188,7 +188,7 @@ class StrandReceive:
         return not self._missing and not self._num_reading
 
     async def _drive(self, reading: StrandReading) -> None:
-        """One strand: until its next piece is one of a later frame, or the frame is whole."""
+        """Read one substream until its next piece belongs to a later frame, or the frame is whole."""
         while not self._is_whole():
             if reading.piece is None:
                 await reading.fill(reading.head)
@@ -200,7 +200,7 @@ class StrandReceive:
                 self._num_reading -= 1
 
     def _begin_piece(self, reading: StrandReading) -> bool:
-        """Whether what comes next on this strand is a piece of this frame. The head of a later one's stays where it is."""
+        """Whether the next piece on this substream belongs to this frame. The head of a later frame's piece is kept."""
         frame, piece = _HEAD.unpack(reading.head)
         if frame != self._number and (frame - self._number) % MAX_FRAMES < MAX_FRAMES // 2:
             return False
@@ -216,7 +216,7 @@ class StrandReceive:
 
 
 async def receive_token(strand: TlsSocket) -> bytes:
-    """What a connection that is to be a strand says first. Raises OSError: it broke."""
+    """The token that a new substream sends first. Raises OSError: it broke."""
     token, stop = memoryview(bytearray(TOKEN_BYTES)), 0
     while stop < TOKEN_BYTES:
         begin, stop = stop, await strand.receive_into(token, stop)
@@ -226,22 +226,23 @@ async def receive_token(strand: TlsSocket) -> bytes:
 
 
 class StrandDesk:
-    """Connections that have come to be strands, until the stream that they belong to is told of them. The door bounds their number."""
+    """Arrived substreams, until their stream claims them. The listener bounds their number."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[PeerId, bytes], TlsSocket] = {}
         self._changed = trio.Event()
 
     async def keep(self, peer: PeerId, token: bytes, strand: TlsSocket, confirm: Callable[[], Awaitable[None]]) -> None:
-        """Until it is closed, by its stream or because no stream has asked for it in time. `confirm` tells its opener that it may be
-        announced now.
+        """Keep a substream until it is closed, by its stream or because no stream has claimed it in time.
+
+        `confirm` tells its opener that it may be announced now.
 
         Raises:
-            RemoteProtocolError: another one has that token. OSError: it broke.
+            RemoteProtocolError: another substream has that token. OSError: it broke.
         """
         key = (peer, token)
         if key in self._waiting:
-            raise RemoteProtocolError(f"two strands of {peer} with one token", "a token of its own")
+            raise RemoteProtocolError(f"two substreams of {peer} with one token", "a token of its own")
         self._waiting[key] = strand
         self._notify()
         try:
@@ -256,7 +257,7 @@ class StrandDesk:
         await strand.closed.wait()
 
     async def claim(self, peer: PeerId, token: bytes) -> TlsSocket:
-        """The one that this peer opened with this token; from now on its stream closes it.
+        """The substream that this peer opened with this token; from now on its stream must close it.
 
         Raises:
             RemoteProtocolError: there is none.
@@ -267,7 +268,7 @@ class StrandDesk:
         strand = self._waiting.pop((peer, token), None)
         self._notify()
         if strand is None:
-            raise RemoteProtocolError(f"{peer} announced a strand that did not come", "a connection with its token")
+            raise RemoteProtocolError(f"{peer} announced a substream that did not come", "a connection with its token")
         return strand
 
     def _notify(self) -> None:

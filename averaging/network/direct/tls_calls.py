@@ -1,11 +1,11 @@
-"""Calls over one TLS connection, which both ends use: requests, replies and pings in pieces that take turns.
+"""Calls over one TLS connection, used by both ends: requests, replies and pings travel in pieces that take turns.
 
     piece    id u32, kind u8, is last u8, length u16, bytes
     request  channel length u8, channel, request        reply   status u8 (frames.py), reply
     ping, pong  empty
 
-A call over libp2p is a stream of its own, negotiated through four processes: about 10 ms of processor time where 30 peers share two
-cores. Here it is a record each way. The end of the connection is the reset of all that is under way on it.
+A call over libp2p is a stream of its own, negotiated through four processes. Here it is one record each way. The end of the
+connection resets every call that is under way on it.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ log = structlog.get_logger()
 _PIECE: Final = struct.Struct(">IBBH")
 MAX_MESSAGE_BYTES: Final = MAX_CONTROL_BYTES + MAX_CHANNEL_BYTES + 1
 MAX_PARTIAL: Final = 64
-"""Requests of one peer that are on their way at the same time, those without a place among them; one more breaks the connection."""
+"""Incomplete requests of one peer at a time, rejected ones included; one more breaks the connection."""
 
 MOST_OUTGOING_BYTES: Final = 1 << 21
 MOST_OUTGOING: Final = 64
-"""Messages that wait to be sent, beyond which further calls go another way."""
+"""Bounds of the messages that wait to be sent; further calls go over libp2p."""
 
 STALLED_S: Final = 30.0
-"""The other side must take something in so long."""
+"""Time limit for the other side to take the next bytes."""
 
 SENT_WITHIN_S: Final = 60.0
-"""A message must have left so long after it was queued: a reader that takes a record now and then holds what others need."""
+"""Time limit for a queued message to leave, since a reader that takes a record now and then blocks places that others need."""
 
 MOST_PONGS: Final = 8
-"""Pings that wait for their answer; those beyond are lost, as on a full line."""
+"""Pings that wait for our answer; further ones are dropped, as on a full line."""
 
 LOOK_EVERY_S: Final = 10.0
 MAX_ID: Final = (1 << 32) - 1
 
 
 class Kind(IntEnum):
-    """What a piece belongs to."""
+    """The kind of message that a piece belongs to."""
 
     REQUEST = 0
     REPLY = 1
@@ -63,16 +63,16 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """What a connection asks of the network.
+    """The network's part in a connection.
 
     Attributes:
-        admits: whether its peer may be served now; asked at each request, and cheap where it was asked a moment ago. None where that
-            could not be found out. Who is refused is told so, and the connection ends.
-        open_channels: that serve also who is not admitted.
-        places: of all connections together, for requests from their first byte to the last of their reply.
+        admits: whether the peer may be served now; None if unknown. Called for each request, and cheap if called recently. A
+            refused peer gets a reply, and the connection ends.
+        open_channels: channels that also serve peers that are not admitted.
+        places: limits the requests of all connections, each from its first byte to the last byte of its reply.
         answer: (peer, channel, request) -> status and reply, or reason.
-        start_soon: run a handler, which outlives the connection: a message that was begun is not half done because its sender left.
-        idle_s: a connection that nobody used for so long is closed.
+        start_soon: runs a handler, which outlives the connection, so that a request is not half done because its sender left.
+        idle_s: an unused connection is closed after this time.
     """
 
     admits: Callable[[PeerId], Awaitable[bool | None]]
@@ -84,12 +84,12 @@ class CallRules:
 
 
 class NotSent(Exception):
-    """The connection ended before anything of the request was sent: it may go another way."""
+    """The connection ended before any byte of the request was sent, so the call may use libp2p."""
 
 
 @dataclass(slots=True, eq=False)
 class _Outgoing:
-    """A message whose bytes before `begin` are sent, with its place if it has one."""
+    """A message whose bytes before `begin` are sent. `has_place` means that it occupies a place of the limiter."""
 
     id: int
     kind: Kind
@@ -102,7 +102,7 @@ class _Outgoing:
 
 @dataclass(slots=True)
 class _Partial:
-    """A request on its way; `data` is None where there was no place for it, and it is not kept."""
+    """An incomplete request; `data` is None if there was no place for it, and its bytes are dropped."""
 
     began_s: float
     data: bytearray | None
@@ -110,7 +110,7 @@ class _Partial:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A call or ping of ours; `is_whole` where its reply came before the connection ended."""
+    """A call or ping of ours; `is_whole` once its reply is complete."""
 
     reply: bytearray = field(default_factory=bytearray)
     is_whole: bool = False
@@ -118,7 +118,7 @@ class _Waiting:
 
 
 class CallConnection:
-    """One end, after the opening. `run` moves its bytes; calls are made while it runs."""
+    """One end of a connection after the opening. `run` moves its bytes; calls can be made while it runs."""
 
     def __init__(self, tls: TlsSocket, remote: PeerId, rules: CallRules) -> None:
         self._tls = tls
@@ -138,7 +138,7 @@ class CallConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls can be made, as far as is known here."""
+        """Whether calls can be made, as far as this end knows."""
         return self._is_open
 
     @property
@@ -154,22 +154,22 @@ class CallConnection:
 
     @property
     def used_s(self) -> float:
-        """When a call came or went the last time."""
+        """Time of the last call in either direction."""
         return self._used_s
 
     def close(self) -> None:
-        """End it; who waits for a reply hears that it was reset."""
+        """End the connection; waiting calls raise ConnectionReset."""
         self._is_open = False
         self._tls.close()
 
     # --- our calls ---
 
     async def call(self, channel: str, request: bytes) -> bytes:
-        """One request, one reply; the caller bounds its time.
+        """Send one request and return its reply; the caller sets the deadline.
 
         Raises:
             ConnectionReset, CallTimeout, PeerUnreachable, RemoteProtocolError: as `Network.call`.
-            NotSent: nothing of it left.
+            NotSent: no byte of it left.
         """
         name = channel.encode("ascii")
         reply = await self._ask(Kind.REQUEST, bytes([len(name)]) + name + request)
@@ -185,7 +185,7 @@ class CallConnection:
         return bytes(memoryview(reply)[1:])
 
     async def ping(self) -> None:
-        """There and back. Raises ConnectionReset, NotSent."""
+        """One round trip. Raises ConnectionReset, NotSent."""
         await self._ask(Kind.PING, b"")
 
     async def _ask(self, kind: Kind, data: bytes) -> bytearray:
@@ -198,7 +198,7 @@ class CallConnection:
             await waiting.done.wait()
         finally:
             del self._waiting[number]
-            if not message.has_begun:  # nobody waits for it any more
+            if not message.has_begun:  # its caller has gone
                 with suppress(ValueError):
                     self._outgoing.remove(message)
         if waiting.is_whole:
@@ -220,7 +220,7 @@ class CallConnection:
     # --- the connection ---
 
     async def run(self) -> None:
-        """Until it ends, whoever ends it. Closes it."""
+        """Move bytes until either end closes the connection, then close it."""
         try:
             async with trio.open_nursery() as nursery:
 
@@ -257,7 +257,7 @@ class CallConnection:
                     begin = await self._tls.send(record, begin)
 
     def _next_record(self) -> bytes:
-        """What fits into one record: a piece of each message that waits, in their turn."""
+        """One record with a piece of each waiting message, in turn, as far as they fit."""
         record = bytearray()
         while self._outgoing and len(record) + _PIECE.size < RECORD_BYTES:
             message = self._outgoing.popleft()
@@ -274,7 +274,7 @@ class CallConnection:
         return bytes(record)
 
     async def _read(self) -> None:
-        # no more than a record, so that the socket wakes us at the first byte
+        # at most one record, so that the socket wakes us at the first byte
         buffer = memoryview(bytearray(RECORD_BYTES))
         while stop := await self._tls.receive_into(buffer, 0):
             self._unparsed += buffer[:stop]
@@ -287,7 +287,7 @@ class CallConnection:
                 self._took(number, kind, bool(is_last), bytes(self._unparsed[begin + _PIECE.size : end]))
                 begin = end
             del self._unparsed[:begin]
-            await trio.lowlevel.checkpoint()  # a record may hold hundreds of pieces, each of which is looked at
+            await trio.lowlevel.checkpoint()  # a record may hold hundreds of pieces
 
     async def _watch(self) -> None:
         while True:
@@ -307,7 +307,7 @@ class CallConnection:
     # --- what comes ---
 
     def _took(self, number: int, kind: int, is_last: bool, piece: bytes) -> None:
-        """Raises RemoteProtocolError: what no peer of ours sends."""
+        """Take one piece. Raises RemoteProtocolError: it is malformed or too large."""
         if kind == Kind.REQUEST:
             self._took_request(number, is_last, piece)
         elif kind in (Kind.REPLY, Kind.PONG):
@@ -324,7 +324,7 @@ class CallConnection:
     def _took_reply(self, number: int, is_last: bool, piece: bytes) -> None:
         waiting = self._waiting.get(number)
         if waiting is None:
-            return  # its caller did not wait for it
+            return  # its caller has gone
         if len(waiting.reply) + len(piece) > MAX_MESSAGE_BYTES:
             raise RemoteProtocolError(f"{self._remote} sent a reply beyond {MAX_CONTROL_BYTES} bytes", "a shorter one")
         waiting.reply += piece
@@ -357,7 +357,7 @@ class CallConnection:
         self._rules.start_soon(lambda: self._serve(number, request))
 
     def _busy(self, number: int) -> None:
-        """Say so; beyond many to whom that was not sent yet nobody is told."""
+        """Reply that we are busy, unless too many replies wait already."""
         if self._is_open and len(self._outgoing) < MOST_OUTGOING + MAX_PARTIAL:
             self._send(number, Kind.REPLY, bytes([Status.BUSY]))
 

@@ -1,7 +1,7 @@
-"""The run's credentials as TLS 1.3 takes them: both sides show theirs, and the peer id is what the credential names.
+"""The run's credentials in TLS 1.3: both sides show theirs, and the credential names the peer id.
 
-OpenSSL checks that the certificate was issued by the run's CA and that the other side holds its key. When a credential counts is
-a rule of the run (a voter's counts on while nobody can renew it), so its time is left out there and judged by `CheckCredential`.
+OpenSSL checks that the run's CA issued the certificate and that the other side holds its key. It does not check the validity time:
+that is a rule of the run (a voter's credential stays valid while nobody can renew it), checked by `CheckCredential`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from protocol.identity.credential import check_credential, named_peer
 from protocol.ids import PeerId, RunId
 
 _NO_CHECK_TIME: Final = ssl.VerifyFlags(0x200000)
-"""X509_V_FLAG_NO_CHECK_TIME, which the module ssl has no name for."""
+"""X509_V_FLAG_NO_CHECK_TIME, which Python's ssl module does not name."""
 
 CheckCredential = Callable[[bytes], PeerId]
-"""A presented credential (DER) -> the peer that it names. Raises RefusedError when it does not count now."""
+"""A presented credential (DER) -> the peer that it names. Raises RefusedError if it is not valid now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def credential_check(
     judged_as_of: JudgedAsOf = lambda _, now_unix_s: now_unix_s,
     is_banned: Callable[[PeerId], bool] = lambda _: False,
 ) -> CheckCredential:
-    """The rule of a run: issued by its CA, for this run, within its time as `judged_as_of` says, and not banned."""
+    """The rule of a run: issued by its CA, for this run, valid at the time that `judged_as_of` returns, and not banned."""
 
     def check(der: bytes) -> PeerId:
         peer = named_peer(der)
@@ -54,7 +54,7 @@ def credential_check(
 
 
 def tls_context(own: TlsCredential, ca_certificate_der: bytes, *, is_server: bool) -> ssl.SSLContext:
-    """TLS 1.3 with certificates on both sides and without resumption: every connection shows its credential.
+    """TLS 1.3 with certificates on both sides and without resumption, so that every connection shows its credential.
 
     Raises:
         ConfigError: our credential and its key do not belong together, or cannot be read.
@@ -79,7 +79,7 @@ def tls_context(own: TlsCredential, ca_certificate_der: bytes, *, is_server: boo
 
 @contextmanager
 def _as_file(own: TlsCredential) -> Iterator[str]:
-    """Key and certificate where OpenSSL can read them: in memory, or where there is no such file in a private one for a moment."""
+    """A path from which OpenSSL reads key and certificate: a file in memory, or else a private temporary file."""
     data = own.key_pem + ssl.DER_cert_to_PEM_cert(own.certificate_der).encode()
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("credential")

@@ -1,7 +1,7 @@
-"""The listening side of direct streams and of connections for calls: who connects shows a credential before a byte of it is read.
+"""The listening side of direct streams and calls: a peer shows its credential before we read a byte of it.
 
-Strangers cost a socket and a handshake's place for a few seconds, and are told nothing. Who holds a credential is named by it, takes
-one of its few places, is asked for at the same door as on libp2p, and then says which channel it wants.
+A stranger costs a socket and one place among the handshakes for a few seconds, and learns nothing. A peer with a credential takes
+one of its few places, passes the same admission as on libp2p, and then names the channel that it wants.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ log = structlog.get_logger()
 
 MAX_HANDSHAKES: Final = 128
 MAX_HANDSHAKES_PER_ADDRESS: Final = 64
-"""Peers behind one router share an address, and all peers of a test do."""
+"""Peers behind one router share an address, and so do all peers of a test."""
 
 HANDSHAKE_WITHIN_S: Final = 5.0
 HANDSHAKE_AT_MOST_S: Final = 15.0
-"""In our own turns, and whatever our loop does: who says nothing must not hold a place for long just when we are busy."""
+"""Time limits of a handshake: the first excludes our own delays, the second does not, so that a silent peer cannot hold its place
+long.
+"""
 
 OPENING_WITHIN_S: Final = 5.0
 ADMIT_WITHIN_S: Final = 5.0
@@ -49,30 +51,30 @@ MAX_STREAMS_PER_PEER: Final = 16
 MAX_STREAMS: Final = 256
 MAX_STRANDS_PER_PEER: Final = 2 * MOST_STRANDS
 MAX_STRANDS: Final = 128
-"""They take no place of a stream: one that is full of strands can still be opened anew."""
+"""Substreams have their own places, so that a peer with many of them can still open a stream."""
 
 MAX_STREAMS_PER_CONNECTION: Final = 256
-"""Then another handshake: an opening costs its sender a few bytes, and us some milliseconds."""
+"""After this number a new handshake is due: an opening costs its sender a few bytes, and us processor time."""
 
 BACKLOG: Final = 128
 TURNED_AWAY_S: Final = 1.0
 ACCEPT_AGAIN_S: Final = 0.1
-"""After the process ran out of files."""
+"""Pause after the process ran out of file descriptors."""
 
 _OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
 class DoorRules:
-    """What the door asks of the network.
+    """The network's part in listening.
 
     Attributes:
-        context: TLS of this side, as of now: a renewed credential is shown from the next connection on.
-        check: the peer that a shown credential names, if it counts.
-        admits: the door of libp2p.
+        context: returns our present TLS context; a renewed credential is shown from the next connection on.
+        check: verifies a credential and returns its peer.
+        admits: the admission check that libp2p uses as well.
         serves: whether a channel has a handler.
-        serve: run it; True when it ended well, False when the stream must be reset.
-        calls: serves the connections that are made for calls.
+        serve: runs the handler; True if it ended well, False if the stream must be reset.
+        calls: serves calls connections.
     """
 
     context: Callable[[], ssl.SSLContext]
@@ -84,7 +86,7 @@ class DoorRules:
 
 
 def bind_bulk(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on `host` and, where it is all of IPv4, on all of IPv6 as well if there is any; `port` 0 for any.
+    """Listening sockets on `host`. If that is all of IPv4, all of IPv6 is added if the machine has it. `port` 0 for any free port.
 
     Raises:
         MachineError: the port is in use or the address is not ours.
@@ -123,7 +125,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 class _Place:
-    """A peer's place at the gate, given back when its handler and the end of its stream are both done."""
+    """A peer's place in the limiter, given back once its handler and the end of its stream are both done."""
 
     def __init__(self, gate: CallLimiter, peer: PeerId) -> None:
         self._gate = gate
@@ -131,11 +133,11 @@ class _Place:
         self._num_holders = 1
 
     def hold(self) -> None:
-        """One more needs it."""
+        """Add a user of the place."""
         self._num_holders += 1
 
     def release(self) -> None:
-        """One less."""
+        """Remove a user of the place; the last one gives it back."""
         self._num_holders -= 1
         if not self._num_holders:
             self._gate.leave(self._peer)
@@ -157,11 +159,11 @@ class TlsDoor:
 
     @property
     def num_handshakes(self) -> int:
-        """Connections that have not shown who they are yet."""
+        """Number of connections whose handshake is not done."""
         return sum(self._handshakes.values())
 
     async def listen(self, listener: socket.socket) -> None:
-        """Until cancelled. Takes the socket over."""
+        """Accept connections until cancelled. Owns the socket."""
         async with trio.open_nursery() as nursery:
             try:
                 while True:
@@ -192,7 +194,7 @@ class TlsDoor:
             del self._handshakes[name]
 
     async def _serve(self, connection: socket.socket, name: str, nursery: trio.Nursery) -> None:
-        """One connection, from its handshake on."""
+        """Serve one connection, from its handshake on."""
         try:
             tls = wrap(connection, self._rules.context(), is_server=True)
         except (OSError, PotluckError) as error:
@@ -215,7 +217,7 @@ class TlsDoor:
             raise
 
     async def _shake_hands(self, tls: TlsSocket, name: str, nursery: trio.Nursery) -> PeerId | None:
-        """Who it is; None where it did not say in time."""
+        """The peer at the other end; None if the handshake took too long."""
         try:
             with patient_for(HANDSHAKE_WITHIN_S, nursery, trio.current_time() + HANDSHAKE_AT_MOST_S) as scope:
                 peer = self._rules.check(await tls.handshake())
@@ -227,7 +229,7 @@ class TlsDoor:
         return peer
 
     async def _serve_peer(self, tls: TlsSocket, peer: PeerId) -> None:
-        """One stream after the other, or whatever else the connection is for."""
+        """Serve one stream after the other, or the calls or substream that the connection is for."""
         channel: str | None = None
         for number in range(1, MAX_STREAMS_PER_CONNECTION + 1):
             if not await self._serve_opening(tls, peer, channel):
@@ -240,7 +242,7 @@ class TlsDoor:
                 raise RefusedError("another credential", f"that of {peer}")
 
     async def _serve_opening(self, tls: TlsSocket, peer: PeerId, channel: str | None) -> bool:
-        """What it is opened for now, where that was not said yet; whether it is over and the connection still there."""
+        """Read an opening unless `channel` gives it, and serve it. True if the connection can carry another stream."""
         if not self._gate.enter(peer):
             await _turn_away(tls, Status.BUSY)
             return False
@@ -255,7 +257,7 @@ class TlsDoor:
                 return await self._serve_stream(tls, peer, channel, place)
         finally:
             place.release()
-        if channel == STRAND_CHANNEL:  # both stay, and have places of their own
+        if channel == STRAND_CHANNEL:  # substreams and calls stay long, and have places of their own
             await self._serve_strand(tls, peer)
         else:
             await send_status(tls, status)
@@ -263,12 +265,13 @@ class TlsDoor:
         return False
 
     async def _next_channel(self, tls: TlsSocket, peer: PeerId) -> str | None:
-        """What a connection whose stream is over is opened for next; None where it ends, which is not told from an opening before that
-        is here, and takes no place.
+        """The channel of the next opening on a connection whose stream is over; None if the connection ends.
+
+        The wait takes no place, because only the first byte tells an opening from an end.
         """
         channel: str | None = None
         if await self._resting.rest(tls, peer):
-            with trio.move_on_after(OPENING_WITHIN_S), suppress(OSError):  # it ends, mostly
+            with trio.move_on_after(OPENING_WITHIN_S), suppress(OSError):  # mostly the connection ends
                 channel = await receive_opening(tls)
         return channel
 
@@ -288,7 +291,7 @@ class TlsDoor:
         tls.close(is_reset=True)
 
     async def _serve_stream(self, tls: TlsSocket, peer: PeerId, channel: str, place: _Place) -> bool:
-        """Whether both sides have ended it, and its connection may carry another."""
+        """Serve a stream. True if both sides have ended it, so that its connection may carry another."""
         left, over = trio.Event(), trio.Event()
         ends = Ends(partial(self._keep, place, over), lambda _: left.set())
         stream = TlsStream(tls, peer, channel, self._lane, ends, claim=self._desk.claim)
@@ -301,7 +304,7 @@ class TlsDoor:
         return left.is_set()
 
     def _keep(self, place: _Place, over: trio.Event, ending: Ending) -> None:
-        """A stream that was ended here is a socket until its other side has ended, too, and keeps its place so long."""
+        """Keep the place of a stream that we ended until the other side has ended it, too."""
 
         async def end() -> None:
             try:
@@ -314,8 +317,9 @@ class TlsDoor:
         self._keep_until_done(end)
 
     async def _open(self, tls: TlsSocket, peer: PeerId, channel: str | None) -> tuple[Status, str]:
-        """Whether it is let in, and then what it wants: nothing of it is read before. On a connection that was kept it has said so,
-        and how it was judged a moment ago counts.
+        """Check admission first, and then read which channel the peer wants.
+
+        On a kept connection the channel is known already, and a recent verdict counts.
         """
         is_let_in = False
         with trio.move_on_after(ADMIT_WITHIN_S):
@@ -333,7 +337,7 @@ class TlsDoor:
 
 
 async def _turn_away(tls: TlsSocket, status: Status) -> None:
-    """Say no, and wait a moment for the other side to close: what it has sent, unread, would else take the answer with it."""
+    """Refuse, and wait a moment for the other side to close: closing with unread bytes would destroy our answer."""
     with trio.move_on_after(TURNED_AWAY_S):
         await send_status(tls, status)
         rest = memoryview(bytearray(1024))

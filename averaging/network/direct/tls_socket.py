@@ -1,8 +1,7 @@
-"""A TLS connection driven by trio: a non-blocking socket that OpenSSL reads and writes itself, without a buffer of ours in between.
+"""A TLS connection driven by trio: OpenSSL reads and writes a non-blocking socket itself, without a buffer of ours in between.
 
-Measured on two cores, processor seconds of both ends a GB: this 2.9, a MemoryBIO between socket and TLS 3.1, a blocking socket in
-a thread 2.6 (all beside other work). Each call moves one record of 16 KiB, about 10 us; the loop gets its turn every
-RECORDS_AT_ONCE of them.
+Each call moves one record of 16 KiB. The event loop gets its turn after every RECORDS_AT_ONCE records.
+The constants were measured; see tests/benchmarks/LOG.md.
 """
 
 from __future__ import annotations
@@ -24,54 +23,53 @@ from averaging.network.pacing.line_rate import PathStats
 
 RECORD_BYTES: Final = 16_384
 RECORDS_AT_ONCE: Final = 32
-"""Half a millisecond of the loop's time on an idle core, one on a busy one."""
+"""Records between two turns of the event loop: few enough to keep it responsive."""
 
 MAX_RECORD_BYTES: Final = RECORD_BYTES + 512
-"""With its header, padding and tag (RFC 8446, section 5.2: at most 256 and 5 more)."""
+"""A record with its header, padding and tag (RFC 8446, section 5.2: at most 256 and 5 bytes more)."""
 
 MOST_WAKE_BYTES: Final = 1 << 18
 SMALLEST_WAKE_BYTES: Final = 1 << 13
-"""To be woken costs the loop 0.1 to 0.2 ms, at 100 Mbit/s for every two or three packets: 30 MB took 0.50 CPU seconds, woken at
-32 kB 0.34. A round of four members there, 25M int8 values, took 4.3 to 4.8 CPU seconds woken at 64 kB on both ends, 3.8 to 3.95 with
-what is said here and for FEWER_WAKES_UNSENT_BYTES.
+"""Bounds of the receive low-water mark. Each wake-up costs the event loop time, so a long frame wakes it only once per this many
+bytes.
 """
 
 KEEPALIVE_IDLE_S: Final = 20
 KEEPALIVE_EVERY_S: Final = 5
 KEEPALIVE_PROBES: Final = 4
-"""A machine that vanished is noticed after 40 s by whoever only waits for it; who has a deadline of its own notices before."""
+"""A vanished machine is noticed after 40 s by a reader without a deadline of its own."""
 
 MOST_UNSENT_BYTES: Final = 1 << 17
-"""That the kernel holds of a stream beyond what is on its way: more of it, up to 4 MB, would tell a sender on a thin line that all is
-sent when half a minute of it is still to go, and frames and deadlines are measured by that.
+"""Unsent bytes that the kernel holds for a stream. With more, a sender on a thin line would take bytes for sent long before they
+leave, and frames and deadlines are measured by that.
 """
 
 FEWER_WAKES_UNSENT_BYTES: Final = 1 << 18
-"""The same while frames are longer than this, as they are where a stream carries so much in a tenth of a second."""
+"""The same while frames are longer than this, as they are on a fast stream."""
 
 UNACKED_S: Final = 40.0
-"""What a connection for calls has sent must be acknowledged in so long: the other kernel does, however busy its machine is, where it
-has room. It is longer than a sender waits for that room.
+"""Time limit for the acknowledgement of bytes sent on a calls connection. A kernel with room acknowledges however busy its machine
+is. The limit is longer than a sender waits for that room.
 """
 
 SO_MAX_PACING_RATE: Final = 47
-"""Linux's number (asm-generic/socket.h), which Python's socket has no name for."""
+"""Linux's number (asm-generic/socket.h); Python's socket module does not name it."""
 
 _INT: Final = struct.Struct("=i")
 _RECORD_HEAD: Final = struct.Struct(">3xH")
-"""Of TLS: type and version, then how many bytes follow (RFC 8446, section 5.1)."""
+"""Head of a TLS record: type and version, then the number of bytes that follow (RFC 8446, section 5.1)."""
 
 _AROUND_BYTES: Final = _RECORD_HEAD.size + 17
-"""What a record adds to its content: its head, the type inside and the tag of every cipher of TLS 1.3 (RFC 8446, section 5.2)."""
+"""Bytes that a record adds to its content: head, inner type and the tag of every TLS 1.3 cipher (RFC 8446, section 5.2)."""
 
 _UNPACED: Final = 0xFFFF_FFFF
 _TCP_INFO: Final = struct.Struct("=24xI40xI28xI16xQ16xII24xQQ")
-"""Of Linux's `struct tcp_info` (uapi/linux/tcp.h): unacked packets, rtt in us, packets sent again, acked bytes, not sent bytes, best
-rtt in us; us in which the receiver had no room, and in which more could have been sent had our buffer held more.
+"""Fields of Linux's `struct tcp_info` (uapi/linux/tcp.h): unacked packets, rtt in us, packets sent again, acked bytes, unsent
+bytes, best rtt in us; then us without room at the receiver, and us in which our send buffer was the limit.
 """
 
-_LEAST_TOLD_BYTES: Final = 152
-"""What kernels from 4.6 on tell; before 4.10 they do not tell of buffers."""
+_LEAST_INFO_BYTES: Final = 152
+"""Length of `tcp_info` from Linux 4.6 on; the times of full buffers follow from 4.10 on."""
 
 _BEYOND_LOSSES: Final = b"bbr"
 """Congestion control that does not slow down at a lost packet."""
@@ -80,15 +78,15 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 def _on_wire(num_bytes: int) -> int:
-    """The fewest bytes in which so many travel."""
+    """Least number of bytes on the wire for `num_bytes` of content."""
     return num_bytes + _AROUND_BYTES * -(-num_bytes // RECORD_BYTES)
 
 
 class TlsSocket:
-    """Moves bytes; what a cancelled call has not moved stays with the caller. At most one reader and one writer at a time.
+    """Moves bytes. A cancelled call leaves what it did not move with the caller. At most one reader and one writer at a time.
 
-    Whoever moves bytes in a loop need not give others a turn: `send` and `receive_into` do, before they move more than
-    RECORDS_AT_ONCE records without one. (One turn at each call was half of all turns of the loop in a round at 100 Mbit/s.)
+    A caller's loop needs no checkpoint of its own: `send` and `receive_into` yield before they move more than RECORDS_AT_ONCE
+    records in one turn.
 
     All methods raise OSError when the connection is broken; ssl.SSLError is one.
     """
@@ -104,10 +102,10 @@ class TlsSocket:
         self._records_since_turn = 0
         self._is_in_record = False
         self.num_bytes = 0
-        """That were sent and received on it."""
+        """Bytes sent and received so far."""
 
         self.shown = b""
-        """The certificate (DER) that the other side showed."""
+        """The other side's certificate (DER)."""
 
         self.closed = trio.Event()
         """Set by `close`."""
@@ -119,11 +117,11 @@ class TlsSocket:
 
     @property
     def age_s(self) -> float:
-        """Since its handshake."""
+        """Seconds since the handshake."""
         return trio.current_time() - self._shook_hands_s
 
     async def handshake(self) -> bytes:
-        """Do it; returns the certificate (DER) that the other side showed. It is issued by our CA, nothing else of it is checked."""
+        """Do the TLS handshake and return the other side's certificate (DER). Only its signature by our CA has been checked."""
         while True:
             try:
                 self._connection.do_handshake()
@@ -140,9 +138,9 @@ class TlsSocket:
         return certificate
 
     async def send(self, data: memoryview, begin: int) -> int:
-        """Send of `data` from `begin` on what a few records hold, at least one byte; returns where to go on.
+        """Send a few records of `data` from `begin` on, at least one byte; returns the offset to continue from.
 
-        Once it has begun with a piece it must be called again with the same bytes from there, until it returns.
+        After a cancelled call, call it again with the same bytes from the same offset: OpenSSL may have begun to send them.
         """
         await self._give_turn()
         num_records = 0
@@ -164,7 +162,7 @@ class TlsSocket:
         return begin
 
     async def rest(self) -> None:
-        """Say nothing, not even that we are there, until something comes, the end or a first byte; that stays to be received."""
+        """Send nothing, not even keepalives, until the end or a first byte comes; that byte stays to be received."""
         self._keep_alive(False)
         try:
             self._wake_at(0)
@@ -178,14 +176,17 @@ class TlsSocket:
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, is_on)
 
     async def wait_writable(self) -> None:
-        """Until the kernel has room for more: it holds little unsent (MOST_UNSENT_BYTES)."""
+        """Wait until the kernel has room for more: it holds few unsent bytes (MOST_UNSENT_BYTES)."""
         await self._wait(trio.lowlevel.wait_writable)
 
     async def receive_into(self, buffer: memoryview, begin: int, *, is_whole: bool = False) -> int:
-        """Fill `buffer` from `begin` on with what is there, at least one byte; returns where to go on, `begin` at the end of all.
+        """Fill `buffer` from `begin` on with received bytes, at least one.
 
         Args:
-            is_whole: the other side has said that it sends as much: it may be waited for in larger parts.
+            is_whole: the other side has announced that it fills the buffer, so wake up less often.
+
+        Returns:
+            The offset to continue from; `begin` at the end of the connection.
         """
         await self._give_turn()
         num_records, first, there_bytes = 0, begin, 0
@@ -221,11 +222,11 @@ class TlsSocket:
         return begin
 
     def _has_begun_record(self) -> bool:
-        """Whether OpenSSL has, or may have, something of the next record: then the kernel does not know how much is missing of it."""
+        """Whether OpenSSL may hold a part of the next record. Then the kernel cannot tell how much of it is missing."""
         return self._is_in_record or bool(self._connection.pending())
 
     def _look_ahead(self) -> tuple[int, int]:
-        """How many bytes the kernel has, and how long the record is that they begin with, as far as that is known."""
+        """The number of bytes that the kernel has, and the length of their first record, as far as it is known."""
         if self._is_closed:
             raise ConnectionResetError("closed here")
         (there_bytes,) = _INT.unpack(ioctl(self._connection, FIONREAD, bytes(_INT.size)))
@@ -237,8 +238,9 @@ class TlsSocket:
         return there_bytes, _RECORD_HEAD.size + int(_RECORD_HEAD.unpack(head)[0])
 
     async def _wait_for_record(self, missing_bytes: int) -> None:
-        """Until the kernel has a whole record, and of a frame a good part; or nothing more comes. A record is not begun before: what
-        OpenSSL has of it the kernel no longer counts, so that each packet would have to wake us.
+        """Wait until the kernel has a whole record and a good part of the frame, or until nothing more comes.
+
+        The record is not read earlier: the kernel does not count bytes that OpenSSL holds, so that each packet would wake us.
         """
         before_bytes = -1
         while True:
@@ -251,7 +253,7 @@ class TlsSocket:
             await self._wait(trio.lowlevel.wait_readable)
 
     def _wake_at(self, wake_bytes: int) -> None:
-        """Be woken when the kernel holds so many bytes, which must still come, not at each packet; an end wakes at once."""
+        """Wake up when the kernel holds `wake_bytes` instead of at each packet. They must still be due; an end wakes at once."""
         wake_bytes = max(1, min(wake_bytes, MOST_WAKE_BYTES))
         if wake_bytes < SMALLEST_WAKE_BYTES:
             wake_bytes = 1
@@ -260,7 +262,7 @@ class TlsSocket:
             self._wake_bytes = wake_bytes
 
     async def _give_turn(self) -> None:
-        """Before anything is moved, for what was moved would be lost with a call that is cancelled then."""
+        """Yield before anything is moved: a cancellation afterwards would lose what was moved."""
         if self._records_since_turn < RECORDS_AT_ONCE:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
@@ -277,11 +279,11 @@ class TlsSocket:
             raise ConnectionResetError("closed here") from error
         except (
             trio.BusyResourceError
-        ) as error:  # TLS in the middle of a message of its own: both directions wait for the same
+        ) as error:  # TLS is in the middle of its own message: both directions wait for the same event
             raise ConnectionResetError("the other side stopped in the middle of a change of keys") from error
 
     def hold_for(self, frame_bytes: int) -> None:
-        """Let the kernel hold unsent what suits frames of that length."""
+        """Set the kernel's bound of unsent bytes for frames of this length."""
         unsent_bytes = MOST_UNSENT_BYTES if frame_bytes <= FEWER_WAKES_UNSENT_BYTES else FEWER_WAKES_UNSENT_BYTES
         option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
         if unsent_bytes != self._unsent_bytes and option is not None and not self._is_closed:
@@ -290,29 +292,29 @@ class TlsSocket:
                 self._connection.setsockopt(socket.IPPROTO_TCP, option, unsent_bytes)
 
     def carry_calls(self) -> None:
-        """Hold little unsent, so that a ping passes a long reply, and notice soon that the way is gone: no call asks for another."""
+        """Hold few unsent bytes, so that a ping passes a long reply, and notice a broken path soon: calls dial no other."""
         for name, value in (("TCP_NOTSENT_LOWAT", RECORD_BYTES), ("TCP_USER_TIMEOUT", round(UNACKED_S * 1000))):
             option = getattr(socket, name, None)
             if option is not None:
                 self._connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def look(self) -> PathStats | None:
-        """What the kernel says of what we send; None where it says nothing."""
+        """The kernel's statistics of what we send; None if it has none."""
         option = getattr(socket, "TCP_INFO", None)
         if self._is_closed or option is None or sys.platform != "linux":
             return None
         try:
-            told = self._connection.getsockopt(socket.IPPROTO_TCP, option, _TCP_INFO.size)
+            found = self._connection.getsockopt(socket.IPPROTO_TCP, option, _TCP_INFO.size)
             if self._goes_by_losses is None:
                 name = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
                 self._goes_by_losses = not name.startswith(_BEYOND_LOSSES)
         except OSError:
             return None
-        if len(told) < _LEAST_TOLD_BYTES:
+        if len(found) < _LEAST_INFO_BYTES:
             return None
-        told = told.ljust(_TCP_INFO.size, b"\0")
-        unacked, rtt_us, num_again, acked_bytes, waiting_bytes, best_us, no_room_us, held_us = _TCP_INFO.unpack(told)
-        best_s = min(rtt_us, best_us) / 1e6  # of a connection without one it is 2^32 - 1
+        found = found.ljust(_TCP_INFO.size, b"\0")
+        unacked, rtt_us, num_again, acked_bytes, waiting_bytes, best_us, no_room_us, held_us = _TCP_INFO.unpack(found)
+        best_s = min(rtt_us, best_us) / 1e6  # 2^32 - 1 while there is none yet
         return PathStats(
             acked_bytes,
             waiting_bytes,
@@ -325,7 +327,7 @@ class TlsSocket:
         )
 
     def pace(self, bytes_per_s: float) -> None:
-        """Let the kernel send no faster than that; infinite for as fast as it likes."""
+        """Limit the kernel's sending rate; infinite for no limit."""
         rate = _UNPACED if bytes_per_s == inf else max(1, min(round(bytes_per_s), _UNPACED - 1))
         if rate != self._pace and not self._is_closed and sys.platform == "linux":
             self._pace = rate
@@ -334,11 +336,11 @@ class TlsSocket:
 
     @property
     def paced_bytes_per_s(self) -> float:
-        """What the kernel holds it to, infinite where it does not."""
+        """The kernel's limit; infinite if there is none."""
         return inf if self._pace == _UNPACED else float(self._pace)
 
     def close(self, *, is_reset: bool = False) -> None:
-        """Close it; who waits in it fails. What was sent still arrives, unless it is a reset."""
+        """Close the connection; waiting readers and writers fail. Sent bytes still arrive unless it is a reset."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -351,7 +353,7 @@ class TlsSocket:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Options of a connected socket. Its buffers are the kernel's to size: it measures the link, and a size that is set ends that."""
+    """Set the options of a connected socket. The kernel sizes its buffers, because a size that we set would end its autotuning."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -367,7 +369,7 @@ def prepare(connection: socket.socket) -> None:
 
 
 def wrap(connection: socket.socket, context: ssl.SSLContext, *, is_server: bool) -> TlsSocket:
-    """TLS over a connected socket, before its handshake. Takes the socket over, and closes it when this raises OSError."""
+    """TLS over a connected socket, before the handshake. Owns the socket, and closes it if this raises OSError."""
     try:
         prepare(connection)
         wrapped = context.wrap_socket(connection, server_side=is_server, do_handshake_on_connect=False)

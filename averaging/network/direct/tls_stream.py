@@ -1,12 +1,12 @@
-"""A bulk stream over one TLS connection: length-capped frames, each received straight into memory of its own.
+"""A bulk stream over one TLS connection: frames of bounded length, each received straight into its own memory.
 
-    opening  channel length u8, channel; answer: status u8 (frames.py)
-    frame    length u32, bytes                  the marker 0xFFFFFFFF is the clean end
-    strand   0xFFFFFFFE, its token              a further connection of the opener's, on which later frames may come, too
-    frame    0xFFFFFFFD, length u32             its bytes come over the strands (strands.py)
+    opening    channel length u8, channel; answer: status u8 (frames.py)
+    frame      length u32, bytes                the marker 0xFFFFFFFF is the clean end
+    substream  0xFFFFFFFE, its token            another connection of the opener, on which later frames may come, too
+    frame      0xFFFFFFFD, length u32           its bytes come over the substreams (substreams.py)
 
-An end of the connection without the marker is a reset. The marker is inside TLS, so nobody on the way can make a clean end of one.
-Once both sides have sent it another opening may follow (spare_connections.py), or the end of the connection.
+An end of the connection without the marker is a reset. The marker is inside TLS, so nobody on the path can turn a reset into a
+clean end. Once both sides have sent it, another opening (connection_pool.py) or the end of the connection may follow.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _STRAND: Final = 0xFFFFFFFE
 _STRIPED: Final = 0xFFFFFFFD
 LINGER_S: Final = 120.0
 LINGER_BYTES: Final = 8 * MAX_FRAME_BYTES
-"""A stream that we ended is kept so long for its other side to end too, dropping at most so much of what it still sends."""
+"""Time and bytes that a stream which we ended waits for the other side's end; its bytes are dropped."""
 
 
-class _Word(Enum):
-    """What comes next before a frame."""
+class _HeadPart(Enum):
+    """The next part of a frame's head."""
 
     LENGTH_OR_MARKER = auto()
     TOKEN = auto()
@@ -59,55 +59,55 @@ class _Word(Enum):
 
 
 _FIRST_BYTES: Final = RECORD_BYTES - _LENGTH.size
-"""Of a frame that go into one record with its length: a record of four bytes would cost as much as a whole one."""
+"""Bytes of a frame that share a record with its length, since a record of four bytes would cost as much as a whole one."""
 
 LEAST_PACED_BYTES: Final = 1 << 12
-"""A smaller frame is an answer, and no stream that fills a line."""
+"""A smaller frame is an answer and does not fill a line."""
 
 Ending = Callable[[], Coroutine[Any, Any, None]]
-"""What is left to do for a stream that its owner has ended."""
+"""The remaining work for a stream that its owner has ended."""
 
 KeepUntilDone = Callable[[Ending], None]
 """Runs the ending of a stream that its owner has left."""
 
 Left = Callable[[TlsSocket], None]
-"""Takes over the connection of a stream that both sides have ended, on which nothing is on its way any more."""
+"""Takes over the idle connection of a stream that both sides have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What becomes of a stream that its owner has left, and then of its connection."""
+    """Callbacks for a stream that its owner has ended, and then for its connection."""
 
     keep_until_done: KeepUntilDone
     left: Left = TlsSocket.close
 
 
 Claim = Callable[[PeerId, bytes], Awaitable[TlsSocket]]
-"""(who opened the stream, token) -> the connection that it has opened as a strand. Raises RemoteProtocolError: there is none."""
+"""(opener of the stream, token) -> its substream's connection. Raises RemoteProtocolError: there is none."""
 
 
 class Grows(Protocol):
     """Adds connections to a stream that we opened."""
 
     def sent(self, stream: TlsStream, num_bytes: int) -> None:
-        """A frame of so many bytes has left, one that fills a line."""
+        """A frame of `num_bytes` has left that is long enough to fill a line."""
         ...
 
 
 async def no_strands(peer: PeerId, _token: bytes) -> TlsSocket:
-    """Of the side that opened a stream. Raises RemoteProtocolError."""
-    raise RemoteProtocolError(f"{peer} announced a strand of a stream that is not its own", "frames")
+    """The claim of the side that opened a stream, to which no substream may be announced. Raises RemoteProtocolError."""
+    raise RemoteProtocolError(f"{peer} announced a substream of a stream that it did not open", "frames")
 
 
 def _room(num_bytes: int) -> memoryview:
-    """Writable, not cleared: it is handed on when it is full."""
+    """Writable memory, not cleared: it is handed on only once it is full."""
     return np.empty(num_bytes, dtype=np.uint8).data
 
 
 class TlsStream:
-    """One end, after the opening; one task may send while another receives.
+    """One end of a stream after the opening; one task may send while another receives.
 
-    A cancelled receive loses nothing; a frame whose sending was cancelled is finished by what comes next.
+    A cancelled receive loses nothing. A frame whose sending was cancelled is finished by the next send.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class TlsStream:
         self._unsent: list[memoryview | StrandSend] = []
         self._head = memoryview(bytearray(_LENGTH.size))
         self._token = memoryview(bytearray(TOKEN_BYTES))
-        self._word = _Word.LENGTH_OR_MARKER
+        self._next_part = _HeadPart.LENGTH_OR_MARKER
         self._frame: memoryview | StrandReceive | None = None
         self._num_received = 0
         self._held_back: memoryview | None = None
@@ -150,11 +150,11 @@ class TlsStream:
         return self._remote
 
     def count_as(self, unit: str, codec: str) -> None:
-        """Count under these from now on."""
+        """Count the stream's bytes under this unit and codec from now on."""
         self._kind = replace(self._kind, unit=unit, codec=codec)
 
     async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
-        """Send one frame; waits for the pacer and for a slow reader. Raises as the seam says."""
+        """Send one frame; waits for the limiter and for a slow reader. Raises as `Stream.send_frame`."""
         view = memoryview(data).cast("B")
         num_bytes = len(head) + len(view)
         if num_bytes > MAX_FRAME_BYTES:
@@ -162,7 +162,7 @@ class TlsStream:
         if self._is_closed:
             raise self._broken()
         await self._lane.pass_up(self._remote, self._kind, num_bytes)
-        if self._is_closed:  # while it waited: the connection may carry another stream by now
+        if self._is_closed:  # closed while it waited: the connection may carry another stream by now
             raise self._broken()
         self._announce_strands()
         fills_line = num_bytes >= LEAST_PACED_BYTES
@@ -185,11 +185,11 @@ class TlsStream:
 
     @property
     def connections(self) -> Sequence[TlsSocket]:
-        """Over which long frames go: its strands, or the one that it was opened with where it has none."""
+        """The connections that carry long frames: the substreams, or the first connection if there are none."""
         return tuple(reading.strand for reading in self._strands) or (self._connection,)
 
     def join(self, strand: TlsSocket, token: bytes) -> None:
-        """A further connection, announced to the other side before the next frame. It is closed with the stream."""
+        """Add a substream, announced to the other side before the next frame. It is closed with the stream."""
         if self._is_closed:
             strand.close(is_reset=True)
         else:
@@ -205,7 +205,9 @@ class TlsStream:
             self._strands.append(StrandReading(strand))
 
     async def _send(self, *parts: memoryview | StrandSend) -> None:
-        """Send what an earlier call left, then these. When cancelled, the rest is copied: the caller may change its memory."""
+        """Send the rest of earlier calls, then these parts. On cancellation the rest is copied, since the caller may change its
+        memory.
+        """
         self._is_sending = True
         self._unsent.extend(parts)
         try:
@@ -219,7 +221,7 @@ class TlsStream:
         except OSError as error:
             raise self._broken() from error
         except trio.TooSlowError as error:
-            self.reset()  # a reader that takes nothing would else keep what is sent to it for ever
+            self.reset()  # else a reader that takes nothing would keep our memory for ever
             raise self._broken() from error
         except BaseException:  # cancelled, maybe in several tasks at once
             self._keep_unsent()
@@ -231,7 +233,7 @@ class TlsStream:
         begin = 0
         while begin < len(part):
             with trio.fail_after(STALLED_S) as scope:
-                # once its deadline has passed a scope stays cancelled, also where something left in that very moment
+                # a scope stays cancelled after its deadline, even if bytes left at that very moment
                 while begin < len(part) and not scope.cancel_called:
                     begin = await self._connection.send(part, begin)
                     scope.deadline = trio.current_time() + STALLED_S
@@ -245,12 +247,12 @@ class TlsStream:
                 self._unsent[place] = memoryview(bytes(part))
 
     async def receive_frame(self) -> bytes | None:
-        """The next frame, None after the clean end. Raises as the seam says."""
+        """The next frame, None after the clean end. Raises as `Stream.receive_frame`."""
         view = await self.receive_view()
         return None if view is None else bytes(view)
 
     async def receive_view(self, place: Place | None = None) -> memoryview | None:
-        """The same, in the memory into which it was received."""
+        """The next frame as a view of the memory that received it."""
         if self._is_closed:
             raise self._broken()
         frame = await self._receive(place or _room) if self._held_back is None else self._held_back
@@ -277,30 +279,32 @@ class TlsStream:
             self._frame, self._num_received = None, 0
             return frame.toreadonly()
         except (RemoteProtocolError, MachineError):
-            self.reset()  # what follows would be read as the next frame's head
+            self.reset()  # else the following bytes would be read as the next frame's head
             raise
         finally:
             self._is_receiving = False
 
     async def _receive_head(self, place: Place) -> bool:
-        """One word of what stands before a frame; False for the clean end. What was read of it when this was cancelled is kept."""
-        word = self._word
-        await self._fill(self._token if word is _Word.TOKEN else self._head)
-        if word is _Word.TOKEN:
+        """Receive one part of a frame's head; False for the clean end. A cancelled call keeps what it has read."""
+        part = self._next_part
+        await self._fill(self._token if part is _HeadPart.TOKEN else self._head)
+        if part is _HeadPart.TOKEN:
             await self._take_strand()
-            self._word, self._num_received = _Word.LENGTH_OR_MARKER, 0
+            self._next_part, self._num_received = _HeadPart.LENGTH_OR_MARKER, 0
             return True
         self._num_received = 0
         (length,) = _LENGTH.unpack(self._head)
-        if word is _Word.LENGTH_OR_MARKER and length in (_STRAND, _STRIPED):
+        if part is _HeadPart.LENGTH_OR_MARKER and length in (_STRAND, _STRIPED):
             if length == _STRIPED and not self._strands:
                 raise RemoteProtocolError(
-                    f"{self._remote} announced a frame over strands", "a strand before", "the stream was closed"
+                    f"{self._remote} announced a frame over substreams",
+                    "a substream before it",
+                    "the stream was closed",
                 )
-            self._word = _Word.TOKEN if length == _STRAND else _Word.STRIPED_LENGTH
+            self._next_part = _HeadPart.TOKEN if length == _STRAND else _HeadPart.STRIPED_LENGTH
             return True
-        self._word = _Word.LENGTH_OR_MARKER
-        if word is _Word.LENGTH_OR_MARKER and length == _END:
+        self._next_part = _HeadPart.LENGTH_OR_MARKER
+        if part is _HeadPart.LENGTH_OR_MARKER and length == _END:
             self._is_ended = True
             return False
         if length > MAX_FRAME_BYTES:
@@ -310,7 +314,7 @@ class TlsStream:
                 "the stream was closed",
             )
         frame = place_for(length, place)
-        if word is _Word.STRIPED_LENGTH:
+        if part is _HeadPart.STRIPED_LENGTH:
             number, self._num_striped_down = self._num_striped_down, self._num_striped_down + 1
             self._frame = StrandReceive(number, frame, self._strands)
         else:
@@ -319,7 +323,7 @@ class TlsStream:
 
     async def _take_strand(self) -> None:
         if len(self._strands) >= MOST_STRANDS:
-            raise RemoteProtocolError(f"{self._remote} announced more strands", f"{MOST_STRANDS} at most")
+            raise RemoteProtocolError(f"{self._remote} announced more substreams", f"{MOST_STRANDS} at most")
         self._strands.append(StrandReading(await self._claim(self._remote, bytes(self._token))))
 
     async def _run(self, frame: StrandReceive) -> None:
@@ -329,7 +333,7 @@ class TlsStream:
             raise self._broken() from error
 
     async def _fill(self, buffer: memoryview) -> None:
-        """Receive until `buffer` is full; `_num_received` says how far it is, also when cancelled."""
+        """Receive until `buffer` is full; `_num_received` is the progress, also after a cancellation."""
         try:
             while self._num_received < len(buffer):
                 stop = await self._connection.receive_into(buffer, self._num_received, is_whole=True)
@@ -343,20 +347,20 @@ class TlsStream:
         return ConnectionReset(f"the stream with {self._remote} was reset", "a live stream")
 
     async def aclose(self) -> None:
-        """Clean end: what was sent still arrives. A task of the network waits until the other side has ended, too."""
+        """End cleanly: sent bytes still arrive. A task of the network waits until the other side has ended, too."""
         await trio.lowlevel.checkpoint()
         if self._is_closed:
             return
         self._is_closed = True
         if self._is_sending or self._connection.is_closed:
-            self.reset()  # closed under the hands of whoever sends
+            self.reset()  # another task is sending
         else:
             self._ends.keep_until_done(self._end)
 
     async def _end(self) -> None:
         try:
             with trio.move_on_after(LINGER_S):
-                self._announce_strands()  # so that they do not wait at the other side for a stream that is gone
+                self._announce_strands()  # so that the other side does not keep them for a stream that is gone
                 await self._send(memoryview(_LENGTH.pack(_END)))
                 if not self._is_receiving:
                     await self._skip_to_end()
@@ -369,7 +373,7 @@ class TlsStream:
                 connection.close()
 
     def _leave(self) -> None:
-        """Hand on the connection if it may carry another stream: with strands some frame may still be on its way on one of them."""
+        """Hand on the connection, unless there were substreams, on which a frame may still be under way."""
         if self._is_ended and not self._strands:
             self._has_left = True
             self._ends.left(self._connection)
@@ -394,11 +398,11 @@ class TlsStream:
 
 
 async def send_opening(connection: TlsSocket, channel: str) -> Status:
-    """The opener's side; returns what the other side says.
+    """The opener's side; returns the other side's answer.
 
     Raises:
         OSError: the connection broke.
-        RemoteProtocolError: an answer that is none.
+        RemoteProtocolError: a malformed answer.
     """
     await ask_opening(connection, channel)
     return await hear_status(connection)
@@ -411,7 +415,7 @@ async def ask_opening(connection: TlsSocket, channel: str) -> None:
 
 
 async def hear_status(connection: TlsSocket) -> Status:
-    """The second half of `send_opening`; raises as that. When it is cancelled it may be called again."""
+    """The second half of `send_opening`; raises the same. It may be called again after a cancellation."""
     answer = await _receive_exactly(connection, 1)
     try:
         return Status(answer[0])
@@ -420,11 +424,11 @@ async def hear_status(connection: TlsSocket) -> Status:
 
 
 async def receive_opening(connection: TlsSocket) -> str:
-    """The server's side: the channel that is asked for.
+    """The server's side: receive the channel's name.
 
     Raises:
         OSError: the connection broke.
-        RemoteProtocolError: no channel's name.
+        RemoteProtocolError: a malformed name.
     """
     (length,) = await _receive_exactly(connection, 1)
     if length > MAX_CHANNEL_BYTES:

@@ -1,7 +1,7 @@
-"""Importing of hivemind what Potluck uses: its libp2p and its DHT.
+"""Imports the parts of hivemind that Potluck uses: its libp2p and its DHT.
 
-hivemind's front page, `hivemind/__init__.py`, imports its averagers, optimizers and mixtures of experts too, and with them scipy's
-solvers: 0.45 CPU seconds and 43 MiB of each daemon, on top of torch. So it is put off until somebody asks for a name on it.
+hivemind's front page, `hivemind/__init__.py`, also imports its averagers, optimizers and mixtures of experts, and with them scipy's
+solvers, which cost every daemon time and memory. So the front page is deferred until somebody asks for a name in it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ PARTS: Final = ("hivemind.dht.node", "hivemind.p2p", "hivemind.utils.multiaddr")
 
 
 def import_hivemind() -> None:
-    """Pay for the import once, outside the event loops; quiet unless asked otherwise.
+    """Import the parts, quietly unless HIVEMIND_LOGLEVEL is set. Call it outside the event loops.
 
-    Who asks again, as a peer does that goes over to another stage, imports nothing: what it has left behind must stay to be collected.
+    Later calls, as of a peer that moves to another stage, do nothing, so that garbage from before stays collectable.
     """
     if all(part in sys.modules for part in PARTS):
         return
@@ -32,7 +32,7 @@ def import_hivemind() -> None:
 
 
 def import_parts(package: str, parts: Sequence[str]) -> None:
-    """Import modules of a package and put its front page off; with it where they do not come without, as another release may have it.
+    """Import modules of a package and defer its front page. If the modules need the front page, import that as well.
 
     Raises:
         ImportError: there is no such package, or not all of these modules are in it.
@@ -55,7 +55,7 @@ def _import_all(modules: Sequence[str]) -> None:
 
 
 def _put_off(spec: ModuleSpec) -> None:
-    """The package as a module that runs its front page when it is asked for a name that it does not have yet."""
+    """Register the package as a module that runs its front page when an unknown name is looked up."""
     module = module_from_spec(spec)
 
     def front_page(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The directory over libp2p, on trio's side: what is said to it is counted, and said again after a restart of p2pd."""
+"""The directory over libp2p, on trio's side: counts its traffic, and publishes our records again after a restart of p2pd."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from averaging.network.seams.interfaces import DirectoryEntry
 
 
 class Libp2pDirectory:
-    """The records of one network. `current` waits for the session of a p2pd that lives."""
+    """The records of one network. `current` waits for the session of a running p2pd."""
 
     def __init__(self, thread: AsyncioThread, current: Callable[[], Awaitable[Session]], tally: ControlTally) -> None:
         self._thread = thread
@@ -20,7 +20,7 @@ class Libp2pDirectory:
         self._published: dict[tuple[str, str], tuple[bytes, float]] = {}
 
     async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
-        """Store a record, and remember it for `publish_again` if it was taken."""
+        """Store a record, and remember it for `publish_again` if a node stored it."""
         session = await self._current()
         self._tally.published(key, subkey, value)
         was_taken = await self._thread.run(session.publish, key, subkey, value, expires_unix_s)
@@ -37,7 +37,7 @@ class Libp2pDirectory:
         return found
 
     async def publish_again(self, now_unix_s: float) -> None:
-        """After a restart of p2pd: our live records, which our own node held in memory only in part."""
+        """Publish our live records again after a restart of p2pd, which has lost those in its memory."""
         for (key, subkey), (value, expires_unix_s) in list(self._published.items()):
             if expires_unix_s <= now_unix_s:
                 del self._published[key, subkey]

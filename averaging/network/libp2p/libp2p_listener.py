@@ -1,8 +1,8 @@
-"""Where p2pd brings the streams that others open to us: one connection to a socket of ours for each. Runs on the asyncio thread.
+"""The listener for streams that others open to us: p2pd makes one connection to our socket for each. Runs on the asyncio thread.
 
-hivemind has such a listener too. It keeps the usual 100 connections waiting, and p2pd resets every stream for which there is no more
-room; to the peer that opened it that is the death of our process. A machine that trains on all its cores may leave us without
-processor time for seconds, while each member of a large round says four messages a second.
+hivemind's own listener keeps only 100 connections waiting, and p2pd resets every further stream, which looks like the death of our
+process. A machine that trains on all its cores may leave us without processor time for seconds, while each member of a large round
+sends several messages a second.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from protocol.ids import PeerId
 log = structlog.get_logger()
 
 WAITING: Final = 1024
-"""Connections that wait for us to run again: 32 members with four messages a second, for eight seconds. The kernel takes no more
-than net.core.somaxconn, 4096 by default. All are taken at once then, and each is an open file (`allow_open_files`).
+"""Connections that wait for us: 32 members with four messages a second, for eight seconds. The kernel's bound is
+net.core.somaxconn, 4096 by default. All are accepted at once later, and each is an open file (`allow_open_files`).
 """
 
 OPEN_FILES: Final = 16384
 
 NAMED_WITHIN_S: Final = 5.0
-"""p2pd says at once whose stream it is."""
+"""Time limit for p2pd to name the peer of a stream, which it does at once."""
 
 ServeStream = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def allow_open_files() -> None:
-    """Let this process, and what it starts, have as many open files as its owner allows, at most OPEN_FILES; most begin with 1024."""
+    """Raise the limit of open files of this process and its children to what its owner allows, at most OPEN_FILES."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -43,10 +43,10 @@ def allow_open_files() -> None:
 
 
 async def make_listener(socket: Path, handlers: Mapping[str, ServeStream]) -> asyncio.Server:
-    """What serves the streams of these protocols that p2pd brings to this socket, from `start_serving` until it is closed.
+    """A server for the streams of these protocols on this socket; call `start_serving`, and close it at the end.
 
     Raises:
-        OSError: there cannot be such a socket.
+        OSError: the socket cannot be made.
     """
     from google.protobuf.message import DecodeError
     from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
@@ -72,7 +72,7 @@ async def make_listener(socket: Path, handlers: Mapping[str, ServeStream]) -> as
 
 
 async def bring_to(socket: Path, control_socket: Path, protocols: tuple[str, ...]) -> None:
-    """Have p2pd bring the streams of these protocols to this socket, which is listened at already.
+    """Have p2pd bring the streams of these protocols to this socket, on which we listen already.
 
     Raises:
         MachineError: p2pd refused.

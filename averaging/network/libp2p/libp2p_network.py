@@ -1,4 +1,4 @@
-"""Network over libp2p: trio's side of it. p2pd is started, watched and brought back here; the asyncio side is libp2p_session."""
+"""Network over libp2p, trio's side: p2pd is started, watched and restarted here. The asyncio side is libp2p_session."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ STOP_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class NetworkOptions:
-    """How a peer takes part in the network.
+    """Settings of a peer's network.
 
     Attributes:
         p2pd: identity file, addresses, relays.
-        record_rule: what may stand in the directory (`signed_record_rule` in a real run).
+        record_rule: the rule for directory records (`signed_record_rule` in a real run).
         initial_peers: multiaddresses of peers that may be up.
-        admits: whether to serve a peer beyond the open channels, None where that cannot be told; asked before its request is read.
-            Strangers together get few places, small requests and little time.
-        open_channels: call channels that serve anybody.
+        admits: whether to serve a peer on all channels; None if unknown. Called before a request is read. Strangers share few
+            places, and get small requests and little time.
+        open_channels: call channels that serve everybody.
         upload_bytes_per_s: the owner's cap of the bulk lane.
-        direct: bulk goes straight from peer to peer where it can; None to leave all of it to libp2p.
+        direct: bulk goes directly from peer to peer if possible; None to send all of it over libp2p.
     """
 
     p2pd: P2pdOptions
@@ -85,7 +85,7 @@ class NetworkOptions:
 
 
 class Libp2pStream:
-    """A bulk stream: every frame passes the lane, then the bridge."""
+    """A bulk stream: every frame passes the bulk lane, then the bridge to asyncio."""
 
     def __init__(self, thread: AsyncioThread, lane: BulkLane, raw: RawStream, channel: str) -> None:
         self._thread = thread
@@ -100,19 +100,19 @@ class Libp2pStream:
         return self._raw.remote
 
     def count_as(self, unit: str, codec: str) -> None:
-        """Count under these from now on."""
+        """Count later frames under this unit and codec."""
         self._kind = replace(self._kind, unit=unit, codec=codec)
 
     async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
-        """Send one frame; waits for the pacer and for a slow reader."""
+        """Send one frame; waits for the limiter and for a slow reader."""
         if (num_bytes := len(head) + len(data)) > MAX_FRAME_BYTES:
             raise LocalProtocolError(f"a frame of {num_bytes} bytes", f"at most {MAX_FRAME_BYTES}")
         await self._lane.pass_up(self._raw.remote, self._kind, num_bytes)
-        # the loop may keep what it is given beyond this call, so a view of the caller's memory is copied
+        # copy the caller's memory, because the asyncio loop may keep it after this call
         await self._thread.run(self._raw.send, b"".join((head, data)))
 
     async def receive_frame(self) -> bytes | None:
-        """The next frame, None after the clean end. One that the owner's cap holds back is not lost when the call is cancelled."""
+        """The next frame, None after the clean end. A cancelled call does not lose a frame that the owner's cap delays."""
         frame = await self._thread.run(self._raw.receive) if self._held_back is None else self._held_back
         if frame is not None:
             self._held_back = frame
@@ -121,12 +121,12 @@ class Libp2pStream:
         return frame
 
     async def receive_view(self, place: Place | None = None) -> memoryview | None:
-        """The same bytes."""
+        """The next frame as a view."""
         frame = await self.receive_frame()
         return None if frame is None else placed(frame, place)
 
     async def aclose(self) -> None:
-        """End the stream; when cancelled, reset it instead."""
+        """End the stream; a cancelled call resets it instead."""
         try:
             await self._thread.run(self._raw.close)
         except TransportError as error:
@@ -134,15 +134,15 @@ class Libp2pStream:
 
 
 class Libp2pNetwork:
-    """Made by `open_libp2p_network`. Its session is replaced when p2pd dies; calls meanwhile wait for the next one.
+    """A Network over libp2p. Made by `open_libp2p_network`. Its session is replaced when p2pd dies; calls wait for the next one.
 
     Attributes:
         thread: the bridge to asyncio.
-        lane: pacers and counters of the bulk lane.
+        lane: limiters and counters of the bulk lane.
         control: counters of the control lane.
-        directory: what we publish and look for.
-        direct: the direct way, None without one.
-        p2pd_pid: process id of the running p2pd, None while it is being brought back.
+        directory: publishes and looks up records.
+        direct: the direct way; None if there is none.
+        p2pd_pid: process id of the running p2pd; None while it is being restarted.
     """
 
     def __init__(self, thread: AsyncioThread, options: NetworkOptions, peer_id: PeerId) -> None:
@@ -169,7 +169,7 @@ class Libp2pNetwork:
 
     @property
     def num_restarts(self) -> int:
-        """How often p2pd had to be brought back."""
+        """Number of restarts of p2pd."""
         return self._num_restarts
 
     def serve_calls(self, channel: str, handler: CallHandler) -> None:
@@ -185,7 +185,7 @@ class Libp2pNetwork:
         return self._addresses
 
     def bulk_addresses(self) -> tuple[BulkAddress, ...]:
-        """Where we take direct bulk streams."""
+        """Our addresses for direct bulk streams."""
         return self.direct.own() if self.direct is not None else ()
 
     def traffic(self) -> TrafficCount:
@@ -195,7 +195,7 @@ class Libp2pNetwork:
         return TrafficCount(*lanes, bulk.counts(), control.counts())
 
     async def call(self, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
-        """One request, one reply: on a connection for calls where there is one, else over libp2p on a stream of its own."""
+        """One request, one reply: on a direct calls connection if there is one, else on a stream of libp2p."""
         with trio.move_on_after(timeout_s):
             _check(request)
             found = await self.direct.calls.find(peer, channel, timeout_s) if self.direct is not None else None
@@ -223,7 +223,7 @@ class Libp2pNetwork:
     async def call_each(
         self, peers: Sequence[PeerId], channel: str, request: bytes, *, timeout_s: float, took: TookReply
     ) -> None:
-        """Requests side by side."""
+        """Call several peers concurrently."""
 
         async def call(peer: PeerId) -> None:
             try:
@@ -238,7 +238,7 @@ class Libp2pNetwork:
                 nursery.start_soon(call, peer)
 
     async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
-        """A stream to the peer's handler of this channel: direct where there is such a way, else over libp2p."""
+        """A stream to the peer's handler of this channel: direct if possible, else over libp2p."""
         with trio.move_on_after(timeout_s):
             direct = await self.direct.open_stream(peer, channel, timeout_s) if self.direct is not None else None
             if direct is not None:
@@ -249,7 +249,7 @@ class Libp2pNetwork:
         raise CallTimeout(f"no stream to {peer} on {channel} within {timeout_s:g} s", "an open stream")
 
     async def add_addresses(self, addresses: Sequence[str]) -> None:
-        """Connect to those that answer, and remember them for the next start of p2pd."""
+        """Connect to the addresses that answer, and remember them for the next start of p2pd."""
         session = await self._current()
         reached = await self.thread.run(session.add_addresses, tuple(addresses))
         for address in reached:
@@ -258,7 +258,7 @@ class Libp2pNetwork:
             del self._known_addresses[next(iter(self._known_addresses))]
 
     async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
-        """Store a directory record, and again after a restart of p2pd while it is live."""
+        """Store a directory record, and store it again after a restart of p2pd while it is live."""
         return await self.directory.publish(key, subkey, value, expires_unix_s=expires_unix_s)
 
     async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
@@ -266,7 +266,7 @@ class Libp2pNetwork:
         return await self.directory.lookup(key)
 
     def cap_bulk(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
-        """The owner's caps of the bulk lane from now on, None for none. Control messages are not held up."""
+        """Set the owner's caps of the bulk lane from now on, None for no cap. Control messages are not delayed."""
         self.lane.cap(upload_bytes_per_s, download_bytes_per_s)
 
     async def _current(self) -> Session:
@@ -275,7 +275,7 @@ class Libp2pNetwork:
         return self._session
 
     def hooks(self) -> SessionHooks:
-        """What the asyncio side asks of us; the first two are answered on its thread."""
+        """Our callbacks for the asyncio side."""
 
         async def answer(peer: PeerId, channel: str, request: bytes) -> tuple[Status, bytes]:
             return await self.thread.call_trio(self._answer, peer, channel, request)
@@ -293,7 +293,7 @@ class Libp2pNetwork:
         )
 
     def as_host(self) -> HostNetwork:
-        """What the direct way asks of us."""
+        """Our callbacks for the direct way."""
         return HostNetwork(
             self._peer_id,
             self._call_libp2p,
@@ -344,21 +344,21 @@ class Libp2pNetwork:
         self._session_came.set()
 
     def detach(self) -> None:
-        """p2pd is gone; calls wait."""
+        """Use no session, because p2pd is gone; calls wait for the next one."""
         self._session = self.p2pd_pid = None
         self._session_came = trio.Event()
 
     @property
     def known_addresses(self) -> tuple[str, ...]:
-        """Addresses worth trying at a start."""
+        """Addresses to try at a start of p2pd."""
         return tuple(self._known_addresses)
 
     def note_restart(self) -> None:
-        """Count one."""
+        """Count a restart of p2pd."""
         self._num_restarts += 1
 
     async def ping(self, peer: PeerId) -> None:
-        """A byte there and back on the control lane. Raises TransportError; CallTimeout when it is lost."""
+        """One round trip on the control lane. Raises TransportError; CallTimeout if it is lost."""
         found = self.direct.calls.live(peer) if self.direct is not None else None
         if found is None:
             await self.thread.run((await self._current()).ping, peer, timeout_s=PING_TIMEOUT_S)
@@ -375,7 +375,7 @@ def _check(request: bytes) -> None:
 
 
 class _Supervisor:
-    """Starts p2pd and its session, and brings both back when p2pd dies."""
+    """Starts p2pd and its session, and restarts both when p2pd dies."""
 
     def __init__(self, network: Libp2pNetwork, options: NetworkOptions, folder: Path) -> None:
         self._network = network
@@ -386,7 +386,7 @@ class _Supervisor:
         self._session: Session | None = None
 
     async def start(self) -> None:
-        """Start p2pd and attach. Raises MachineError, also when p2pd's peer id is not ours."""
+        """Start p2pd and attach. Raises MachineError, also if p2pd's peer id is not ours."""
         thread = self._network.thread
         self._process = await thread.run(start_p2pd, self._p2pd, self._folder)
         self._session = session = await thread.run(open_session, self._process, self._network.hooks(), self._folder)
@@ -403,11 +403,11 @@ class _Supervisor:
         return await session.addresses() if self._p2pd.accepts_inbound else ()
 
     async def stop(self) -> None:
-        """Detach and end p2pd, bounded."""
+        """Detach and end p2pd, in bounded time."""
         self._network.detach()
         session, process = self._session, self._process
         self._session = self._process = None
-        # a restart that is cut short leaves neither behind: it ends within two times STOP_TIMEOUT_S and what a thread may take longer
+        # a cancelled restart leaves neither behind; this ends within twice STOP_TIMEOUT_S, plus delays of the thread
         with trio.CancelScope(shield=True):
             try:
                 if session is not None:
@@ -417,7 +417,7 @@ class _Supervisor:
                     await self._network.thread.run(process.stop, timeout_s=STOP_TIMEOUT_S)
 
     async def keep(self, unix_s: Callable[[], float]) -> None:
-        """Wait for p2pd's death; bring it back with the same identity and port, for ever."""
+        """Restart p2pd with the same identity and port whenever it dies, until cancelled."""
         while True:
             process = self._process
             if process is not None:
@@ -446,12 +446,12 @@ class _Supervisor:
 async def open_libp2p_network(
     thread: AsyncioThread, options: NetworkOptions, peer_id: PeerId, *, unix_s: Callable[[], float]
 ) -> AsyncIterator[Libp2pNetwork]:
-    """Start p2pd with the identity of `peer_id`, join through the initial peers that answer, and keep it all alive.
+    """Start p2pd with the identity of `peer_id`, join through the initial peers that answer, and keep it running.
 
-    Serve channels right after it opens; until then they answer PeerUnreachable.
+    Serve channels right after it opens; callers of an unserved channel get PeerUnreachable.
 
     Raises:
-        MachineError: p2pd does not start: port in use, unreadable identity, or another peer's; or the bulk port is in use.
+        MachineError: p2pd does not start (port in use, unreadable identity, another peer's identity), or the bulk port is in use.
     """
     allow_open_files()
     await trio.to_thread.run_sync(import_hivemind)

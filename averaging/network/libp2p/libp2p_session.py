@@ -1,7 +1,8 @@
-"""One attachment to one running p2pd: hivemind's P2P and DHT node, our stream handlers, and the raw streams they carry.
+"""A session with one running p2pd: hivemind's P2P and DHT node, our stream handlers, and the raw streams they carry.
 
-Everything here runs on the asyncio thread. When p2pd dies the session is thrown away and a new one is made for the next p2pd.
-hivemind is imported inside functions (hivemind_parts.py): it costs seconds, changes torch's sharing strategy and the start method.
+Everything here runs on the asyncio thread. When p2pd dies, the session is discarded and a new one is made for the next p2pd.
+hivemind is imported inside functions (hivemind_parts.py): it costs seconds, and changes torch's sharing strategy and the start
+method.
 """
 
 from __future__ import annotations
@@ -58,33 +59,32 @@ PING_PROTOCOL: Final = "potluck-1-ping"
 CONNECT_TIMEOUT_S: Final = 5.0
 START_TIMEOUT_S: Final = 30.0
 REPLY_TIMEOUT_S: Final = 30.0
-"""A caller has this long to take its reply."""
+"""Time limit for a caller to take its reply."""
 DIRECTORY_TIMEOUT_S: Final = 8.0
 MAX_STREAMS_PER_PEER: Final = 16
 MAX_STREAMS: Final = 256
 MAX_PINGS: Final = 64
 TAKEN_WITHIN_S: Final = 10.0
-"""A caller has this long to end a call whose reply was sent to p2pd; its place is taken until then."""
+"""Time limit for a caller to end a call whose reply p2pd has; its place is taken until then."""
 TURNED_AWAY_S: Final = 3.0
 MAX_TURNED_AWAY_PER_PEER: Final = 64
 MAX_TURNED_AWAY: Final = 256
-"""Members who are told at the same time that there is no place; strangers have as many places for this as for calls. Beyond that the
-answer is not waited for: about half of them come as a reset.
+"""Members that get a refusal at the same time; strangers have as many places for this as for calls. Further refusals do not wait
+for the caller, and may arrive as a reset.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SessionHooks:
-    """What a session asks of the trio side.
+    """Callbacks of a session into trio.
 
     Attributes:
-        admits: whether to serve a peer beyond the open channels, None where it cannot be told yet; asked before its request is read,
-            and may take seconds.
-        open_channels: call channels that serve anybody.
+        admits: whether to serve a peer on all channels; None if unknown. Called before a request is read; may take seconds.
+        open_channels: call channels that serve everybody.
         serves_streams: whether a stream channel has a handler. Must not block.
         answer: (peer, channel, request) -> status and reply, or reason.
-        serve_stream: run the handler of a stream; True when it ended well, False when the stream must be reset.
-        record_rule: what may stand in the directory.
+        serve_stream: runs the handler of a stream; True if it ended well, False if the stream must be reset.
+        record_rule: the rule for directory records.
     """
 
     admits: Admits
@@ -96,7 +96,7 @@ class SessionHooks:
 
 
 class _RuleValidator:
-    """hivemind's record validator made of our rule: keys are ours to choose, subkeys and values are checked."""
+    """A record validator of hivemind that applies our rule. Keys are not checked, subkeys and values are."""
 
     priority = 0
 
@@ -122,11 +122,11 @@ class _RuleValidator:
         return not reason
 
     def sign_value(self, record: Any) -> bytes:
-        """Values come signed."""
+        """The value itself, which is signed already."""
         return bytes(record.value)
 
     def strip_value(self, record: Any) -> bytes:
-        """Signatures stay: the reader checks them too."""
+        """The value with its signature, which readers check too."""
         return bytes(record.value)
 
 
@@ -150,14 +150,14 @@ class Session:
 
     @property
     def peer_id(self) -> PeerId:
-        """What p2pd says who we are."""
+        """Our peer id, as p2pd reports it."""
         return PeerId(self._p2p.peer_id.to_base58())
 
     async def start(self, addresses: Sequence[str], *, is_client: bool) -> None:
         """Serve the handlers, connect to the addresses that answer, and join the directory through them.
 
         Raises:
-            MachineError: p2pd died or stopped answering meanwhile.
+            MachineError: p2pd died or stopped answering.
         """
         from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
@@ -191,7 +191,7 @@ class Session:
         )
 
     async def close(self) -> None:
-        """Detach. A dead p2pd answers nothing, so nothing here waits for it long."""
+        """Detach. Nothing here waits long, because a dead p2pd answers nothing."""
         if self._listener is not None:
             self._listener.close()
             with suppress(OSError):
@@ -228,7 +228,7 @@ class Session:
         return tuple(address for address in await asyncio.gather(*map(connect, others)) if address)
 
     async def add_addresses(self, addresses: Sequence[str]) -> tuple[str, ...]:
-        """Connect to those that answer, and tell the directory node of them; returns them."""
+        """Connect to the addresses that answer, and add them to the directory node; returns them."""
         from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
 
         reached = await self._connect(addresses)
@@ -237,7 +237,7 @@ class Session:
         return reached
 
     async def publish(self, key: str, subkey: str, value: bytes, expires_unix_s: float) -> bool:
-        """Store a record on the nearest nodes; False when none took it or it took too long."""
+        """Store a record on the nearest nodes; False if none stored it or it took too long."""
         try:
             async with asyncio.timeout(DIRECTORY_TIMEOUT_S):
                 return bool(await self._node.store(key, value, expires_unix_s, subkey=subkey))
@@ -293,7 +293,7 @@ class Session:
         return stream
 
     async def ping(self, peer: PeerId) -> None:
-        """A byte there and back, on the control lane. Raises TransportError."""
+        """One round trip on the control lane. Raises TransportError."""
         stream = await self.daemon.open_stream(peer, PING_PROTOCOL)
         try:
             write_bytes(stream.writer, b"\x00")
@@ -336,7 +336,7 @@ class Session:
             visit.leave()
 
     async def _serve_visit(self, visit: CallSlot, stream: RawStream) -> None:
-        """One call. Its socket is closed or somebody else's to close, unless this raises."""
+        """Serve one call. If this raises, the caller must close the socket."""
         async with asyncio.timeout(visit.within_s):
             channel = (await stream.frames.read(MAX_CHANNEL_BYTES)).decode("ascii")
         status = await self._calls.pass_to(visit, channel)
@@ -404,7 +404,7 @@ class Session:
 
 
 async def open_session(process: P2pdProcess, hooks: SessionHooks, folder: Path) -> Session:
-    """Attach to a running p2pd; our own listening socket lies in `folder` too.
+    """Attach to a running p2pd; our own listening socket is in `folder`, too.
 
     Raises:
         MachineError: p2pd does not answer.

@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 LINGER_S: Final = 120.0
 LINGER_BYTES: Final = 8 * MAX_FRAME_BYTES
-"""A stream that we ended is kept so long for its other side to end too, dropping at most so much of what it still sends."""
+"""Time and bytes that a stream which we ended waits for the other side's end; its bytes are dropped."""
 CLOSE_GRACE_S: Final = 1.0
 EXITED_WITHIN_S: Final = 0.02
 """A killed process closes its sockets a moment before the kernel counts it as exited."""
@@ -33,13 +33,13 @@ NOT_NOW: Final = (
     *("timeout", "deadline", "context canceled", "connection failed"),
     *("network is unreachable", "no route to host", "too many open files", "resource limit exceeded"),
 )
-"""go-libp2p's words: nobody listens there; the connection broke before the stream was open; it is not dialled so soon after a dial
-that failed; and what says nothing of the peer: no answer in time, or something of ours is full or down.
+"""Words in go-libp2p's errors: nobody listens there; the connection broke before the stream was open; a dial is too soon after a
+failed one; and errors that say nothing about the peer, such as no answer in time or a problem of our own machine.
 """
 
 MAX_REFUSED: Final = 4096
 BROKEN: Final = (asyncio.IncompleteReadError, ConnectionError, OSError, EOFError)
-"""What asyncio raises when a socket to p2pd ends in the middle of something."""
+"""Errors that asyncio raises if a socket to p2pd breaks."""
 
 
 class RawStream:
@@ -54,14 +54,14 @@ class RawStream:
         self._is_closed = False
 
     async def broken(self) -> TransportError:
-        """Why the stream broke: the peer is gone, or only the connection, or our own p2pd."""
+        """The error for a broken stream: the peer is gone, or only the connection, or our own p2pd."""
         await asyncio.sleep(EXITED_WITHIN_S)
         if not self._daemon.is_running:
             return CallTimeout(f"our own libp2p daemon died during a stream with {self.remote}", "a running one")
         return ConnectionReset(f"the stream with {self.remote} was reset", "a live stream")
 
     async def send(self, data: bytes) -> None:
-        """Send one frame. Raises TransportError when the stream is broken."""
+        """Send one frame. Raises TransportError: the stream is broken."""
         if self._is_closed or self.writer.is_closing():
             raise await self.broken()
         try:
@@ -82,10 +82,10 @@ class RawStream:
             raise await self.broken() from error
 
     async def close(self) -> None:
-        """Clean end: what was sent still arrives.
+        """End cleanly: sent bytes still arrive.
 
-        p2pd closes both directions as soon as one ends, and what is under way the other way is lost. So the socket stays open
-        until the other side has said its end too; a task of the session waits for that.
+        p2pd closes both directions as soon as one ends, and bytes in the other direction are lost. So a task of the session keeps
+        the socket open until the other side has ended, too.
         """
         if self._is_closed:
             return
@@ -93,7 +93,7 @@ class RawStream:
         try:
             write_end(self.writer)
         except ConnectionError:
-            return  # broken already: nothing to wait for
+            return  # broken already, so there is nothing to wait for
         self._daemon.keep_until_done(self._linger())
 
     async def _linger(self) -> None:
@@ -108,12 +108,12 @@ class RawStream:
             self.writer.close()
 
     async def drop_rest(self, within_s: float) -> None:
-        """Read and forget what comes until the other side closes, for so long. Raises what asyncio raises when it breaks.
+        """Read and drop bytes until the other side closes, at most `within_s`. Raises asyncio's errors if the stream breaks.
 
-        Who says the last word waits so before it closes its socket: p2pd then ends its libp2p stream for reading and for writing
-        one after the other (go-yamux: `Stream.Close`), and its own reader, woken by the first, may reset the stream before the
-        second (go-libp2p-daemon: `doStreamPipe`). A reset overtakes what was sent before it, so the last word would come as
-        the death of a living process.
+        The side that sends last must wait like this before it closes its socket. p2pd ends its libp2p stream for reading and for
+        writing one after the other (go-yamux: `Stream.Close`), and its own reader, woken by the first, may reset the stream before
+        the second (go-libp2p-daemon: `doStreamPipe`). A reset overtakes earlier bytes, so the last answer would look like a dead
+        process.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -127,7 +127,7 @@ class RawStream:
 
 
 class Daemon:
-    """Whether the p2pd below a stream still runs, and how to open sockets to it."""
+    """The p2pd below the streams: whether it runs, and streams over its control socket."""
 
     def __init__(self, process: P2pdProcess) -> None:
         self._process = process
@@ -135,7 +135,7 @@ class Daemon:
         self._verdicts = DialVerdicts()
 
     def keep_until_done(self, ending: Coroutine[Any, Any, None]) -> None:
-        """Let a stream that we ended wait for its other side."""
+        """Let a stream that we ended wait for the other side."""
         task = asyncio.create_task(ending, name="lingering stream")
         self._lingering.add(task)
         task.add_done_callback(self._lingering.discard)
@@ -149,20 +149,20 @@ class Daemon:
 
     @property
     def is_running(self) -> bool:
-        """Asked of the kernel now."""
+        """Whether p2pd runs, as the kernel reports now."""
         return self._process.is_running
 
     @property
     def control_socket(self) -> Path:
-        """Where p2pd takes requests."""
+        """The socket at which p2pd takes requests."""
         return self._process.control_socket
 
     async def open_stream(self, peer: PeerId, protocol: str) -> RawStream:
-        """A libp2p stream to a peer; nothing stays open when it fails or is cancelled.
+        """A libp2p stream to a peer; nothing stays open if this fails or is cancelled.
 
         Raises:
             PeerUnreachable: refused, unknown, or it does not speak the protocol. ConnectionReset: the connection broke meanwhile.
-            CallTimeout: it could not be dialled in time, or our own p2pd is not there.
+            CallTimeout: the peer could not be dialled in time, or our own p2pd is not running.
         """
         from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
         from hivemind.proto import p2pd_pb2
@@ -193,7 +193,7 @@ class Daemon:
 
 
 def _peer_bytes(peer: PeerId) -> bytes:
-    """A peer id as p2pd takes it. It may be a stranger's text: nobody is there whose name is none."""
+    """A peer id in p2pd's encoding. Malformed text, which may come from a stranger, counts as an unreachable peer."""
     from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
 
     try:
@@ -203,21 +203,21 @@ def _peer_bytes(peer: PeerId) -> bytes:
 
 
 class DialVerdicts:
-    """What p2pd's reason for not opening a stream means to the caller.
+    """Translates p2pd's reason for not opening a stream into an error.
 
-    A refusal says that nobody is there, and so does what we do not know, such as a peer of which p2pd has no address. After a dial
-    that failed p2pd does not dial again for a while, longer each time; what that one said counts until then.
+    A refusal means that nobody is there, and so does an unknown reason, such as a peer without an address. After a failed dial p2pd
+    does not dial again for a growing pause; the reason of the failed dial counts until then.
     """
 
     def __init__(self) -> None:
         self._refused: dict[PeerId, None] = {}
 
     def opened(self, peer: PeerId) -> None:
-        """It is there."""
+        """A stream to the peer was opened, so forget its refusal."""
         self._refused.pop(peer, None)
 
     def failed(self, peer: PeerId, reason: str) -> TransportError:
-        """The error to raise."""
+        """The error to raise for p2pd's reason."""
         if REFUSED in reason:
             self._refused[peer] = None
             if len(self._refused) > MAX_REFUSED:

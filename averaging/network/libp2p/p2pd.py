@@ -1,4 +1,4 @@
-"""hivemind's libp2p daemon (p2pd) as a process of ours: own session, dying with us, its output kept for error messages.
+"""hivemind's libp2p daemon (p2pd) as our child process: in its own session, it dies with us, and error messages show its output.
 
 hivemind's own `P2P.create` cannot give it a session or a parent-death signal: Ctrl-C would reach it before a graceful leave,
 and `kill -9` of the daemon would leave it behind. Everything here runs on the asyncio thread.
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 START_TIMEOUT_S: Final = 30.0
 STOP_GRACE_S: Final = 3.0
 IDLE_TIMEOUT_S: Final = 30
-"""p2pd leaves by itself when nobody attaches for so long."""
+"""p2pd exits by itself if nobody attaches for this time."""
 KEPT_LINES: Final = 20
 CONTROL_SOCKET: Final = "p2pd.sock"
 _READY: Final = b"Peer ID:"
@@ -34,13 +34,13 @@ _READY: Final = b"Peer ID:"
 
 @dataclass(frozen=True, slots=True)
 class P2pdOptions:
-    """How to run p2pd.
+    """Settings of p2pd.
 
     Attributes:
-        identity_file: serialized libp2p private key, held (locked) by the caller; decides the peer id.
+        identity_file: serialized libp2p private key, locked by the caller; decides the peer id.
         listen: multiaddresses ("/ip4/0.0.0.0/tcp/4001"); port 0 takes a free one and keeps it over restarts.
-        announce: multiaddresses told to others instead of the ones listened on.
-        accepts_inbound: False listens nowhere: such a peer only opens connections.
+        announce: multiaddresses to publish instead of the ones listened on.
+        accepts_inbound: False for a peer that listens nowhere and only opens connections.
     """
 
     identity_file: Path
@@ -66,8 +66,8 @@ def p2pd_arguments(options: P2pdOptions, control_socket: Path) -> list[str]:
         "noise": 1,
         "connManager": 1,
         "autonat": 1,
-        # No relays: a peer that nobody can connect to works over the connections that it makes itself, and what strangers sent
-        # through a volunteer's line would be in none of its counts and below none of its caps.
+        # No relays: an unreachable peer works over the connections that it makes itself, and strangers' bytes through a volunteer's
+        # line would escape its counters and caps.
         "relay": 0,
         "relayService": 0,
         "autoRelay": 0,
@@ -115,21 +115,21 @@ class P2pdProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has not exited, asked of the kernel now: `poll` is blind while another thread waits for the exit."""
+        """Whether the process is running, as the kernel reports now. `poll` is blind while another thread waits for the exit."""
         if self._process.returncode is not None:
             return False
         try:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        except ChildProcessError:  # that thread has just taken its status
+        except ChildProcessError:  # the other thread has just taken its status
             return False
 
     @property
     def last_line(self) -> str:
-        """The last thing it printed."""
+        """The last line that it printed."""
         return self._lines[-1] if self._lines else "it printed nothing"
 
     def begin_reading(self) -> None:
-        """Keep the latest lines of its output, and never let it block on a full pipe."""
+        """Start to read its output, so that it never blocks on a full pipe; the latest lines are kept."""
         self._reading = asyncio.create_task(self._read(), name="p2pd output")
 
     async def _read(self) -> None:
@@ -152,10 +152,10 @@ class P2pdProcess:
             self._ready.set()
 
     async def wait_ready(self) -> None:
-        """Until it serves its control socket.
+        """Wait until it serves its control socket.
 
         Raises:
-            MachineError: it exited or was not ready in time; the message holds the last thing it printed.
+            MachineError: it exited or was not ready in time; the message shows its last line.
         """
         try:
             await asyncio.wait_for(self._ready.wait(), START_TIMEOUT_S)
@@ -171,11 +171,11 @@ class P2pdProcess:
             )
 
     async def wait_exit(self) -> int:
-        """Until the process is gone; its exit status."""
+        """Wait for the end of the process; returns its exit status."""
         return await asyncio.to_thread(self._process.wait)
 
     async def stop(self) -> None:
-        """Ask it to end, then make it."""
+        """Terminate the process, and kill it after STOP_GRACE_S."""
         try:
             await self._end()
         finally:
@@ -199,13 +199,13 @@ async def start_p2pd(options: P2pdOptions, folder: Path) -> P2pdProcess:
     """Start p2pd with its control socket in `folder` (short and private) and wait until it serves.
 
     Raises:
-        MachineError: it did not start: port in use, unreadable identity.
+        MachineError: it did not start (port in use, unreadable identity).
     """
     control_socket = folder / CONTROL_SOCKET
     control_socket.unlink(missing_ok=True)
     launcher = Path(str(resources.files("averaging.network.libp2p") / "p2pd_launcher.py"))
     command = [sys.executable, "-I", "-S", str(launcher), str(os.getpid()), str(p2pd_program())]
-    # the pipe on standard input is what tells the launcher of our death where there is no signal for it
+    # where there is no parent-death signal, the launcher notices our death by the end of its standard input
     process = subprocess.Popen(
         [*command, *p2pd_arguments(options, control_socket)],
         stdin=subprocess.PIPE,
@@ -226,7 +226,7 @@ async def start_p2pd(options: P2pdOptions, folder: Path) -> P2pdProcess:
 
 
 def with_real_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:
-    """The listen addresses with port 0 replaced by the port that was taken, so that a restart keeps it."""
+    """The listen addresses with the actual port instead of 0, so that a restart keeps it."""
     ports = [address.split("/tcp/")[1].split("/")[0] for address in addresses if "/tcp/" in address]
     if not ports:
         return tuple(listen)

@@ -1,7 +1,7 @@
 """Starts p2pd so that it dies with us: run as a script, `python -I -S p2pd_launcher.py PARENT_PID PROGRAM ARGS...`.
 
-On Linux the launcher asks for a parent-death signal and becomes p2pd. Elsewhere it stays, waits for the end of its standard
-input, which the parent holds open, and kills p2pd then. It imports nothing of the house: it must start in milliseconds.
+On Linux the launcher asks for a parent-death signal and becomes p2pd. Elsewhere it waits for the end of its standard input, which
+the parent keeps open, and then kills p2pd. It imports nothing of Potluck, because it must start in milliseconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folder of p2pd's sockets: short and private, since paths of unix sockets hold 107 letters."""
+"""The folder of p2pd's sockets: private, and with a short path, since paths of unix sockets have at most 107 letters."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FOLDER_MIN_AGE_S: Final = 60.0
 
 
 def make_socket_folder() -> Path:
-    """A fresh one; those that a killed process left behind go first. Blocks."""
+    """Make a new folder, after removing those of killed processes. Blocks."""
     for old in SOCKET_ROOT.glob(f"{SOCKET_PREFIX}*"):
-        with suppress(OSError):  # somebody else's, or gone since it was listed
+        with suppress(OSError):  # it belongs to somebody else, or was removed meanwhile
             details = old.lstat()
             is_ours = stat.S_ISDIR(details.st_mode) and details.st_uid == os.getuid()
             if is_ours and time.time() - details.st_mtime > FOLDER_MIN_AGE_S and _is_refused(old / CONTROL_SOCKET):

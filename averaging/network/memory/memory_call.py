@@ -22,7 +22,7 @@ MAX_IDLE: Final = 16
 
 
 class Answer(Generic[T]):
-    """What one task waits for, up to a deadline; the first value or error counts."""
+    """The answer that one task waits for, up to a deadline; the first value or error counts."""
 
     def __init__(self) -> None:
         self._values: list[T] = []
@@ -49,7 +49,7 @@ class Answer(Generic[T]):
             trio.lowlevel.reschedule(task)
 
     async def wait(self, timers: Timers, timeout_s: float, too_late: Callable[[], Exception]) -> T:
-        """The value; raises the error, or what `too_late` makes at the deadline."""
+        """The value; raises the error, or the error of `too_late` at the deadline."""
         if self.is_awaited:
             timer = timers.after(timeout_s, lambda: self.fail(too_late()))
             self._task = trio.lowlevel.current_task()
@@ -68,7 +68,7 @@ class Answer(Generic[T]):
 
 
 class Answers:
-    """What one task waits for from several peers, up to one deadline for all; the first value or error of each counts."""
+    """The answers that one task waits for from several peers, up to one deadline; the first value or error of each counts."""
 
     def __init__(self) -> None:
         self._settled: list[tuple[PeerId, bytes | PotluckError]] = []
@@ -76,12 +76,12 @@ class Answers:
         self._task: trio.lowlevel.Task | None = None
 
     def of(self, peer: PeerId) -> AnswerOf:
-        """Where the answer of one of them goes."""
+        """The receiver of one peer's answer."""
         self._open[peer] = None
         return AnswerOf(self, peer)
 
     def settle(self, peer: PeerId, reply: bytes | PotluckError) -> None:
-        """One has answered or failed, unless it had before."""
+        """A peer has answered or failed; only the first time counts."""
         if peer in self._open:
             del self._open[peer]
             self._settled.append((peer, reply))
@@ -100,7 +100,7 @@ class Answers:
     async def tell(
         self, timers: Timers, timeout_s: float, took: TookReply, too_late: Callable[[PeerId], PotluckError]
     ) -> None:
-        """Until all have; those that have not at the deadline are `too_late`."""
+        """Pass each answer to `took`, until all peers have answered; at the deadline the missing ones get `too_late`."""
 
         def end() -> None:
             for peer in list(self._open):
@@ -138,7 +138,7 @@ class AnswerOf:
 
 
 class CallServer:
-    """A task that serves one call after another; between two it waits among the `idle` ones of its host."""
+    """A task that serves one call after another; between two calls it waits in its host's list of idle servers."""
 
     __slots__ = ("_call", "_host", "_idle", "_number", "_task")
 
@@ -150,13 +150,13 @@ class CallServer:
         self._task: trio.lowlevel.Task | None = None
 
     def take(self, call: Call, number: int) -> None:
-        """The next call, for a server that was taken from the idle ones."""
+        """Take the next call, as a server that was idle."""
         self._call, self._number = call, number
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)
 
     async def run(self) -> None:
-        """Until there are enough idle ones without it."""
+        """Serve calls until there are enough idle servers without this one."""
         self._task = trio.lowlevel.current_task()
         await self._call.serve(self._host, self._number)
         while len(self._idle) < MAX_IDLE:
@@ -170,7 +170,7 @@ class CallServer:
 
 
 class Call:
-    """A call on its way; its methods are the stations, called by timers."""
+    """A call under way; its methods are its stages, called by timers."""
 
     __slots__ = ("_answer", "_caller", "_channel", "_peer", "_request", "_swarm")
 
@@ -191,7 +191,7 @@ class Call:
         self._answer = answer
 
     def depart(self) -> None:
-        """The request leaves; a duplicate takes its own time."""
+        """Send the request; a duplicate has its own delay."""
         me, num_bytes = self._caller, len(self._request)
         for _ in range(2 if self._swarm.is_duplicated() else 1):
             me.control.sent(self._channel, num_bytes)
@@ -216,7 +216,7 @@ class Call:
             host.parked.append(partial(host.start_call, self, number))
 
     async def serve(self, host: MemoryHost, number: int) -> None:
-        """Have the host's handler answer, and send that back."""
+        """Let the host's handler answer, and send the reply back."""
         handler = host.calls.get(self._channel)
         reply: bytes | PotluckError
         if handler is None:
@@ -266,7 +266,7 @@ class Call:
             self._answer.give(reply)
 
     def server_died(self) -> None:
-        """The connection is reset, which the caller hears as soon as anything passes."""
+        """Reset the connection; the caller notices as soon as the link is passable."""
         self._swarm.when_passable(self._peer, self._caller.peer, lambda: self._answer.fail(self._reset()))
 
     def _reset(self) -> ConnectionReset:

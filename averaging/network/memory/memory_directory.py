@@ -1,4 +1,4 @@
-"""The directory of a world in memory: what lies under a key until it expires, as in the DHT."""
+"""The directory of a world in memory: records under a key until they expire, as in the DHT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = structlog.get_logger()
 
 
 class MemoryDirectory:
-    """All records of one world, as far as the rule lets them in."""
+    """All records of one world that the rule allows."""
 
     def __init__(self, rule: RecordRule) -> None:
         self._rule = rule

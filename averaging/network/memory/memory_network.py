@@ -1,7 +1,7 @@
 """Network in memory: a world of peers with latency, bandwidth, loss, cuts, freezes and crashes, in trio's time from one seed.
 
-Messages on their way are callbacks on one set of timers; only handlers and callers are tasks. Handlers run in the context
-variables of the process that they belong to.
+Messages under way are callbacks on one set of timers; only handlers and callers are tasks. Handlers run with the context variables
+of their process.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ log = structlog.get_logger()
 
 OPENING_BYTES: Final = 64
 RETRANSMIT_S: Final = (0.2, 2.0)
-"""How long a lost frame holds up its stream: streams lose time, not frames."""
+"""Range of the delay of a lost frame, since streams lose time, not frames."""
 
 RESETS_PER_LOSS: Final = 0.02
-"""Of the lost frames, so many take their stream with them."""
+"""Share of the lost frames that break their stream."""
 
 DIRECTORY_WITHIN_S: Final = 1.0
 
@@ -63,7 +63,7 @@ class MemoryHost:
     context: contextvars.Context
     is_alive: bool = True
     has_ended: bool = False
-    """The world around it came to its end, while something was still on its way here."""
+    """The world has ended while messages to this host were still under way."""
 
     thawed: trio.Event | None = None
     parked: list[Callable[[], None]] = field(default_factory=list)
@@ -79,19 +79,19 @@ class MemoryHost:
     bulk: BulkTally = field(default_factory=BulkTally)
 
     async def wait_awake(self) -> None:
-        """Returns at once unless the process is frozen."""
+        """Wait while the process is frozen."""
         while self.thawed is not None and self.is_alive:
             await self.thawed.wait()
 
     def when_awake(self, callback: Callable[[], None]) -> None:
-        """Now, or when the frozen process goes on."""
+        """Call back now, or once the frozen process goes on."""
         if self.thawed is None:
             callback()
         else:
             self.parked.append(callback)
 
     def thaw(self) -> None:
-        """Take what waited, in the order in which it came."""
+        """Go on, and run the waiting callbacks in order."""
         event, self.thawed = self.thawed, None
         if event is not None:
             event.set()
@@ -105,7 +105,7 @@ class MemoryHost:
             raise PeerUnreachable(f"{self.peer} has crashed", "a running process")
 
     async def run(self) -> None:
-        """The handlers' nursery, until the process dies."""
+        """Run the handlers' nursery until the process dies."""
         try:
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
@@ -118,14 +118,14 @@ class MemoryHost:
             self.has_ended = True
 
     def start_call(self, call: Call, number: int) -> None:
-        """Run the handler of a call, on a task that served one before where one is idle: starting a task costs as much as a call."""
+        """Run the handler of a call on an idle task if there is one, since starting a task costs as much as a call."""
         if self.idle_servers and self.is_alive and not self.has_ended:
             self.idle_servers.pop().take(call, number)
         else:
             self.start(CallServer(self, call, number).run)
 
     def start(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Run a handler; it ends when the process dies."""
+        """Run a handler until it returns or the process dies."""
         if not self.is_alive or self.has_ended:
             return
         if self.nursery is None:
@@ -141,11 +141,11 @@ class MemorySwarm:
         speeds: links slower or faster than the default, by peer; the slower end counts.
         loss: share of messages lost everywhere, and `losses` at one peer. Streams lose time instead, and sometimes break.
         duplicated: share of call requests that arrive twice.
-        broken: share of requests, and of replies, whose connection breaks on their way while both processes live.
-        reorder_s: requests and replies take up to so much longer, each by itself.
-        directory: what is stored there.
+        broken: share of requests and of replies whose connection breaks under way while both processes live.
+        reorder_s: most extra delay of each request and reply, in seconds.
+        directory: the stored records.
         is_directory_up: whether records can be stored and found.
-        has_way_in: instead of that, whether a peer can; None where it is the same for everybody.
+        has_way_in: the same for one peer, instead of `is_directory_up`; None if it is the same for all.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class MemorySwarm:
         self._hosts: dict[PeerId, MemoryHost] = {}
         self._next_number = 0
         self._cuts: dict[tuple[PeerId, PeerId], int] = {}
-        self._held: list[tuple[PeerId, PeerId, Callable[[], None]]] = []
+        self._waiting: list[tuple[PeerId, PeerId, Callable[[], None]]] = []
         self.timers = timers or Timers(nursery)
         self.speeds: dict[PeerId, LinkSpeed] = {}
         self.loss = 0.0
@@ -179,8 +179,10 @@ class MemorySwarm:
     # --- processes ---
 
     def start(self, peer: PeerId, *, is_elsewhere: bool = False) -> MemoryNetwork:
-        """A fresh process of `peer`; an older one is killed. Where the new one runs elsewhere, on another machine that has the same
-        identity, the older goes on, and what is sent to the peer comes to the newer.
+        """Start a new process of `peer`, and kill an older one.
+
+        With `is_elsewhere` the new one runs on another machine with the same identity: the older one goes on, and messages to the
+        peer reach the newer one.
         """
         if not is_elsewhere:
             self.kill(peer)
@@ -190,13 +192,13 @@ class MemorySwarm:
         return MemoryNetwork(self, host)
 
     def kill(self, peer: PeerId) -> None:
-        """The process is gone: its streams are reset, its calls refused, its handlers cancelled."""
+        """Kill the process: its streams are reset, its calls refused, its handlers cancelled."""
         host = self._hosts.pop(peer, None)
         if host is not None:
             self._end(host)
 
     def end(self, network: MemoryNetwork) -> None:
-        """As `kill`, for this very process: the peer may have a newer one."""
+        """As `kill`, but only for this process, since the peer may have a newer one."""
         host = network.host
         if self._hosts.get(host.peer) is host:
             del self._hosts[host.peer]
@@ -215,18 +217,18 @@ class MemorySwarm:
         host.died.set()
 
     def break_calls(self, peer: PeerId) -> None:
-        """The connections of all calls that are under way at this peer break; it lives, and what it does goes on."""
+        """Break the connections of all calls under way at this peer, which goes on running."""
         for call in list(self._hosts[peer].serving.values()):
             call.server_died()
 
     def freeze(self, peer: PeerId) -> None:
-        """The process answers nothing and refuses nothing until `thaw`; what comes in waits."""
+        """Freeze the process: it neither answers nor refuses until `thaw`; incoming messages wait."""
         host = self._hosts[peer]
         if host.thawed is None:
             host.thawed = trio.Event()
 
     def thaw(self, peer: PeerId) -> None:
-        """The process goes on."""
+        """Let the process go on."""
         host = self._hosts.get(peer)
         if host is not None:
             host.thaw()
@@ -234,12 +236,12 @@ class MemorySwarm:
     # --- links ---
 
     def cut(self, one_side: Sequence[PeerId], other_side: Sequence[PeerId], *, both_ways: bool = True) -> None:
-        """Nothing passes from one side to the other, nor back unless told otherwise. Cuts add up; each is mended by itself."""
+        """Cut all links from one side to the other, and back if `both_ways`. Cuts add up; each needs its own `mend`."""
         for link in _links(one_side, other_side, both_ways):
             self._cuts[link] = self._cuts.get(link, 0) + 1
 
     def mend(self, one_side: Sequence[PeerId], other_side: Sequence[PeerId], *, both_ways: bool = True) -> None:
-        """Take one such cut back."""
+        """Undo one such cut."""
         for link in _links(one_side, other_side, both_ways):
             left = self._cuts.get(link, 0) - 1
             if left > 0:
@@ -249,28 +251,28 @@ class MemorySwarm:
         self._release()
 
     def heal(self) -> None:
-        """All cuts are gone."""
+        """Undo all cuts."""
         self._cuts.clear()
         self._release()
 
     def is_passable(self, sender: PeerId, receiver: PeerId) -> bool:
-        """Whether anything passes from one to the other."""
+        """Whether messages pass from one peer to the other."""
         return (sender, receiver) not in self._cuts
 
     def when_passable(self, sender: PeerId, receiver: PeerId, callback: Callable[[], None]) -> None:
-        """Now, or when the cut is gone."""
+        """Call back now, or once the cut is undone."""
         if self.is_passable(sender, receiver):
             callback()
         else:
-            self._held.append((sender, receiver, callback))
+            self._waiting.append((sender, receiver, callback))
 
     def _release(self) -> None:
-        held, self._held = self._held, []
-        for sender, receiver, callback in held:
+        waiting, self._waiting = self._waiting, []
+        for sender, receiver, callback in waiting:
             self.when_passable(sender, receiver, callback)
 
     def host_of(self, sender: PeerId, peer: PeerId) -> MemoryHost | None:
-        """The live host; None when the message vanishes on its way. Raises PeerUnreachable when it is refused."""
+        """The live host; None if the message is lost under way. Raises PeerUnreachable: it is refused."""
         if self._cuts and (sender, peer) in self._cuts:
             return None
         if (self.loss or self.losses) and self._is_lost(sender, peer):
@@ -293,7 +295,7 @@ class MemorySwarm:
         return max(self.loss, self.losses.get(sender, 0.0), self.losses.get(receiver, 0.0))
 
     def delay_s(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> float:
-        """The time that so many bytes take from one to the other."""
+        """Seconds that `num_bytes` take from one peer to the other."""
         jitter = 1.0 + 0.2 * self._random.random()
         a = b = self._default_speed
         if not self.speeds:
@@ -302,14 +304,14 @@ class MemorySwarm:
         return (a.latency_s + b.latency_s) / 2 * jitter + num_bytes / min(a.bytes_per_s, b.bytes_per_s)
 
     def frame_delay_s(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> tuple[float, bool]:
-        """The time that a frame takes, and whether its stream breaks instead."""
+        """Seconds that a frame takes, and whether its stream breaks instead."""
         delay_s = self.delay_s(sender, receiver, num_bytes)
         if not self._is_lost(sender, receiver):
             return delay_s, False
         return delay_s + self._random.uniform(*RETRANSMIT_S), self._random.random() < RESETS_PER_LOSS
 
     def carry(self, sender: PeerId, receiver: PeerId, num_bytes: int, arrive: Callable[[], None]) -> None:
-        """Bring one message of a call; whether it is lost is decided on arrival."""
+        """Carry one message of a call; on arrival it is decided whether it is lost."""
         self.num_messages += 1
         delay_s = self.delay_s(sender, receiver, num_bytes + OPENING_BYTES)
         if self.reorder_s > 0:
@@ -321,16 +323,16 @@ class MemorySwarm:
         return self.duplicated > 0 and self._random.random() < self.duplicated
 
     def is_broken(self) -> bool:
-        """Whether the connection of this request, or of this reply, breaks on its way."""
+        """Whether the connection of this request or reply breaks under way."""
         return self.broken > 0 and self._random.random() < self.broken
 
     def next_number(self) -> int:
-        """Numbers for what is on its way."""
+        """A new number for a call or pipe."""
         self._next_number += 1
         return self._next_number
 
     def connect(self, opener: MemoryHost, server: MemoryHost, channel: str, handler: StreamHandler) -> Stream:
-        """A new pipe; the server's handler of this channel runs with the other end."""
+        """Make a pipe and return the opener's end; the server's handler of this channel runs with the other end."""
         pipe = Pipe(self, self.next_number(), opener, server)
 
         async def serve() -> None:
@@ -349,11 +351,11 @@ class MemorySwarm:
     # --- the directory ---
 
     def reaches_directory(self, peer: PeerId) -> bool:
-        """Whether what this peer stores or looks for gets there."""
+        """Whether this peer can reach the directory."""
         return self.is_directory_up if self.has_way_in is None else self.has_way_in(peer)
 
     def unix_s(self) -> float:
-        """The time that records expire by."""
+        """The clock by which records expire."""
         return self.unix_offset_s + trio.current_time()
 
 
@@ -444,10 +446,10 @@ class MemoryNetwork:
         return await answer.wait(swarm.timers, timeout_s, too_late)
 
     async def add_addresses(self, addresses: Sequence[str]) -> None:
-        """Everybody is known here."""
+        """Do nothing, since every peer is known here."""
 
     def bulk_addresses(self) -> tuple[BulkAddress, ...]:
-        """There are no sockets here."""
+        """Empty, since there are no sockets here."""
         return ()
 
     def addresses(self) -> tuple[str, ...]:
@@ -455,7 +457,7 @@ class MemoryNetwork:
         return (f"/memory/{self._host.peer}/p2p/{self._host.peer}",)
 
     async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
-        """Store a record; a record that is too long is refused."""
+        """Store a record; one that is too long is refused."""
         self._host.check_alive()
         self._host.control.published(key, subkey, value)
         if not await self._reach_directory(len(value)):

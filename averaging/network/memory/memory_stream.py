@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from averaging.network.memory.memory_network import MemoryHost, MemorySwarm
 
 FRAME_BUFFER: Final = 4
-"""Frames on their way or unread before a sender waits: a slow reader slows its writer, nothing piles up."""
+"""Frames under way or unread before a sender waits, so that a slow reader slows its writer."""
 
 STALL_LIMIT_S: Final = 40.0
-"""A stream whose frames cannot pass for so long is reset, as a transport with keep-alives does."""
+"""A stream whose frames cannot pass for this time is reset, as a transport with keepalives does."""
 
 
 class _Flow:
-    """One direction. None among the frames is the clean end."""
+    """One direction of a pipe. None among the frames is the clean end."""
 
     def __init__(self, pipe: Pipe, sender: MemoryHost, receiver: MemoryHost) -> None:
         self.pipe = pipe
@@ -34,7 +34,7 @@ class _Flow:
         self._waiting_to_pass: deque[bytes | None] = deque()
         self.num_on_way = 0
         self.is_unread = False
-        """The receiving end has closed: whatever is sent from now on fails."""
+        """The receiving end has closed; further sends fail."""
         self._last_arrival_s = 0.0
         self._reader: trio.lowlevel.Task | None = None
         self._writers: deque[trio.lowlevel.Task] = deque()
@@ -44,7 +44,7 @@ class _Flow:
         return self.num_on_way + len(self.arrived) >= FRAME_BUFFER
 
     def send(self, frame: bytes | None) -> None:
-        """Put a frame on its way; frames of one flow arrive in order."""
+        """Send a frame; frames of one flow arrive in order."""
         swarm, now_s = self.pipe.swarm, trio.current_time()
         delay_s, is_reset = swarm.frame_delay_s(self.sender.peer, self.receiver.peer, len(frame or b""))
         if is_reset:
@@ -56,7 +56,7 @@ class _Flow:
         swarm.timers.after(self._last_arrival_s - now_s, self._arrive)
 
     def _arrive(self) -> None:
-        """The next one in order, whichever timer it was: on a real clock time passes between what is computed and what is set."""
+        """Take the next frame in order, whichever timer fired: on a real clock, timers may fire slightly out of order."""
         if self.pipe.is_reset:
             return
         self._waiting_to_pass.append(self._on_way.popleft())
@@ -64,7 +64,7 @@ class _Flow:
             self._pass()
 
     def _pass(self) -> None:
-        """Frames wait out a cut, up to a limit."""
+        """Deliver frames; during a cut they wait, up to STALL_LIMIT_S."""
         swarm = self.pipe.swarm
         if self.pipe.is_reset:
             return
@@ -92,7 +92,7 @@ class _Flow:
             trio.lowlevel.reschedule(self._writers.popleft())
 
     async def wait_frame(self) -> None:
-        """Until something arrived or broke."""
+        """Wait until a frame arrives or the pipe breaks."""
         self._reader = trio.lowlevel.current_task()
 
         def abort(_: object) -> trio.lowlevel.Abort:
@@ -102,7 +102,7 @@ class _Flow:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     async def wait_space(self) -> None:
-        """Until something was read or broke."""
+        """Wait until a frame is read or the pipe breaks."""
         task = trio.lowlevel.current_task()
         self._writers.append(task)
 
@@ -126,7 +126,7 @@ class Pipe:
             host.pipes[number] = self
 
     def reset(self) -> None:
-        """Both ends fail from now on."""
+        """Break the pipe: both ends fail from now on."""
         self.is_reset = True
         for host in self.hosts:
             host.pipes.pop(self.number, None)
@@ -135,7 +135,7 @@ class Pipe:
             flow.wake_writers()
 
     def lose(self, dead: MemoryHost) -> None:
-        """One end's process is gone: the other hears of it as soon as anything passes."""
+        """One end's process is gone; the other end notices as soon as the link is passable."""
         dead.pipes.pop(self.number, None)
         far = self.hosts[0] if dead is self.hosts[1] else self.hosts[1]
         self.swarm.when_passable(dead.peer, far.peer, self.reset)
@@ -158,7 +158,7 @@ class MemoryStream:
         return self._out.receiver.peer
 
     def count_as(self, unit: str, codec: str) -> None:
-        """Count under these from now on."""
+        """Count later frames under this unit and codec."""
         self._kind = BulkKind(Way.MEMORY, self._kind.channel, unit, codec)
 
     def _check(self, is_broken: bool) -> None:
@@ -166,7 +166,7 @@ class MemoryStream:
             raise ConnectionReset(f"the stream with {self.remote} was reset", "a live stream")
 
     async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
-        """Arrives after the link's delay; waits while FRAME_BUFFER frames are on their way or unread."""
+        """Send one frame, which arrives after the link's delay; waits while FRAME_BUFFER frames are under way or unread."""
         if len(head) + len(data) > MAX_FRAME_BYTES:
             raise LocalProtocolError(f"a frame of {len(head) + len(data)} bytes", f"at most {MAX_FRAME_BYTES}")
         frame = b"".join((head, data))
@@ -195,12 +195,12 @@ class MemoryStream:
         return frame
 
     async def receive_view(self, place: Place | None = None) -> memoryview | None:
-        """The same bytes."""
+        """The next frame as a view."""
         frame = await self.receive_frame()
         return None if frame is None else placed(frame, place)
 
     async def aclose(self) -> None:
-        """What was sent still arrives; what the other side sends from now on fails there."""
+        """End the stream: sent frames still arrive; later sends of the other side fail."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -1,4 +1,4 @@
-"""The bulk lane of one peer: every frame of every stream, whichever way it goes, is counted here and waits for the same two pacers."""
+"""The bulk lane of one peer: counts every bulk frame in both directions and holds it to the same two limiters."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PING_EVERY_S: Final = 0.5
 
 
 class BulkLane:
-    """Pacers, counters, and the pings that tell what bulk does to the control lane.
+    """Limiters, counters, and the pings that measure the effect of bulk on the control lane.
 
     Attributes:
         tally: payload bytes so far.
-        line: paces what leaves on direct streams.
+        line: shapes the bytes that leave on direct streams.
     """
 
     def __init__(self, upload_bytes_per_s: float | None = None) -> None:
@@ -44,7 +44,7 @@ class BulkLane:
         self.tally.sent(kind, num_bytes)
 
     async def took(self, kind: BulkKind, num_bytes: int) -> None:
-        """Hold the reader of a frame that came in back as the owner's cap says, so that the sender waits as well, and count it."""
+        """Count a received frame, and hold its reader back to the owner's cap, so that the sender waits as well."""
         await self._down_pacer.pass_bytes(num_bytes)
         self.tally.received(kind, num_bytes)
 
@@ -54,8 +54,10 @@ class BulkLane:
         self._down_pacer.cap(download_bytes_per_s)
 
     async def keep_pinging(self, ping: Callable[[PeerId], Awaitable[None]]) -> None:
-        """While bulk is under way, measure what it does to the control lane and pace it by that. `ping` takes a byte there and back on
-        the control lane, and raises CallTimeout when it is lost and another TransportError when the peer is gone.
+        """While bulk is under way, measure its effect on the control lane and set the rate by that.
+
+        Args:
+            ping: one round trip on the control lane; raises CallTimeout if lost, another TransportError if the peer is gone.
         """
         while True:
             await self._began.wait()
@@ -72,7 +74,7 @@ class BulkLane:
             except CallTimeout:
                 log.debug("ping_lost", peer=peer)
             except TransportError:
-                continue  # gone, which says nothing about the link
+                continue  # the peer is gone, which says nothing about the link
             reason = self._pacer.heard_ping(trio.current_time() - began_s, lag_s)
             if reason:
                 log.info("bulk_slowed", rate_bytes_per_s=round(self._pacer.rate_bytes_per_s), reason=reason)

@@ -1,8 +1,7 @@
 """Counters of bytes on both lanes.
 
-Counts the payload of bulk streams by kind: way, channel, unit, codec.
-
-Counts the payload of the control lane by channel: of calls, and of the directory's records.
+The payload of bulk streams is counted by kind: route, channel, unit, codec. The payload of the control lane, calls and directory
+records, is counted by channel.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Final
 from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount, DirectoryEntry
 
 MAX_KINDS: Final = 256
-"""Units and codecs are our own words; what a bug of ours would add beyond them is counted by way and channel alone."""
+"""Bound against a bug of ours that makes up unit or codec names; further kinds are counted by route and channel alone."""
 
 
 class BulkTally:
@@ -26,12 +25,12 @@ class BulkTally:
         self.bytes_down = 0
 
     def sent(self, kind: BulkKind, num_bytes: int) -> None:
-        """So much payload left."""
+        """Count payload that left."""
         self.bytes_up += num_bytes
         self._of(kind)[0] += num_bytes
 
     def received(self, kind: BulkKind, num_bytes: int) -> None:
-        """So much payload came."""
+        """Count payload that came."""
         self.bytes_down += num_bytes
         self._of(kind)[1] += num_bytes
 
@@ -49,10 +48,10 @@ class BulkTally:
 
 
 DIRECTORY_CHANNEL: Final = "directory"
-"""What is said to the directory is counted under this name; calls have none such."""
+"""Directory traffic is counted under this name, which no call channel has."""
 
 MAX_CHANNELS: Final = 64
-"""Channels are our own words; what a bug of ours would add beyond them is counted under no name."""
+"""Bound against a bug of ours that makes up channel names; further channels are counted under the empty name."""
 
 
 class ControlTally:
@@ -72,27 +71,27 @@ class ControlTally:
         return sum(down for _, down in self._counts.values())
 
     def sent(self, channel: str, num_bytes: int) -> None:
-        """So much payload left."""
+        """Count payload that left."""
         self._of(channel)[0] += num_bytes
 
     def not_sent(self, channel: str, num_bytes: int) -> None:
-        """So much of what was counted as sent has not left after all."""
+        """Take back payload that was counted as sent but did not leave."""
         self._of(channel)[0] -= num_bytes
 
     def received(self, channel: str, num_bytes: int) -> None:
-        """So much payload came."""
+        """Count payload that came."""
         self._of(channel)[1] += num_bytes
 
     def published(self, key: str, subkey: str, value: bytes) -> None:
-        """A record was given to the directory. Once, on however many of its nodes it lies, and also where none took it."""
+        """Count a record given to the directory: once, regardless of how many nodes store it, even if none does."""
         self.sent(DIRECTORY_CHANNEL, len(key.encode()) + len(subkey.encode()) + len(value))
 
     def looked_up(self, key: str) -> None:
-        """The directory was asked for the records under a key."""
+        """Count a query for the records under a key."""
         self.sent(DIRECTORY_CHANNEL, len(key.encode()))
 
     def found(self, entries: Iterable[DirectoryEntry]) -> None:
-        """These were found there. Each once, however many nodes showed it."""
+        """Count the records that a query found, each once, regardless of how many nodes returned it."""
         self.received(DIRECTORY_CHANNEL, sum(len(entry.subkey.encode()) + len(entry.value) for entry in entries))
 
     def _of(self, channel: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The shell of `LineRate`: asks the kernel of the streams that send, and tells it how fast each may be."""
+"""The shell of `LineRate`: reads the kernel's statistics of sending streams, and sets each stream's rate."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from averaging.network.pacing.line_rate import LineRate, PathStats
 
 LOOK_EVERY_S: Final = 0.05
 LOOK_STREAM_S: Final = 0.002
-"""For each stream, if that is longer: to look at 31 of them takes 77 us."""
+"""The interval grows with the number of streams, because each look costs a system call a stream."""
 
 
 class PacedSocket(Protocol):
-    """A connection that tells how it goes, and lets itself be held back (`TlsSocket`)."""
+    """A connection with statistics and a settable rate (`TlsSocket`)."""
 
     def look(self) -> PathStats | None:
-        """What the kernel says of what it sends; None where it says nothing."""
+        """The kernel's statistics of the connection; None if it has none."""
         ...
 
     def pace(self, bytes_per_s: float) -> None:
-        """Send no faster than that; infinite for as fast as it likes."""
+        """Limit the sending rate; infinite for no limit."""
         ...
 
 
 class LineShaper:
-    """All direct bulk of one Network. Streams say when they send, and when they are over; one that has sent all, and hears that it has
-    arrived, is forgotten by itself.
+    """Shapes all direct bulk of one Network.
+
+    Streams report when they send and when they end. A stream whose bytes are all acknowledged is forgotten without a report.
     """
 
     def __init__(self) -> None:
@@ -39,23 +40,23 @@ class LineShaper:
 
     @property
     def bytes_per_s(self) -> float:
-        """What all streams together may send; infinite while the line is not known."""
+        """The rate of all streams together; infinite while the line is not known."""
         return self._pace.bytes_per_s
 
     def sending(self, connections: Collection[PacedSocket]) -> None:
-        """A frame is about to leave on these, all or some of them."""
+        """A frame is about to leave on some or all of these connections."""
         newcomers = set(connections) - self._sending
         if newcomers:
             self._sending |= newcomers
             self._look(newcomers)
 
     def sent(self) -> None:
-        """A frame has left somewhere: time to look, perhaps."""
+        """A frame has left on some connection. Look at the line if the interval has passed."""
         if trio.current_time() - self._looked_s >= max(LOOK_EVERY_S, LOOK_STREAM_S * len(self._sending)):
             self._look()
 
     def left(self, connections: Collection[PacedSocket]) -> None:
-        """Their stream is over: the others have the whole line, also where one of these is kept and says a word now and then."""
+        """Their stream is over. The other streams get the whole line, even if one of these connections is kept for later use."""
         self._sending.difference_update(connections)
         for connection in connections:
             connection.pace(inf)

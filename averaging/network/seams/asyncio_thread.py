@@ -1,11 +1,11 @@
-"""The one bridge between trio and asyncio: a dedicated thread with an asyncio (uvloop) loop beside trio's.
+"""The only bridge between trio and asyncio: a dedicated thread that runs an asyncio (uvloop) loop.
 
-hivemind and grpc.aio live on that thread; nothing else knows that it is there. Two crossings:
+hivemind and grpc.aio live on that thread; no other code knows of it. There are two ways across:
 
-    await thread.run(coroutine_function, *args)     trio -> asyncio: the coroutine runs over there, its result comes back
+    await thread.run(coroutine_function, *args)     trio -> asyncio: the coroutine runs on the thread, its result comes back
     await thread.call_trio(async_function, *args)   asyncio -> trio: the function runs as a task of the bridge's nursery
 
-A cancellation on one side cancels the other and waits for it to end, so nothing is left running behind the caller's back.
+A cancellation on one side cancels the other and waits for it to end, so that nothing runs on without its caller.
 Errors cross unchanged.
 """
 
@@ -35,9 +35,9 @@ CLOSE_GRACE_S: Final = 10.0
 
 @asynccontextmanager
 async def open_plain_nursery() -> AsyncIterator[trio.Nursery]:
-    """A nursery whose body's error leaves as itself, not inside an exception group: its tasks guard themselves.
+    """A nursery that raises its body's error as itself, not inside an exception group. Its tasks must handle their own errors.
 
-    It is cancelled when the body ends: what runs in it serves the body.
+    It is cancelled when the body ends, since its tasks serve the body.
     """
     try:
         async with trio.open_nursery() as nursery:
@@ -52,7 +52,7 @@ async def open_plain_nursery() -> AsyncIterator[trio.Nursery]:
 
 
 class _Crossing(Generic[T]):
-    """One coroutine on its way: started there, awaited here."""
+    """One coroutine that runs on the asyncio thread and is awaited in trio."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, token: trio.lowlevel.TrioToken) -> None:
         self._loop = loop
@@ -86,10 +86,10 @@ class _Crossing(Generic[T]):
         return self._task is not None and self._task.done() and self._task.cancelled()
 
     def result(self) -> T:
-        """What it returned, or its error.
+        """The coroutine's result, or its error.
 
         Raises:
-            TransportError: it was cancelled over there, not by us.
+            TransportError: it was cancelled on the asyncio thread, not by us.
         """
         if self._task is None or self._task.cancelled():
             raise TransportError("the call was cancelled on the asyncio thread", "an answer", "the thread is closing")
@@ -110,8 +110,8 @@ class AsyncioThread:
     ) -> T:
         """From trio: run `function(*args)` on the asyncio thread and wait for its result.
 
-        When we are cancelled the coroutine is cancelled too. If it finished all the same its result is returned, so that
-        nothing it opened is lost; the next checkpoint raises Cancelled.
+        If we are cancelled, the coroutine is cancelled too. If it finishes nevertheless, its result is returned, so that nothing it
+        opened is lost; the next checkpoint raises Cancelled.
 
         Raises:
             CallTimeout: not done within `timeout_s`.
@@ -146,7 +146,7 @@ class AsyncioThread:
         """From asyncio: run a trio function as a task of the bridge's nursery and wait for its result.
 
         Raises:
-            TransportError: trio cancelled it: the house is closing.
+            TransportError: trio cancelled it, because the process is closing.
         """
         if asyncio.get_running_loop() is not self._loop:
             raise LocalProtocolError("call_trio outside the asyncio thread", "a call from the thread of this bridge")
@@ -189,7 +189,7 @@ class AsyncioThread:
             raise _closing() from None
 
     def mark_closed(self) -> None:
-        """No new crossing from here on."""
+        """Refuse new crossings from now on."""
         self._is_closed = True
 
 
@@ -217,7 +217,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _log_forgotten(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Errors of tasks that nobody awaits: hivemind leaves some behind when p2pd dies."""
+    """Log errors of tasks that nobody awaits: hivemind leaves some behind when p2pd dies."""
     log.debug("asyncio_task_failed", what=context.get("message"), error=repr(context.get("exception"))[:200])
 
 
@@ -232,7 +232,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end_tasks() -> None:
-    """Cancel everything else on the loop and wait for it, bounded."""
+    """Cancel all other tasks of the loop and wait for them, at most CANCEL_GRACE_S."""
     loop = asyncio.get_running_loop()
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
@@ -246,9 +246,10 @@ async def _end_tasks() -> None:
 
 @asynccontextmanager
 async def open_asyncio_thread() -> AsyncIterator[AsyncioThread]:
-    """Start the thread; end it, and everything on it, when the block ends.
+    """Start the thread; end it and all of its tasks when the block ends.
 
-    The thread must outlive every process it starts with a parent-death signal: the signal follows the starting thread.
+    The thread must outlive every process that it starts with a parent-death signal, because that signal follows the starting
+    thread.
     """
     loop = _new_loop()
     worker = threading.Thread(target=_run_loop, args=(loop,), name="asyncio", daemon=True)

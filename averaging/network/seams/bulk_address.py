@@ -1,6 +1,6 @@
-"""Where a peer takes direct bulk streams: which addresses it tells, and how they are written.
+"""The addresses at which a peer takes direct bulk streams, and their encoding.
 
-address  host, a space, port, ASCII     addresses are separated by a newline; none at all is the empty text
+address  host, a space, port, ASCII     addresses are separated by a newline; no address is the empty text
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class BulkAddress:
 
 
 def encode_addresses(addresses: Iterable[BulkAddress]) -> bytes:
-    """As others are told."""
+    """The addresses as bytes for another peer; at most MAX_ADDRESSES."""
     return "\n".join(map(str, list(addresses)[:MAX_ADDRESSES])).encode("ascii")
 
 
 def decode_addresses(data: bytes) -> tuple[BulkAddress, ...]:
-    """What another peer told.
+    """The addresses that another peer sent.
 
     Raises:
-        RemoteProtocolError: not addresses, or too many.
+        RemoteProtocolError: malformed, or too many.
     """
     try:
         lines = data.decode("ascii").split("\n") if data and len(data) <= MAX_TEXT_BYTES else []
@@ -73,16 +73,18 @@ def _is_ip(text: str) -> bool:
 
 
 def own_addresses(multiaddresses: Sequence[str], listen_host: str, port: int) -> tuple[BulkAddress, ...]:
-    """The hosts of our libp2p addresses, which know of announced names and of what others see; and, where we listen on all of IPv4 and
-    so on all of IPv6, too, this machine's public IPv6 addresses. Addresses of relays are none of ours.
+    """Our addresses for bulk: the hosts of our libp2p addresses, which include announced names and addresses seen by others.
+
+    If we listen on all of IPv4, and so on all of IPv6, this machine's public IPv6 addresses are added. Relay addresses are left
+    out.
     """
     hosts: dict[str, None] = {}
     for address in multiaddresses:
         parts = address.split("/")
         if len(parts) > 4 and parts[1] in ("ip4", "ip6", "dns", "dns4", "dns6") and "p2p-circuit" not in parts:
             hosts[parts[2]] = None
-    is_told_by_name = any(not _is_ip(host) for host in hosts)
-    if listen_host == "0.0.0.0" and hosts and not is_told_by_name:
+    has_name = any(not _is_ip(host) for host in hosts)
+    if listen_host == "0.0.0.0" and hosts and not has_name:
         hosts |= dict.fromkeys(_public_ipv6())
     public_first = sorted(hosts, key=lambda host: _is_ip(host) and not ipaddress.ip_address(host).is_global)
     return tuple(BulkAddress(host, port) for host in public_first[:MAX_ADDRESSES])

@@ -1,7 +1,7 @@
-"""Who is served how much, decided before a request is read. Runs on the asyncio thread; what is said to run anywhere is pure.
+"""Limits of each peer's calls, decided before a request is read. Runs on the asyncio thread, except for parts marked as pure.
 
-Identities are free, so whoever has not been let in yet is a stranger: strangers together have few places, small requests and
-little time, and reach only the channels that are open to them. At any other channel they are judged first, once in a while.
+Identities are free, so every peer is a stranger until it is admitted. Strangers share few places, and get small requests, little
+time and the open channels only. On any other channel their admission is checked first, and the verdict is cached.
 """
 
 from __future__ import annotations
@@ -21,37 +21,35 @@ MAX_PER_STRANGER: Final = 8
 MAX_STRANGERS_REQUEST_BYTES: Final = 1024
 MEMBER_WITHIN_S: Final = 30.0
 STRANGER_WITHIN_S: Final = 5.0
-"""Everybody has so long to say what it wants."""
+"""Time limits for sending a whole request."""
 
 LET_IN_FOR_S: Final = 60.0
-"""Since its last visit; whoever serves a member also looks at how long its credential lasts."""
+"""Time for which an admission counts after the peer's last call. Handlers also check how long its credential lasts."""
 
 REFUSED_FOR_S: Final = 3.0
-"""Since the verdict: a refused peer does not have us ask for its credential at every message."""
+"""Time for which a refusal counts, so that a refused peer does not cost us a question at every message."""
 
 NOT_ASKED_FOR_S: Final = 0.25
-"""Since it could not be asked who it is. A member that is heard while we start must not be turned away for long: what it says
-first may be the proposal of a round.
-"""
+"""Time for which an unknown verdict counts. It is short, because a member's first message while we start may propose a round."""
 
 MAX_VERDICTS: Final = 4096
 MAX_CALLS_PER_PEER: Final = 32
 MAX_CALLS: Final = 256
-"""Of all members together, on each way that calls come: each holds a request and a reply of at most 1 MiB."""
+"""Calls of all members together, for each transport. Each call holds a request and a reply of at most 1 MiB."""
 
 NOT_ADMITTED: Final = b"no credential of this run was shown"
 
 Admits = Callable[[PeerId], Awaitable[bool | None]]
-"""Whether a peer may be served beyond the open channels; None where that could not be found out now."""
+"""Whether a peer may be served on all channels; None if unknown now."""
 
 
 async def admit_all(_: PeerId) -> bool:
-    """No door: for networks without a run."""
+    """Admit every peer: for networks without a run."""
     return True
 
 
 class CallLimiter:
-    """Counts what is open, for each peer and in all."""
+    """Bounds the calls or streams that are open, for each peer and in all. Pure."""
 
     def __init__(self, most_per_peer: int, most_in_all: int) -> None:
         self._most_per_peer = most_per_peer
@@ -77,27 +75,27 @@ class CallLimiter:
 
 
 class VerdictBook:
-    """Who was let in or refused a moment ago, and for how long that counts; runs anywhere."""
+    """Recent admissions and refusals, and for how long they count. Pure."""
 
     def __init__(self) -> None:
         self._until_s: dict[PeerId, tuple[bool | None, float]] = {}
 
     def at(self, peer: PeerId, now_s: float) -> tuple[bool, bool | None]:
-        """Whether a verdict counts now, and which; None: it could not be found out a moment ago."""
+        """Whether a verdict counts now, and the verdict; None: it was unknown a moment ago."""
         verdict, until_s = self._until_s.get(peer, (None, 0.0))
         return now_s < until_s, verdict
 
     def remember(self, peer: PeerId, verdict: bool | None, now_s: float) -> None:
-        """From now on, for as long as such a verdict lasts."""
+        """Store a verdict from now on, for as long as such a verdict counts."""
         self._until_s.pop(peer, None)
         if len(self._until_s) >= MAX_VERDICTS:
-            del self._until_s[next(iter(self._until_s))]  # the oldest; it is judged again if it comes back
+            del self._until_s[next(iter(self._until_s))]  # the oldest; its peer is checked again if it comes back
         lasts_s = {True: LET_IN_FOR_S, False: REFUSED_FOR_S, None: NOT_ASKED_FOR_S}[verdict]
         self._until_s[peer] = (verdict, now_s + lasts_s)
 
 
 class RecentVerdicts:
-    """Who was let in or refused a moment ago. `admits` judges the others and may take seconds; None: it could not be asked."""
+    """Recent admissions and refusals. `admits` checks other peers and may take seconds."""
 
     def __init__(self, admits: Admits, now_s: Callable[[], float] = time.monotonic) -> None:
         self._admits = admits
@@ -106,7 +104,7 @@ class RecentVerdicts:
         self._asking: dict[PeerId, asyncio.Future[bool]] = {}
 
     def known(self, peer: PeerId) -> bool | None:
-        """The verdict that still counts, or None."""
+        """The verdict that still counts, or None. Prolongs an admission."""
         counts, verdict = self._book.at(peer, self._now_s())
         if not counts:
             return None
@@ -115,7 +113,7 @@ class RecentVerdicts:
         return verdict is True
 
     async def judge(self, peer: PeerId) -> bool:
-        """The verdict; where none counts it is asked for, once for all who wait."""
+        """The verdict. If none counts, the peer is checked once for all calls that wait."""
         known = self.known(peer)
         if known is not None:
             return known
@@ -141,23 +139,23 @@ class CallSlot:
 
     @property
     def within_s(self) -> float:
-        """How long it may take to say what it wants."""
+        """Time limit for sending the whole request."""
         return MEMBER_WITHIN_S if self.is_member else STRANGER_WITHIN_S
 
     @property
     def max_request_bytes(self) -> int:
-        """How long its request may be."""
+        """Length limit of the request."""
         return MAX_CONTROL_BYTES if self.is_member else MAX_STRANGERS_REQUEST_BYTES
 
     def leave(self) -> None:
-        """It is over."""
+        """Give the place back; the call is over."""
         if self.gate is not None:
             self.gate.leave(self.peer)
             self.gate = None
 
 
 class CallAdmission:
-    """The door of one protocol: its own places, the common verdicts."""
+    """Admission to one protocol, with its own places and the shared verdicts."""
 
     def __init__(self, verdicts: RecentVerdicts, members: CallLimiter, open_channels: frozenset[str]) -> None:
         self._verdicts = verdicts
@@ -166,13 +164,13 @@ class CallAdmission:
         self._open_channels = open_channels
 
     def enter(self, peer: PeerId) -> CallSlot | None:
-        """Before the first byte is read; None when there is no place."""
+        """Take a place before the first byte is read; None if there is none."""
         is_member = self._verdicts.known(peer) is True
         gate = self._members if is_member else self._strangers
         return CallSlot(peer, is_member, gate) if gate.enter(peer) else None
 
     async def pass_to(self, visit: CallSlot, channel: str) -> Status:
-        """Before the request is read: FINE, FAILED for a stranger at a channel of members, or BUSY."""
+        """Check before the request is read: FINE, FAILED for a stranger on a members' channel, or BUSY."""
         if visit.is_member or channel in self._open_channels:
             return Status.FINE
         if not await self._verdicts.judge(visit.peer):

@@ -1,4 +1,4 @@
-"""Clock: the machine's; and many wake-ups on one task for the in-memory forms."""
+"""The machine's clock, and timers on one task for the in-memory implementations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SystemClock:
     """The machine's clocks."""
 
     def monotonic_s(self) -> float:
-        """The clock of trio: it only grows."""
+        """Seconds on trio's clock, which only grows."""
         return trio.current_time()
 
     def unix_s(self) -> float:
@@ -26,7 +26,7 @@ class SystemClock:
 
 
 class Timer:
-    """One wake-up; `cancel` makes it nothing."""
+    """One wake-up, which `cancel` prevents."""
 
     __slots__ = ("callback",)
 
@@ -34,18 +34,17 @@ class Timer:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """It will not be called."""
+        """Prevent the call."""
         self.callback = None
 
 
 class Timers:
-    """Callbacks at times of trio's clock, all on one task: a swarm in virtual time sleeps tens of thousands of times, and a trio
-    sleep apiece costs several times as much.
+    """Callbacks at times of trio's clock, all on one task: a swarm in virtual time sleeps very often, and trio's sleep costs more.
 
     Args:
-        nursery: where that task runs; None where somebody else calls `run_due`, a clock that owns the time for one.
-        grain_s: times are rounded up to multiples of it, so that what happens at almost the same time wakes up once; 0 is exact.
-        now_s: reads trio's clock, for who can do that in fewer steps.
+        nursery: runs the task; None if somebody else calls `run_due`, such as a clock that owns the time.
+        grain_s: times are rounded up to multiples of this, so that callbacks at almost the same time wake up once; 0 is exact.
+        now_s: reads trio's clock; pass a cheaper way if there is one.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Timers:
         self._heap: list[_Entry] = []
         self._number = 0
         self._last: _Entry | None = None
-        """What was asked for last, and has not come: who asks for the same time right after it joins it."""
+        """The last entry if it is still to come; the next call for the same time joins it."""
         self._nap: trio.CancelScope | None = None
         self._is_running = False
         self._is_over = False
@@ -77,7 +76,7 @@ class Timers:
         heapq.heappush(self._heap, entry)
         if self._nursery is not None and not self._is_running:
             self._is_running = True
-            # the first caller's context variables are none of the timers'
+            # the timers must not inherit the first caller's context variables
             contextvars.Context().run(self._nursery.start_soon, self._run)
         elif self._nap is not None and at_s < self._nap.deadline:
             self._nap.deadline = at_s
@@ -95,7 +94,7 @@ class Timers:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     async def sleep_through(self, seconds: float) -> None:
-        """Sleep that no cancellation cuts short, but the end of the timers themselves does."""
+        """Sleep in spite of cancellations; only the end of the timers themselves cuts it short."""
         if self._is_over:
             return
         task = trio.lowlevel.current_task()
@@ -118,7 +117,7 @@ class Timers:
         return heap[0][0] if heap else math.inf
 
     def run_due(self, now_s: float) -> None:
-        """Call back all that is due."""
+        """Call all callbacks that are due."""
         heap = self._heap
         while heap and heap[0][0] <= now_s:
             for timer in self._pop():
@@ -139,7 +138,7 @@ class Timers:
                     await trio.sleep_forever()
                 self._nap = None
         finally:
-            # nobody calls them back any more, and no cancellation reaches them
+            # wake these sleepers now: no callback will come, and no cancellation reaches them
             self._is_over = True
             for task in list(self._sleeping_through.values()):
                 self._wake(task)

@@ -1,14 +1,14 @@
-"""What may stand in the directory: short, signed records that expire soon.
+"""The rule for directory records: short, signed, and soon expired.
 
-A record's subkey is the peer id of its owner and its value is an envelope of domain "directory" signed by that peer, whose own
-expiry bounds the record's. So nobody can write in another's name, squat a key with a far-off expiry, or bring back an old
-record with a later one. Inside is the peer's credential, so that identities, which are free, cannot fill the directory, and where
-the peer can be reached:
+A record's subkey is the peer id of its owner. Its value is an envelope of domain "directory" signed by that peer, whose own expiry
+bounds the record's. So nobody can write in another peer's name, squat a key with a distant expiry, or replay an old record later.
+Inside is the peer's credential, because free identities could fill the directory, and its addresses:
 
     length of the credential u16, big-endian | credential | addresses, ASCII, one a line
 
-Then where it takes direct bulk streams, if it does: "bulk 192.0.2.1 4242,2001:db8::1 4242". In a run of experts or of stages a last
-line names those that the peer holds: "experts 0 3". A line "pace 1200" before it is passed over: other releases write one.
+Next come its addresses for direct bulk streams, if it takes any: "bulk 192.0.2.1 4242,2001:db8::1 4242". In a run of experts or of
+stages the last line names those that the peer holds: "experts 0 3". A line "pace 1200" before it is ignored: other releases write
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLOCK_SLACK_S: Final = 5.0
 """Two honest clocks may differ by this much."""
 
 MAX_REMEMBERED: Final = 512
-"""Records of at most MAX_RECORD_BYTES each, mostly of one."""
+"""Verified records in the cache, each at most MAX_RECORD_BYTES and mostly far shorter."""
 
 MAX_ADDRESSES: Final = 8
 MAX_ADDRESS_LETTERS: Final = 256
@@ -46,7 +46,7 @@ _PACE: Final = "pace "
 
 
 class Record(NamedTuple):
-    """A record as somebody offers it."""
+    """A record that a peer asks us to store."""
 
     subkey: str
     value: bytes
@@ -54,9 +54,7 @@ class Record(NamedTuple):
 
 
 class PeerRecord(NamedTuple):
-    """What a peer's record says: its credential, its multiaddresses, each ending in /p2p/<its own id>, its experts, where it takes
-    direct bulk streams.
-    """
+    """Contents of a peer's record: credential, multiaddresses (each ending in /p2p/<its own id>), experts, bulk addresses."""
 
     credential: bytes
     addresses: tuple[str, ...] = ()
@@ -64,7 +62,7 @@ class PeerRecord(NamedTuple):
     bulk: tuple[BulkAddress, ...] = ()
 
     def encode(self) -> bytes:
-        """The payload; addresses beyond MAX_ADDRESSES, and those that nobody would take, are left out."""
+        """The payload. Addresses beyond MAX_ADDRESSES and malformed ones are left out."""
         fine = [address for address in self.addresses if address.isascii() and len(address) <= MAX_ADDRESS_LETTERS]
         lines = fine[:MAX_ADDRESSES]
         if self.bulk:
@@ -75,7 +73,7 @@ class PeerRecord(NamedTuple):
 
 
 def decode_peer_record(payload: bytes, owner: PeerId) -> PeerRecord:
-    """A record's payload.
+    """Decode a record's payload.
 
     Raises:
         RemoteProtocolError: not a record, too many addresses, or another peer's.
@@ -113,7 +111,7 @@ def _experts(line: str) -> tuple[int, ...]:
 
 
 RecordRule = Callable[[Record, float], str]
-"""(record, unix time now in s) -> why it may not be stored, "" when it may."""
+"""(record, unix time now in s) -> why it may not be stored, "" if it may."""
 
 
 def seal_record(signer: Signer, run_id: RunId, sequence: int, expires_unix_s: float, payload: bytes) -> bytes:
@@ -140,14 +138,13 @@ def sized_record_rule(record: Record, now_unix_s: float) -> str:
 
 
 PayloadRule = Callable[[PeerId, bytes, float], None]
-"""(owner, payload, unix time now in s) -> nothing; raises PotluckError when it may not be stored."""
+"""(owner, payload, unix time now in s) -> nothing; raises PotluckError if it may not be stored."""
 
 
 def signed_record_rule(verifier: Verifier, run_id: RunId, check_payload: PayloadRule | None = None) -> RecordRule:
-    """Size, expiry, the owner's signature in this run, and where given a rule for what the record says.
+    """The rule with size, expiry, the owner's signature in this run, and `check_payload` if given.
 
-    Signatures that were good are remembered: at a look each of several nodes shows each member's record. Of 32 peers on two cores that
-    was a fifth of what they computed while their round was open.
+    Good signatures are cached, because every lookup returns each member's record from several nodes.
     """
     opened = functools.lru_cache(maxsize=MAX_REMEMBERED)(partial(open_record, verifier=verifier, run_id=run_id))
 
@@ -171,7 +168,7 @@ def signed_record_rule(verifier: Verifier, run_id: RunId, check_payload: Payload
 
 
 JudgedAsOf = Callable[[PeerId, float], float]
-"""(owner, unix time now in s) -> unix time as of which its credential is judged. May be asked on any thread."""
+"""(owner, unix time now in s) -> unix time at which its credential must be valid. May be called on any thread."""
 
 
 def _as_of_now(_owner: PeerId, now_unix_s: float) -> float:
@@ -185,9 +182,9 @@ def member_record_rule(
     judged_as_of: JudgedAsOf = _as_of_now,
     is_banned: Callable[[PeerId], bool] = lambda _: False,
 ) -> RecordRule:
-    """The whole rule of a run: only who shows a good credential in the record has a place in the directory.
+    """The whole rule of a run: only a peer with a valid credential in its record has a place in the directory.
 
-    `judged_as_of` gives a place to those whose credential ended while nobody could renew it; it names few, and no strangers.
+    `judged_as_of` accepts members whose credential expired while nobody could renew it.
     """
 
     def check(owner: PeerId, payload: bytes, now_unix_s: float) -> None:

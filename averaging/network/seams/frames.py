@@ -1,7 +1,7 @@
-"""Length-capped frames on an asyncio byte stream, and the openings of a call and of a bulk stream.
+"""Frames of bounded length on an asyncio byte stream, and the openings of a call and of a bulk stream.
 
-p2pd shows a reset stream as a plain end of file, so a clean end is said: a final marker in place of a length. Whatever a
-stranger announces is compared with its cap before a byte of it is read or stored.
+p2pd shows a reset stream as a plain end of file, so a clean end is marked explicitly: a final marker in place of a length. Every
+announced length is compared with its bound before a byte is read or stored.
 
     frame    length u32, bytes                  the marker 0xFFFFFFFF is the clean end
     call     channel frame, request frame       reply: status u8, frame
@@ -35,7 +35,7 @@ class Status(IntEnum):
 
 
 def placed(frame: bytes, place: Place | None) -> memoryview:
-    """A frame that came into memory of its own, read-only, where a caller of `Stream.receive_view` wants it."""
+    """A read-only view of a received frame, copied into the memory that the caller of `Stream.receive_view` wants."""
     if place is None:
         return memoryview(frame)
     view = place_for(len(frame), place)
@@ -44,11 +44,11 @@ def placed(frame: bytes, place: Place | None) -> memoryview:
 
 
 def place_for(num_bytes: int, place: Place) -> memoryview:
-    """Where a frame of so many bytes is to lie.
+    """The caller's memory for a frame of `num_bytes`.
 
     Raises:
-        MachineError: there is no memory for it: the frame is refused, and this machine's peer goes on.
-        RemoteProtocolError: none of that length is expected.
+        MachineError: there is no memory; the frame is refused, and this peer goes on.
+        RemoteProtocolError: no frame of that length is expected.
     """
     try:
         return place(num_bytes)
@@ -61,7 +61,7 @@ class EndOfStream(Exception):
 
 
 class FrameReader:
-    """Reads frames; a cancelled `read` loses nothing, the next one goes on where it stopped."""
+    """Reads frames. A cancelled `read` loses nothing; the next one continues."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -114,7 +114,7 @@ class FrameReader:
             raise RemoteProtocolError(f"status {value}", "0 to 3", "the stream was closed") from None
 
     async def skip_to_end(self, max_bytes: int) -> None:
-        """Read and drop frames until the clean end, or until `max_bytes` were dropped. Raises as `read`."""
+        """Read and drop frames until the clean end, or until `max_bytes` are dropped. Raises as `read`."""
         try:
             while max_bytes > 0:
                 max_bytes -= 4 + len(await self.read(max_bytes))
@@ -123,31 +123,31 @@ class FrameReader:
 
 
 def write_bytes(writer: asyncio.StreamWriter, data: bytes | memoryview) -> None:
-    """Queue raw bytes. Raises ConnectionResetError when the socket is closed already (uvloop raises RuntimeError)."""
+    """Queue raw bytes. Raises ConnectionResetError if the socket is closed (uvloop would raise RuntimeError)."""
     if writer.is_closing():
         raise ConnectionResetError("the stream is closed")
     writer.write(data)
 
 
 def frame_of(data: bytes) -> bytes:
-    """A short frame as bytes."""
+    """A short frame with its length, as bytes."""
     return _LENGTH.pack(len(data)) + data
 
 
 async def write_frame(writer: asyncio.StreamWriter, data: bytes | memoryview) -> None:
-    """Send one frame; waits while the other side is slow. Raises ConnectionError when the stream broke."""
+    """Send one frame; waits while the other side is slow. Raises ConnectionError: the stream broke."""
     write_bytes(writer, _LENGTH.pack(len(data)))
     writer.write(data)
     await writer.drain()
 
 
 def write_end(writer: asyncio.StreamWriter) -> None:
-    """Say the clean end. Raises ConnectionResetError when the stream broke."""
+    """Send the marker of the clean end. Raises ConnectionResetError: the stream broke."""
     write_bytes(writer, _LENGTH.pack(_END))
 
 
 def refusal(status: Status, peer: PeerId, channel: str, reason: str = "") -> TransportError | RemoteProtocolError:
-    """What an answer other than FINE means to the caller. A busy peer is slow, not gone."""
+    """The caller's error for an answer other than FINE. A busy peer counts as slow, not as gone."""
     if status is Status.UNSERVED:
         return PeerUnreachable(f"{peer} does not serve {channel}", "a served channel")
     if status is Status.BUSY:

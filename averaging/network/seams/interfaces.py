@@ -1,10 +1,12 @@
-"""The seams: everything a service needs from the world outside, as five small protocols.
+"""The interfaces to the outside world that a service may use, as five small protocols.
 
-Each has a real form and an in-memory form, and both pass the same contract tests (tests/contract). On the in-memory forms a
-whole swarm runs in virtual time from one seed. A service takes the seams it needs as arguments and touches nothing else: no
-clock, no file, no socket, no thread.
+Each has a real and an in-memory implementation, and both pass the same contract tests (tests/contract). With the in-memory ones a
+whole swarm runs in virtual time from one seed. A service takes the interfaces it needs as arguments and touches no clock, file,
+socket or thread itself.
 
-Everything is called from trio. Nothing here starts anything in a constructor.
+All methods are called from trio. Nothing here starts anything in a constructor.
+
+Rules: R20 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOG_FRAME_BYTES = 12
-"""What a log on disk takes for a record beyond the record itself, at most."""
+"""Most bytes that a log on disk adds to a record."""
 
 MAX_CONTROL_BYTES = 1 << 20
 """Largest request or reply of `Network.call`. A certificate of 64 members is about 12 kB; a chain page is cut to this."""
@@ -37,7 +39,7 @@ MAX_FRAME_BYTES = (1 << 20) + 4096
 
 
 class Way(Enum):
-    """What carries a bulk stream."""
+    """The transport that carries a bulk stream."""
 
     DIRECT = "direct"
     LIBP2P = "libp2p"
@@ -45,9 +47,9 @@ class Way(Enum):
 
 
 class Stream(Protocol):
-    """One bulk stream between two peers: frames in order, each at most MAX_FRAME_BYTES, paced by the sender.
+    """One bulk stream between two peers: frames in order, each at most MAX_FRAME_BYTES, limited by the sender.
 
-    A stream belongs to whoever opened it or was handed it; both sides end it with `aclose`.
+    Both sides own their end of the stream and must call `aclose`.
     """
 
     @property
@@ -56,23 +58,23 @@ class Stream(Protocol):
         ...
 
     def count_as(self, unit: str, codec: str) -> None:
-        """What passes from now on is counted under this unit and codec (`BulkKind`); before it under neither."""
+        """Count later frames under this unit and codec (`BulkKind`); earlier ones count under neither."""
         ...
 
     async def send_frame(self, data: bytes | memoryview, head: bytes = b"") -> None:
-        """Send one frame; waits while the other side is slow or the pacer says so. `data` may be changed once this returns or raises.
+        """Send one frame; waits for a slow reader and for the limiter. `data` may be changed once this returns or raises.
 
         Args:
-            head: goes before `data` in the frame: both need not be put together first, which is a copy of what is long.
+            head: first bytes of the frame, before `data`; saves the caller a copy of long data.
 
         Raises:
             ConnectionReset: the other side reset the stream or is gone.
-            LocalProtocolError: both together are longer than MAX_FRAME_BYTES.
+            LocalProtocolError: head and data are longer than MAX_FRAME_BYTES.
         """
         ...
 
     async def receive_frame(self) -> bytes | None:
-        """The next frame, or None after the other side's clean `aclose`. A call that is cancelled loses none.
+        """The next frame, or None after the other side's clean `aclose`. A cancelled call loses no frame.
 
         Raises:
             ConnectionReset: the stream was reset.
@@ -81,32 +83,32 @@ class Stream(Protocol):
         ...
 
     async def receive_view(self, place: Place | None = None) -> memoryview | None:
-        """As `receive_frame`, read-only and without the copy that makes bytes of it, where the form can do without.
+        """As `receive_frame`, but a read-only view, without a copy if the implementation can avoid it.
 
         Args:
-            place: gives writable memory for a frame of so many bytes, in which it then lies, or raises RemoteProtocolError where none
-                of that length is expected: the stream is of no more use then. A frame that a cancelled call has begun to receive stays
-                where that call wanted it.
+            place: returns writable memory for a frame of the given length. It raises RemoteProtocolError for an unexpected length,
+                after which the stream must be closed. A frame that a cancelled call has begun to receive stays in that call's
+                memory.
 
         Raises:
-            ConnectionReset, RemoteProtocolError: as for `receive_frame`; what `place` raised.
-            MachineError: `place` had no memory; the stream is of no more use.
+            ConnectionReset, RemoteProtocolError: as for `receive_frame`, and errors of `place`.
+            MachineError: `place` had no memory; close the stream.
         """
         ...
 
     async def aclose(self) -> None:
-        """End the stream; what was sent still arrives."""
+        """End the stream; sent frames still arrive."""
         ...
 
 
 Place = Callable[[int], memoryview]
-"""(bytes of a frame) -> writable memory of that length. May raise RemoteProtocolError: nothing of the frame is read then."""
+"""(length of a frame in bytes) -> writable memory of that length. If it raises RemoteProtocolError, the frame is not read."""
 
 CallHandler = Callable[["PeerId", bytes], Awaitable[bytes]]
-"""(authenticated sender, request) -> reply. An exception in it is logged and reaches the caller as RemoteProtocolError."""
+"""(authenticated sender, request) -> reply. An exception is logged, and the caller gets RemoteProtocolError."""
 
 TookReply = Callable[["PeerId", "bytes | PotluckError"], Awaitable[None]]
-"""(peer, its reply or what `Network.call` would have raised)."""
+"""(peer, its reply or the error that `Network.call` would have raised)."""
 
 StreamHandler = Callable[["PeerId", Stream], Awaitable[None]]
 """Serves one stream opened by a peer. When it returns the stream is closed; when it raises the stream is reset."""
@@ -114,7 +116,7 @@ StreamHandler = Callable[["PeerId", Stream], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class DirectoryEntry:
-    """One live record of the directory (the DHT): what a peer published under a key until it expires."""
+    """One live record of the directory (the DHT), published by a peer under a key until it expires."""
 
     subkey: str
     value: bytes
@@ -123,7 +125,7 @@ class DirectoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class BulkKind:
-    """What bulk bytes were for: the way they took, the channel, and where the stream says so the unit and its codec."""
+    """Labels of bulk bytes: transport, channel, and the unit and codec if the stream names them."""
 
     way: Way
     channel: str
@@ -142,7 +144,7 @@ class BulkCount:
 
 @dataclass(frozen=True, slots=True)
 class ControlCount:
-    """Payload bytes of one channel of the control lane since start; what is said to the directory is of the channel "directory"."""
+    """Payload bytes of one channel of the control lane since start; directory traffic is on the channel "directory"."""
 
     channel: str
     bytes_up: int
@@ -151,9 +153,7 @@ class ControlCount:
 
 @dataclass(frozen=True, slots=True)
 class TrafficCount:
-    """Payload bytes since start, by lane; the bulk lane's by kind and the control lane's by channel, too: `bulk` and `control` sum to
-    the two numbers of their lane.
-    """
+    """Payload bytes since start, by lane. `bulk` splits the bulk lane by kind, `control` the control lane by channel."""
 
     control_bytes_up: int
     control_bytes_down: int
@@ -176,8 +176,8 @@ class TrafficCount:
 class Network(Protocol):
     """Typed messages between peers, and a directory of expiring records.
 
-    Channels are short names ("round", "bulk"). Handlers must be set before the network is started, so that no message can
-    arrive at a channel that is not served yet; an unserved channel answers PeerUnreachable.
+    Channels are short names ("round", "bulk"). Set all handlers before the network is started, so that no message arrives at a
+    channel that is not served yet; callers of an unserved channel get PeerUnreachable.
     """
 
     @property
@@ -197,8 +197,8 @@ class Network(Protocol):
         """Control lane: one request, one reply, each at most MAX_CONTROL_BYTES. Never waits behind bulk.
 
         Raises:
-            PeerUnreachable: refused: the peer's process is gone.
-            ConnectionReset: reset in the middle of the call: it is gone, or only the connection is.
+            PeerUnreachable: refused; the peer's process is gone.
+            ConnectionReset: reset in the middle of the call; the peer is gone, or only the connection is.
             CallTimeout: no reply within `timeout_s`.
             RemoteProtocolError: the handler failed there, or the reply was too long.
         """
@@ -207,7 +207,7 @@ class Network(Protocol):
     async def call_each(
         self, peers: Sequence[PeerId], channel: str, request: bytes, *, timeout_s: float, took: TookReply
     ) -> None:
-        """`call` of several peers side by side, until each has replied or failed; `took` hears of each as soon as it has.
+        """`call` several peers concurrently, until each has replied or failed; `took` gets each result at once.
 
         Raises:
             LocalProtocolError: the request is too long.
@@ -231,15 +231,15 @@ class Network(Protocol):
         ...
 
     def bulk_addresses(self) -> tuple[BulkAddress, ...]:
-        """Where we take direct bulk streams, for our directory record; empty where none are taken."""
+        """Our addresses for direct bulk streams, for our directory record; empty if we accept none."""
         ...
 
     async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
-        """Store a directory record of at most 8 KiB; False when no node took it."""
+        """Store a directory record of at most 8 KiB; False if no node stored it."""
         ...
 
     async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
-        """The live records under `key`, by subkey; empty when none or when the directory cannot be reached."""
+        """The live records under `key`, by subkey; empty if there are none or the directory cannot be reached."""
         ...
 
     def traffic(self) -> TrafficCount:
@@ -248,7 +248,7 @@ class Network(Protocol):
 
 
 class Clock(Protocol):
-    """The two clocks, never mixed: monotonic for deadlines, unix for what a stranger reads."""
+    """The two clocks, never mixed: monotonic for deadlines, unix for times that other machines read."""
 
     def monotonic_s(self) -> float:
         """Seconds that only grow; equal to trio.current_time() in both forms."""
@@ -260,40 +260,39 @@ class Clock(Protocol):
 
 
 class Offload(Protocol):
-    """The only door to threads: real form `trio.to_thread`, simulated form inline with a virtual cost."""
+    """The only access to threads: really `trio.to_thread`; in the simulation, inline with a virtual cost."""
 
     async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
-        """Run a blocking function of no arguments and return its result; `cost_s` is what it costs in virtual time."""
+        """Run a blocking function of no arguments and return its result; `cost_s` is its cost in virtual time."""
         ...
 
 
 class BegunFile(Protocol):
-    """A file whose bytes come one part after the other; nobody sees it before it is finished. Whoever begins it drops it in the end,
-    whatever came of it.
-    """
+    """A file that is written part by part and invisible until it is finished. The caller must call `drop` at the end."""
 
     @property
     def num_bytes(self) -> int:
-        """So many were taken so far."""
+        """Bytes written so far."""
         ...
 
     async def add(self, part: bytes | memoryview) -> None:
-        """Write what comes next; not durable yet. Raises StorageError: disk full or not writable."""
+        """Write the next part; not durable yet. Raises StorageError: disk full or not writable."""
         ...
 
     async def finish(self) -> None:
-        """Give it its name, as `Storage.write_atomic` of all parts. Raises as that."""
+        """Make the file durable under its name, as `Storage.write_atomic` of all parts. Raises the same."""
         ...
 
     def drop(self) -> None:
-        """Leave nothing of it. One that is finished stays. To be called while no other method runs; does not wait."""
+        """Remove an unfinished file; a finished one stays. Call it while no other method runs. Does not wait."""
         ...
 
 
 class Storage(Protocol):
-    """Durable files below one folder. When a write returns, it survives a power cut; before that it may be lost, whole or in part.
+    """Durable files below one folder. A write survives a power cut once it has returned; before that it may be lost in whole or in
+    part.
 
-    Names are relative, with "/" between parts, letters, digits, ".", "_" and "-" only.
+    Names are relative, with "/" between parts; letters, digits, ".", "_" and "-" only.
     """
 
     async def write_atomic(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
@@ -305,34 +304,35 @@ class Storage(Protocol):
         ...
 
     def begin(self, name: str) -> BegunFile:
-        """The same for bytes that are not all there yet: most of them are with the disk when the last ones come."""
+        """As `write_atomic`, for bytes that come part by part, so that most are on disk when the last ones come."""
         ...
 
     async def append(self, name: str, record: bytes) -> None:
-        """Append one framed record (length and checksum) and fsync. After a torn tail the log continues at the last good record."""
+        """Append one framed record (length and checksum) and fsync. A torn tail is overwritten from the last good record on."""
         ...
 
     async def replace_log(self, name: str, records: Sequence[bytes]) -> None:
-        """Replace a whole log by these records: after a crash at any moment it is the old one or the new one. Appends wait meanwhile.
+        """Replace a whole log by these records. After a crash at any moment it is the old log or the new one. Appends wait
+        meanwhile.
 
         Raises:
-            StorageError: disk full or not writable; the log is the old one, or the new one where only the last step failed.
+            StorageError: disk full or not writable; the log is the old one, or the new one if only the last step failed.
         """
         ...
 
     async def read(self, name: str) -> bytes | None:
-        """The file's bytes, or None when there is none."""
+        """The file's bytes, or None if there is no such file."""
         ...
 
     async def read_range(self, name: str, offset_bytes: int, num_bytes: int) -> bytes | None:
-        """`num_bytes` from `offset_bytes`, shorter at the end of the file; None when there is no such file."""
+        """`num_bytes` from `offset_bytes`, fewer at the end of the file; None if there is no such file."""
         ...
 
     async def read_records(self, name: str) -> Sequence[bytes]:
         """All good records of a log in order; a torn tail is left out and will be overwritten by the next append.
 
         Raises:
-            StorageError: a record before the last is damaged: what came after it was promised and must not be forgotten.
+            StorageError: a record before the last is damaged. Later records are promises that must not be forgotten.
         """
         ...
 
@@ -350,24 +350,24 @@ class Storage(Protocol):
 
 
 class NoPart(TemporaryError):
-    """The trainer was to bring nothing into this round: of a run of lanes, one that serves none. Anything else that it raises
-    instead of a snapshot is a failure, and its round is said to lack it.
+    """The trainer has nothing to contribute to this round, because it serves no lane. Any other error of a snapshot is a failure,
+    and the round counts its contribution as missing.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerProgress:
-    """What the trainer has done since it was started; read without waiting.
+    """The trainer's counters since its start; read without waiting.
 
     Attributes:
-        tokens_ready: tokens trained since the last credited ones: what a snapshot taken now would claim.
-        tokens_trained: all tokens ever trained by this process, credited or not.
+        tokens_ready: tokens trained and not credited yet; a snapshot taken now would claim them.
+        tokens_trained: all tokens trained by this process, credited or not.
         loss_nats: mean training loss of the latest steps in nats per byte, None before the first step.
-        tokens_per_s: over the latest ten seconds.
-        restarts: how often the worker had to be brought back.
+        tokens_per_s: mean over the latest ten seconds.
+        restarts: number of restarts of the worker.
         state: "starting", "training", "paused", "held" (nothing may be contributed) or "restarting"; `reason` says why.
-        due_tokens: ready at all holders when all who work have ended their part of the round, where that is known; 0 where a round
-            is due at the target of the last commit.
+        due_tokens: tokens that all holders have ready once every worker has ended its part of the round, if known; 0 if a round is
+            due at the target of the last commit.
     """
 
     tokens_ready: int
@@ -386,10 +386,10 @@ class Snapshot:
 
     Attributes:
         theta_N: (N,) float32 on the CPU, the caller's own copy.
-        tokens: trained into `theta_N` since the last credited ones.
-        num_steps: local steps behind these tokens.
-        next_step: position in this peer's data: the local step that comes after them.
-        lanes: whose parts these tokens are, in a run of lanes.
+        tokens: tokens trained into `theta_N` and not credited yet.
+        num_steps: local steps that trained these tokens.
+        next_step: the local step after them, which is the position in this peer's data.
+        lanes: the lane parts that make up these tokens, in a run of lanes.
     """
 
     theta_N: torch.Tensor
@@ -401,7 +401,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class KeptPart:
-    """Of theta's values [begin, stop) only this share stays when they are shifted."""
+    """A shift keeps only this share, 0 to 1, of theta's values [begin, stop)."""
 
     begin: int
     stop: int
@@ -411,8 +411,8 @@ class KeptPart:
 class Trainer(Protocol):
     """The training process of one unit. Commands take effect at the next step boundary.
 
-    Rule 20 needs two of them: `load` (blocking adoption, joining, worker death) and `shift` (adoption while training goes on:
-    theta <- theta + shift, where the caller puts A' - theta_snapshot for counted chunks and A' - A for the rest).
+    Adoption (R20) needs two commands: `load` (blocking adoption, joining, worker death) and `shift` (adoption while training goes
+    on: theta <- theta + shift, where the caller passes A' - theta_snapshot for counted chunks and A' - A for the rest).
     """
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
@@ -423,20 +423,21 @@ class Trainer(Protocol):
         """Copy theta at the next step boundary together with its token count; training goes on.
 
         Raises:
-            NoPart: nothing was to be brought into this round here.
+            NoPart: there is nothing to contribute to this round.
         """
         ...
 
     async def shift(
         self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
     ) -> None:
-        """Theta <- kept theta + shift, all of theta where `kept` names no part; tokens_ready -= credited. A worker that died since the
-        snapshot loads the anchor instead: the implementation keeps the latest anchor given by `set_anchor` for that.
+        """Theta <- kept theta + shift; tokens_ready -= credited. All of theta is kept except in the parts that `kept` names.
+
+        A worker that died since the snapshot loads the latest anchor of `set_anchor` instead.
         """
         ...
 
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
-        """The anchor from which a worker that dies is brought back (theta <- A, tokens_ready <- 0). Called at every commit."""
+        """Set the anchor that a dead worker restarts from (theta <- A, tokens_ready <- 0). Called at every commit."""
         ...
 
     async def evaluate(self, anchor_N: torch.Tensor) -> float:
@@ -444,7 +445,7 @@ class Trainer(Protocol):
         ...
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        """The same over the run's prose; None where it has none."""
+        """As `evaluate`, over the run's prose; None if the run has none."""
         ...
 
     def progress(self) -> TrainerProgress:

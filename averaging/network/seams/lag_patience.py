@@ -1,4 +1,4 @@
-"""Patience that is measured in our own turns: a loop that does not keep up cannot tell that somebody else is late."""
+"""A timeout that excludes our own delays: an event loop that does not keep up cannot tell that another peer is late."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ import trio
 from protocol.errors import TransportError
 
 TURN_S: Final = 0.1
-"""Of patience that one look at the clock uses up, however late it comes: an answer that is there already is taken before the next."""
+"""Most time that one turn of the loop counts for, however late it comes: an answer that is there is taken before the next turn."""
 
 
 @contextmanager
 def patient_for(seconds: float, nursery: trio.Nursery, until_s: float) -> Iterator[trio.CancelScope]:
-    """As `trio.move_on_after`, where time in which our own loop stood still counts as `TURN_S` at most, and as `trio.move_on_at` of
-    `until_s` whatever it did. Who sets a deadline of the scope ends the block at that time instead. `nursery` outlives the block; what
-    counts in it ends a turn after the block at the latest. It is no nursery of our own, whose errors and cancellations would leave as
-    a group. Where it is being cancelled nobody counts any more, and patience ends.
+    """As `trio.move_on_after(seconds)`, but a delay of our own loop counts as `TURN_S` at most; ends at `until_s` in any case.
+
+    If the block sets the scope's deadline, that deadline counts instead.
+
+    Args:
+        seconds: the time limit without our own delays.
+        nursery: runs the counting task, outlives the block, and ends the wait if it is cancelled. It is the caller's nursery,
+            because errors from one of our own would arrive as a group.
+        until_s: the latest end, by trio's clock.
 
     Raises:
         TransportError: the nursery has closed.
@@ -30,7 +35,7 @@ def patient_for(seconds: float, nursery: trio.Nursery, until_s: float) -> Iterat
         with trio.CancelScope() as scope:
             try:
                 nursery.start_soon(_wait_turns, scope, done, seconds, until_s)
-            except RuntimeError:  # trio's word for a nursery that has closed
+            except RuntimeError:  # trio raises this if the nursery has closed
                 raise TransportError("a network that has closed", "an open one", "nothing is sent any more") from None
             yield scope
     finally:

@@ -1,4 +1,4 @@
-"""Offload: threads for what would block the event loop."""
+"""Offload: threads for functions that would block the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class _Places:
-    """A CapacityLimiter that costs no turn of the loop while it has places: to wait for a thread gives others theirs."""
+    """A CapacityLimiter without a checkpoint while it has places; the wait for the thread is one already."""
 
     def __init__(self, num_places: int) -> None:
         self._limiter = trio.CapacityLimiter(num_places)
@@ -30,9 +30,9 @@ class ThreadOffload:
     """Runs functions in trio's worker threads, at most `max_threads` at once."""
 
     def __init__(self, max_threads: int = 4) -> None:
-        # trio takes any object with these two methods (its documentation of `to_thread.run_sync`); its types say less
+        # trio takes any object with these two methods (see its documentation of `to_thread.run_sync`), but its types do not say so
         self._limiter = cast(trio.CapacityLimiter, _Places(max_threads))
 
     async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
-        """The function's result. A cancelled caller waits for the thread: half a write must not outlive its owner."""
+        """The function's result. A cancelled caller waits for the thread, because a write must not outlive its owner."""
         return await trio.to_thread.run_sync(function, limiter=self._limiter)

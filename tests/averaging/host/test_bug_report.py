@@ -1,4 +1,4 @@
-"""What goes into a bug report, and how it reaches the disk."""
+"""The contents of a bug report, and how it reaches the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemons of a machine say, as text and as JSON."""
+"""The status of a machine's daemons, as text and as JSON."""
 
 from __future__ import annotations
 

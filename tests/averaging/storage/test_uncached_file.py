@@ -21,7 +21,7 @@ LENGTHS = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, AT_ONCE_BYTES, 2
 
 @pytest.fixture(autouse=True)
 def _on_every_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the tests' folder has no such files all is as on a file system that forgets the flag."""
+    """If the tests' folder has no such files, the tests run as on a file system that ignores the flag."""
     real = os.open
     try:
         UncachedFile(tmp_path / "probe").close()

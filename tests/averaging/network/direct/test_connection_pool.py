@@ -361,7 +361,7 @@ async def test_a_renewed_credential_is_shown_on_a_new_connection() -> None:
 async def test_a_peer_holds_few_connections_here_without_a_stream_and_the_oldest_make_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever it keeps itself: those of a machine that vanished would else stand in the way of its next ones."""
+    """However many the dialler keeps: connections of a vanished machine must not block its next ones."""
     monkeypatch.setattr(spare_connections, "MAX_SPARES_PER_PEER", 100)
     async with _between() as (alice, bob, proxy):
         await _keep(alice, bob, MAX_SPARES_OF_PEER + 3)

@@ -213,7 +213,7 @@ async def test_a_strand_that_never_came_ends_the_stream(monkeypatch: pytest.Monk
 async def test_who_was_dialled_may_not_add_strands() -> None:
     async with _ends(1) as (ours, theirs):
         await theirs._send(memoryview(struct.pack(">I", 0xFFFFFFFE) + b"t" * TOKEN_BYTES))
-        with trio.fail_after(60), pytest.raises(RemoteProtocolError, match="not its own"):
+        with trio.fail_after(60), pytest.raises(RemoteProtocolError, match="did not open"):
             await ours.receive_frame()
 
 
@@ -260,7 +260,7 @@ async def test_a_frame_over_strands_on_a_stream_that_has_none_ends_the_stream(le
     """It once left as a ZeroDivisionError, which whoever reads a stream does not foresee."""
     async with _ends(1) as (ours, theirs):
         await theirs._send(memoryview(struct.pack(">II", 0xFFFFFFFD, length)))
-        with trio.fail_after(60), pytest.raises(RemoteProtocolError, match="a frame over strands"):
+        with trio.fail_after(60), pytest.raises(RemoteProtocolError, match="a frame over substreams"):
             await ours.receive_frame()
         assert ours._connection.is_closed
 

@@ -45,7 +45,7 @@ class _Connection:
 
 @pytest.mark.parametrize("wanted", [ssl.SSLWantReadError, ssl.SSLWantWriteError])
 async def test_what_was_moved_is_told_before_the_socket_is_waited_for_again(wanted: type[ssl.SSLError]) -> None:
-    """Who is cancelled in a wait would else send it twice, or lose it."""
+    """Otherwise a caller that is cancelled in a wait would send bytes twice, or lose them."""
     sending, receiving = (TlsSocket(cast("ssl.SSLSocket", _Connection(wanted))) for _ in range(2))
     assert await sending.send(memoryview(bytes(10)), 0) == 3
     assert await receiving.receive_into(memoryview(bytearray(10)), 0) == 3

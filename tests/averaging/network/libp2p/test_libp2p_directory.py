@@ -11,7 +11,7 @@ from averaging.network.seams.interfaces import ControlCount, DirectoryEntry
 
 
 class Node:
-    """A session and the thread that it runs on. What it is brought it takes or not."""
+    """A session and the thread that it runs on. It stores records or refuses them."""
 
     def __init__(self) -> None:
         self.takes = True

@@ -16,7 +16,7 @@ NUM_WAITING = 300
 
 
 def _named(proto: str) -> bytes:
-    """What p2pd says before a stream."""
+    """The message that p2pd sends before a stream."""
     import_hivemind()
     from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
     from hivemind.proto import p2pd_pb2
@@ -28,7 +28,7 @@ def _named(proto: str) -> bytes:
 
 
 def _served_of(connections: list[bytes], path: Path) -> list[PeerId]:
-    """Who was served, of connections that all came before the loop ran again, and of which each was ended by us."""
+    """The peers that were served, of connections that all came before the loop ran again; we ended each of them."""
     served: list[PeerId] = []
 
     async def serve(peer: PeerId, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -54,7 +54,7 @@ RUN = RunId(bytes(32))
 RULE = signed_record_rule(Ed25519Verifier(), RUN)
 LIBP2P_BYTES = 100_000
 CALL_BYTES = 60
-"""What TLS and the heads put around one direct call, each way."""
+"""Bytes that TLS and the heads add to one direct call, each way."""
 
 ALICE, BOB, CAROL = (Identity(bytes([20 + i]) * 32) for i in range(3))
 
@@ -351,7 +351,7 @@ async def test_nothing_is_left_after_closing(tmp_path: Path) -> None:
 async def test_a_connection_that_breaks_during_calls_of_libp2p_is_no_death_and_the_next_call_makes_another(
     tmp_path: Path,
 ) -> None:
-    """What a keeper of lanes sees of a member whose line was cut for a moment: a reset, then an answer; never a refusal."""
+    """A keeper of lanes whose member's line was cut for a moment sees a reset, then an answer; never a refusal."""
     async with (
         open_asyncio_thread() as thread,
         _open(thread, _options(tmp_path, ALICE), ALICE) as alice,

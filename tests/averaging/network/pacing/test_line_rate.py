@@ -7,11 +7,7 @@ from math import inf
 import pytest
 
 from averaging.network.pacing.line_rate import (
-    FIRST_ROOM,
-    LEAST_BYTES_PER_S,
-    LEAST_PART_BYTES_PER_S,
-    MOST_BYTES_PER_S,
-    UNPACED_S,
+    SETTINGS,
     LineRate,
     PathStats,
 )
@@ -33,7 +29,7 @@ class Line:
     """For what share of the time receivers have none."""
 
     thin: dict[int, float] = field(default_factory=dict)
-    """What the receiver of a stream takes at most, bytes a second."""
+    """Most that the receiver of a stream takes, bytes a second."""
 
     now_s: float = 0.0
     queue_bytes: float = 0.0
@@ -118,7 +114,7 @@ def test_the_first_guess_is_not_made_of_a_moment_in_which_the_processor_was_shor
         for _ in range(round(seconds / 0.05)):
             now_s, acked = now_s + 0.05, acked + carries * 0.05
             pace.look({"a": PathStats(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
-    assert pace.bytes_per_s == pytest.approx(FIRST_ROOM * 1.2e7, rel=0.01), "no less than was carried before"
+    assert pace.bytes_per_s == pytest.approx(SETTINGS.first_room * 1.2e7, rel=0.01), "no less than was carried before"
 
 
 def test_what_an_unpaced_line_carries_leaves_room_once_a_queue_was_seen_for_most_of_a_window_though_it_is_gone_by_its_end() -> (
@@ -129,7 +125,7 @@ def test_what_an_unpaced_line_carries_leaves_room_once_a_queue_was_seen_for_most
     for rtt_s in (*[0.002] * 9, 0.024, 0.026, 0.030, 0.010):
         pace.look({"a": PathStats(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
         now_s, acked = now_s + 0.06, acked + 1.2e7 * 0.06
-    assert pace.bytes_per_s == pytest.approx(FIRST_ROOM * 1.2e7, rel=0.01)
+    assert pace.bytes_per_s == pytest.approx(SETTINGS.first_room * 1.2e7, rel=0.01)
 
 
 def test_a_stream_that_came_while_a_line_was_looked_at_has_no_part_in_a_first_guess_which_waits_for_a_look_at_all() -> (
@@ -282,7 +278,7 @@ def test_a_queue_that_stays_whatever_we_do_is_somebody_elses_and_the_kernel_alon
     pace, line = LineRate(), Line(lambda _: 12e6, foreign_s=0.1)
     assert line.run(pace, 12.0) > 0.7
     assert pace.bytes_per_s == inf
-    assert line.run(pace, 8.0 + UNPACED_S) == pytest.approx(1.0, abs=0.01)
+    assert line.run(pace, 8.0 + SETTINGS.unpaced_s) == pytest.approx(1.0, abs=0.01)
     assert set(line.parts.values()) == {inf}
 
 
@@ -323,8 +319,8 @@ def test_one_that_comes_late_leaves_or_lies_far_away_gets_an_even_part_at_once()
 
 def test_so_many_streams_that_each_would_get_too_little_are_not_paced() -> None:
     pace, path = LineRate(), PathStats(0, 1000, False, 0.001, 0.001)
-    pace.bytes_per_s = 30 * LEAST_PART_BYTES_PER_S
-    assert set(pace.look(dict.fromkeys(range(30), path), 1.0).values()) == {LEAST_PART_BYTES_PER_S}
+    pace.bytes_per_s = 30 * SETTINGS.least_part_bytes_per_s
+    assert set(pace.look(dict.fromkeys(range(30), path), 1.0).values()) == {SETTINGS.least_part_bytes_per_s}
     assert set(pace.look(dict.fromkeys(range(31), path), 1.01).values()) == {inf}
 
 
@@ -338,7 +334,7 @@ def test_what_is_sent_with_pauses_says_nothing_of_the_line() -> None:
     assert pace.bytes_per_s == 1e6
 
 
-@pytest.mark.parametrize("bytes_per_s", [3 * MOST_BYTES_PER_S, LEAST_BYTES_PER_S])
+@pytest.mark.parametrize("bytes_per_s", [3 * SETTINGS.most_bytes_per_s, SETTINGS.least_bytes_per_s])
 def test_lines_that_are_very_fast_or_very_thin_are_left_to_the_kernel(bytes_per_s: float) -> None:
     pace, line = LineRate(), Line(lambda _: bytes_per_s)
     assert line.run(pace, 29.0) == pytest.approx(1.0, abs=0.03)
@@ -346,7 +342,7 @@ def test_lines_that_are_very_fast_or_very_thin_are_left_to_the_kernel(bytes_per_
 
 
 def test_a_line_that_becomes_very_thin_is_left_to_the_kernel_once_that_is_known() -> None:
-    pace, line = LineRate(), Line(lambda now_s: 12e6 if now_s < 10.0 else LEAST_BYTES_PER_S / 2)
+    pace, line = LineRate(), Line(lambda now_s: 12e6 if now_s < 10.0 else SETTINGS.least_bytes_per_s / 2)
     line.run(pace, 10.0)
     assert pace.bytes_per_s > 10e6
     line.run(pace, 25.0)
