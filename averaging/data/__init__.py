@@ -1,1 +1,1 @@
-"""Shards of tokens: packed by the host, fetched and checked by peers."""
+"""Shards of tokens, packed by the host, fetched and checked by peers."""

@@ -1,4 +1,4 @@
-"""Which tokens a peer reads at which step: a pure function of (seed, peer, step), so that anyone can compute it again."""
+"""The tokens that a peer reads at each step: a pure function of (seed, peer, step), which any peer can compute again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def window_starts(
 
 
 def heldout_starts(num_windows: int, num_tokens: int, window_tokens: int) -> tuple[int, ...]:
-    """The fixed evaluation windows: evenly spread over the held-out part, the same for everybody.
+    """The fixed evaluation windows, evenly spread over the held-out part. They are the same for every peer.
 
     Raises:
         ConfigError: the held-out part is shorter than a window.

@@ -1,8 +1,7 @@
-"""Packed data shards from peer to peer: asked for by hash, checked before use.
+"""Transfers packed data shards from peer to peer. They are requested by hash, and checked before use.
 
-One stream carries any number of requests. A request is a frame of 32 bytes, the shard's SHA-256. The answer is a
-frame with the shard's length (u64, big-endian; NOT_HERE when the other side has no such shard) and then its bytes in
-frames of at most 1 MiB.
+One stream carries any number of requests. A request is a frame of 32 bytes, the shard's SHA-256. The answer is a frame with the
+shard's length (u64, big-endian; NOT_HERE if the donor does not have the shard), and then its bytes in frames of at most 1 MiB.
 """
 
 from __future__ import annotations
@@ -25,29 +24,33 @@ SHARD_CHANNEL: Final = "shards"
 NOT_HERE: Final = (1 << 64) - 1
 MAX_SHARD_BYTES: Final = 1 << 30
 IDLE_LIMIT_S: Final = 60.0
-"""A stream on which nothing is asked for this long is ended."""
+"""A stream without a request for this long is closed."""
 
 MAX_SERVED: Final = 16
-"""Each is in memory while it is served. Whoever finds no place asks another donor, or again later."""
+"""Limit of concurrent shards, each of which is in memory while it is served. A peer that is refused asks another donor, or again
+later.
+"""
 
 MAX_SERVED_EACH: Final = 2
 SERVE_BASE_S: Final = 30.0
 SLOWEST_BYTES_PER_S: Final = 16_384
-"""A peer on a slower line gives its place up to another."""
+"""A transfer slower than this is closed to free its place for another peer."""
 
 _FRAME_BYTES: Final = 1 << 20
 _HASH_BYTES: Final = 32
 _LENGTH: Final = struct.Struct(">Q")
 
 ReadShard = Callable[[bytes], Awaitable["bytes | None"]]
-"""SHA-256 of a shard -> its bytes, or None when it is not here."""
+"""Returns a shard's bytes by its SHA-256, or None if it is not here."""
 
 IsMember = Callable[["PeerId"], Awaitable[bool]]
 """Whether a peer may take part in the run."""
 
 
 def serve_shards(read_shard: ReadShard, is_member: IsMember) -> StreamHandler:
-    """A handler for SHARD_CHANNEL that answers members out of `read_shard`, so many at a time, each in bounded time."""
+    """A handler for SHARD_CHANNEL that serves shards from `read_shard` to members, up to MAX_SERVED at a time, each within a
+    deadline.
+    """
     places = CallLimiter(MAX_SERVED_EACH, MAX_SERVED)
 
     async def serve(peer: PeerId, stream: Stream) -> None:
@@ -86,18 +89,18 @@ async def _send(stream: Stream, shard_hash: bytes, read_shard: ReadShard) -> Non
 async def fetch_shard(
     network: Network, donor: PeerId, shard_hash: bytes, num_bytes: int, *, timeout_s: float
 ) -> bytes | None:
-    """One shard from one donor, verified; None when the donor does not have it.
+    """Fetch one shard from one donor, and verify it. None if the donor does not have it.
 
     Args:
         network: our network.
-        donor: whom to ask: the host or another peer.
-        shard_hash: SHA-256 of the shard, as the dataset's manifest names it.
-        num_bytes: its length, from the same place.
-        timeout_s: for everything, opening included.
+        donor: the host or another peer.
+        shard_hash: SHA-256 of the shard, from the dataset's manifest.
+        num_bytes: its length, from the same manifest.
+        timeout_s: for everything, including opening the stream.
 
     Raises:
-        PeerUnreachable, CallTimeout: the donor is gone or too slow; take another.
-        RemoteProtocolError: it sent something else; take another.
+        PeerUnreachable, CallTimeout: the donor is gone or too slow; ask another.
+        RemoteProtocolError: it sent something else; ask another.
     """
     if not 0 <= num_bytes <= MAX_SHARD_BYTES:
         raise RemoteProtocolError(f"a shard of {num_bytes} bytes", f"at most {MAX_SHARD_BYTES}")

@@ -1,9 +1,9 @@
-"""Packed data: token shards named by their hash, the manifest that lists them, and a cache that trusts nothing it has not checked.
+"""Packed data: token shards named by their hash, the manifest that lists them, and a cache that verifies everything.
 
-A shard is tokens as little-endian uint16, or uint32 where the vocabulary is too large for that. The weights that a run starts with, if
-they are given, are shards, too: float32, each as long as two tokens of two bytes. Text for experts is packed apart for each of them,
-and the router that sent it there is a file of the data set. The data set's id is the hash of its manifest, so whoever has the id can
-check every byte, wherever it came from.
+A shard holds tokens as little-endian uint16, or as uint32 for a large vocabulary. Given initial weights of a run are shards, too:
+float32, each as long as two tokens of two bytes. Text for experts is packed separately for each expert, and the router that
+selected it is a file of the data set. The data set's id is the hash of its manifest. So a peer with the id can check every byte
+from any donor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from protocol.tensors.expert_schema import MAX_EXPERTS
 
 TokenBytes = Literal[2, 4]
 ShardPart = Split | Literal["start"]
-"""What a shard belongs to: a part of the text, or the weights that the run starts with."""
+"""Content of a shard: a part of the text, or the run's initial weights."""
 
 MAX_TOKENIZER_BYTES: Final = 64 << 20
 MANIFEST_NAME: Final = "dataset.json"
@@ -45,7 +45,7 @@ Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class HashedFile(Protocol):
-    """A file of the data set as it travels: its SHA-256 and its length."""
+    """A file of the data set as it is transferred: its SHA-256 and its length."""
 
     @property
     def sha256(self) -> str:
@@ -63,14 +63,14 @@ class _Part(BaseModel):
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """What came in later is written only where it is used: data sets packed before it keep their ids."""
+        """Fields with a default value are left out, so that data sets packed without these fields keep their ids."""
         values: dict[str, object] = handler(self)
         fields = type(self).model_fields
         return {name: value for name, value in values.items() if value != fields[name].default}
 
 
 class ShardEntry(_Part):
-    """One shard: its SHA-256, its tokens, which part of the data it belongs to, and whose it is in a data set for experts."""
+    """One shard: its SHA-256, its tokens, its part of the data, and its expert in a data set for experts."""
 
     sha256: Hex32
     num_tokens: Annotated[int, Field(ge=1, le=1 << 40)]
@@ -85,7 +85,7 @@ class ShardEntry(_Part):
 
 
 class TokenizerEntry(_Part):
-    """The tokenizer's file, for peers that show text: it travels as a shard does. `end` is the end mark's token."""
+    """The tokenizer's file, for peers that show text. It is transferred like a shard. `end` is the end mark's token."""
 
     sha256: Hex32
     num_bytes: Annotated[int, Field(ge=1, le=MAX_TOKENIZER_BYTES)]
@@ -94,7 +94,7 @@ class TokenizerEntry(_Part):
 
 
 class TextBytes(_Part):
-    """Bytes of text in each part, an end mark counted as one: what losses per token are turned into losses per byte with."""
+    """Bytes of text in each part, counting an end mark as one. They convert losses per token to losses per byte."""
 
     train: Annotated[int, Field(ge=1)]
     heldout: Annotated[int, Field(ge=1)]
@@ -102,9 +102,9 @@ class TextBytes(_Part):
 
 
 class RouterEntry(_Part):
-    """The file of the router that sent documents to experts, which travels as a shard does, and its root (`router_root`).
+    """The file of the router that routed documents to experts, transferred like a shard, and its root (`router_root`).
 
-    `text_bytes` are those of each expert, in the order of their numbers; left out where tokens are bytes.
+    `text_bytes` are those of each expert, by expert number; left out if tokens are bytes.
     """
 
     sha256: Hex32
@@ -121,7 +121,7 @@ class RouterEntry(_Part):
 
 
 class DatasetManifest(_Part):
-    """What the data set is made of. Without a tokenizer its tokens are bytes; with a router all its text is some expert's."""
+    """The contents of a data set. Without a tokenizer its tokens are bytes. With a router, all its text belongs to experts."""
 
     source: str
     num_documents: Annotated[int, Field(ge=1)]
@@ -157,17 +157,17 @@ class DatasetManifest(_Part):
         return (*self.shards, *self._files_beside)
 
     def files_of(self, experts: Collection[int]) -> Sequence[HashedFile]:
-        """What a peer that holds these experts fetches, in order: of a data set without experts everything."""
+        """Files that a holder of these experts fetches, in order; all files in a data set without experts."""
         own = (entry for entry in self.shards if entry.expert is None or entry.expert in experts)
         return (*own, *self._files_beside)
 
     @property
     def files_without_text(self) -> Sequence[HashedFile]:
-        """What a peer fetches that reads no text: the weights that the run starts with, where it does, and what travels beside."""
+        """Files for a peer that reads no text: the run's initial weights, if there are any, and the other files."""
         return (*(entry for entry in self.shards if entry.split == "start"), *self._files_beside)
 
     def most_bytes(self, holdings: int) -> int:
-        """The most that a peer of so many experts fetches, whichever they are."""
+        """The largest number of bytes that a holder of this many experts fetches, whichever they are."""
         num_experts = self.router.num_experts if self.router else 0
         beside_bytes = sum(file.num_bytes for file in self.files_of(()))
         own_bytes = sorted(
@@ -185,7 +185,7 @@ class DatasetManifest(_Part):
         return self.shards[0].token_bytes
 
     def bytes_per_token(self, split: Split, expert: int | None = None) -> float:
-        """Mean length of a token of one part, or of an expert's share of it; 1 for the byte tokenizer and for what is not there."""
+        """Mean length of a token of one part, or of an expert's share of it; 1 for the byte tokenizer and for an empty part."""
         num_tokens = self.num_tokens(split, expert)
         text_bytes = self.text_bytes
         if expert is not None and self.router is not None and self.router.text_bytes is not None:
@@ -197,13 +197,13 @@ class DatasetManifest(_Part):
 
     @property
     def heldout_shares(self) -> tuple[float, ...]:
-        """Of each expert in the bytes that are kept for evaluation, summing to 1; nothing in a data set without experts."""
+        """Each expert's share of the held-out bytes, summing to 1; empty in a data set without experts."""
         num_experts = self.router.num_experts if self.router else 0
         sizes = [self.num_tokens("heldout", e) * self.bytes_per_token("heldout", e) for e in range(num_experts)]
         return tuple(size / sum(sizes) for size in sizes)
 
     def part(self, split: ShardPart, expert: int | None = None) -> Sequence[ShardEntry]:
-        """The shards of one part, in order; with `expert` those for that one."""
+        """The shards of one part, in order; with `expert`, those of that expert."""
         own = (entry for entry in self.shards if expert is None or entry.expert == expert)
         return tuple(entry for entry in own if entry.split == split)
 
@@ -213,7 +213,7 @@ class DatasetManifest(_Part):
 
 
 def parse_dataset(data: bytes, expected_id: str) -> DatasetManifest:
-    """A manifest as received.
+    """Parse a received manifest.
 
     Raises:
         RemoteProtocolError: not a manifest, or not the one with that id.
@@ -232,7 +232,7 @@ def parse_dataset(data: bytes, expected_id: str) -> DatasetManifest:
 
 
 def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """Write a file under another name first: what has this one is whole, also after a crash."""
+    """Write a file under a temporary name first, so that the file is complete even after a crash."""
     temporary = path.with_name(path.name + ".unfinished")
     with open(temporary, "wb") as file:
         file.write(data)
@@ -242,7 +242,7 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
 
 
 class ShardCache:
-    """Shards on disk, at most `max_bytes`; each is checked once, when it comes in and when it is first used."""
+    """Shards on disk, at most `max_bytes`. Each is checked when it arrives and when it is first used."""
 
     def __init__(self, folder: Path, max_bytes: int = 1 << 40) -> None:
         self._folder = folder
@@ -250,11 +250,11 @@ class ShardCache:
         self._checked: set[str] = set()
 
     def path(self, name: str) -> Path:
-        """Where the shard lies."""
+        """Path of the shard."""
         return self._folder / name
 
     def has(self, entry: HashedFile) -> bool:
-        """Whether the shard is here and whole; a damaged one is removed."""
+        """Whether the shard is here and complete; a damaged one is removed."""
         path = self.path(entry.sha256)
         if entry.sha256 in self._checked and path.exists():
             return True
@@ -267,7 +267,7 @@ class ShardCache:
         return True
 
     def whole(self, entry: HashedFile) -> Path:
-        """Where the file lies, which is here and as its hash says. Looked at as it lies: `has` would remove a damaged one.
+        """Path of a file that is here and matches its hash. Unlike `has`, it removes no damaged file.
 
         Raises:
             StorageError: it is lost, damaged or cannot be read.
@@ -277,7 +277,9 @@ class ShardCache:
             data = self.read(entry.sha256)
         except OSError as error:
             found = f"{path} cannot be read ({error.strerror})"
-            raise StorageError(found, "a shard of the run's data", "mend the disk, or who may read it") from error
+            raise StorageError(
+                found, "a shard of the run's data", "repair the disk, or the file's permissions"
+            ) from error
         if data is None or sha256(data).hexdigest() != entry.sha256:
             raise StorageError(f"{path} is lost or damaged", "a shard of the run's data", "restore a copy")
         return path
@@ -288,11 +290,11 @@ class ShardCache:
         return path.read_bytes() if path.is_file() else None
 
     def put(self, entry: HashedFile, data: bytes) -> None:
-        """Keep a shard that was fetched.
+        """Store a fetched shard.
 
         Raises:
-            RemoteProtocolError: other bytes than the hash names.
-            StorageError: the cache is full, or the disk is.
+            RemoteProtocolError: the bytes do not match the hash.
+            StorageError: the cache or the disk is full.
         """
         if sha256(data).hexdigest() != entry.sha256:
             raise RemoteProtocolError(
@@ -320,7 +322,7 @@ class TokenReader:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in all."""
+        """Number of tokens."""
         return int(self._starts[-1])
 
     def read(self, start: int, num_tokens: int) -> Tokens:

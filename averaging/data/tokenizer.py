@@ -1,4 +1,4 @@
-"""Text to tokens and back: what every tokenizer offers, and the byte tokenizer, with nothing to train and nothing to download."""
+"""Text to tokens and back: the interface of every tokenizer, and the byte tokenizer, which needs no training and no download."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 VOCAB_SIZE: Final = 257
-"""Of the byte tokenizer: token = byte, and one end mark."""
+"""Of the byte tokenizer: 256 bytes and one end mark."""
 
 END: Final = 256
-"""Stands after each document."""
+"""The end mark, after each document."""
 
 ByteTokens: TypeAlias = npt.NDArray[np.uint16]
 Tokens: TypeAlias = npt.NDArray[np.uint16 | np.uint32]
 
 
 class Tokenizer(Protocol):
-    """Cuts text into tokens below `vocab_size`; `end` is the token that stands after each document."""
+    """Encodes text as tokens below `vocab_size`. `end` is the token after each document."""
 
     @property
     def vocab_size(self) -> int:
@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 
     @property
     def file(self) -> bytes | None:
-        """What a peer needs to read tokens as text again; None for bytes."""
+        """The file that a peer needs to decode tokens; None for bytes."""
         ...
 
     def encode(self, text: bytes) -> Tokens:
@@ -67,6 +67,6 @@ def encode_document(text: bytes) -> ByteTokens:
 
 
 def decode_tokens(tokens: Tokens) -> str:
-    """The text; end marks become line breaks, broken UTF-8 becomes the replacement sign."""
+    """Decode tokens. End marks become line breaks, invalid UTF-8 becomes the replacement character."""
     data = bytes(int(token) if token < 256 else 10 for token in tokens)
     return data.decode("utf-8", errors="replace")

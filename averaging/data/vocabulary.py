@@ -1,6 +1,6 @@
-"""Tokenizers that come as a file: a Hugging Face tokenizer.json, or byte-level BPE trained on the training text.
+"""Tokenizers from a file: a Hugging Face tokenizer.json, or byte-level BPE trained on the training text.
 
-Needs tokenizers, on the host and on peers that show text; training needs token numbers alone.
+The host and peers that show text need the tokenizers package; training only needs token numbers.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ if TYPE_CHECKING:
 BPE_END: Final = "<|end|>"
 
 _USUAL_ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]", BPE_END)
-"""What well-known tokenizers call the end of a document, the most common first."""
+"""Names of the end of a document in well-known tokenizers, the most common first."""
 
 _TRAINED_BYTES: Final = 1 << 27
-"""BPE learns from the first 128 MiB of the training text: the most frequent pieces are in it, and it takes seconds, not hours."""
+"""BPE learns from the first 128 MiB of the training text. The most frequent pieces occur there, and more text takes much longer.
+"""
 
 _ENCODED_BYTES: Final = 1 << 18
-"""tokenizers keeps a hundred bytes for each token of one call: a long text is cut for it."""
+"""Texts are encoded in parts of this length, because tokenizers needs much memory for each token of one call."""
 
 
 class FileTokenizer:
-    """A tokenizer out of the bytes of a tokenizer.json; its special tokens in a text are text."""
+    """A tokenizer from the bytes of a tokenizer.json. Its special tokens in a text are encoded as text."""
 
     def __init__(self, data: bytes, place: str, end: str | int = "") -> None:
-        """Read it; `place` names it in errors, `end` is the end mark's name or number, or empty for one of the usual names.
+        """Parse it. `place` is its name in errors; `end` is the end mark's name or number, or empty for one of the usual names.
 
         Raises:
-            ConfigError: no tokenizer, or one without the end mark.
+            ConfigError: not a tokenizer, or one without the end mark.
             MachineError: tokenizers is not installed.
         """
         self._rules = _read_rules(data, place)
@@ -54,7 +55,7 @@ class FileTokenizer:
         self.end = end if isinstance(end, int) else _end_of(tokens, end, place)
 
     def encode(self, text: bytes) -> Tokens:
-        """(tokens,) uint32 of a text; what is no UTF-8 becomes the replacement sign."""
+        """(tokens,) uint32 of a text. Invalid UTF-8 becomes the replacement character."""
         parts = [np.empty(0, dtype=np.uint32)]
         for piece in cut_pieces(text[i : i + _ENCODED_BYTES] for i in range(0, len(text), _ENCODED_BYTES)):
             ids = self._rules.encode(piece.decode(errors="replace"), add_special_tokens=False).ids
@@ -62,7 +63,7 @@ class FileTokenizer:
         return np.concatenate(parts)
 
     def decode(self, tokens: Tokens) -> str:
-        """The text; end marks become line breaks."""
+        """Decode tokens. End marks become line breaks."""
         pieces: list[list[int]] = [[]]
         for token in tokens:
             if token == self.end:
@@ -106,10 +107,10 @@ def _end_of(tokens: dict[str, int], end_token: str, place: str) -> int:
 
 
 def train_bpe(texts: Iterable[Text], vocab_size: int) -> FileTokenizer:
-    """Byte-level BPE of at most `vocab_size` tokens on the training part: the same text gives the same file, byte for byte.
+    """Train byte-level BPE of at most `vocab_size` tokens on the training part. The same text gives the same file, byte for byte.
 
     Raises:
-        ConfigError: the vocabulary has no room for every byte and an end mark.
+        ConfigError: the vocabulary is too small for every byte and an end mark.
         MachineError: tokenizers is not installed.
     """
     if vocab_size < VOCAB_SIZE:
@@ -146,7 +147,7 @@ def _training_text(texts: Iterable[Text]) -> Iterator[str]:
 
 
 def open_tokenizer(data: DataSection, base: Path, texts: Iterable[Text], vocab_size: int) -> Tokenizer:
-    """The tokenizer that the data section names, trained on `texts` where it is "bpe"; it fits into a model of `vocab_size` tokens.
+    """The tokenizer that the data section names, trained on `texts` if it is "bpe". It fits a model of `vocab_size` tokens.
 
     Raises:
         ConfigError: no such tokenizer, or it has more tokens than the model.

@@ -1,1 +1,1 @@
-"""Model families, one a folder, and what the house asks of each."""
+"""Model families, one per folder, and the interface of each."""

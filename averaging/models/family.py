@@ -1,8 +1,9 @@
-"""What a model family gives beside its numbers: the blocks that a model of it is built from, and the layout that others load.
+"""The interface of a model family beside its config: the blocks that its models are built from, and the layout of its
+checkpoints.
 
-A family's folder has `config.py` (protocol/tensors/model_families.py), `blocks.py` with `BLOCKS`, and `layout.py` with `LAYOUT`. The
-house builds whole models, stages and mixtures from the blocks (peer/models/decoder.py), and reads and writes checkpoints by the layout
-(coordinator/checkpoints/).
+A family's folder has `config.py` (protocol/tensors/model_families.py), `blocks.py` with `BLOCKS`, and `layout.py` with `LAYOUT`.
+Potluck builds whole models, stages and mixtures from the blocks (peer/models/decoder.py), and reads and writes checkpoints by the
+layout (coordinator/checkpoints/).
 
 Shapes: B sequences, T tokens, D values, V vocabulary.
 """
@@ -24,19 +25,19 @@ if TYPE_CHECKING:
 C_contra = TypeVar("C_contra", bound=ModelConfig, contravariant=True)
 
 Drop = Callable[["torch.Tensor"], "torch.Tensor"]
-"""What dropout leaves of (B, T, D) values that a layer is about to add to the stream."""
+"""Applies dropout to (B, T, D) values that a layer is about to add to the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Generic[C_contra]):
-    """The modules of a family, whose parameters have the names and shapes of its config's `tensors`.
+    """The modules of a family. Their parameters have the names and shapes of its config's `tensors`.
 
     Attributes:
-        embed: tokens (B, T) int64 to (B, T, D). Its `weight` is the table (V, D), which is the head, too, where the model is tied.
-        layer: one layer, by its number. Its forward takes (B, T, D), `table` and optionally a `Drop`, which all that it adds to the
-            stream passes, in a fixed order; it gives (B, T, D), causal.
-        norm: the last one, (B, T, D) to (B, T, D).
-        table: what all layers share and nothing learns, as rotations of positions; empty where a family has no such thing.
+        embed: tokens (B, T) int64 to (B, T, D). Its `weight` is the table (V, D). It is also the head if the model is tied.
+        layer: makes one layer, by its number. Its forward takes (B, T, D), `table` and optionally a `Drop`. It passes everything
+            that it adds to the stream through the `Drop`, in a fixed order. It returns (B, T, D), causal.
+        norm: makes the last norm, (B, T, D) to (B, T, D).
+        table: constants that all layers share, such as rotations of positions; empty if a family has none.
     """
 
     embed: Callable[[C_contra], nn.Embedding]
@@ -46,30 +47,30 @@ class Blocks(Generic[C_contra]):
 
 
 class Layout(Protocol[C_contra]):
-    """A family's checkpoints as other programs have them. Shapes are the same on both sides: only names differ."""
+    """A family's checkpoints in the format of other programs. Shapes are the same on both sides; only names differ."""
 
     def name(self, tensor: str) -> str:
         """The layout's name of one of the family's tensors."""
         ...
 
     def config_json(self, config: C_contra, end: int | None = None) -> dict[str, object]:
-        """What config.json says of a float32 model with these numbers, and of `end`, the token that ends a text."""
+        """The contents of config.json for a float32 model with this config. `end` is the token that ends a text."""
         ...
 
     def check_config_json(self, file: Path, found: Mapping[str, object], config: C_contra) -> None:
-        """Refuse a checkpoint of another model.
+        """Reject a checkpoint of another model.
 
         Args:
-            file: for what is said.
-            found: what its config.json says.
+            file: its name in errors.
+            found: the contents of its config.json.
 
         Raises:
-            ConfigError: it says other numbers than `config`, or what this family cannot be.
+            ConfigError: its numbers differ from `config`, or this family does not support it.
         """
         ...
 
     def may_be_left_out(self, name: str, config: C_contra) -> bool:
-        """Whether a tensor of the layout that no tensor of ours is stands for nothing more: one that is computed, or a second copy."""
+        """Whether a tensor of the layout without a counterpart in ours is redundant: computed, or a second copy."""
         ...
 
 
@@ -86,8 +87,8 @@ def layout_of(config: ModelConfig) -> Layout[ModelConfig]:
 
 
 def run_layers(layers: Iterable[nn.Module], x_BTD: torch.Tensor, *shared: object) -> torch.Tensor:
-    """(B, T, D) through layer after layer. Each is called as a module, with what all of them share, so that what wraps or compiles
-    modules sees every layer.
+    """Run (B, T, D) through layer after layer. Each is called as a module with the shared values, so that wrappers and compilers
+    of modules see every layer.
     """
     for layer in layers:
         x_BTD = layer(x_BTD, *shared)

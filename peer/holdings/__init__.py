@@ -1,1 +1,1 @@
-"""Which parts of the model and of the text this peer has, and why."""
+"""Which parts of the model and of the text this peer holds, and why."""

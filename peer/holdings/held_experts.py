@@ -1,4 +1,4 @@
-"""The experts of this peer, over its restarts: what its owner and its disk say, and the choice once the run has started."""
+"""The experts of this peer across restarts: what its owner and its disk demand, and the choice once the run has started."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from protocol.run.manifest import RunConfig
 log = structlog.get_logger()
 
 FILE_NAME: Final = "experts"
-"""In the folder of a run: the experts that are held, as JSON."""
+"""File in the folder of a run with the held experts, as JSON."""
 
 
 class OwnExperts:
-    """What this peer holds of a run's experts; `held` is empty until it has decided, and in a run without experts.
+    """The experts of a run that this peer holds. `held` is empty until it has decided, and in a run without experts.
 
     Raises:
-        ConfigError: its owner named experts that the run has not, or too many.
+        ConfigError: the owner named experts that the run does not have, or too many.
     """
 
     def __init__(self, own: PeerConfig, config: RunConfig, folder: Path, offload: Offload) -> None:
@@ -50,25 +50,23 @@ class OwnExperts:
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """Those that are held whatever others hold: named by the owner, or held before; none where that is open."""
+        """Experts that are fixed regardless of other peers: named by the owner, or held earlier. Empty if the choice is open."""
         return self.held or self._pinned or self._kept
 
     def files(self, dataset: DatasetManifest, held: Sequence[int]) -> Sequence[HashedFile]:
-        """What is fetched of the data for these experts; everything in a run without any."""
+        """Files of the data set to fetch for these experts; all files in a run without experts."""
         return dataset.files_of(held)
 
     async def settle(self, start: StartRecord, me: PeerId, seen: Believed) -> tuple[int, ...]:
-        """Decide, once the run has started, by what the other members hold that are there.
+        """Decide once the run has started, by what the other reachable members hold.
 
         Raises:
-            StorageError: the choice cannot be kept.
+            StorageError: the choice cannot be saved.
         """
         if not self.num_parts:
             return ()
         began = of_founders(start, self.num_parts)
-        held = (
-            began if seen.is_empty else seen.held
-        )  # a directory that is away says nothing: then those count that began the run
+        held = began if seen.is_empty else seen.held  # without a directory, the founders of the run count
         others = {peer: Holding(experts or began.get(peer, ())) for peer, experts in held.items() if peer != me}
         claims = seen.num_claims(self.num_parts)
         own = founded(start, me, self.num_parts)
@@ -87,7 +85,7 @@ def _keep(path: Path, experts: tuple[int, ...]) -> None:
 
 
 def _load(path: Path, num_experts: int) -> tuple[int, ...]:
-    """What was kept; nothing where there is no such file, or none that can be read: another choice costs a download."""
+    """Load the saved choice. Empty if the file is missing or unreadable: another choice only costs a download."""
     try:
         experts = json.loads(path.read_bytes())
     except (OSError, ValueError):

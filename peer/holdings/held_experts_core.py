@@ -15,22 +15,22 @@ from protocol.run.manifest import RunConfig
 from protocol.tensors.expert_schema import expert_unit
 
 CARD_BYTES_PER_PARAMETER: Final = 18
-"""Parameters, gradients, two moments of Adam, and activations, as measured with the default model (tests/benchmarks/memory.py)."""
+"""Parameters, gradients, two moments of Adam, and activations; measured with the default model (tests/benchmarks/memory.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a peer knows when it decides.
+    """Input to the choice of experts.
 
     Attributes:
         num_experts: of the run.
-        me: ourselves.
-        room: how many we would hold.
-        pinned: that our owner named.
-        kept: held here before, in this run.
-        founded: with which the run began here, by the host's start record.
-        others: all that count as there, with what they have shown that they hold.
-        claims: how many more say of each expert that they hold it, and could not be asked or have shown nothing; none without.
+        me: this peer.
+        room: how many experts this peer would hold.
+        pinned: experts that the owner named.
+        kept: experts held earlier in this run.
+        founded: experts that this peer founded the run with, by the host's start record.
+        others: all reachable peers, with the experts that they have proven to hold.
+        claims: for each expert, how many more peers claim it without proof or cannot be asked; empty if there are none.
     """
 
     num_experts: int
@@ -45,14 +45,16 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The experts, in the order of their numbers, and why these."""
+    """The chosen experts in ascending order, and why."""
 
     experts: tuple[int, ...]
     reason: str
 
 
 def choose(known: Known) -> Choice:
-    """What the owner says, else what is on our disk already, else with what the run began, else what the run lacks most."""
+    """Choose by the first that applies: the owner's wish, what is on our disk, what the run began with here, what the run lacks
+    most.
+    """
     for experts, reason in (
         (known.pinned, "its owner named them"),
         (known.kept, "held here before"),
@@ -69,19 +71,19 @@ def choose(known: Known) -> Choice:
 
 
 def founded(start: StartRecord, me: PeerId, num_experts: int) -> tuple[int, ...]:
-    """The experts that the start record gives to a founder; none to who came later."""
+    """The experts that the start record gives to a founder; none for a peer that joined later."""
     rosters = {unit.unit: unit.roster for unit in start.units}
     return tuple(expert for expert in range(num_experts) if me in rosters.get(expert_unit(expert), ()))
 
 
 def of_founders(start: StartRecord, num_experts: int) -> dict[PeerId, tuple[int, ...]]:
-    """What all founders began with."""
+    """The experts of each founder."""
     return {peer: founded(start, peer, num_experts) for peer in start.roster}
 
 
 def room_for(config: RunConfig, max_memory_bytes: int, max_card_bytes: int) -> int:
-    """How many experts a peer would hold: as the run allows, and as its owner's limits of memory do (0: none); one at least, for
-    without one it has no part in the run. Estimates, as in protocol/estimates/estimates.py.
+    """How many experts a peer would hold, within the run's limit and its owner's memory limits (0: no limit). At least one, since
+    a peer without an expert has no part in the run. An estimate, as in protocol/estimates/estimates.py.
     """
     section = config.experts
     if section is None:

@@ -1,4 +1,4 @@
-"""What of the model a peer holds where nobody holds all: experts, or a stage."""
+"""Which parts of the model a peer holds if no peer holds all of it: experts, or a stage."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ OwnParts = OwnExperts | OwnStage
 
 
 def own_parts(own: PeerConfig, config: RunConfig, folder: Path, offload: Offload) -> OwnParts:
-    """Of a run of whichever kind; nothing where everybody holds the whole model.
+    """The parts to hold in any kind of run; no parts if every peer holds the whole model.
 
     Raises:
-        ConfigError: its owner named experts that the run has not, or too many.
-        MachineError: it has no room for any stage.
+        ConfigError: the owner named experts that the run does not have, or too many.
+        MachineError: no stage fits in its memory.
     """
     stages = config.stages
     return (

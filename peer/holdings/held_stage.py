@@ -1,5 +1,7 @@
-"""The stage of this peer in a pipeline run, over its restarts: what its memory and its disk say, and the choice once the run has
-started. One stage a peer: its replicas vote on its rounds, and a lane has a peer for each.
+"""The stage of this peer in a pipeline run across restarts: what its memory and its disk allow, and the choice once the run has
+started.
+
+A peer holds one stage: its replicas vote on its rounds, and a lane has one peer for each stage.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from protocol.tensors.stage_schema import StageMap, stage_schema, stage_unit
 log = structlog.get_logger()
 
 FILE_NAME: Final = "stage"
-"""In the folder of a run: the stage that is held."""
+"""File in the folder of a run with the held stage."""
 
 _WARM_UP_S: Final = 30.0
 _BYTES_PER_S: Final = 1e6
@@ -41,20 +43,20 @@ _STATE_BYTES: Final = 8
 _FAR_BYTES: Final = 1 << 60
 
 HORIZON_S: Final = 3600.0
-"""For so long a placement is taken to last, and no longer than the run does."""
+"""How long a placement is assumed to last, unless the run ends sooner."""
 
 NO_LIMITS: Final[Mapping[PeerId, Iterable[int]]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class KnownStages:
-    """What a peer knows when it decides which stage it holds.
+    """Input to the choice of a stage.
 
     Attributes:
-        fits: those that it has room for.
-        kept: held here before, in this run; None where none was.
-        founded: with which the run began here, by the host's start record.
-        others: all that are listed, with their stage, None where they have not decided.
+        fits: stages that fit in its memory.
+        kept: the stage held earlier in this run; None if there was none.
+        founded: the stage that this peer founded the run with, by the host's start record.
+        others: all listed peers with their stage, None if they have not decided.
     """
 
     stages: StageMap
@@ -65,7 +67,9 @@ class KnownStages:
 
 
 def choose_stage(known: KnownStages) -> tuple[int, str]:
-    """What is on our disk, else with what the run began here, else what the run lacks most of what we have room for; and why."""
+    """The chosen stage and why. The first that applies: what is on our disk, what the run began with here, or what the run lacks
+    most among the stages that fit.
+    """
     if known.kept is not None:
         return known.kept, "held here before"
     if known.founded is not None:
@@ -83,12 +87,12 @@ def placement_of(
     *,
     horizon_s: float = HORIZON_S,
 ) -> Placement:
-    """The run's stages and who is at which, as everybody sees it.
+    """The run's stages and their holders, as every peer sees them.
 
-    All peers count alike, and so do all stages: a lane has one peer of each stage, so there should be as many of each.
+    All peers count alike, and so do all stages: a lane has one peer of each stage, so each stage should have the same number.
 
     Args:
-        fits: the stages that a peer has room for, where it is known; all of them else.
+        fits: the stages that fit in a peer's memory, where known; all of them otherwise.
     """
     all_stages = range(stages.num_stages)
     servers = tuple(
@@ -101,16 +105,16 @@ def placement_of(
 
 
 def founded_stage(start: StartRecord, me: PeerId, num_stages: int) -> int | None:
-    """The stage that the start record gives to a founder; None to who came later."""
+    """The stage that the start record gives to a founder; None for a peer that joined later."""
     rosters = {unit.unit: unit.roster for unit in start.units}
     return next((stage for stage in range(num_stages) if me in rosters.get(stage_unit(stage), ())), None)
 
 
 class OwnStage:
-    """What this peer holds of a pipeline run; `held` is empty until it has decided.
+    """The stage of a pipeline run that this peer holds. `held` is empty until it has decided.
 
     Raises:
-        MachineError: it has no room for any stage.
+        MachineError: no stage fits in its memory.
     """
 
     room: Final = 1
@@ -126,19 +130,21 @@ class OwnStage:
         memory = config.pipeline.memory(config.model, config.inner) if config.pipeline is not None else None
         all_stages = tuple(range(stages.num_stages))
         self.fits = stages_that_fit(stages, memory, cap_bytes) if memory is not None else all_stages
-        """Those that it has room for."""
+        """Stages that fit in its memory."""
 
     async def move_to(self, stage: int) -> None:
-        """Another stage is held from the next start on.
+        """Hold another stage from the next start on.
 
         Raises:
-            StorageError: the choice cannot be kept.
+            StorageError: the choice cannot be saved.
         """
         await self._offload.run(partial(_keep, self._path, stage))
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The stage that is held whatever others hold; none where that is open. Where not every stage fits, one of those that do."""
+        """The stage that is fixed regardless of other peers; empty if the choice is open. If not every stage fits, it is one that
+        does.
+        """
         if self.held or self._kept is not None:
             return self.held or (self._kept or 0,)
         if len(self.fits) == self.num_parts:
@@ -147,20 +153,21 @@ class OwnStage:
         return (self.fits[place % len(self.fits)],)
 
     def files(self, dataset: DatasetManifest, held: Sequence[int]) -> Sequence[HashedFile]:
-        """What is fetched of the data for this stage. Text is read at the first one, which has the tokens, and at the last, which has
-        the next ones; while no stage is chosen none is.
+        """Files of the data set to fetch for this stage. Only the first stage reads text, for the tokens, and the last, for the
+        next tokens. None until a stage is chosen.
         """
         reads_text = any(self._stages.is_first(stage) or self._stages.is_last(stage) for stage in held)
         return dataset.files if reads_text else dataset.files_without_text
 
     async def settle(self, start: StartRecord, me: PeerId, seen: Believed) -> tuple[int, ...]:
-        """Decide, once the run has started, by what the other members hold that are there; who takes no connections has its word.
+        """Decide once the run has started, by what the other reachable members hold. A peer that takes no connections is
+        believed.
 
         Raises:
-            StorageError: the choice cannot be kept.
+            StorageError: the choice cannot be saved.
         """
         began = {peer: founded_stage(start, peer, self.num_parts) for peer in start.roster}
-        # who is still downloading shows nothing yet, and others who come meanwhile are to choose another stage
+        # a peer that still downloads has no proof yet, and peers that join meanwhile should choose another stage
         listed = dict.fromkeys(start.roster, ()) if seen.is_empty else {**seen.doubted, **seen.on_word, **seen.held}
         others = {peer: held[0] if held else began.get(peer) for peer, held in listed.items() if peer != me}
         known = KnownStages(self._stages, self.fits, self._kept, began.get(me), others)
@@ -179,7 +186,7 @@ def _keep(path: Path, stage: int) -> None:
 
 
 def _load(path: Path, num_stages: int) -> int | None:
-    """What was kept; None where there is no such file, or none that can be read: another choice costs a download."""
+    """Load the saved choice. None if the file is missing or unreadable: another choice only costs a download."""
     try:
         stage = json.loads(path.read_bytes())
     except (OSError, ValueError):

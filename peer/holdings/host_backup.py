@@ -1,4 +1,4 @@
-"""An expert whose holders are all away, taken up where the host keeps it: certificates, an attested state, the results after it."""
+"""Restores an expert from the host when all its holders are away: certificates, an attested state, the results after it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ WITHIN_S = 3600.0
 
 
 async def take_kept(network: Network, chain: UnitChain, host: PeerId) -> bool:
-    """Come to where the host can lead, each certificate verified on the one before it; True where that was further than here. Of
-    commits of ours none is given up. Where the host has nothing, or is away, nothing changes.
+    """Catch up to the newest round for which the host has a state, verifying each certificate against the previous one. Returns
+    True if that moved our head forward. None of our own commits is given up. If the host has nothing or is away, nothing
+    changes.
 
-    For the start of a process, before the rounds begin.
+    Call it when a process starts, before the rounds begin.
     """
     unit, before = chain.tools.unit, chain.head.index
     try:
@@ -30,7 +31,7 @@ async def take_kept(network: Network, chain: UnitChain, host: PeerId) -> bool:
         log.info("not_taken_from_host", unit=unit, reason=error.one_line())
     if chain.head.index == before:
         return False
-    await chain.restore()  # the rounds begin on what the disk tells
+    await chain.restore()  # the rounds begin from the state on the disk
     reason = f"nobody who is there holds it: it goes on from round {chain.head.index}, as the host keeps it"
     log.info("taken_from_host", unit=unit, index=chain.head.index, reason=reason)
     return True

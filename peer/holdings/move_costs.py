@@ -1,4 +1,4 @@
-"""What going over to another stage takes at this peer, by what its own start took: lines and machines are not alike. Pure."""
+"""The cost of a move to another stage at this peer, estimated from its own start: lines and machines differ. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from protocol.pipeline.placement.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
-    """Measured here; None where nothing was.
+    """Measurements of this peer; None where there is none.
 
     Attributes:
-        download_bytes_per_s: at which a state came from all of its donors together, the owner's caps and all.
-        warm_up_s: from a stage's last byte to the end of its first pass, without what others were waited for.
+        download_bytes_per_s: of a state from all its donors together, within the owner's limits.
+        warm_up_s: from a stage's last byte to the end of its first pass, without waits for other peers.
     """
 
     download_bytes_per_s: float | None = None
@@ -26,7 +26,7 @@ UNMEASURED = MoveCosts()
 
 
 def as_measured(placement: Placement, me: PeerId, costs: MoveCosts) -> Placement:
-    """The placement with our own costs where they are known. Nobody else knows them."""
+    """The placement with this peer's own costs where known. Other peers do not know them."""
     rate, warm_up_s = costs.download_bytes_per_s, costs.warm_up_s
     servers = placement.servers
     if rate is not None:
@@ -35,7 +35,7 @@ def as_measured(placement: Placement, me: PeerId, costs: MoveCosts) -> Placement
 
 
 class DownloadRate:
-    """Of the newest state that came here, a part of which is enough."""
+    """Download rate of the newest state. A part of the state is enough to measure it."""
 
     def __init__(self) -> None:
         self._began: tuple[float, DownloadProgress] | None = None
@@ -44,11 +44,11 @@ class DownloadRate:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """None before anything came."""
+        """None before anything was downloaded."""
         return self._bytes_per_s
 
     def told(self, progress: DownloadProgress, now_s: float) -> None:
-        """How far a download is; the first word of it comes before anything was asked for."""
+        """Record the progress of a download. The first call precedes the first request."""
         begin, before = self._began, self._newest
         self._newest = progress
         if begin is None or before is None or not _goes_on(before, progress):

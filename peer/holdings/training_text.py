@@ -1,4 +1,4 @@
-"""Whether the text that was fetched for this peer's experts is that of the run."""
+"""Checks that the text fetched for this peer's experts belongs to the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from protocol.run.manifest import RunConfig
 
 
 def check_expert_text(config: RunConfig, dataset: DatasetManifest, cache: ShardCache) -> None:
-    """Refuse a data set whose router is of another run, or in which an expert has too little text. A run without experts passes.
+    """Reject a data set whose router is of another run, or in which an expert has too little text. A run without experts passes.
     Blocks.
 
     Raises:

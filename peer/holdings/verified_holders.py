@@ -1,5 +1,6 @@
-"""Who of those that the directory names is there, and holds what it says: its records outlive whoever left, or was killed, by two
-minutes, and are their peers' own word. Who counts is decided in present_holders_core.py.
+"""Which peers in the directory are reachable and hold what they claim.
+
+Records in the directory are the peers' own claims, and outlive a peer that left or was killed. verified_holders_core.py decides.
 """
 
 from __future__ import annotations
@@ -28,25 +29,29 @@ log = structlog.get_logger()
 
 ASK_WITHIN_S: Final = 5.0
 PROVE_WITHIN_S: Final = 10.0
-"""For all that everybody claims together: what has not come by then is no proof."""
+"""Total time for all proofs. A proof that arrives later does not count."""
 
 NUM_LOOKED_AT: Final = 4
-"""Commits of a claimed part that are fetched and verified: a few hundred bytes to 12 kB each."""
+"""How many commits of a claimed part are fetched and verified."""
 
 Ask = Callable[[PeerId], Awaitable[object]]
-"""Call a peer; raises PotluckError where it does not answer."""
+"""Calls a peer. Raises PotluckError if it does not answer."""
 
 Prove = Callable[[PeerId, int], Awaitable[int]]
-"""How many commits a peer shows of a part that it claims; raises PotluckError where they do not verify, or it does not answer."""
+"""Returns how many commits a peer shows of a part that it claims. Raises PotluckError if they do not verify, or if it does not
+answer.
+"""
 
 
 class _EnoughError(Exception):
-    """As many commits came as are looked at."""
+    """Enough commits were received."""
 
 
 @dataclass(frozen=True)
 class CommitProof:
-    """Looks at commits of the run's parts that others show: each is verified on the one before it, the first on the run's start."""
+    """Verifies commits of the run's parts that other peers show: each against the previous one, the first against the run's
+    start.
+    """
 
     network: Network
     offload: Offload
@@ -56,10 +61,11 @@ class CommitProof:
     units: tuple[UnitName, ...]
 
     async def __call__(self, peer: PeerId, part: int) -> int:
-        """How many a peer has, up to NUM_LOOKED_AT.
+        """How many commits a peer has, up to NUM_LOOKED_AT.
 
         Raises:
-            RemoteProtocolError: they are no commits of that part, or the run has no such part. TransportError: it does not answer.
+            RemoteProtocolError: they are not commits of that part, or the run has no such part. TransportError: it does not
+                answer.
         """
         if part >= len(self.units):
             raise RemoteProtocolError(f"part {part} of a run with {len(self.units)}", "one that the run has")
@@ -90,10 +96,10 @@ async def present(
     run_index: int,
     founders: Mapping[PeerId, tuple[int, ...]] = MappingProxyType({}),
 ) -> Believed:
-    """Whom of a list to count as what: for the choice of what a newcomer holds. All are asked at once, within ASK_WITHIN_S for a
-    sign of life and PROVE_WITHIN_S for proofs. A wrong guess costs a choice that is not the best, and nothing else.
+    """Verify the listed peers for a newcomer's choice of parts. All are asked at once, within ASK_WITHIN_S for a sign of life and
+    PROVE_WITHIN_S for proofs. A wrong result only makes the choice less good.
     """
-    looked = {peer: HolderReply(can_be_asked=peer in reachable) for peer in listed}
+    replies = {peer: HolderReply(can_be_asked=peer in reachable) for peer in listed}
 
     async def look(peer: PeerId) -> None:
         try:
@@ -101,14 +107,14 @@ async def present(
                 await ask_peer(peer)
         except (PotluckError, trio.TooSlowError):
             return
-        looked[peer] = HolderReply(True, is_there=True, shown=await _all_shown(peer, listed[peer], prove))
+        replies[peer] = HolderReply(True, is_there=True, shown=await _all_shown(peer, listed[peer], prove))
 
     async with trio.open_nursery() as nursery:
         for peer in listed.keys() & set(reachable):
             nursery.start_soon(look, peer)
-    if absent := sorted(short(peer) for peer, each in looked.items() if each.can_be_asked and not each.is_there):
+    if absent := sorted(short(peer) for peer, each in replies.items() if each.can_be_asked and not each.is_there):
         log.info("listed_and_not_there", peers=absent)
-    found = believed(listed, looked, units, run_index, founders)
+    found = believed(listed, replies, units, run_index, founders)
     for reason in found.reasons:
         log.warning("holder_not_believed", reason=reason)
     return found

@@ -1,9 +1,10 @@
-"""Core: whom of those that say that they hold a part of the run, an expert or a stage, a newcomer counts as its holder. Pure.
+"""Decides which claimed holders of a part of the run, an expert or a stage, a newcomer believes. Pure.
 
-Records of the directory are their peers' own word. Who takes connections is asked for the commits of what it claims: whoever holds
-a part has them all, from the run's start on. Once the run has had rounds a part is held by those who show commits of it. Who shows
-none, a liar or one who is still downloading, gives a newcomer nothing that the run has. While nobody shows any of a part, those
-hold it to whom the host's start record gave it: its first round may take longer than others'.
+Records in the directory are the peers' own claims. A peer that takes connections is asked for the commits of what it claims,
+since a holder of a part has all its commits from the run's start on. Once the run has had rounds, only peers that show commits of
+a part count as its holders. A peer that shows none may lie or may still be downloading; a newcomer gets nothing from it. While no
+peer shows commits of a part, its founders by the host's start record count: its first round may take longer than other parts'
+rounds.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from protocol.tables import several
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a peer that was asked showed of one part.
+    """A peer's proof for one part.
 
     Attributes:
-        num_commits: from the start of the run on that verify; no more were looked at than a few.
-        refused: in words, why what it showed, or its silence, is no proof; empty where it answered well, were it with nothing.
+        num_commits: commits that verify, from the start of the run on; only the first few are checked.
+        refused: why its answer, or its silence, is no proof; empty if it answered correctly, even without commits.
     """
 
     num_commits: int = 0
@@ -31,12 +32,12 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class HolderReply:
-    """What was found of a listed peer.
+    """The reply of a listed peer.
 
     Attributes:
         can_be_asked: it takes connections.
         is_there: it answered.
-        shown: of each part that it claims.
+        shown: its proof for each part that it claims.
     """
 
     can_be_asked: bool
@@ -46,13 +47,13 @@ class HolderReply:
 
 @dataclass(frozen=True, slots=True)
 class Believed:
-    """Whom a newcomer counts.
+    """The holders that a newcomer believes.
 
     Attributes:
-        held: who is there, with what it has proven to hold; with nothing who has not decided.
-        on_word: what those say who take no connections.
-        doubted: what was claimed and not proven, of those who are there.
-        reasons: of each of the latter, in a sentence.
+        held: reachable peers with the parts they have proven to hold; empty for a peer that has not decided.
+        on_word: claims of peers that take no connections.
+        doubted: claims of reachable peers without a proof.
+        reasons: why each of these is doubted, in a sentence.
     """
 
     held: Mapping[PeerId, tuple[int, ...]]
@@ -62,17 +63,17 @@ class Believed:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is listed, or none of those is there."""
+        """Whether no peer is listed, or none of the listed peers is reachable."""
         return not (self.held or self.on_word or self.doubted)
 
     def num_claims(self, num_parts: int) -> tuple[int, ...]:
-        """How many say of each part that they hold it and were not found to: what decides between parts with as many holders."""
+        """For each part, how many peers claim it without being verified. It decides between parts with equal numbers of holders."""
         claims = [part for claimed in (self.on_word, self.doubted) for parts in claimed.values() for part in parts]
         return tuple(claims.count(part) for part in range(num_parts))
 
 
 def everybody(listed: Mapping[PeerId, tuple[int, ...]]) -> Believed:
-    """All as they are listed: for who does not choose by what others hold."""
+    """Believe every listed peer, for a peer whose choice does not depend on the others."""
     return Believed(listed, {}, {})
 
 
@@ -83,13 +84,13 @@ def believed(
     run_index: int,
     founders: Mapping[PeerId, tuple[int, ...]] = MappingProxyType({}),
 ) -> Believed:
-    """Whom to count of those that the directory names, with the parts that they say that they hold.
+    """Decide which claims in the directory to believe.
 
     Args:
-        looked: at each of them.
+        looked: the reply of each peer.
         units: the parts' names.
-        run_index: the newest round of the run that the host has told of, 0 where it has told of none.
-        founders: with which parts they began the run, by the host's start record.
+        run_index: the newest round of the run that the host has announced, 0 if none.
+        founders: the parts that they founded the run with, by the host's start record.
     """
     num_shown = dict.fromkeys(range(len(units)), 0)
     for each in looked.values():
@@ -113,7 +114,9 @@ def believed(
 
 
 def _is_proof(shown: Shown, *, is_expected: bool) -> bool:
-    """Before the first round of anything there is nothing to show, nor has a founder anything of its part before the first of that."""
+    """Whether the reply is a proof. Before the run's first round there is nothing to show, and a founder has nothing before the
+    first round of its part.
+    """
     return not shown.refused and (shown.num_commits > 0 or not is_expected)
 
 

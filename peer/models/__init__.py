@@ -1,1 +1,1 @@
-"""The bundled networks, their optimizers, and text made from them."""
+"""The bundled models, their optimizers, and text generation."""

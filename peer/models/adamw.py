@@ -1,7 +1,7 @@
 """AdamW by torch's functional form.
 
-`torch.optim.AdamW` imports torch's compiler at its first use: 1.8 s of processor time in every training process that starts, as much
-as torch itself. The arithmetic is the same, kernel for kernel.
+`torch.optim.AdamW` imports torch's compiler at its first use, which makes every start of a training process much slower
+(measured; see tests/benchmarks/LOG.md). The arithmetic is the same, kernel for kernel.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.optim.adamw import adamw
 from protocol.errors import LocalProtocolError
 
 EPSILON: Final = 1e-8
-"""The default of torch's own."""
+"""torch's default."""
 
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that share a weight decay, and their moments: none before the first step."""
+    """Parameters that share a weight decay, and their moments, which are missing before the first step."""
 
     parameters: Sequence[torch.nn.Parameter]
     weight_decay: float
@@ -39,23 +39,25 @@ class AdamW:
 
     @property
     def has_moments(self) -> bool:
-        """Whether a step was made, and with it the moments: two values for each parameter."""
+        """Whether a step was made, which creates the moments: two values for each parameter."""
         return any(group.moments for group in self._groups)
 
     @property
     def moments_bytes(self) -> int:
-        """What the moments take once they are made."""
+        """Bytes of the moments once they exist."""
         parameters = [parameter for group in self._groups for parameter in group.parameters]
         return 2 * sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Discard the gradients."""
         for group in self._groups:
             for parameter in group.parameters:
                 parameter.grad = None
 
     def moments(self) -> list[torch.Tensor]:
-        """Of each parameter in order the first, the second and a scalar that counts its steps; none before the first step."""
+        """For each parameter in order its first moment, its second, and a scalar that counts its steps; none before the first
+        step.
+        """
         if not self.has_moments:
             return []
         each = [group.moments.get(p) or _begin(group, p) for group in self._groups for p in group.parameters]
@@ -63,10 +65,10 @@ class AdamW:
 
     @torch.no_grad()
     def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
-        """Go on from a copy of what `moments` gave, here or elsewhere.
+        """Continue from a copy of `moments`, of this peer or another.
 
         Raises:
-            LocalProtocolError: they are not those of as many parameters of these shapes.
+            LocalProtocolError: they do not fit the number and shapes of the parameters.
         """
         parameters = [(group, parameter) for group in self._groups for parameter in group.parameters]
         if len(moments) not in (0, 3 * len(parameters)):

@@ -1,4 +1,4 @@
-"""What the model of a checkpoint writes: reads the folder's safetensors and model numbers, samples on the CPU."""
+"""Text from a checkpoint's model: reads the folder's safetensors and config, and samples on the CPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _StoredTokenizer(_StoredFile):
 
 
 class _Manifest(BaseModel):
-    """What sampling needs of a checkpoint's manifest.json."""
+    """The fields of a checkpoint's manifest.json that sampling needs."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -61,7 +61,7 @@ class _Manifest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointModel:
-    """A checkpoint's model: its run, round and numbers, its (N,) float32 parameters in schema order, and its run's tokenizer."""
+    """A checkpoint's model: its run, round and config, its (N,) float32 parameters in schema order, and its run's tokenizer."""
 
     run_name: str
     index: int
@@ -71,8 +71,8 @@ class CheckpointModel:
 
 
 def read_model(path: Path, expert: int = 0) -> CheckpointModel:
-    """The model of the checkpoint in folder `path`, its manifest's checksum and the hashes of its weights and tokenizer checked. Of a
-    run of experts that of one of them, with the trunk (averaging/arithmetic/expert_dense.py).
+    """Read the model of the checkpoint in folder `path`. Verifies its manifest's checksum and the hashes of its weights and
+    tokenizer. In a run of experts it is the model of one expert, with the trunk (averaging/arithmetic/expert_dense.py).
 
     Raises:
         ConfigError: there is no checkpoint.
@@ -139,7 +139,7 @@ def _tokenizer(path: Path, stored: _StoredTokenizer | None) -> TextTokenizer:
 def _decoder(
     path: Path, tensors: dict[str, torch.Tensor], manifest: _Manifest, expert: int
 ) -> tuple[ModelConfig, torch.Tensor]:
-    """The numbers of a model, and its parameters in the schema's order."""
+    """The config of a model, and its parameters in the schema's order."""
     import torch
 
     from averaging.arithmetic.expert_dense import dense_config, dense_tensors
@@ -173,8 +173,8 @@ def _unreadable(path: Path, what: str) -> StorageError:
 def sample_from_checkpoint(
     path: Path, *, prompt: str = PROMPT, num_tokens: int = SAMPLE_TOKENS, expert: int = 0
 ) -> str:
-    """The prompt and what the checkpoint's model, of a run of experts that of one, writes after it. Raises as `read_model`, and as
-    `print_text` of the model.
+    """The prompt and the continuation by the checkpoint's model; by one expert's model in a run of experts. Raises as
+    `read_model`, and as `print_text` for the model.
     """
     from peer.models.decode_text import sample_text
 
@@ -184,29 +184,27 @@ def sample_from_checkpoint(
 
 
 def print_text(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> None:
-    """Print the prompt and, piece by piece as it is sampled, what the checkpoint's model writes after it; of a run of
-    experts the model of one of them.
+    """Print the prompt and then its continuation by the checkpoint's model, piece by piece as it is sampled. In a run of experts
+    it is one expert's model.
 
     Raises:
-        ConfigError: there is no checkpoint, or its model writes no text.
+        ConfigError: there is no checkpoint, or its model generates no text.
         StorageError: the checkpoint is damaged.
-        MachineError: standard output takes no more, or it has a tokenizer file, and tokenizers is not installed.
+        MachineError: standard output is closed, or there is a tokenizer file, and tokenizers is not installed.
     """
     from peer.models.decode_text import decoded, prompt_text, prompt_tokens
 
     model = read_model(path, expert)
     begin = prompt_tokens(prompt, model.tokenizer)
     sampled = _sample(model, begin, sampling)
-    # The first sample before the prompt is shown: what cannot be sampled from prints nothing but its error.
+    # Sample once before printing the prompt: a model that cannot be sampled from prints only its error.
     first = list(islice(sampled, 1))
     shown = chain([prompt_text(prompt)], decoded(chain(first, sampled), begin, model.tokenizer))
     _print_pieces(map(_without_controls, shown) if sys.stdout.isatty() else shown)
 
 
 def text_json(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> str:
-    """The same as one JSON object; `text` is what comes after the prompt, `ended` whether the model ended it. Raises as
-    `print_text`.
-    """
+    """The same as one JSON object. `text` is the continuation, `ended` whether the model ended it. Raises as `print_text`."""
     from peer.models.decode_text import decoded, prompt_text, prompt_tokens
 
     model = read_model(path, expert)
@@ -231,7 +229,7 @@ def _sample(model: CheckpointModel, begin: Sequence[int], sampling: Sampling) ->
 
 
 def _without_controls(text: str) -> str:
-    """A model may have learned, or been made, to write escape sequences: a terminal shall not obey them."""
+    """Remove control characters: a model may write escape sequences, which a terminal must not obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
@@ -243,13 +241,13 @@ def _print_pieces(pieces: Iterator[str]) -> None:
 
 
 def _print(text: str) -> bool:
-    """Whether there is still somebody who reads: `potluck generate | head` has heard enough at some point."""
+    """Returns whether the reader still reads: `potluck generate | head` closes the pipe early."""
     encoding = sys.stdout.encoding or "ascii"
     try:
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
-        # Else Python would try again at its end, and complain.
+        # otherwise Python would try again at its end, and complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
     except OSError as error:

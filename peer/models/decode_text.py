@@ -1,4 +1,4 @@
-"""What the model writes: sampling from a parameter vector."""
+"""Generates text by sampling from a parameter vector."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from protocol.errors import ConfigError
 from protocol.tensors.model_config import ModelConfig, model_schema
 
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer writes for bytes that are no character, or not yet a whole one."""
+"""The text of a tokenizer for bytes that are not a character, or not yet a whole one."""
 
 _CONTEXT_TOKENS: Final = 8
-"""Tokens before a piece of text that are read with it: some tokenizers write a word's space only after another word."""
+"""Number of previous tokens decoded together with new ones. Some tokenizers write a word's space only after another word."""
 
 _LONGEST_PIECE_TOKENS: Final = 64
-"""So many tokens without a whole character at their end are no text any more, and are shown as they are."""
+"""After this many tokens without a complete character at the end, they are shown as they are."""
 
 
 class TextTokenizer(Protocol):
@@ -42,7 +42,7 @@ class TextTokenizer(Protocol):
         ...
 
     def decode(self, tokens: Tokens) -> str:
-        """The text of tokens; what is no UTF-8 becomes the replacement sign."""
+        """Decode tokens. Invalid UTF-8 becomes the replacement character."""
         ...
 
 
@@ -52,19 +52,19 @@ _BYTES: Final = ByteTokenizer()
 def sample_text(
     config: ModelConfig, flat_N: torch.Tensor, *, prompt: str, sampling: Sampling, tokenizer: TextTokenizer = _BYTES
 ) -> str:
-    """The prompt and what is sampled after it; broken UTF-8 becomes the replacement sign. Raises as `sample_tokens`."""
+    """The prompt and its sampled continuation. Invalid UTF-8 becomes the replacement character. Raises as `sample_tokens`."""
     begin = prompt_tokens(prompt, tokenizer)
     sampled = sample_tokens(config, flat_N, prompt=begin, sampling=sampling, tokenizer=tokenizer)
     return prompt_text(prompt) + "".join(decoded(sampled, begin, tokenizer))
 
 
 def prompt_tokens(prompt: str, tokenizer: TextTokenizer) -> Sequence[int]:
-    """The tokens of a prompt as the shell gave it, whether or not it was UTF-8."""
+    """The tokens of a prompt from the command line, which may not be UTF-8."""
     return [int(token) for token in tokenizer.encode(_prompt_bytes(prompt))]
 
 
 def prompt_text(prompt: str) -> str:
-    """The prompt to be shown; what was no UTF-8 becomes the replacement sign."""
+    """The prompt for display. Invalid UTF-8 becomes the replacement character."""
     return _prompt_bytes(prompt).decode("utf8", "replace")
 
 
@@ -80,17 +80,17 @@ def sample_tokens(
     sampling: Sampling,
     tokenizer: TextTokenizer = _BYTES,
 ) -> Iterator[int]:
-    """One sampled token after the other, after the prompt, which may be empty; stops before an end mark.
+    """Sample one token after another after the prompt, which may be empty. Stops before an end mark.
 
     Args:
-        config: the model's numbers.
+        config: the model's config.
         flat_N: (N,) float32, the model's parameters in schema order.
-        prompt: what the text begins with; the model sees as much of its end as the context holds.
-        sampling: how many tokens, and how they are drawn.
-        tokenizer: of the run; the model may have room for more tokens, which are never drawn.
+        prompt: the beginning of the text; the model sees as much of its end as fits in the context.
+        sampling: the number of tokens, and how they are drawn.
+        tokenizer: of the run. Tokens of the model beyond its vocabulary are never drawn.
 
     Raises:
-        ConfigError: the model has fewer tokens than the tokenizer, or its output is no number.
+        ConfigError: the model has fewer tokens than the tokenizer, or its output is not a number.
     """
     vocab_size = max(tokenizer.vocab_size, tokenizer.end + 1)
     if config.vocab_size < vocab_size:
@@ -110,7 +110,7 @@ def sample_tokens(
 
 
 def decoded(sampled: Iterable[int], prompt: Sequence[int], tokenizer: TextTokenizer) -> Iterator[str]:
-    """The text of the sampled tokens in pieces, each as soon as its characters are whole; it goes on from the prompt's tokens."""
+    """The text of the sampled tokens in pieces, each as soon as its characters are complete. It continues the prompt's tokens."""
     before, num_shown = _context(prompt[-_CONTEXT_TOKENS:], tokenizer)
     piece: list[int] = []
     for token in sampled:
@@ -129,7 +129,9 @@ def decoded(sampled: Iterable[int], prompt: Sequence[int], tokenizer: TextTokeni
 
 
 def _context(tokens: Sequence[int], tokenizer: TextTokenizer) -> tuple[Sequence[int], int]:
-    """Tokens whose text has been shown, and its length; none where it ends within a character, which what follows would change."""
+    """Tokens whose text was already returned, and its length. Empty if the text ends within a character, which later tokens would
+    change.
+    """
     text = _decode(tokens, tokenizer)
     return ((), 0) if text.endswith(_REPLACEMENT) else (tokens, len(text))
 
@@ -148,6 +150,6 @@ def _draw(logits_V: torch.Tensor, sampling: Sampling, generator: torch.Generator
     if 0 < sampling.top_k < len(logits_V):
         least = logits_V.topk(sampling.top_k).values[-1]
         logits_V = logits_V.masked_fill(logits_V < least, -torch.inf)
-    # The greatest is taken off first: a tiny temperature would make infinities of all.
+    # The greatest is subtracted first, since a tiny temperature would give infinities.
     scaled_V = (logits_V - logits_V.max()) / sampling.temperature
     return int(torch.multinomial(torch.softmax(scaled_V, dim=-1), 1, generator=generator))

@@ -1,7 +1,7 @@
-"""A model of any family in torch: the one forward pass, and the flat vector that its parameters are.
+"""A model of any family in torch: the forward pass, and the flat vector of its parameters.
 
-A family gives the blocks (averaging/models/family.py); here they become a whole model, or the part of one that a stage has. The
-parameters have the names and shapes of the config's `tensors`.
+A family provides the blocks (averaging/models/family.py). They are put together here to a whole model, or to the part of a stage.
+The parameters have the names and shapes of the config's `tensors`.
 
 Shapes: B sequences, T tokens, D values, V vocabulary, N values of all parameters.
 """
@@ -21,12 +21,12 @@ from protocol.tensors.tensor_schema import TensorSchema
 
 
 class Spine(nn.Module):
-    """Embedding, layers, last norm and head, of which a stage has some. What all models of the house run.
+    """Embedding, layers, last norm and head; a stage has some of them. All models here run through this class.
 
     Args:
-        layers: makes the layers, in a list or by their numbers as text.
+        layers: makes the layers, as a list or by their numbers as text.
         is_first: with the embedding, before the layers.
-        is_last: with norm and head, behind them.
+        is_last: with norm and head, after the layers.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Spine(nn.Module):
         """Tokens (B, T) int64, or (B, T, D) without an embedding, to logits (B, T, V), or (B, T, D) without a head.
 
         Args:
-            shared: what each layer is given beside the stream and the family's table.
+            shared: passed to each layer in addition to the stream and the family's table.
         """
         x_BTD = arrived if self.embed is None else self.embed(arrived)
         x_BTD = run_layers(self._layers(), x_BTD, self.table, *shared)

@@ -1,5 +1,5 @@
-"""What an expert run's model is worth: held-out loss with each document sent to its expert, of the merged model, and of a dense model
-that costs as much to run.
+"""Measures an expert run's model by held-out loss: with each document routed to its expert, of the merged model, and of a dense
+model of equal cost.
 
 Shapes: W windows, T tokens.
 """
@@ -21,14 +21,14 @@ from protocol.errors import LocalProtocolError
 from protocol.tensors.expert_schema import MixtureConfig
 
 AT_ONCE: Final = 64
-"""Windows that are computed together."""
+"""Number of windows computed together."""
 
 
 def routed_loss(model: MixtureDecoder, windows: Mapping[int, torch.Tensor]) -> float:
-    """Mean loss in nats a token of documents, each by its own expert: what the run trains, before anything is merged.
+    """Mean loss in nats per token of documents, each by its own expert. The run trains this, before a merge.
 
     Args:
-        windows: of each expert (W, T + 1) int64 of the documents that the run's router sends to it.
+        windows: for each expert (W, T + 1) int64 of the documents that the run's router sends to it.
 
     Raises:
         LocalProtocolError: there are none.
@@ -37,19 +37,19 @@ def routed_loss(model: MixtureDecoder, windows: Mapping[int, torch.Tensor]) -> f
 
 
 def merged_loss(model: nn.Module, windows_WT: torch.Tensor) -> float:
-    """Mean loss in nats a token of a model that is told no expert: a merged one, or a dense one. Raises as `routed_loss`."""
+    """Mean loss in nats per token of a model without a given expert: a merged or a dense one. Raises as `routed_loss`."""
     return _mean([(_loss(model, windows_WT, None), len(windows_WT))])
 
 
 @dataclass(frozen=True, slots=True)
 class MergedQuality:
-    """What a merged model's routers are worth, on windows of held-out documents that the run's router sent to experts.
+    """Quality of a merged model's routers, on windows of held-out documents that the run's router sent to experts.
 
     Attributes:
-        routed_nats: loss in nats a token, each window by its own expert.
-        merged_nats: the same windows through the merged model, which is told no expert.
-        agreement: share of the windows, 0 to 1, whose top expert is the one that they were assigned to: the one with the largest
-            gates over all of their tokens and layers.
+        routed_nats: loss in nats per token, each window by its own expert.
+        merged_nats: loss on the same windows by the merged model, which is not given the expert.
+        agreement: share of the windows, 0 to 1, whose top expert is the assigned one. The top expert has the largest gates over
+            all tokens and layers.
     """
 
     routed_nats: float
@@ -58,7 +58,7 @@ class MergedQuality:
 
     @property
     def sentence(self) -> str:
-        """In one line, without its end."""
+        """A one-line summary without a full stop."""
         return (
             f"held-out text: {self.merged_nats:.3f} nats a token, {self.routed_nats:.3f} with each document sent to its own expert; "
             f"{self.agreement:.0%} of its windows go mostly to that one"
@@ -69,7 +69,7 @@ def merged_quality(model: MixtureDecoder, windows: Mapping[int, torch.Tensor]) -
     """Measure a merged model.
 
     Args:
-        windows: of each of its experts (W, T + 1) int64 of held-out documents that are its own.
+        windows: for each of its experts (W, T + 1) int64 of held-out documents routed to it.
 
     Raises:
         LocalProtocolError: there are none.
@@ -82,7 +82,7 @@ def merged_quality(model: MixtureDecoder, windows: Mapping[int, torch.Tensor]) -
 
 @torch.no_grad()
 def _top_experts(model: MixtureDecoder, inputs_WT: torch.Tensor) -> torch.Tensor:
-    """(W,) int64: of each window the expert with the largest gates over tokens and layers, the lower number among equals."""
+    """(W,) int64: for each window the expert with the largest gates over tokens and layers, the lower number among equals."""
     rows = []
     for part_WT in torch.split(inputs_WT, AT_ONCE) if len(inputs_WT) else ():
         gates_WX = torch.stack([routed.gates(model.mixture.top_k).sum(1) for routed in model.routed(part_WT)[1]])
@@ -91,8 +91,8 @@ def _top_experts(model: MixtureDecoder, inputs_WT: torch.Tensor) -> torch.Tensor
 
 
 def dense_of_equal_cost(decoder: LlamaConfig, mixture: MixtureConfig) -> LlamaConfig:
-    """The dense decoder that does as much for a token: its feed-forward is as wide as the shared one and the top_k experts that a
-    token passes. Where a document passes one expert, it has as many parameters as a peer that holds one.
+    """The dense decoder of equal cost per token. Its feed-forward is as wide as the shared one and a token's top_k experts
+    together. With one expert per document, it has as many parameters as a peer that holds one expert.
     """
     return decoder.model_copy(update={"ffn_dim": decoder.ffn_dim + mixture.top_k * mixture.ffn_dim})
 

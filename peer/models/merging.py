@@ -1,9 +1,9 @@
-"""One sparse mixture of a trunk and its experts: `merge` puts them together, `tune_routers` lets the routers learn.
+"""Merges a trunk and its experts into one sparse mixture: `merge` builds it, and `tune_routers` trains its routers.
 
-A router's row for an expert begins as the direction in which that expert's documents lie: the mean of what the layer's experts are
-given (behind its norm) over tokens of that expert's documents, less the mean over everybody's (as FlexOlmo, 2507.07024,
-which takes a domain's mean embedding for its row). Nothing has to be trained jointly, and one can be taken out later: the rows of the
-others stay what they are.
+A router's row for an expert is initially the direction of that expert's documents. It is the mean input of the layer's experts
+(after the norm) over tokens of that expert's documents, minus the mean over all experts. FlexOlmo (2507.07024) takes a domain's
+mean embedding for its row in the same way. No joint training is needed, and an expert can be removed later without changing the
+other rows.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from protocol.errors import LocalProtocolError
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 
 BALANCE_WEIGHT: Final = 1e-2
-"""Of the balance loss beside the loss of the tokens (Switch Transformer, 2101.03961, section 2.2)."""
+"""Weight of the balance loss, added to the loss of the tokens (Switch Transformer, 2101.03961, section 2.2)."""
 
 Z_WEIGHT: Final = 1e-3
-"""Of the router's z-loss (ST-MoE, 2202.08906, section 3.3)."""
+"""Weight of the router's z-loss (ST-MoE, 2202.08906, section 3.3)."""
 
 
 SAMPLE_WINDOWS: Final = 64
-"""Of an expert's documents that its routers' rows are made of."""
+"""Windows of an expert's documents from which its routers' rows are made."""
 
 TUNE_WINDOWS: Final = 8
-"""Of each expert in a step of tuning."""
+"""Windows of each expert in a step of tuning."""
 
 LEARN_FROM: Final = 2
-"""Experts of a token that its routers are tuned with, at least."""
+"""Smallest number of experts per token while routers are tuned."""
 
 
 HELDOUT_WINDOWS: Final = 64
-"""Of each expert's held-out text that a merged model is measured on."""
+"""Windows of each expert's held-out text on which a merged model is measured."""
 
 
 class ExpertText(Protocol):
@@ -51,14 +51,14 @@ class ExpertText(Protocol):
         ...
 
     def heldout(self, expert: int, count: int) -> torch.Tensor:
-        """(count, T + 1) int64 of what is kept for evaluation, always the same ones."""
+        """(count, T + 1) int64 of the held-out text, always the same windows."""
         ...
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A merged model: its tensors by the names of peer/models/mixture.py, how its routers came about in some words, and their
-    worth.
+    """A merged model: its tensors by the names in peer/models/mixture.py, a short description of how its routers were made, and
+    their quality.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -75,10 +75,11 @@ def merge_with_text(
     tune_steps: int,
     without: Sequence[int] = (),
 ) -> Merged:
-    """One model of a run's parts, its routers made of the experts' text and tuned for so many steps, and measured on held-out text.
+    """Merge a run's parts into one model. Its routers are made from the experts' text, tuned for this many steps, and evaluated on
+    held-out text.
 
-    Experts of `without` are taken out at the end, so that what is not sent to them is as in the model that has them; of the others'
-    held-out text it is measured.
+    Experts of `without` are removed at the end, so that tokens not sent to them give the same results as with them. The model is
+    evaluated on the other experts' held-out text.
 
     Raises:
         LocalProtocolError: as `merge` and `without_expert`.
@@ -100,7 +101,7 @@ def merge_with_text(
 def holder_model(
     decoder: LlamaConfig, mixture: MixtureConfig, experts: Sequence[int], flat_N: torch.Tensor
 ) -> MixtureDecoder:
-    """A peer's model from its flat vector: trunk and experts one after another, (N,) float32."""
+    """A peer's model from its flat vector, (N,) float32: the trunk, then its experts."""
     model = MixtureDecoder(decoder, mixture, experts)
     load_flat(model, held_units(decoder, mixture, experts).whole, flat_N)
     return model
@@ -113,13 +114,13 @@ def merge(
     experts: Mapping[int, torch.Tensor],
     samples: Mapping[int, torch.Tensor],
 ) -> MixtureDecoder:
-    """One model of a trunk (N,) float32 and experts (M,) float32 by their numbers.
+    """Merge a trunk (N,) float32 and experts (M,) float32, given by their numbers, into one model.
 
     Args:
-        samples: of each expert (B, T) int64, tokens of documents that are its own: what its routers' rows are made of.
+        samples: for each expert (B, T) int64, tokens of its own documents, from which its routers' rows are made.
 
     Raises:
-        LocalProtocolError: vectors of another length than the run's units have, or an expert without samples.
+        LocalProtocolError: vectors whose length is not that of the run's units, or an expert without samples.
     """
     if set(samples) != set(experts) or not experts:
         raise LocalProtocolError(f"samples of experts {sorted(samples)}", f"of {sorted(experts)}, one at least")
@@ -151,10 +152,10 @@ def _routers(model: MixtureDecoder) -> list[Router]:
 
 
 def _rows(means_XD: torch.Tensor) -> torch.Tensor:
-    """Router rows (X, D) from each expert's mean input: what sets it apart from everybody's mean.
+    """Router rows (X, D) from each expert's mean input: its difference from the mean of all experts.
 
-    There is no bias, so a row has nothing in the direction of what all tokens share, which would prefer an expert whatever the token,
-    and all are of length one: long ones would prefer the experts whose documents lie far out.
+    There is no bias, so a row must have no component that all tokens share: it would prefer an expert for every token. All rows
+    have length one: longer rows would prefer the experts whose documents are far from the mean.
     """
     shared_D = means_XD.mean(0)
     away_XD = means_XD - shared_D
@@ -165,7 +166,7 @@ def _rows(means_XD: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def _mean_inputs(model: MixtureDecoder, tokens_BT: torch.Tensor, expert: int) -> list[torch.Tensor]:
-    """What each layer's experts are given, (D,), in the mean over an expert's own documents."""
+    """The mean input (D,) of each layer's experts over an expert's own documents."""
     seen: list[torch.Tensor] = []
     handles = [
         layer.ffn_norm.register_forward_hook(lambda _module, _inputs, y_BTD: seen.append(y_BTD.flatten(0, 1).mean(0)))
@@ -180,10 +181,11 @@ def _mean_inputs(model: MixtureDecoder, tokens_BT: torch.Tensor, expert: int) ->
 
 
 def tune_routers(model: MixtureDecoder, batches_BT: Iterable[torch.Tensor], rate: float = 1e-2) -> float:
-    """Train the routers alone, AdamW, one step a batch (B, T) int64; the last loss in nats per token, NaN without a batch.
+    """Train only the routers, with AdamW, one step per batch (B, T) int64. Returns the last loss in nats per token, NaN without a
+    batch.
 
-    A token passes two experts while they learn, also where it will pass one: the share of a single one is 1 whatever its router says,
-    so the loss would tell the routers nothing, and what is left, the balance of experts, made a merged model worse (README.md).
+    A token passes at least two experts during tuning, even if it will pass one later. With a single expert its gate is 1 whatever
+    the router says, so the loss would not train the routers. Training by the balance loss alone makes a merged model worse.
     """
     rows = [router.weight for router in _routers(model)]
     top_k = min(max(LEARN_FROM, model.mixture.top_k), len(model.experts))
@@ -204,10 +206,10 @@ def tune_routers(model: MixtureDecoder, batches_BT: Iterable[torch.Tensor], rate
 
 
 def without_expert(model: MixtureDecoder, expert: int) -> MixtureDecoder:
-    """A merged model less one expert. What the rest computes for tokens that were never sent to it stays the same, bit for bit.
+    """Remove one expert from a merged model. Results for tokens that were never sent to it stay the same, bit for bit.
 
     Raises:
-        LocalProtocolError: it does not hold that expert, or no other, or fewer others than a token is sent to.
+        LocalProtocolError: it does not hold that expert, or too few others: none, or fewer than a token is sent to.
     """
     held = [int(number) for number in _layers(model)[0].experts]
     left = [number for number in held if number != expert]

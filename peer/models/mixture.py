@@ -1,9 +1,9 @@
-"""The Llama decoder with experts beside each layer's feed-forward, as trained by one peer and as merged of all.
+"""The Llama decoder with experts added to each layer's feed-forward, as one peer trains it and as merged from all.
 
-While experts are trained each document has one, and a peer materialises those that it holds: a layer adds its own feed-forward and
-that of the document's expert to the stream. The merged model is an ordinary sparse mixture: a router in each layer chooses top_k
-experts a token, softmax over the logits of those chosen (Mixtral, 2401.04088, section 2.1), beside the shared feed-forward
-(DeepSeekMoE, 2401.06066, section 3.2). Where every token is sent to one expert it is that expert's own model, to the rounding of one
+In training, each document has one expert, and a peer has the experts that it holds. A layer adds its own feed-forward and that of
+the document's expert to the stream. The merged model is an ordinary sparse mixture. A router in each layer chooses top_k experts
+per token, with softmax over their logits (Mixtral, 2401.04088, section 2.1), in addition to the shared feed-forward (DeepSeekMoE,
+2401.06066, section 3.2). If every token is sent to one expert, it equals that expert's own model, up to the rounding of one
 product.
 
 Shapes: as peer/models/decoder.py; X experts, F inner values of an expert.
@@ -42,7 +42,7 @@ class Expert(nn.Module):
 
 
 class Router(nn.Module):
-    """A row for each expert, (X, D): how much a token is its."""
+    """One row for each expert, (X, D): how well a token fits it."""
 
     def __init__(self, num_experts: int, dim: int) -> None:
         super().__init__()
@@ -55,13 +55,13 @@ class Router(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """What a layer's router chose, for its losses: logits (B, T, X), and for each expert how many tokens were sent to it (X,)."""
+    """A layer router's choice, for its losses: logits (B, T, X), and the number of tokens sent to each expert (X,)."""
 
     logits_BTX: torch.Tensor
     sent_X: torch.Tensor
 
     def gates(self, top_k: int) -> torch.Tensor:
-        """(B, T, X): how much of each token each expert has, 0 where it was not chosen; a token's sum to 1."""
+        """(B, T, X): the weight of each expert for each token, 0 if it was not chosen. The weights of a token sum to 1."""
         return gates_of(self.logits_BTX, top_k)
 
 
@@ -73,12 +73,12 @@ def gates_of(logits_BTX: torch.Tensor, top_k: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How one pass goes through the experts, and what came of it.
+    """How one pass goes through the experts, and the choices of its routers.
 
     Attributes:
-        expert: that all tokens pass; None for those that each layer's router chooses.
-        top_k: experts that a token passes then, None for the model's number.
-        chosen: what each layer's router chose, layer after layer; none with an `expert`.
+        expert: the expert of all tokens; None to let each layer's router choose.
+        top_k: number of experts per token if routers choose, None for the model's number.
+        chosen: each layer router's choice, in order; empty with an `expert`.
     """
 
     expert: int | None = None
@@ -87,7 +87,7 @@ class Routing:
 
 
 class MixtureLayer(Layer):
-    """The decoder's layer with experts beside its feed-forward. `router` is there in a merged model alone."""
+    """The decoder's layer with experts added to its feed-forward. Only a merged model has a `router`."""
 
     def __init__(self, config: LlamaConfig, mixture: MixtureConfig, experts: Sequence[int], *, is_merged: bool) -> None:
         super().__init__(config)
@@ -98,10 +98,10 @@ class MixtureLayer(Layer):
     def forward(
         self, x_BTD: torch.Tensor, table: torch.Tensor, drop: Drop | None = None, routing: Routing | None = None
     ) -> torch.Tensor:
-        """(B, T, D) to (B, T, D), causal. Without a `routing` as the router chooses.
+        """(B, T, D) to (B, T, D), causal. Without a `routing` the router chooses.
 
         Raises:
-            LocalProtocolError: dropout, which runs of experts have not, or no expert is named and the model has no router.
+            LocalProtocolError: dropout, which expert runs do not support, or no expert is given and the model has no router.
         """
         if drop is not None:
             raise LocalProtocolError("dropout in a layer with experts", "none")
@@ -109,7 +109,7 @@ class MixtureLayer(Layer):
         return x_BTD + self._mixed(self.ffn_norm(x_BTD), routing or Routing())
 
     def _mixed(self, y_BTD: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """What the feed-forward and the experts add, (B, T, D) to (B, T, D)."""
+        """The sum of the feed-forward and the experts, (B, T, D) to (B, T, D)."""
         shared = self.feed(y_BTD)
         if routing.expert is not None:
             own: torch.Tensor = self.experts[str(routing.expert)](y_BTD)
@@ -120,8 +120,8 @@ class MixtureLayer(Layer):
         shares_BTX = gates_of(logits_BTX, routing.top_k or self._top_k)
         mixed = shared
         for place, module in enumerate(self.experts.values()):
-            # Every expert looks at every token, and what was not sent to it counts 0: so a token's values do not hang on which other
-            # tokens an expert has, and an expert that is taken out changes nothing for those that it never had.
+            # Every expert computes every token; tokens not sent to it count 0. So a token's values do not depend on the other tokens
+            # of an expert, and removing an expert changes nothing for tokens that it never had.
             mixed = mixed + shares_BTX[..., place : place + 1] * module(y_BTD)
         routing.chosen.append(Routed(logits_BTX, (shares_BTX > 0).flatten(0, 1).sum(0)))
         return mixed
@@ -130,8 +130,7 @@ class MixtureLayer(Layer):
 class MixtureDecoder(Spine):
     """Tokens to logits, with some experts of a run, or, merged, with all of them and a router.
 
-    Its parameters have the names of protocol/tensors/expert_schema.py, and in a merged model `layers.N.router.weight` (X, D) beside
-    them.
+    Its parameters have the names of protocol/tensors/expert_schema.py. A merged model also has `layers.N.router.weight` (X, D).
     """
 
     def __init__(
@@ -145,24 +144,24 @@ class MixtureDecoder(Spine):
         self.experts = tuple(sorted(experts))
 
     def forward(self, tokens_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
-        """(B, T) int64 to (B, T, V) logits: of documents of one expert, or of a merged model's own choice.
+        """(B, T) int64 to (B, T, V) logits, for documents of one expert, or by a merged model's routers.
 
         Raises:
-            LocalProtocolError: no expert is named and the model has no router.
+            LocalProtocolError: no expert is given and the model has no router.
         """
         return self.routed(tokens_BT, expert)[0]
 
     def routed(
         self, tokens_BT: torch.Tensor, expert: int | None = None, top_k: int | None = None
     ) -> tuple[torch.Tensor, list[Routed]]:
-        """As `forward`, and what each layer's router chose; with `top_k`, so many experts a token instead of the model's number."""
+        """Like `forward`, and each layer router's choice. `top_k` overrides the model's number of experts per token."""
         routing = Routing(expert, top_k)
         return self.run(tokens_BT, None, routing), routing.chosen
 
 
 def balance_loss(chosen: Sequence[Routed], top_k: int) -> torch.Tensor:
     """Mean over layers of X times the sum of each expert's share of tokens times its mean probability (Switch Transformer,
-    2101.03961, equation 4): 1 where all experts have as many. A scalar.
+    2101.03961, equation 4). It is 1 if all experts have the same share. A scalar.
     """
     losses = []
     for routed in chosen:

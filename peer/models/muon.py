@@ -1,7 +1,10 @@
-"""Muon: momentum whose direction is made orthogonal, for the matrices inside a model (Jordan 2024, kellerjordan.github.io/posts/muon).
+"""Muon: momentum with an orthogonalised direction, for the matrices inside a model (Jordan 2024,
+kellerjordan.github.io/posts/muon).
 
-Like torch's own, without `torch.optim`, whose import costs 1.8 s of processor time in every training process that starts. Shapes: R
-rows and C columns of a matrix; dimensions before them are matrices beside one another, each by itself.
+Like torch's own, but without `torch.optim`, whose import makes every start of a training process slower (measured; see
+tests/benchmarks/LOG.md).
+
+Shapes: R rows and C columns of a matrix. Leading dimensions are a batch of independent matrices.
 """
 
 from __future__ import annotations
@@ -16,25 +19,28 @@ import torch
 from protocol.errors import LocalProtocolError
 
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
-"""Of the quintic a x + b x^3 + c x^5 that takes singular values towards 1: steep at 0, so that five steps do, and never quite there:
-they end between 0.68 and 1.14."""
+"""Coefficients of the quintic a x + b x^3 + c x^5, which moves singular values towards 1. It is steep at 0, so that five steps
+are enough, and does not converge: they end between 0.68 and 1.14.
+"""
 
 NUM_STEPS: Final = 5
 NORM_FLOOR: Final = 1e-7
 
 RMS: Final = 0.2
-"""Root mean square of an update's values at a learning rate of 1, as AdamW's come to be: one learning rate then suits both
-(2502.16982, section 2.2)."""
+"""Root mean square of an update's values at a learning rate of 1, about that of AdamW, so that one learning rate suits both
+(2502.16982, section 2.2).
+"""
 
 STACKED_VALUES: Final = 1 << 20
-"""Small matrices of one shape are taken together up to so many values; a large one fills the processor by itself."""
+"""Small matrices of one shape are processed together up to this number of values. A large matrix uses all cores by itself."""
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
-    """The nearest matrix with orthonormal rows or columns, roughly, whichever are fewer: (..., R, C) to (..., R, C) of the same dtype.
+    """Roughly the nearest matrix with orthonormal rows or columns, whichever are fewer: (..., R, C) to (..., R, C) of the same
+    dtype.
 
-    Newton and Schulz's iteration, five steps; a matrix of zeros stays one. On a graphics card in bfloat16, as precise as the iteration
-    itself.
+    Five steps of the Newton-Schulz iteration. A matrix of zeros stays zero. On a graphics card it computes in bfloat16, which is
+    as precise as the iteration itself.
     """
     work = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
     is_tall = work.shape[-2] > work.shape[-1]
@@ -49,8 +55,8 @@ def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def update_scale(num_rows: int, num_columns: int) -> float:
-    """What an orthogonal update is multiplied with so that its values have `RMS`: those of R x C orthogonal rows or columns have
-    1 / sqrt(max(R, C)).
+    """Factor that gives an orthogonal update's values the root mean square `RMS`. R x C orthogonal rows or columns have 1 /
+    sqrt(max(R, C)).
     """
     return RMS * sqrt(max(num_rows, num_columns))
 
@@ -71,16 +77,16 @@ class Muon:
 
     @property
     def has_moments(self) -> bool:
-        """Whether a step was made, and with it the momenta: one value for each parameter."""
+        """Whether a step was made, which creates the momenta: one value for each parameter."""
         return bool(self.momenta)
 
     @property
     def moments_bytes(self) -> int:
-        """What the momenta take once they are made."""
+        """Bytes of the momenta once they exist."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Discard the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -92,10 +98,10 @@ class Muon:
 
     @torch.no_grad()
     def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
-        """Go on from a copy of what `moments` gave, here or elsewhere.
+        """Continue from a copy of `moments`, of this peer or another.
 
         Raises:
-            LocalProtocolError: they are not those of as many parameters of these shapes.
+            LocalProtocolError: they do not fit the number and shapes of the parameters.
         """
         if len(moments) not in (0, len(self.parameters)):
             raise LocalProtocolError(f"{len(moments)} momenta", f"none, or {len(self.parameters)}")
@@ -116,7 +122,7 @@ class Muon:
                 parameter.sub_(direction, alpha=scale)
 
     def _direction(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Momentum is a mean of gradients, and mixed with the gradient once more: m <- mu m + (1 - mu) g; mu m + (1 - mu) g."""
+        """The momentum is a mean of gradients, and is mixed with the gradient again: m <- mu m + (1 - mu) g; mu m + (1 - mu) g."""
         gradient = parameter.grad
         if gradient is None:
             return torch.zeros_like(parameter)
@@ -131,7 +137,7 @@ class Muon:
         return momentum
 
     def _alike(self) -> Iterator[list[torch.nn.Parameter]]:
-        """Parameters of one shape, as many as are taken together."""
+        """Parameters of one shape, in groups that are processed together."""
         shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
         for parameter in self.parameters:
             if parameter.grad is not None:

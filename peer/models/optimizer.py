@@ -1,4 +1,4 @@
-"""Which optimizer a run trains with, over which parameters."""
+"""Selects a run's optimizer, and its parameters."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from protocol.tensors.tensor_schema import TensorSchema
 
 
 class Optimizer(Protocol):
-    """What local training asks of one. Its moments stay with the peer: they are neither averaged nor kept on disk, and a training
-    process that is started again begins without.
+    """The optimizer interface of local training. Its moments stay at the peer: they are neither averaged nor kept on disk. A
+    restarted training process begins without them.
     """
 
     @property
     def has_moments(self) -> bool:
-        """Whether a step was made, and with it the moments."""
+        """Whether a step was made, which creates the moments."""
 
     @property
     def moments_bytes(self) -> int:
-        """What the moments take once they are made."""
+        """Bytes of the moments once they exist."""
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Discard the gradients."""
 
     def moments(self) -> list[torch.Tensor]:
-        """The moments themselves in a fixed order; none before the first step."""
+        """The moments in a fixed order; none before the first step."""
 
     def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
-        """Go on from a copy of what `moments` gave, here or elsewhere. Raises LocalProtocolError where they are another number."""
+        """Continue from a copy of `moments`, of this peer or another. Raises LocalProtocolError if their number differs."""
 
     def step(self, learning_rate: float) -> None:
         """Move every parameter that has a gradient."""
@@ -60,11 +60,11 @@ class MuonBesideAdamW:
 
     @property
     def moments_bytes(self) -> int:
-        """What the moments of both take."""
+        """Bytes of the moments of both."""
         return self.muon.moments_bytes + self.adamw.moments_bytes
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Discard the gradients."""
         self.muon.zero_grad()
         self.adamw.zero_grad()
 
@@ -73,7 +73,7 @@ class MuonBesideAdamW:
         return [*self.muon.moments(), *self.adamw.moments()]
 
     def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
-        """Go on from a copy of what `moments` gave. Raises LocalProtocolError where they are another number."""
+        """Continue from a copy of `moments`. Raises LocalProtocolError if their number differs."""
         num_momenta = len(self.muon.parameters) if moments else 0
         self.muon.load_moments(moments[:num_momenta])
         self.adamw.load_moments(moments[num_momenta:])
@@ -85,9 +85,9 @@ class MuonBesideAdamW:
 
 
 def make_optimizer(inner: InnerSection, schema: TensorSchema, parameters: Sequence[torch.nn.Parameter]) -> Optimizer:
-    """The manifest's, over parameters in the schema's order. Norms have no weight decay.
+    """The manifest's optimizer, over parameters in the schema's order. Norms have no weight decay.
 
-    Muon moves the matrices of layers. The rows of all other ones are tokens, or positions: each row has a gradient of its own, and
+    Muon moves the matrices of layers. The rows of all other matrices are tokens or positions. Each row has its own gradient, and
     making rows orthogonal gains nothing (Jordan 2024).
     """
     named = list(zip(schema.tensors, parameters, strict=True))

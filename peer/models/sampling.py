@@ -1,4 +1,4 @@
-"""How tokens are drawn from a model's output: plain numbers, checked before anything heavy is imported."""
+"""How tokens are drawn from a model's output: settings, checked before anything slow is imported."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Final
 from protocol.errors import ConfigError
 
 DEFAULT_TEMPERATURE: Final = 0.7
-"""Safe enough that small models stay on their words, high enough that they do not repeat one for ever."""
+"""Low enough that small models write real words, high enough that they do not repeat one for ever."""
 
 MAX_TOKENS: Final = 1 << 20
 _MAX_TEMPERATURE: Final = 100.0
-"""Everything is as good as evenly likely from here on."""
+"""Above this all tokens are almost equally likely."""
 
 _SEED_BITS: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What to draw.
+    """The sampling settings.
 
     Attributes:
-        num_tokens: how many tokens at most.
-        seed: of the random numbers: on one machine the same seed gives the same text.
-        temperature: divides the logits; lower is safer and duller, 0 takes the likeliest token each time.
-        top_k: only the so many likeliest tokens are drawn from, 0 for all.
+        num_tokens: largest number of tokens.
+        seed: of the random numbers; on one machine the same seed gives the same text.
+        temperature: divides the logits. Lower is more predictable; 0 takes the likeliest token each time.
+        top_k: draw only from this number of likeliest tokens, 0 for all.
 
     Raises:
-        ConfigError: a number that cannot work.
+        ConfigError: a number out of range.
     """
 
     num_tokens: int

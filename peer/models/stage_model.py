@@ -1,8 +1,8 @@
 """One stage of a model in torch: tokens or activations in, activations or logits out.
 
-Its parameters have the names and shapes of protocol/tensors/stage_schema.py, and it runs the same operations in the same order as
-the whole decoder does: all stages one after another give the same bits. Dropout, where a run wants it, acts on what each layer adds
-to the stream (GPT-2's residual dropout), with masks from a seed that the micro-batch's identity gives.
+Its parameters have the names and shapes of protocol/tensors/stage_schema.py. It runs the same operations in the same order as the
+whole decoder: all stages one after another give the same bits. Optional dropout acts on the values that each layer adds to the
+stream (GPT-2's residual dropout), with masks from a seed in the micro-batch's identity.
 
 Shapes: as peer/models/decoder.py.
 """
@@ -24,7 +24,7 @@ _LEVELS: Final = 1 << 16
 
 
 class Masks:
-    """Dropout by whole numbers: the same masks on every machine, device and release of torch.
+    """Dropout by integers: the same masks on every machine, device and release of torch.
 
     Args:
         share: of values that are dropped, to the nearest of 65,536 levels.
@@ -37,7 +37,7 @@ class Masks:
         self._drawn = 0
 
     def drop(self, added_BTD: torch.Tensor) -> torch.Tensor:
-        """What is left of it, scaled so that its mean stays. Every call draws a mask of its own, in the order of the calls."""
+        """Drop values and scale the rest so that the mean stays. Every call draws another mask, in the order of the calls."""
         self._drawn += 1
         if not self._dropped:
             return added_BTD
@@ -48,13 +48,13 @@ class Masks:
 
 
 class StageDecoder(Spine):
-    """The layers of one stage, with the embedding before the first and norm and head behind the last of the model.
+    """The layers of one stage, with the embedding at the first stage, and norm and head at the last.
 
     Args:
-        dropout: share of what layers add that is dropped, 0 for none.
+        dropout: share of the layers' added values that is dropped, 0 for none.
 
     Raises:
-        ConfigError: a share that is none.
+        ConfigError: a share out of range.
     """
 
     def __init__(self, stages: StageMap, stage: int, *, dropout: float = 0.0) -> None:
@@ -74,12 +74,12 @@ class StageDecoder(Spine):
         """(B, T) int64 at the first stage, else (B, T, D), to (B, T, V) logits at the last one, else (B, T, D).
 
         Args:
-            seed: of the micro-batch at this stage; without dropout nothing depends on it.
+            seed: of the micro-batch at this stage; only dropout uses it.
         """
         return self.run(arrived, Masks(self._dropout, seed).drop)
 
     def require_input(self, arrived: torch.Tensor) -> None:
-        """Look at what a peer has sent before anything is computed with it.
+        """Check data from another peer before computing with it.
 
         Raises:
             RemoteProtocolError: tokens or activations of a wrong shape or dtype, out of range, or not finite.

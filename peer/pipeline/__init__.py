@@ -1,1 +1,1 @@
-"""Stages and lanes: a peer that holds one stage of the model."""
+"""Pipeline stages and lanes, for a peer that holds one stage of the model."""

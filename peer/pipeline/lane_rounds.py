@@ -1,6 +1,6 @@
-"""The rounds of one stage as the round service sees them: what it wants of a trainer (averaging/network/seams/interfaces.py).
+"""Adapts the lanes of one stage to the round service, through its Trainer interface (averaging/network/seams/interfaces.py).
 
-What lanes bring and what they go on from is in lane_shares.py.
+lane_shares.py holds the shares that lanes contribute and the parameters they continue from.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from protocol.errors import ConfigError
 
 
 class LaneView(Protocol):
-    """What the rounds of a stage know of the lanes at this peer."""
+    """The lanes at this peer, as the round service needs to know them."""
 
     @property
     def num_lanes(self) -> int:
-        """That are kept in the run, 0 where it is not known: of so many the next round is."""
+        """Number of lanes in the run, 0 if unknown. The next round expects this many shares."""
         ...
 
     @property
     def is_in_lane(self) -> bool:
-        """Whether a lane is served, whose share will come."""
+        """Whether this peer serves a lane whose share is still to come."""
         ...
 
 
@@ -35,10 +35,10 @@ def _never_restarted() -> int:
 
 
 class StageRounds:
-    """The Trainer seam of one stage.
+    """The Trainer interface of one stage.
 
     Args:
-        restarts: of the training process.
+        restarts: number of restarts of the training process.
     """
 
     def __init__(self, shares: StageShares, lanes: LaneView, restarts: Callable[[], int] = _never_restarted) -> None:
@@ -47,14 +47,14 @@ class StageRounds:
         self._restarts = restarts
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
-        """Another state: what waits is not of it."""
+        """Start from another state. Discards the waiting share, which belongs to the old one."""
         self.shares.loaded(anchor_N)
 
     async def snapshot(self) -> Snapshot:
-        """The share that waits; of a lane that is still working it is waited for.
+        """Return the waiting share. Waits for it while a lane is still working.
 
         Raises:
-            NoPart: none will come.
+            NoPart: no share will come.
         """
         while not self.shares.is_waiting:
             if not self._lanes.is_in_lane:
@@ -68,15 +68,17 @@ class StageRounds:
     async def shift(
         self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
     ) -> None:
-        """A commit came: the lane that waits goes on from it."""
+        """A commit arrived: the waiting lane continues from it."""
         self.shares.spend()
 
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
-        """The parameters of the newest commit. A lane goes back to its snapshots, and begins from the chain's state."""
+        """Set the parameters of the newest commit. A running lane restores its own snapshots; a new lane begins from these
+        parameters.
+        """
         self.shares.anchor_moved(anchor_N)
 
     async def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Nobody holds the whole model.
+        """Not available: no peer holds the whole model.
 
         Raises:
             ConfigError: always.
@@ -84,9 +86,9 @@ class StageRounds:
         raise ConfigError("a held-out loss of one stage", "one of the whole model")
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        """None: as `evaluate`."""
+        """Return None, since no peer holds the whole model."""
         return None
 
     def progress(self) -> TrainerProgress:
-        """Counters as of now; tokens ready are those of the share that waits."""
+        """Current counters. The ready tokens are those of the waiting share."""
         return self.shares.progress(self._lanes.num_lanes, self._restarts())

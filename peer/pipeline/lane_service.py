@@ -1,6 +1,6 @@
-"""The lanes of a run at one peer: it says where it is free, takes seats, and keeps lanes where that falls to it.
+"""The run's lanes at one peer. It announces when it is free, takes seats, and keeps lanes if it is the keeper.
 
-What decides is in protocol/pipeline/lanes/lane_forming.py; lane_member.py serves a seat, lane_keeper.py keeps a lane.
+protocol/pipeline/lanes/lane_forming.py decides, lane_member.py serves a seat, and lane_keeper.py keeps a lane.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ TELL_EVERY_S: Final = 1.0
 LOOK_EVERY_S: Final = 0.25
 GIVEN_TRIES: Final = 3
 GONE_FOR_S: Final = 10.0
-"""A keeper that did not answer is not asked again for so long while others are there."""
+"""Seconds before a keeper that did not answer is asked again, if there are other candidates."""
 
 
 @dataclass(frozen=True)
 class LaneRole:
-    """What this peer is in the run's lanes.
+    """This peer's role in the run's lanes.
 
     Attributes:
-        stage: that it holds.
+        stage: the stage it holds.
         session: of its process.
         genesis: of the run's spine.
-        holders: the live holders of a stage, ourselves with them where we are one.
-        index: of the newest commit of our stage.
-        why_not: why no seat is taken now, in words; empty where one is.
-        could_tokens_per_s: what our stage could do, were it never to wait for others; 0 where it is not known.
-        owed_tokens: of lanes' rounds that are over and did not count them: our stage's next commit is to.
-        move_reason: why our stage is the one to hold, or when we go over to another; empty before that was looked at.
+        holders: returns the live holders of a stage, including this peer.
+        index: returns the index of our stage's newest commit.
+        why_not: returns why no seat is taken now; empty if one may be.
+        could_tokens_per_s: the stage's capacity if it never had to wait for others; 0 if unknown.
+        owed_tokens: tokens of finished rounds that no commit counted; our stage's next commit is to count them.
+        move_reason: why this peer keeps its stage or moves to another; empty until that was decided.
     """
 
     stage: int
@@ -65,14 +65,14 @@ class LaneRole:
 
 
 class LaneService:
-    """`serve` before the network is started, then `run`."""
+    """Call `serve` before the network starts, then `run`."""
 
     def __init__(self, tools: LaneContext, role: LaneRole) -> None:
         self.reason = "no lane yet"
-        """Why this peer serves no lane, or which it serves."""
+        """Why this peer serves no lane, or the lane it serves."""
 
         self.paused = ""
-        """Why the whole run stands still, as far as is known here; empty while it does not."""
+        """Why the whole run is stalled, as far as this peer knows; empty while it is not."""
 
         self._empty_since_s: dict[int, float] = {}
         self._tools = tools
@@ -80,7 +80,7 @@ class LaneService:
         self._me = tools.network.peer_id
         self._forming = forming.FormingState(tools.config)
         self._num_begun = 0
-        self._told_index = role.index()
+        self._announced_index = role.index()
         self._is_keeping = False
         self._keeper: PeerId | None = None
         self._gone: dict[PeerId, float] = {}
@@ -89,11 +89,11 @@ class LaneService:
 
     @property
     def lane(self) -> int | None:
-        """That is served here."""
+        """Number of the lane served here, or None."""
         return self.member.seat.lane if self.member.seat is not None else None
 
     def status(self) -> LaneStatus:
-        """As it is shown to the owner and reported to the host."""
+        """The status shown to the owner and reported to the host."""
         return LaneStatus(
             lane=self.lane,
             lane_reason=self.reason,
@@ -105,66 +105,72 @@ class LaneService:
 
     @property
     def role(self) -> LaneRole:
-        """What this peer is in the run."""
+        """This peer's role in the run's lanes."""
         return self._role
 
     @property
     def is_in_lane(self) -> bool:
-        """Whether one is served here."""
+        """Whether this peer serves a lane."""
         return self.member.seat is not None
 
     @property
     def is_needed(self) -> bool:
-        """Whether this peer would be missed where others would not be: it keeps lanes, or serves in one while others are free."""
+        """Whether the run would miss this peer more than another: it keeps lanes, or serves in one while others are free."""
         return self._is_keeping or self.is_in_lane
 
     @property
     def num_lanes(self) -> int:
-        """That are kept in the run, as far as it is known here; 0 where it is not."""
+        """Number of lanes in the run as far as this peer knows; 0 if unknown."""
         return self.keepers.num_due if self._is_keeping else self.member.num_lanes
 
     @property
     def ended_lanes(self) -> Mapping[int, EndedLane]:
-        """How the newest lanes that were kept here ended, by their numbers."""
+        """How the most recent lanes kept here ended, by lane number."""
         return self.keepers.ended
 
     def could_tokens_per_s(self) -> float:
-        """What our stage could do, were it never to wait for others; 0 where it is not known."""
+        """The stage's capacity in tokens/s if it never had to wait for others; 0 if unknown."""
         return self._role.could_tokens_per_s()
 
     def owed_tokens(self) -> int:
-        """Of lanes' rounds that are over and did not count them: our stage's next commit is to."""
+        """Tokens of finished rounds that no commit counted. Our stage's next commit is to count them."""
         return self._role.owed_tokens()
 
     def move_reason(self) -> str:
-        """Why our stage is the one to hold, or when we go over to another; empty before that was looked at."""
+        """Why this peer keeps its stage or moves to another; empty until that was decided."""
         return self._role.move_reason()
 
     def serve(self) -> None:
-        """Answer keepers, members and spares; before the network is started."""
+        """Register handlers for keepers, members and spares. Call it before the network starts."""
         self.keepers.serve()
         self.member.serve()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.member.run)
-            nursery.start_soon(self._tell)
+            nursery.start_soon(self._announce)
             nursery.start_soon(self._keep, nursery)
 
-    # --- as one who may take a seat ---
+    # --- as a spare ---
 
     def _keeper_of(self, lane: int) -> PeerId | None:
         seat = self.member.seat
         return seat.keeper if seat is not None and seat.lane == lane else self._keeper
 
     def _why_no_lane(self) -> str:
-        """A lane is made of what its members said last. One whose stage went on since would begin a round ahead of the others."""
+        """Why no lane may begin now. Lanes are formed from what members announced last, so a stage that has advanced since then
+        would begin one round ahead.
+        """
         index = self._role.index()
-        return "" if index == self._told_index else f"a lane of round {self._told_index + 1}, here it is {index + 1}"
+        return (
+            ""
+            if index == self._announced_index
+            else f"a lane of round {self._announced_index + 1}, here it is {index + 1}"
+        )
 
-    async def _tell(self) -> None:
-        """While we are free, say so to who keeps lanes; where nobody does, begin to."""
+    async def _announce(self) -> None:
+        """While free, announce this to the keeper. If there is none, become the keeper."""
         while True:
             self._look_for_lost_stages()
             seat, why_not = self.member.seat, self._role.why_not()
@@ -175,11 +181,11 @@ class LaneService:
             elif why_not:
                 self.reason = why_not
             else:
-                await self._tell_keeper()
+                await self._announce_to_keeper()
             await trio.sleep(TELL_EVERY_S)
 
     def _look_for_lost_stages(self) -> None:
-        """A stage that nobody holds stops all others, and its next holder lets them go on: both are said once."""
+        """Log when a stage loses its last holder, which stalls all other stages, and when it has one again."""
         now_s, was_paused = trio.current_time(), self.paused
         num_holders = [len(self._role.holders(stage)) for stage in range(self._tools.config.num_stages)]
         self._empty_since_s = empty_since(self._empty_since_s, num_holders, now_s)
@@ -187,33 +193,33 @@ class LaneService:
         if self.paused and self.paused != was_paused:
             log.warning("run_paused", reason=self.paused)
         elif was_paused and not self.paused:
-            log.info("run_goes_on", reason="somebody who is there holds each stage again")
+            log.info("run_goes_on", reason="every stage has a reachable holder again")
 
-    async def _tell_keeper(self) -> None:
+    async def _announce_to_keeper(self) -> None:
         now_s = trio.current_time()
         self._gone = {peer: at_s for peer, at_s in self._gone.items() if now_s - at_s < GONE_FOR_S}
         order = forming.keeper_order(self._role.genesis, self._role.holders(0))
-        is_idle = self._keeper == self._me and not self.keepers.lanes  # two may have begun to keep lanes at once
+        is_idle = self._keeper == self._me and not self.keepers.lanes  # two peers may have become keepers at once
         if is_idle and (keeper := await self._keeper_with_lanes(order)) is not None:
             log.info("lane_keeper", keeper=short(keeper), reason="it keeps lanes, and we keep none")
             self._keeper, self._is_keeping = keeper, False
             return
-        asked = [self._keeper] if self._keeper is not None and not is_idle else []
-        for peer in dict.fromkeys((*asked, *order)):
+        current = [self._keeper] if self._keeper is not None and not is_idle else []
+        for peer in dict.fromkeys((*current, *order)):
             if peer not in self._gone and await self._takes_us(peer):
                 if peer != self._keeper:
                     log.info("lane_keeper", keeper=short(peer))
                 self._keeper, self._is_keeping = peer, self._is_keeping and (peer == self._me or not is_idle)
                 return
         self._keeper = None
-        self.reason = "nobody keeps lanes: a holder of the first stage is waited for"
+        self.reason = "no peer keeps lanes: waiting for a holder of the first stage"
         if self._role.stage == 0 and forming.may_begin_keeping(self._me, order, self._gone):
             self._is_keeping, self._keeper = True, self._me
-            log.info("lanes_kept", reason="nobody who is there keeps lanes")
+            log.info("lanes_kept", reason="no reachable peer keeps lanes")
 
     async def _keeper_with_lanes(self, order: Sequence[PeerId]) -> PeerId | None:
-        """Who keeps lanes although we began to: a peer that comes back may begin before it has seen that others are there. Where it
-        stands before them all it would then wait for those who wait for it.
+        """Another peer that keeps lanes although this one has become a keeper. A peer that rejoins may become a keeper before it
+        sees the others. If it comes first in the order, it would wait for peers that wait for it.
         """
         for peer in order:
             if peer not in (self._me, *self._gone) and await self._takes_us(peer) and self.member.num_lanes:
@@ -221,8 +227,8 @@ class LaneService:
         return None
 
     async def _takes_us(self, peer: PeerId) -> bool:
-        self._told_index = self._role.index()
-        spare = msg.LaneSpare(self._role.stage, self._told_index)
+        self._announced_index = self._role.index()
+        spare = msg.LaneSpare(self._role.stage, self._announced_index)
         if peer == self._me:
             return not self._spare_heard(peer, spare)
         try:
@@ -231,17 +237,17 @@ class LaneService:
             answer = whole_answer(reply)
         except PotluckError as error:
             log.debug("spare_not_told", to=short(peer), reason=error.one_line())
-            if is_gone(error):  # who is slow to answer, or cut off from us just now, may keep lanes all the same
+            if is_gone(error):  # a slow or unreachable peer may still keep lanes
                 self._gone[peer] = trio.current_time()
             return False
         if not answer.reason:
             self.member.num_lanes = answer.num_lanes
-            self.reason = "free: a lane is waited for"
+            self.reason = "free: waiting for a lane"
         return not answer.reason
 
     async def bring(self, share: LaneShare) -> None:
-        """Give another stage's part of a lane that is no more to somebody who holds that stage: its own holder is lost, and the second
-        copy was here.
+        """Give another stage's share of a dissolved lane to a holder of that stage. Its own holder is lost, and this peer had the
+        second copy.
         """
         gift = msg.LaneGift(
             share.lane,
@@ -252,7 +258,7 @@ class LaneService:
         )
         data = share.theta_N.to(torch.float32).numpy().tobytes()
         reasons = []
-        # who served it is gone, or is about to go, though it may still be listed
+        # the member that served it is gone or leaving, though it may still be listed
         for peer in sorted(self._role.holders(share.stage), key=lambda peer: peer == share.served_by):
             reason = await self._given(peer, gift, data)
             if not reason:
@@ -263,8 +269,8 @@ class LaneService:
         log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
 
     async def _given(self, peer: PeerId, gift: msg.LaneGift, data: bytes) -> str:
-        """Why it was not taken; empty where it was. Whoever asked the keeper for it is the one to have it: where the way to it breaks
-        it is given once more.
+        """Return why the peer refused the gift; empty if it took it. The peer that asked the keeper about the gift is the one to
+        receive it, so retry with the same peer when the connection breaks.
         """
         reason = ""
         for _ in range(GIVEN_TRIES):
@@ -279,13 +285,13 @@ class LaneService:
             await trio.sleep(RETRY_AFTER_S)
         return reason
 
-    # --- as one who keeps lanes ---
+    # --- as a keeper ---
 
     def _spare_heard(self, peer: PeerId, spare: msg.LaneSpare) -> str:
         if not self._is_keeping:
             return "no lanes are kept here"
-        told = forming.Spare(spare.stage, spare.index, trio.current_time())
-        self._forming = forming.heard(self._forming, peer, told)
+        announced = forming.Spare(spare.stage, spare.index, trio.current_time())
+        self._forming = forming.heard(self._forming, peer, announced)
         return ""
 
     def _spares(self) -> tuple[tuple[PeerId, frozenset[int]], ...]:

@@ -1,8 +1,8 @@
-"""What lanes bring into the rounds of one stage.
+"""The shares that lanes contribute to the rounds of one stage.
 
-A lane's share waits here for the commit of its round, and the lane with it. Commits name the lanes that they count. Where the round
-came without it, because its seat was empty then, the lane goes on from the head and the share is brought into the next round, once
-(peer/pipeline/uncounted_shares.py); what cannot be is lost, which is said.
+A lane's share waits here for the commit of its round, and the lane waits with it. Commits name the lanes that they count. If the
+round completes without the share because the seat was empty, the lane continues from the head. The share then goes into the next
+round, once (peer/pipeline/uncounted_shares.py). A share that cannot go into the next round is lost, and logged as lost.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ log = structlog.get_logger()
 SETTLED_REMEMBERED: Final = 64
 ADOPTED_WITHIN_S: Final = 5.0
 COMMITS_LOOKED_AT: Final = 64
-"""The newest ones, for whether they count a lane's share: a share is brought within seconds, or with the next round."""
+"""How many recent commits are searched for a lane's share. A share arrives within seconds, or with the next round."""
 
 
 def together(shares: Sequence[LaneShare]) -> torch.Tensor:
-    """(N,) float32: the mean of what several lanes bring by one peer, by their tokens: it counts as they would one by one."""
+    """(N,) float32: the mean of the shares that one peer contributes, weighted by tokens. It counts as the single shares would."""
     if len(shares) == 1:
         return shares[0].theta_N.to(torch.float32)
     tokens = sum(share.tokens for share in shares)
@@ -52,16 +52,16 @@ async def _never(_round: int) -> bool:
 
 
 def _unheard(_round: int, _nats: float) -> None:
-    """A loss is told to nobody."""
+    """Ignore the loss."""
 
 
 class StageShares:
-    """What lanes bring into the rounds of one stage, and what they go on from.
+    """The shares that lanes contribute to the rounds of one stage, and the parameters they continue from.
 
     Args:
         chain: of the stage's unit.
         is_after_the_end: whether the run had all its tokens before this round, by the first stage's commits.
-        measured: told (round that a lane began, held-out loss of the parameters that it began with, nats per byte).
+        measured: receives (round that a lane began, held-out loss of the parameters that it began with, nats per byte).
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StageShares:
         measured: Callable[[int, float], None] = _unheard,
     ) -> None:
         self.measured_round = -1
-        """The newest round whose first parameters were measured with this stage's part done."""
+        """The newest round whose initial parameters this stage has finished measuring."""
 
         self._chain = chain
         self._config = config
@@ -81,20 +81,20 @@ class StageShares:
         self._base: CommitId | None = None
         self._share: LaneShare | None = None
         self._offset = 0
-        """Commits of this stage less those of the first one, by which lanes count their rounds: not 0 where one of the two has lost
+        """This stage's commit count minus the first stage's, by which lanes number rounds. It is not 0 if one of them lost
         rounds.
         """
 
         self._settled = deque[tuple[int, int]](maxlen=SETTLED_REMEMBERED)
-        """(lane, round) of shares that are done with here."""
+        """(lane, round) of shares that are settled here."""
 
-        self._owed: dict[tuple[int, int], LaneShare] = {}
-        """Of rounds that are over and did not count them, by (lane, round)."""
+        self._uncounted: dict[tuple[int, int], LaneShare] = {}
+        """Shares that the commit of their round did not count, by (lane, round)."""
 
         self._anchors = Anchors()
 
         self._gifts: dict[int, LaneShare] = {}
-        """Of lanes that are no more, by their numbers, for the round on the head."""
+        """Shares of dissolved lanes, by lane number, for the round on the head."""
 
         self._changed = trio.Event()
         self._tokens_trained = 0
@@ -105,22 +105,22 @@ class StageShares:
 
     @property
     def index(self) -> int:
-        """Of the stage's newest commit."""
+        """Index of the stage's newest commit."""
         return self._chain.state.index
 
-    # --- what lanes ask and tell ---
+    # --- called by lanes ---
 
     def newest(self) -> tuple[torch.Tensor, int]:
-        """The stage's parameters that a lane begins or goes on with, (N,), and the run's tokens with them."""
+        """The stage's parameters that a lane begins or continues with, (N,), and the run's tokens at that point."""
         self._base = self._chain.state.head
         return self._chain.state.anchor_N, self._chain.head.total_tokens
 
     def begins(self, round_: int) -> None:
-        """A lane begins with this round here, which is the next one of this stage, whatever its number."""
+        """A lane begins with this round, which is this stage's next one, whatever its own index."""
         self._offset = self._chain.state.index - round_
 
     def stepped(self, reply: StageReply) -> None:
-        """An inner step was taken here."""
+        """An inner step was taken."""
         now_s = trio.current_time()
         self._steps = [at_s for at_s in self._steps if now_s - at_s < 10.0] + [now_s]
         if reply.counts:
@@ -129,7 +129,7 @@ class StageShares:
             self._loss_nats = reply.loss_nats
 
     def passed(self, at: Point, work: Pass, reply: StageReply) -> None:
-        """A pass was computed here; the last of those that measure tells the loss, at the last stage."""
+        """A pass was computed. At the last stage, the last measuring pass gives the held-out loss."""
         config = self._config
         if not work.is_backward and work.number == config.num_micro_batches + config.heldout_passes - 1 >= 0:
             self.measured_round = max(self.measured_round, at.round)
@@ -137,22 +137,22 @@ class StageShares:
             self._measured(at.round, reply.heldout_nats)
 
     def worked(self, work: Pass | None, busy_s: float) -> None:
-        """The training process was busy for so long."""
+        """The training process was busy for this long."""
         self._pace.worked(work, busy_s)
 
     @property
     def could_tokens_per_s(self) -> float:
-        """What this stage could do here, were it never to wait for others; 0 before it is known."""
+        """This stage's capacity here if it never had to wait for others; 0 if unknown."""
         return self._pace.tokens_per_s
 
     @property
     def first_pass_s(self) -> float | None:
-        """Of computing until the stage's first pass was done here; None before."""
+        """Compute time until the stage's first pass was done; None before that."""
         return self._pace.first_pass_s
 
     async def average(self, share: LaneShare) -> torch.Tensor:
-        """Bring it into the round; (N,), the parameters of the next one. What a lane brings once more, because it went back to the end
-        of a round that is over, counts no more.
+        """Contribute the share to its round. Returns the parameters of the next round, (N,). A repeat for a round that is over,
+        after the lane went back to its end, is not counted again.
         """
         await self._wait_adopted()
         if self._is_done_with(share) or await self._is_after_the_end(share.round):
@@ -161,7 +161,7 @@ class StageShares:
             self._came_late(share)
             return self._goes_on(share)
         if self._share is not None and self._share.lane != share.lane:
-            # of a lane that ended in this round; we serve another one since
+            # of a lane that ended in this round; this peer now serves another one
             self._gifts[self._share.lane] = self._share
         self._share = share
         self._change()
@@ -173,30 +173,32 @@ class StageShares:
         return self._goes_on(share)
 
     async def _wait_adopted(self) -> None:
-        """Where a commit came: until it is known here how it moves the parameters."""
+        """After a commit, wait until its effect on the parameters is known here."""
         with trio.move_on_after(ADOPTED_WITHIN_S):
             while self._anchors.is_behind(self._chain.state.head):
                 await self._changed.wait()
 
     def _withdraw(self, share: LaneShare) -> None:
-        """Its seat is over, or goes back, before the round was: who takes the seat brings the same, or the lane's end says who."""
+        """Withdraw a share whose seat ended or went back before the round completed. The new seat holder contributes the same
+        share, or the end of the lane names a contributor.
+        """
         if self._share is share:
             self._share = None
             log.info("lane_share_withdrawn", lane=share.lane, stage=share.stage, tokens=share.tokens)
             self._change()
 
     def _goes_on(self, share: LaneShare) -> torch.Tensor:
-        """(N,): a lane that brought this begins its next round from here, which is this stage's next one."""
+        """(N,): the parameters from which the lane begins its next round, which is this stage's next round."""
         self._offset = self._chain.state.index - (share.round + 1)
         return self._chain.state.anchor_N
 
     async def take_gift(self, giver: PeerId, share: LaneShare, confirm: Confirm) -> str:
-        """Bring the part of a lane that is no more into the round, too; why not, where it is not of this round and stage, or was not
+        """Contribute the share of a dissolved lane to the round. Returns why not, if it is of another round or stage or was not
         its giver's to give.
         """
         is_ours = stage_unit(share.stage) == self._chain.state.unit
         if is_ours and (self._has_gift(share) or self._is_done_with(share)):
-            return ""  # its answer was lost on the way, or who died had brought it
+            return ""  # the answer was lost, or the dead member contributed it
         reason = self._why_no_gift(share) or await confirm() or self._why_no_gift(share)
         if reason:
             return reason
@@ -212,21 +214,21 @@ class StageShares:
         return share.round + self._offset == self._chain.state.index
 
     def _is_last(self, share: LaneShare) -> bool:
-        """Whether it is of the round that came last, from whose beginning on it is known here how the parameters moved."""
+        """Whether the share is of the newest completed round, for which the parameter move is known here."""
         move, link = self._anchors.move, self._chain.links[-1]
         is_known = move is not None and (move.base, move.head) == (link.parent, link.commit)
         return is_known and share.round + self._offset + 1 == self._chain.state.index
 
     def _is_done_with(self, share: LaneShare) -> bool:
         place = (share.lane, share.round)
-        return place in self._settled or place in self._owed or self._counted(share) > 0
+        return place in self._settled or place in self._uncounted or self._counted(share) > 0
 
     def _counted(self, share: LaneShare) -> int:
-        """Tokens of it that commits count, whoever brought them."""
+        """Tokens of the share that commits already count, whichever peer contributed them."""
         return counted_tokens(self._chain.links[-COMMITS_LOOKED_AT:], share.lane, share.round)
 
     def _came_late(self, share: LaneShare) -> None:
-        """Of the round before this one: into the next one, if it can be."""
+        """The share is of the previous round: move it to the next one if possible."""
         if share.tokens > 0 and self._is_last(share):
             self._owe(share)
             return
@@ -236,7 +238,7 @@ class StageShares:
 
     def _owe(self, share: LaneShare) -> None:
         if self._anchors.move is not None:
-            self._owed[share.lane, share.round] = self._anchors.move.of(share)
+            self._uncounted[share.lane, share.round] = self._anchors.move.of(share)
         reason = "its round's commit does not count it: the next one is to"
         log.info("lane_share_owed", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
 
@@ -255,35 +257,35 @@ class StageShares:
 
     @property
     def brought(self) -> list[LaneShare]:
-        """What is brought into the round here."""
-        return [*self._ready, *(share for _, share in sorted(self._owed.items()))]
+        """The shares contributed to the round here."""
+        return [*self._ready, *(share for _, share in sorted(self._uncounted.items()))]
 
     @property
     def _ready(self) -> list[LaneShare]:
-        """Of this round alone: it is due by these. A lane that waits here, and whose part is given to us, too, because its keeper did
-        not hear us, brings it once; the gift stays for where the seat is lost before the commit.
+        """The shares of this round only; they make it due. If a waiting lane's share also arrives as a gift because its keeper
+        did not hear us, it is contributed once. The gift is kept in case the seat is lost before the commit.
         """
         own = () if self._share is None else (self._share,)
         return [*own, *(gift for lane, gift in sorted(self._gifts.items()) if not own or lane != own[0].lane)]
 
     @property
     def owed_tokens(self) -> int:
-        """Of rounds that are over and did not count them; the next one is to."""
-        return sum(share.tokens for share in self._owed.values())
+        """Tokens of finished rounds that no commit counted. The next commit is to count them."""
+        return sum(share.tokens for share in self._uncounted.values())
 
-    # --- what the round service asks and tells, by `StageRounds` ---
+    # --- called by the round service, through `StageRounds` ---
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a lane that is served here has brought its share and waits for the commit."""
+        """Whether a lane served here has contributed its share and waits for the commit."""
         return self._share is not None
 
     async def wait_changed(self) -> None:
-        """Until something else is brought here, or a commit came."""
+        """Wait until the contributed shares change or a commit arrives."""
         await self._changed.wait()
 
     def snapshot(self) -> Snapshot:
-        """All that is brought here, as one part of the round; there is something."""
+        """All contributed shares as one contribution. There must be at least one."""
         shares = self.brought
         tokens = sum(share.tokens for share in shares)
         steps, begun = tokens // self._config.step_tokens, shares[0].round * self._config.inner_steps
@@ -291,7 +293,7 @@ class StageShares:
         return Snapshot(together(shares), tokens, steps, begun, lanes)
 
     def loaded(self, anchor_N: torch.Tensor) -> None:
-        """Another state, (N,): what waits is not of it."""
+        """Another state, (N,), was loaded. Discards the waiting share, which belongs to the old one."""
         self._anchors.forget()
         self.spend()
         self._anchors.moved_to(self._chain.state.head, anchor_N)
@@ -300,15 +302,15 @@ class StageShares:
         """The parameters of the newest commit, (N,)."""
         if anchor_N is self._chain.state.anchor_N:
             self._anchors.moved_to(self._chain.state.head, anchor_N)
-        else:  # one more commit is here already, and comes next: what both moved together is not known
+        else:  # another commit is already here and comes next, so their joint move is not known
             self._anchors.forget()
 
     def progress(self, num_lanes: int, restarts: int) -> TrainerProgress:
-        """Counters as of now; tokens ready are those of the share that waits.
+        """Current counters. The ready tokens are those of the waiting share.
 
         Args:
-            num_lanes: that are kept in the run, 0 where it is not known: of so many the next round is.
-            restarts: of the training process.
+            num_lanes: number of lanes in the run, 0 if unknown. The next round expects this many shares.
+            restarts: number of restarts of the training process.
         """
         now_s = trio.current_time()
         recent = sum(1 for at_s in self._steps if now_s - at_s < 10.0)
@@ -324,18 +326,18 @@ class StageShares:
         )
 
     def say_owed(self) -> None:
-        """The run is over: what is owed here is in no round, so that other stages count that lane once more than this one."""
-        for share in self._owed.values():
+        """The run is over. Log the shares that no round counts: other stages count one more lane than this one."""
+        for share in self._uncounted.values():
             reason = "the run is over, and no commit of this stage counts it"
             log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
 
     def hold(self, because: str) -> None:
-        """Nothing may be contributed, and why; an empty reason ends it."""
+        """Block contributions and say why. An empty reason allows them again."""
         self._held_because = because
 
     def spend(self) -> None:
-        """A commit came: the lane that waits goes on from it, and what it does not count is owed."""
-        shares, self._share, self._gifts, self._owed = self.brought, None, {}, {}
+        """A commit arrived: the waiting lane continues from it, and shares that it does not count stay uncounted."""
+        shares, self._share, self._gifts, self._uncounted = self.brought, None, {}, {}
         for share in shares:
             counted = self._counted(share)
             if counted == 0 and self._anchors.move is not None:

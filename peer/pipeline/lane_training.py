@@ -1,4 +1,4 @@
-"""A pipeline peer's part from its state on: its stage's rounds, its training process, its seats in lanes, until the run is over."""
+"""A pipeline peer once it has a state: its stage's rounds, its training process and its seats in lanes, until the run is over."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ LOOK_EVERY_S: Final = 0.5
 MEASURED_WITHIN_S: Final = 30.0
 
 Holders = Callable[[int], Sequence[PeerId]]
-"""The live holders of a stage, ourselves with them where we are one."""
+"""Returns the live holders of a stage, including this peer."""
 
 
 class LaneControl:
-    """What the owner allows, as the lanes hear of it (peer/owner/controls.py)."""
+    """The owner's controls, applied to lanes (peer/owner/controls.py)."""
 
     def __init__(self, process: StageProcess, shares: StageShares, first: FirstState) -> None:
         self.process = process
@@ -71,7 +71,7 @@ class LaneControl:
         self._is_paused = False
 
     def why_not(self) -> str:
-        """Why no seat is taken now; empty where one is."""
+        """Why no seat is taken now; empty if one may be."""
         if self._is_paused:
             return "its owner paused it"
         if self.first.is_missing:
@@ -79,7 +79,7 @@ class LaneControl:
         return "" if self.process.is_ready else "the training process is starting"
 
     async def pause(self) -> None:
-        """Take no seat, and give back the one that is held."""
+        """Take no seat, and give back the current one."""
         self._is_paused = True
 
     async def resume(self) -> None:
@@ -88,17 +88,19 @@ class LaneControl:
 
     async def set_slowdown(self, factor: float) -> None:
         """Work at 1 / factor of full speed."""
-        with suppress(StageProcessDied):  # the next one is started with what the plan says, and told at the next change
+        with suppress(
+            StageProcessDied
+        ):  # the next process starts with the plan's value, and gets this one at the next change
             await self.process.ask("slow", {"factor": factor})
 
     def hold(self, is_held: bool) -> None:
-        """Whether what was trained stays here for now."""
+        """Whether contributions are held back for now."""
         self.shares.hold(OWNER_HOLDS if is_held else "")
 
 
 @dataclass(frozen=True)
 class StageRun:
-    """A pipeline run, as one stage of it is held here."""
+    """A pipeline run, as seen by one stage."""
 
     config: RunConfig
     pipeline: PipelineSection
@@ -107,11 +109,11 @@ class StageRun:
 
     @property
     def form(self) -> LaneConfig:
-        """The numbers of a lane."""
+        """The lane settings."""
         return self.pipeline.lane_config(self.config.model, self.config.inner)
 
     def shape(self, run_id: RunId) -> LaneShape:
-        """What goes between the stages."""
+        """Shape and type of what passes between stages."""
         pipeline, context = self.pipeline, self.config.model.context_tokens
         sequences = self.config.inner.batch_tokens // context // pipeline.micro_batches
         codecs = (pipeline.forward_codec, pipeline.backward_codec)
@@ -122,7 +124,7 @@ def stage_run(config: RunConfig, unit: UnitName) -> StageRun:
     """How this unit's run works.
 
     Raises:
-        LocalProtocolError: it is no pipeline run.
+        LocalProtocolError: it is not a pipeline run.
     """
     pipeline, stages = config.pipeline, config.stages
     if pipeline is None or stages is None:
@@ -133,7 +135,7 @@ def stage_run(config: RunConfig, unit: UnitName) -> StageRun:
 async def train_in_lanes(
     joined: JoinedSession, cache: ShardCache, chain: UnitChain, open_round: OpenRound, first: FirstState
 ) -> None:
-    """Rounds, training process and lanes of the stage that is held here, until the run is over or we are asked to leave."""
+    """Run rounds, training process and lanes of this peer's stage until the run is over or the peer is asked to leave."""
     sources, run = joined.life.sources, stage_run(joined.membership.manifest.config, chain.tools.unit)
     follower = await _follower(joined, stage_unit(0)) if run.stage else None
     rounds = peer_rounds(joined, follower)
@@ -156,7 +158,7 @@ async def train_in_lanes(
 
 
 def _measured(joined: JoinedSession, rounds: PeerRounds, round_: int, nats: float) -> None:
-    """A lane has measured the parameters with which it began this round, as they are sent from stage to stage."""
+    """Publish the held-out loss of the parameters with which a lane began this round."""
     nodes = rounds.spine.tree.nodes.values() if rounds.spine is not None else ()
     for link in (node.link for node in nodes):
         if link.index == round_:
@@ -165,7 +167,7 @@ def _measured(joined: JoinedSession, rounds: PeerRounds, round_: int, nats: floa
 
 
 async def _follower(joined: JoinedSession, spine: UnitName) -> SpineFollower:
-    """The records of the first stage, which is the run's spine, where it is not held."""
+    """Follows the records of the first stage, which is the run's spine, at a peer that does not hold it."""
     start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
     log_ = UnitLog(FileStorage(joined.life.folder / spine, ThreadOffload()))
     follower = SpineFollower(spine, start, log_, joined.network, joined.verifier, joined.membership.run_id)
@@ -191,7 +193,9 @@ def _lane_tools(joined: JoinedSession, run: StageRun, control: LaneControl) -> L
 
 
 def _holders(joined: JoinedSession, run: StageRun, rounds: PeerRounds) -> Holders:
-    """Stage -> its holders: those that are listed, or began the run, and are alive as far as our rounds know; ourselves with them."""
+    """Maps a stage to its holders: peers that are listed or founded the run, and are alive as far as our rounds know, including
+    this peer.
+    """
     start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
     began = [genesis_link(start, stage_unit(stage)).roster for stage in range(run.stages.num_stages)]
 
@@ -199,11 +203,11 @@ def _holders(joined: JoinedSession, run: StageRun, rounds: PeerRounds) -> Holder
         now_s, me = joined.life.clock.monotonic_s(), joined.life.identity.peer_id
         (service,) = rounds.services
         state, patience_s = service.state, idle_patience_s(service.state)
-        told = {
+        claims = {
             **{p: (s,) for s, of in enumerate(began) for p in of},
             **{p: held for p, held in joined.roster.listed_experts().items() if held},
         }
-        listed = [peer for peer, held in told.items() if stage in held and peer != me]
+        listed = [peer for peer, held in claims.items() if stage in held and peer != me]
         return [
             *(peer for peer in listed if is_alive(state, peer, now_s, patience_s)),
             *([me] if stage == run.stage else []),
@@ -261,7 +265,7 @@ async def _run(
     control: LaneControl,
     moves: StageMoves,
 ) -> None:
-    """Work in lanes and average until the run is over or we are asked to leave; then say goodbye."""
+    """Work in lanes and average until the run is over or the peer is asked to leave. Then say goodbye."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
 
     async def listed(entries: Sequence[DirectoryEntry]) -> None:
@@ -269,7 +273,7 @@ async def _run(
 
     async with trio.open_nursery() as nursery:
         await nursery.start(rounds.run)
-        # what others say of their stages is in their records: moves count on a look within that, however much it brings
+        # the other stages' throughputs are in their records, and moves need a recent read of them
         rhythm = Rhythm(settled_every_s=SETTLED_S - joined.looks.patience_s, bytes_per_s=inf)
         nursery.start_soon(list_peers, joined.looks, listed, rhythm)
         with life.departure.ends():
@@ -280,7 +284,9 @@ async def _run(
                 await _until_over(rounds, service)
                 await _until_measured(lanes, control.shares)
                 control.shares.say_owed()
-                await finish(joined, service)  # the lanes go on: who is behind still measures the last parameters
+                await finish(
+                    joined, service
+                )  # the lanes continue: a member that is behind still measures the last parameters
                 work.cancel_scope.cancel()
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
             reporter.is_leaving = True
@@ -290,20 +296,20 @@ async def _run(
 
 
 async def _begin(life: PeerSession, control: LaneControl) -> None:
-    """Work once there is a state to work on, as its owner allows."""
+    """Begin to work once there is a state, as the owner allows."""
     await control.first.wait()
     life.board.say("training", "training")
     await life.controls.order(control)
 
 
 async def _move(moves: StageMoves, lanes: LaneService, control: LaneControl) -> None:
-    """Another stage is taken up by who has this one whole."""
+    """Move to another stage once this peer has its own state whole."""
     await control.first.wait()
     await moves.run(lanes)
 
 
 async def _until_measured(lanes: LaneService, shares: StageShares) -> None:
-    """Until our part in measuring the last parameters is done, where we are in a lane."""
+    """Wait until our part in measuring the last parameters is done, if we serve in a lane."""
     with trio.move_on_after(MEASURED_WITHIN_S):
         while lanes.is_in_lane and shares.measured_round < shares.index:
             await trio.sleep(LOOK_EVERY_S)
@@ -326,7 +332,7 @@ async def _is_after_the_end(rounds: PeerRounds, chain: UnitChain, total_tokens: 
 
 
 async def _until_over(rounds: PeerRounds, service: RoundService) -> None:
-    """Until the run's tokens are committed and this stage has its last round, or will not have it any more."""
+    """Wait until the run's tokens are committed and this stage has its last round, or will not get it."""
     ending = last_round.Ending()
     while True:
         spine = rounds.spine

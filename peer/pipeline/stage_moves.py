@@ -1,7 +1,7 @@
-"""Goes over to another stage when the run has more of it: at the end of a round, as one who leaves and joins again.
+"""Moves this peer to another stage when the run needs it more there. It happens at the end of a round, as a leave and a join.
 
-What decides is in protocol/pipeline/placement/rebalancing.py. Nothing is carried over: the other stage's state is downloaded as any
-joiner does, and the old one's folder stays on the disk, with the votes that were given there.
+protocol/pipeline/placement/rebalancing.py decides. Nothing is carried over: the peer downloads the other stage's state as any
+joiner does. The old stage's folder stays on the disk, with the votes given there.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 5.0
 ROUND_ENDS_WITHIN_S: Final = 600.0
-"""A round that does not end by then is not waited for: the decision is made anew."""
+"""If the round takes longer than this, stop waiting and decide again."""
 
 SEAT_WITHIN_S: Final = 10.0
-_ROUND_LOOK_S: Final = 0.1
+_ROUND_POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True)
 class MoveRole:
-    """What is known here of who holds what.
+    """This peer's view of the holders of each stage.
 
     Attributes:
-        me: who moves, or not.
-        stage: that it holds.
-        fits: stages that it has room for.
-        holders: the live holders of a stage, ourselves with them where we are one.
-        index: of the newest commit of our stage.
-        horizon_s: for how long what is won by a move is won: no longer than the run lasts.
-        costs: what a move of ours takes, as it was measured here.
+        me: this peer.
+        stage: the stage it holds.
+        fits: stages that fit in its memory.
+        holders: returns the live holders of a stage, including this peer.
+        index: returns the index of our stage's newest commit.
+        horizon_s: returns how long a move can pay off: at most until the run ends.
+        costs: returns the cost of a move, from measurements of this peer.
     """
 
     me: PeerId
@@ -56,44 +56,44 @@ class MoveRole:
 
 
 class StageMoves:
-    """`run` ends when it has moved.
+    """`run` ends once the peer has moved.
 
     Args:
-        moves: told the stage once the seat is given back; what it does begins the peer's next life.
+        moves: called with the stage once the seat is given back; it begins the peer's next session.
     """
 
     def __init__(self, role: MoveRole, moves: Callable[[int], Awaitable[None]]) -> None:
         self.reason = ""
-        """Why we stay, or when we go."""
+        """Why the peer stays, or when it moves."""
 
         self._role = role
         self._moves = moves
         self._watch = PlacementHistory()
 
     async def run(self, lanes: LaneService) -> None:
-        """Until it has moved, or is cancelled.
+        """Run until the peer has moved, or until cancelled.
 
         Args:
-            lanes: of this peer, whose seat is given back before it moves.
+            lanes: of this peer. Their seat is given back before the move.
         """
         num_let_by = 0
         while True:
             await trio.sleep(LOOK_EVERY_S)
             serves = lanes.is_in_lane
-            if self._look(lanes) is None:
+            if self._decide(lanes) is None:
                 num_let_by = 0
             elif await self._round_over(lanes):
-                looked = self._look(lanes)  # a round is long, and others may have come or gone in it
-                if looked is None or looked.move is None:
+                decision = self._decide(lanes)  # a round is long: peers may have joined or left during it
+                if decision is None or decision.move is None:
                     num_let_by = 0
-                elif serves and num_let_by < looked.num_before:
+                elif serves and num_let_by < decision.num_before:
                     num_let_by += 1
                 else:
-                    await self._go(lanes, looked.move)
+                    await self._go(lanes, decision.move)
                     return
 
-    def _look(self, lanes: LaneService) -> MoveDecision | None:
-        """Whether it is our turn; None where it is not."""
+    def _decide(self, lanes: LaneService) -> MoveDecision | None:
+        """The decision to move; None if it is not our turn."""
         role, horizon_s = self._role, self._role.horizon_s()
         if horizon_s <= 0.0:
             self.reason = "the run is complete"
@@ -108,25 +108,25 @@ class StageMoves:
         )
         measured = as_measured(placement, role.me, role.costs())
         now_s = trio.current_time()
-        looked = decide(self._watch, placement, role.me, now_s, is_needed=lanes.is_needed, as_measured=measured)
-        self._watch = looked.watch
-        self.reason = looked.reason
-        return looked if looked.move is not None else None
+        decision = decide(self._watch, placement, role.me, now_s, is_needed=lanes.is_needed, as_measured=measured)
+        self._watch = decision.watch
+        self.reason = decision.reason
+        return decision if decision.move is not None else None
 
     async def _round_over(self, lanes: LaneService) -> bool:
-        """When what was trained in our seat is committed; at once where there is none."""
+        """Wait until the commit of what our seat trained; return at once without a seat. False after a timeout."""
         index = self._role.index()
         with trio.move_on_after(ROUND_ENDS_WITHIN_S):
             while lanes.is_in_lane and self._role.index() == index:
-                await trio.sleep(_ROUND_LOOK_S)
+                await trio.sleep(_ROUND_POLL_S)
             return True
         return False
 
     async def _go(self, lanes: LaneService, move: StageMove) -> None:
-        reason = f"goes over to stage {move.stage}: {move.reason}"
+        reason = f"moves to stage {move.stage}: {move.reason}"
         log.info("stage_moves", of=self._role.stage, to=move.stage, reason=reason)
         lanes.member.leave(reason)
         with trio.move_on_after(SEAT_WITHIN_S):
             while lanes.is_in_lane:
-                await trio.sleep(_ROUND_LOOK_S)
+                await trio.sleep(_ROUND_POLL_S)
         await self._moves(move.stage)

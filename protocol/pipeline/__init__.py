@@ -1,1 +1,1 @@
-"""Pure machines of stages and lanes."""
+"""Pure state machines of stages and lanes."""

@@ -1,6 +1,6 @@
-"""The identity of a micro-batch in a pipeline run: by it work is asked for, refused, done again and counted once.
+"""The identity of a micro-batch in a pipeline run. By it work is requested, refused, repeated and counted once.
 
-It names everything that the numbers depend on, so that doing it again, elsewhere and later, computes the same ones.
+It names everything that the results depend on, so that repeating the work elsewhere or later gives the same results.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class MicroBatch:
     """One micro-batch of one step.
 
     Attributes:
-        lane: whose data it is: the number of a lane, 0 where a run has none.
+        lane: number of the lane whose data it is, 0 in a run without lanes.
         step: inner step, counted over the whole run.
         number: of the micro-batch within its step.
-        weights: version of the weights that it is computed with; forward and backward name the same one.
+        weights: version of the weights that it is computed with; forward and backward use the same one.
     """
 
     run_id: RunId
@@ -49,14 +49,14 @@ class MicroBatch:
         return _LAYOUT.pack(self.run_id, self.lane, self.step, self.number, self.weights)
 
     def seed(self, stage: int) -> int:
-        """For whatever is drawn at random while a stage computes it, 128 bits: the same in its forward and backward pass and each time
-        that either is done again. Weights count not: a step that is taken back draws the same numbers once more.
+        """Seed of 128 bits for random draws while a stage computes this micro-batch. It is the same in the forward and backward
+        pass, and at each repetition. It does not depend on the weights: a step that was undone draws the same numbers again.
         """
         drawn = _LAYOUT.pack(self.run_id, self.lane, self.step, self.number, stage)
         return int.from_bytes(sha256(_SEED_DOMAIN + drawn).digest()[:16], "big")
 
     def same_work(self, of: MicroBatch) -> str:
-        """Why a message about this is not one about that, in a few words; empty where it is."""
+        """Why a message about this micro-batch is not one about that, in a few words; empty if it is."""
         for name in ("run_id", "lane", "step", "weights", "number"):
             if getattr(self, name) != getattr(of, name):
                 return f"another {name}"
@@ -64,7 +64,7 @@ class MicroBatch:
 
 
 def decode_micro_batch(data: bytes | memoryview) -> MicroBatch:
-    """What `encoded` wrote.
+    """Decode what `encoded` wrote.
 
     Raises:
         RemoteProtocolError: a wrong length or numbers that are out of range.

@@ -1,8 +1,8 @@
-"""In which order a stage takes the micro-batches of a step, forward and backward.
+"""In which order a stage runs the forward and backward passes of a step's micro-batches.
 
-GPipe (1811.06965, figure 2c) brings all of them forward first; 1F1B (PipeDream-Flush, 2006.09503, figure 2) begins to go backward as
-soon as it can, and keeps no more than one micro-batch for each stage behind it. Both go backward in the order of the micro-batches'
-numbers, so that gradients are summed in one order, whichever is used.
+GPipe (1811.06965, figure 2c) runs all forward passes first. 1F1B (PipeDream-Flush, 2006.09503, figure 2) goes backward as soon as
+it can, and keeps at most one micro-batch for each stage after it. Both go backward in the order of the micro-batches' numbers, so
+that gradients are summed in the same order.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ SCHEDULES: Final[tuple[ScheduleName, ...]] = ("gpipe", "1f1b")
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One micro-batch, by its number, through one stage, one way."""
+    """One micro-batch, by its number, through one stage in one direction."""
 
     number: int
     is_backward: bool
 
 
 def passes(schedule: str, stage: int, num_stages: int, num_micro_batches: int) -> tuple[Pass, ...]:
-    """All passes of one step at a stage, in order. The last stage goes backward with a micro-batch right after its loss in 1F1B.
+    """All passes of one step at a stage, in order. In 1F1B the last stage takes a micro-batch backward right after its loss.
 
     Raises:
         ConfigError: no such schedule.
-        LocalProtocolError: numbers that are none.
+        LocalProtocolError: numbers out of range.
     """
     if not 0 <= stage < num_stages or num_micro_batches < 1:
         raise LocalProtocolError(
@@ -45,7 +45,7 @@ def passes(schedule: str, stage: int, num_stages: int, num_micro_batches: int) -
 
 
 def most_in_flight(schedule: str, stage: int, num_stages: int, num_micro_batches: int) -> int:
-    """Micro-batches that have gone forward and not yet backward at a stage, at most.
+    """Largest number of micro-batches between their forward and backward pass at a stage.
 
     Raises:
         ConfigError: no such schedule.

@@ -1,10 +1,10 @@
-"""What one stage of a lane does next: `step(state, event) -> Step`. The lane as a whole is in lane.py.
+"""The next actions of one stage of a lane: `step(state, event) -> StageTransition`. lanes/lane_machine.py has the lane as a whole.
 
-A lane is one replica of each stage that works as one data peer does. Within an inner step the stage takes its passes in the
-schedule's order, each when what it needs is here; then it tells its part of the gradient's norm, and steps when the lane has agreed
-on the whole. A snapshot is taken at the start of a round, at its end, and every so many inner steps between. The round is entered when
-every stage holds that of its end: whoever is lost from then on, the lane's work of the round is all of it, at every stage. When the
-lane goes back, everything of its former time line is refused: an `epoch` numbers them.
+A lane has one replica of each stage and works as one data peer does. Within an inner step, the stage runs its passes in the
+schedule's order, each when its input is here. Then it reports its part of the gradient's norm, and steps when the lane has agreed
+on the whole. Snapshots are taken at the start of a round, at its end, and every few inner steps between. The lane contributes to
+the round when every stage holds the snapshot of its end. A member lost after that does not change it: all of the lane's work
+counts at every stage. When the lane goes back, everything of the earlier timeline is refused: an `epoch` numbers timelines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Phase = Literal["passing", "agreeing", "stepping", "copying", "ending", "loading
 
 @dataclass(frozen=True, slots=True)
 class LaneConfig:
-    """Numbers of a lane, the same at all of its stages.
+    """Settings of a lane, the same at all of its stages.
 
     Attributes:
         num_micro_batches: of an inner step.
@@ -31,9 +31,9 @@ class LaneConfig:
         step_tokens: of an inner step.
         spare_within_s: how long a lane waits for a spare before it dissolves.
         suspect_after_s: silence of a member after which it counts as lost.
-        stalled_after_s: in which a step has to end; where steps take long, ten times the slowest one.
-        heldout_passes: micro-batches that go forward alone before the first inner step of a round is taken, behind those of the step,
-            by which the run's committed parameters are measured; numbered after those of a step.
+        stalled_after_s: timeout of a step; ten times the slowest one if steps take long.
+        heldout_passes: forward-only micro-batches at the first inner step of a round, after those of the step. They measure the
+            run's committed parameters. Their numbers follow those of a step.
     """
 
     schedule: str
@@ -58,7 +58,7 @@ class LaneConfig:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Point:
-    """A moment between inner steps: so many are done in this round."""
+    """A moment between inner steps: the number of steps done in this round."""
 
     round: int
     step: int
@@ -66,7 +66,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """What a pass needs is here and was checked: activations for one forward, a gradient for one backward."""
+    """The input of a pass is here and was checked: activations for a forward pass, a gradient for a backward pass."""
 
     epoch: int
     at: Point
@@ -75,7 +75,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class PassDone:
-    """A pass was computed, and what it gives was sent on."""
+    """A pass was computed, and its result was sent on."""
 
     epoch: int
     at: Point
@@ -93,7 +93,7 @@ class StepAgreed:
 
 @dataclass(frozen=True, slots=True)
 class StepTaken:
-    """The inner step was taken, or, its gradient not finite, left out at all stages alike: then its tokens do not count."""
+    """The inner step was taken. If its gradient is not finite, all stages skip it, and its tokens do not count."""
 
     epoch: int
     at: Point
@@ -102,7 +102,7 @@ class StepTaken:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeld:
-    """The copy of this point lies here and with a neighbour."""
+    """This peer and a neighbour hold the copy of this point."""
 
     epoch: int
     at: Point
@@ -118,7 +118,7 @@ class SnapshotWhole:
 
 @dataclass(frozen=True, slots=True)
 class WentBack:
-    """The lane goes back to a snapshot, and is another time line from there on. `counted`: steps of its round that count"""
+    """The lane goes back to a snapshot, and starts another epoch there. `counted`: steps of its round that count."""
 
     epoch: int
     at: Point
@@ -134,7 +134,7 @@ class SnapshotLoaded:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """All stages have loaded theirs."""
+    """All stages have loaded their snapshots."""
 
     epoch: int
 
@@ -149,7 +149,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class LaneDissolved:
-    """The lane is no more."""
+    """The lane is dissolved."""
 
 
 Event = (
@@ -169,7 +169,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class RunPass:
-    """Compute it, send on what it gives; answer PassDone."""
+    """Compute the pass and send its result on. Answer PassDone."""
 
     at: Point
     work: Pass
@@ -178,7 +178,7 @@ class RunPass:
 
 @dataclass(frozen=True, slots=True)
 class TellSquare:
-    """Tell the lane the square of this stage's gradient."""
+    """Report the square of this stage's gradient to the lane."""
 
     epoch: int
     at: Point
@@ -187,7 +187,7 @@ class TellSquare:
 
 @dataclass(frozen=True, slots=True)
 class TakeStep:
-    """Clip by the whole norm and step; answer StepTaken."""
+    """Clip by the whole norm and step. Answer StepTaken."""
 
     at: Point
     whole_square: float
@@ -196,8 +196,8 @@ class TakeStep:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Copy parameters and moments here and to the neighbour; answer SnapshotHeld, and tell the lane. The last whole one is kept until
-    the lane says that this one is (`lane.KeepFrom`).
+    """Copy parameters and moments here and to the neighbour. Answer SnapshotHeld, and report it to the lane. Keep the previous
+    complete snapshot until the lane confirms this one (`lane.KeepFrom`).
     """
 
     epoch: int
@@ -207,7 +207,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LoadSnapshot:
-    """Forget all that is going on, load the snapshot of this point; answer SnapshotLoaded, and tell the lane."""
+    """Discard all work in progress and load the snapshot of this point. Answer SnapshotLoaded, and report it to the lane."""
 
     epoch: int
     at: Point
@@ -216,7 +216,7 @@ class LoadSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Contribute:
-    """The round's inner steps are done: enter the averaging of this stage's unit with so many tokens; answer Adopted."""
+    """The round's inner steps are done: contribute this number of tokens to the averaging of this stage's unit. Answer Adopted."""
 
     round: int
     tokens: int
@@ -228,14 +228,14 @@ Order = RunPass | TellSquare | TakeStep | TakeSnapshot | LoadSnapshot | Contribu
 
 @dataclass(frozen=True)
 class StageState:
-    """What a stage of a lane knows.
+    """The state of a stage of a lane.
 
     Attributes:
-        epoch: of the lane's time line.
-        at: the point that the running inner step began at, or where the stage stands.
+        epoch: of the lane's timeline.
+        at: the point at which the current inner step began, or the stage's present point.
         todo: passes of this step that have not begun, in order.
         running: the pass that is being computed.
-        there: passes of this and of the next point whose input is here.
+        there: passes of this point and the next whose input is here.
         counted: inner steps of this round whose tokens count.
     """
 
@@ -251,13 +251,13 @@ class StageState:
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the loss."""
+        """Whether this stage computes the loss."""
         return self.stage == self.config.num_stages - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StageTransition:
-    """The state after an event, what is ordered, and why an event was passed over."""
+    """The state after an event, the orders, and why an event was ignored."""
 
     state: StageState
     orders: tuple[Order, ...] = ()
@@ -265,7 +265,7 @@ class StageTransition:
 
 
 def begin(config: LaneConfig, stage: int, at: Point, *, epoch: int = 0) -> StageTransition:
-    """A stage whose parameters are the run's at this point: its first act is a snapshot.
+    """A stage that has the run's parameters at this point. Its first order is a snapshot.
 
     Raises:
         LocalProtocolError: the lane has no such stage.
@@ -277,12 +277,12 @@ def begin(config: LaneConfig, stage: int, at: Point, *, epoch: int = 0) -> Stage
 
 
 def join(config: LaneConfig, stage: int, back: WentBack) -> StageTransition:
-    """A spare takes the place of a member that is gone, from the point that the lane goes back to."""
+    """A spare replaces a lost member, from the point that the lane goes back to."""
     return step(begin(config, stage, back.at, epoch=back.epoch - 1).state, back)
 
 
 def step(state: StageState, event: Event) -> StageTransition:
-    """Take one event."""
+    """Handle one event."""
     if isinstance(event, WentBack):
         return _went_back(state, event)
     if isinstance(event, LaneDissolved) or state.phase == "over":
@@ -355,12 +355,12 @@ def _arrived(state: StageState, event: Arrived) -> StageTransition:
 
 
 def _work(state: StageState) -> StageTransition:
-    """Begin the next pass in order if it can be, or tell that all are done."""
+    """Begin the next pass in order if its input is here, or report that all are done."""
     if state.phase != "passing" or state.running is not None:
         return StageTransition(state)
     if not state.todo:
-        told = TellSquare(state.epoch, state.at, "all passes of the step are done")
-        return StageTransition(replace(state, phase="agreeing"), (told,))
+        report = TellSquare(state.epoch, state.at, "all passes of the step are done")
+        return StageTransition(replace(state, phase="agreeing"), (report,))
     work = state.todo[0]
     is_own = state.is_last if work.is_backward else state.stage == 0
     if not is_own and (state.at, work) not in state.there:
@@ -414,7 +414,7 @@ def _snapshot_whole(state: StageState, event: SnapshotWhole) -> StageTransition:
 
 
 def _next_step(state: StageState) -> StageTransition:
-    """The next inner step, or the averaging where there is none left."""
+    """The next inner step, or the averaging if none is left."""
     config = state.config
     if state.at.step >= config.inner_steps:
         tokens = state.counted * config.step_tokens
@@ -423,7 +423,10 @@ def _next_step(state: StageState) -> StageTransition:
     order = passes(config.schedule, state.stage, config.num_stages, config.num_micro_batches)
     if state.at.step == 0:
         measured = range(config.num_micro_batches, config.num_micro_batches + config.heldout_passes)
-        order = (*order, *(Pass(number, False) for number in measured))  # last: who goes back here trains at once
+        order = (
+            *order,
+            *(Pass(number, False) for number in measured),
+        )  # last, so that a lane that goes back trains at once
     return _work(replace(state, phase="passing", todo=order, running=None))
 
 

@@ -1,1 +1,1 @@
-"""From documents to shards, and documents to experts."""
+"""Packs documents into shards, and routes documents to experts."""

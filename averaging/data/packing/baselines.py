@@ -1,6 +1,6 @@
-"""Two honest lines on the loss plot: what zlib makes of the held-out text, and what a table of letter pairs would.
+"""Two baselines for the loss plot: zlib on the held-out text, and a table of byte pairs.
 
-Both look at bytes, whatever tokens the model sees, so that runs with different tokenizers can be compared.
+Both work on bytes, whatever tokens the model sees, so that runs with different tokenizers can be compared.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import END, VOCAB_SIZE, ByteTokens, encode_bytes
 
 YARDSTICK_BYTES: Final = 1 << 26
-"""The yardsticks look at no more of each part than this: counting a table does not need all of a large data set."""
+"""Upper bound on the bytes of each part that the baselines read. Counting a table does not need all of a large data set."""
 
 _BLOCK_BYTES: Final = 1 << 20
-"""Pairs are counted in blocks: a block for each short document would cost more than the counting."""
+"""Pairs are counted in blocks. One block for each short document would cost more than the counting."""
 
 
 class PairCounter:
-    """How often each byte or end mark follows each."""
+    """Counts how often each byte or end mark follows each other one."""
 
     def __init__(self, max_bytes: int = YARDSTICK_BYTES) -> None:
         self._left = max_bytes
@@ -31,7 +31,7 @@ class PairCounter:
         self._counts = np.zeros(VOCAB_SIZE * VOCAB_SIZE, dtype=np.int64)
 
     def add(self, tokens: ByteTokens) -> None:
-        """Count what follows in the text; what is beyond the bound is passed over."""
+        """Count the pairs in the text, up to the bound."""
         taken = tokens[: self._left]
         self._left -= len(taken)
         if len(taken):
@@ -41,7 +41,7 @@ class PairCounter:
             self._count()
 
     def table(self) -> npt.NDArray[np.int64]:
-        """(VOCAB_SIZE, VOCAB_SIZE): row, then what came after it."""
+        """(VOCAB_SIZE, VOCAB_SIZE): row, then the byte or end mark that followed it."""
         self._count()
         return self._counts.reshape(VOCAB_SIZE, VOCAB_SIZE)
 
@@ -50,12 +50,12 @@ class PairCounter:
             tokens = np.concatenate(self._waiting)
             codes = tokens[:-1].astype(np.int64) * VOCAB_SIZE + tokens[1:]
             self._counts += np.bincount(codes, minlength=VOCAB_SIZE * VOCAB_SIZE)
-            # The last one is the first of the next pair.
+            # the last one is the first of the next pair
             self._waiting, self._num_waiting = [tokens[-1:]], 1
 
 
 class Baselines:
-    """Both yardsticks, fed with the text while it is packed."""
+    """Both baselines, fed with the text while it is packed."""
 
     def __init__(self, max_bytes: int = YARDSTICK_BYTES) -> None:
         self._pairs = {"train": PairCounter(max_bytes), "heldout": PairCounter(max_bytes)}
@@ -64,7 +64,7 @@ class Baselines:
         self._num_bytes = self._num_compressed = 0
 
     def add(self, text: Text) -> None:
-        """Take the next piece of text into account."""
+        """Add the next piece of text."""
         counter = self._pairs.get(text.split)
         if counter is None:
             return
@@ -77,7 +77,7 @@ class Baselines:
             self._num_compressed += len(self._zlib.compress(data))
 
     def zlib_bits_per_byte(self) -> float:
-        """Bits per byte of zlib at level 9 over the held-out text, end marks left out."""
+        """Bits per byte of zlib at level 9 over the held-out text, without end marks."""
         num_compressed = self._num_compressed + len(self._zlib.copy().flush())
         return 8.0 * num_compressed / max(1, self._num_bytes)
 

@@ -1,8 +1,7 @@
-"""What a document looks like, in whole numbers: how often short runs of bytes occur at its beginning, or what a model's embeddings say
-of the tokens there.
+"""Features of a document as integers: counts of short byte runs at its beginning, or a model's embeddings of the tokens there.
 
-Both are sums of integers, so neither processes nor threads nor instruction sets change a digit. Embeddings lie in the router's own
-file, rounded once on the host: what they were taken from is nobody's to have.
+Both are sums of integers, so they are identical for all processes, threads and instruction sets. Embeddings are stored in the
+router's file, rounded once on the host; peers do not have the weights that they were taken from.
 
 Shapes: V tokens, D values of a model's embedding, F features.
 """
@@ -21,27 +20,27 @@ from protocol.errors import ConfigError, LocalProtocolError
 from protocol.run.experts_section import MAX_EMBEDDING_FEATURES
 
 PREFIX_BYTES: Final = 4096
-"""Of a document that are looked at: enough to tell a language, and a peer has them before it has the rest."""
+"""Bytes of a document that are used. They are enough to recognise a language, and a peer has them before the rest."""
 
 GRAM_BYTES: Final = 4
 NUM_GRAM_FEATURES: Final = 4096
 _FEATURE_BITS: Final = 12
 _MULTIPLIER: Final = np.uint32(2654435761)
-"""Knuth's, the golden ratio of 2^32: neighbouring runs of bytes come to lie far apart (TAOCP 3, section 6.4)."""
+"""Knuth's multiplier, 2^32 over the golden ratio: it maps neighbouring byte runs far apart (TAOCP 3, section 6.4)."""
 
 _LARGEST: Final = 127
 _STANDARD_DEVIATIONS: Final = 4.0
-"""Of the values of an embedding that int8 has room for; what lies farther out is cut."""
+"""Range of an embedding's values that int8 covers. Values outside are clipped."""
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 
 def text_prefix(text: bytes) -> bytes:
-    """As much of a document as is looked at.
+    """The part of a document that is used.
 
     Raises:
-        ConfigError: a document that is empty, or no text (bytes that are not UTF-8 but for a letter that the prefix cut).
+        ConfigError: an empty document, or bytes that are not UTF-8 (a character cut by the end of the prefix is allowed).
     """
     prefix = text[:PREFIX_BYTES]
     if not prefix.strip():
@@ -52,7 +51,7 @@ def text_prefix(text: bytes) -> bytes:
 
 
 def gram_features(text: bytes) -> Integers:
-    """(F,) whole numbers: of each place the root of 256 times how many of the prefix's runs of bytes fall there.
+    """(F,) integers. Each is the root of 256 times the number of the prefix's byte runs with that hash.
 
     Raises:
         ConfigError: as `text_prefix`.
@@ -66,7 +65,9 @@ def gram_features(text: bytes) -> Integers:
 
 
 def _roots(counts: npt.NDArray[np.int64]) -> Integers:
-    """A root is one correctly rounded operation everywhere; it keeps a licence at the head of a file from being all that is seen."""
+    """A root is one correctly rounded operation everywhere. It keeps a repeated text, such as a licence at the start, from
+    dominating.
+    """
     roots: Integers = np.sqrt(256.0 * counts).astype(np.int64)
     return roots
 
@@ -77,8 +78,8 @@ class Embeddings:
 
     Attributes:
         table_VF: (V, F) int8.
-        origin: whose they are: "seed 1" of the run's first values, "round 12" of its trunk's.
-        tokenizer: the run's; None where a file is only checked.
+        origin: the model they are from: "seed 1" of the run's first values, "round 12" of its trunk's.
+        tokenizer: the run's; None if a file is only checked.
     """
 
     table_VF: npt.NDArray[np.int8]
@@ -98,7 +99,7 @@ class Embeddings:
         return int(self.table_VF.shape[1])
 
     def features(self, text: bytes) -> Integers:
-        """(F,) whole numbers: the embeddings of the prefix's tokens, each by the root of 256 times how often it occurs, added up.
+        """(F,) integers: the sum of the embeddings of the prefix's tokens, each times the root of 256 times its count.
 
         Raises:
             ConfigError: as `text_prefix`.
@@ -107,27 +108,28 @@ class Embeddings:
         if self.tokenizer is None:
             raise LocalProtocolError("a router of embeddings that is asked without a tokenizer", "the run's tokenizer")
         tokens, counts = _counted(text, self.tokenizer)
-        # whole numbers below 2^31 in int64: a sum in any order is the same
+        # integers below 2^31 in int64: a sum in any order is the same
         features_F: Integers = _roots(counts) @ self.table_VF[tokens].astype(np.int64)
         return features_F
 
 
 def _counted(text: bytes, tokenizer: Tokenizer) -> tuple[Integers, Integers]:
-    """The prefix's tokens, each once, and how often each occurs."""
-    # whole letters alone: what becomes of half of one is the tokenizer's own affair
+    """The prefix's distinct tokens, and how often each occurs."""
+    # whole characters only: tokenizers differ on half of one
     whole = text_prefix(text).decode("utf8", "ignore").encode()
     tokens, counts = np.unique(tokenizer.encode(whole).astype(np.int64), return_counts=True)
     return tokens, counts.astype(np.int64)
 
 
 def fit_embeddings(weights_VD: Floats, origin: str, documents: Sequence[bytes], tokenizer: Tokenizer) -> Embeddings:
-    """Embeddings as documents are known by, of a model's: less what is common to these documents, as int8. On the host alone.
+    """Embeddings for document features, from a model's embeddings: centred on the mean of these documents, as int8. Run by the
+    host only.
 
-    Where a model has more than `MAX_EMBEDDING_FEATURES` values a token, as many sums of them with random signs are taken: lengths and
-    angles stay about what they were (Johnson and Lindenstrauss 1984; signs: Achlioptas 2003).
+    If a model has more than `MAX_EMBEDDING_FEATURES` values per token, that many sums of them with random signs are taken.
+    Lengths and angles stay about the same (Johnson and Lindenstrauss 1984; signs: Achlioptas 2003).
 
     Raises:
-        ConfigError: values that are not finite, or none at all; a document that is empty or no text.
+        ConfigError: values that are not finite, or no values; a document that is empty or not text.
     """
     values_VF = np.asarray(weights_VD, dtype=np.float64)
     if values_VF.ndim != 2 or not values_VF.size or not np.isfinite(values_VF).all():

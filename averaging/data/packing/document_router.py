@@ -1,10 +1,10 @@
 """Which expert a document belongs to: the same answer in every process on every machine.
 
-A document is known by how often short runs of bytes occur at its beginning, hashed into a few thousand places, or by the embeddings
-of its tokens there (document_features.py). Experts are directions
-in that space, found by balanced k-means on the host (as DiPaCo, 2403.10616, routes by a prefix), and kept as whole
-numbers: a document is compared with them in integers alone, so neither threads nor instruction sets change an answer. Prices keep
-experts from taking more than their share. A document that a second expert is about as near to is trained on by both.
+The features of a document are counts of short byte runs at its beginning, hashed into a few thousand buckets, or the embeddings
+of its tokens there (document_features.py). Experts are directions in that space. The host finds them by balanced k-means (as
+DiPaCo, 2403.10616, routes by a prefix) and stores them as integers. Documents are compared with them in integer arithmetic, so
+that threads and instruction sets do not change an answer. Prices keep experts from getting more than their share. If a second
+expert is almost as near to a document, both train on it.
 
 Shapes: D documents, F features, X experts.
 """
@@ -35,13 +35,13 @@ from protocol.run.experts_section import MAX_EMBEDDING_FEATURES, RouterFeatures
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
 CENTROID_LENGTH: Final = 8192
-"""Of an expert's direction: as int16 it is exact to a part in thousands."""
+"""Length of an expert's direction. As int16 it is exact to a part in thousands."""
 
 PRICE_UNIT: Final = 16
-"""A price is in so manieth parts of a centroid's length, times the document's own."""
+"""Parts of a centroid's length, times the document's own length, in which prices are given."""
 
 NO_SECOND: Final = -1
-"""As `DocumentRouter.second_within`: every document has one expert."""
+"""Value of `DocumentRouter.second_within` with which every document has one expert."""
 
 _ROUNDS: Final = 20
 _PRICE_STEPS: Final = 60
@@ -54,13 +54,13 @@ Directions = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DocumentRouter:
-    """Experts as directions of documents.
+    """Experts as directions in the space of document features.
 
     Attributes:
         centroids_XF: (X, F) int16, each about CENTROID_LENGTH long.
-        prices_X: (X,) int64, in parts of PRICE_UNIT of a centroid's length: what an expert's score is lowered by.
-        second_within: a document's second expert is trained on it, too, where it is at most so much farther, in the same parts.
-        embeddings: by which documents are known; None where it is by runs of bytes.
+        prices_X: (X,) int64, subtracted from an expert's score, in PRICE_UNIT parts of a centroid's length.
+        second_within: a document's second expert also trains on it if it is at most this much farther, in the same unit.
+        embeddings: used for the features of documents; None for byte runs.
     """
 
     centroids_XF: npt.NDArray[np.int16]
@@ -74,10 +74,10 @@ class DocumentRouter:
         return len(self.centroids_XF)
 
     def nearest(self, text: bytes, count: int = 1) -> tuple[int, ...]:
-        """A document's experts, the nearest first; the lower number where two are as near.
+        """A document's nearest experts, nearest first; the lower number first if two are equally near.
 
         Raises:
-            ConfigError: a document that is empty or no text, or more experts than there are.
+            ConfigError: a document that is empty or not text, or more experts than there are.
         """
         if not 1 <= count <= self.num_experts:
             raise ConfigError(f"{count} experts of a document", f"1 to {self.num_experts}")
@@ -85,28 +85,28 @@ class DocumentRouter:
         return tuple(int(expert) for expert in order_X[:count])
 
     def choices(self, text: bytes) -> tuple[int, ...]:
-        """The experts that are trained on a document: the nearest, and the second where it is about as near (the overlap of DiPaCo,
+        """The experts that train on a document: the nearest, and the second if it is almost as near (the overlap of DiPaCo,
         2403.10616, section 2.4). Raises ConfigError as `nearest`.
         """
         return self.chosen(text)[0]
 
     def chosen(self, text: bytes) -> tuple[tuple[int, ...], Integers]:
-        """`choices`, and (X,) whole numbers: how much farther from the document each expert is than the nearest, in parts of
-        PRICE_UNIT of a centroid's length. Raises ConfigError as `nearest`.
+        """`choices`, and (X,) integers: how much farther than the nearest each expert is, in PRICE_UNIT parts of a centroid's
+        length. Raises ConfigError as `nearest`.
         """
         order_X, farther_X = self._ranked(text)
         near = [int(expert) for expert in order_X[:2]]
         return tuple(near[:1] + [expert for expert in near[1:] if farther_X[expert] <= self.second_within]), farther_X
 
     def _ranked(self, text: bytes) -> tuple[Integers, Integers]:
-        """(X,) experts, the nearest first, and (X,) by their numbers how much farther they are."""
+        """(X,) experts, nearest first, and (X,), by expert number, how much farther they are."""
         features_F = _features(text, self.embeddings)
         length = max(1, math.isqrt(int(features_F @ features_F)))
         scores_X: Integers = PRICE_UNIT * (self.centroids_XF.astype(np.int64) @ features_F) - self.prices_X * length
         return np.argsort(-scores_X, kind="stable"), (scores_X.max() - scores_X) // length
 
     def to_bytes(self) -> bytes:
-        """A line of JSON, then the prices, what a second expert is within, centroids, and any embeddings by rows; little-endian."""
+        """A line of JSON, then the prices, `second_within`, the centroids, and any embeddings by rows; little-endian."""
         head, table = _head(self.num_experts, self.centroids_XF.shape[1]), b""
         if (known_by := self.embeddings) is not None:
             head = _head(self.num_experts, known_by.num_features, len(known_by.table_VF), known_by.origin)
@@ -117,7 +117,7 @@ class DocumentRouter:
 
     @property
     def root(self) -> Root:
-        """What a manifest names: the hash of `to_bytes`."""
+        """The hash of `to_bytes`, which a manifest names."""
         return router_root(self.to_bytes())
 
 
@@ -127,7 +127,7 @@ def router_root(data: bytes) -> Root:
 
 
 def _head(num_experts: int, num_features: int, num_tokens: int = 0, origin: str = "") -> dict[str, object]:
-    """Of a file without embeddings where there are no tokens."""
+    """The first line of a file; without tokens, of a file without embeddings."""
     head = {"kind": _MAGIC, "experts": num_experts, "features": num_features, "prefix": PREFIX_BYTES}
     return {**head, "tokens": num_tokens, "embeddings": origin} if num_tokens else head
 
@@ -140,13 +140,13 @@ def router_from_bytes(
     features: RouterFeatures = "grams",
     tokenizer: Tokenizer | None = None,
 ) -> DocumentRouter:
-    """A router file of a run whose manifest names this root, so many experts and these features.
+    """Parse a router file of a run whose manifest names this root, number of experts and features.
 
     Args:
-        tokenizer: the run's, for a router of embeddings that is asked about documents; None where it is only checked.
+        tokenizer: the run's, for a router of embeddings that will route documents; None if it is only checked.
 
     Raises:
-        ConfigError: another file, or one of another run.
+        ConfigError: another file, or a file of another run.
     """
     if router_root(data) != root:
         raise ConfigError(
@@ -181,8 +181,8 @@ def _parsed(line: bytes) -> dict[str, object]:
 
 
 def _expected(line: bytes, num_experts: int, features: RouterFeatures) -> tuple[int, int, dict[str, object]]:
-    """Tokens and features of a file that begins with this line, as far as they can be, and what it is to begin with: the sizes of an
-    embedding and its origin are the file's own to say.
+    """The number of tokens and features by a file's first line, as far as they are plausible, and the line expected. The file
+    itself decides the sizes of an embedding and its origin.
     """
     if features == "grams":
         return 0, NUM_GRAM_FEATURES, _head(num_experts, NUM_GRAM_FEATURES)
@@ -206,14 +206,14 @@ def fit_router(
     overlap: float = 0.0,
     embeddings: Embeddings | None = None,
 ) -> DocumentRouter:
-    """Experts as balanced clusters of these documents. On the host alone: what peers share is the file.
+    """Fit experts as balanced clusters of these documents. Run by the host only; peers share the resulting file.
 
     Args:
-        overlap: share of these documents, those that a second expert is nearest to, that two experts are trained on.
-        embeddings: by which documents are known; None for runs of bytes.
+        overlap: share of these documents on which two experts train: those nearest to a second expert.
+        embeddings: used for the features of documents; None for byte runs.
 
     Raises:
-        ConfigError: fewer documents than experts, or one that is empty or no text.
+        ConfigError: fewer documents than experts, or one that is empty or not text.
     """
     if not 1 <= num_experts <= min(MAX_EXPERTS, len(documents)):
         raise ConfigError(
@@ -231,7 +231,7 @@ def fit_router(
 
 
 def _overlapping(router: DocumentRouter, documents: Sequence[bytes], count: int) -> DocumentRouter:
-    """The router with which so many of the documents have a second expert."""
+    """The router with which this number of the documents has a second expert."""
     if router.num_experts < 2 or not count:
         return replace(router, second_within=NO_SECOND)
     seconds = sorted(int(np.sort(router.chosen(text)[1])[1]) for text in documents)
@@ -245,7 +245,7 @@ def _units(values_DF: Integers) -> Directions:
 
 
 def _spread_out(unit_DF: Directions, num_experts: int, random: np.random.Generator) -> Directions:
-    """Documents far from each other to begin with (k-means++, Arthur and Vassilvitskii 2007)."""
+    """Choose initial documents far from each other (k-means++, Arthur and Vassilvitskii 2007)."""
     chosen = [int(random.integers(len(unit_DF)))]
     while len(chosen) < num_experts:
         far_D = np.maximum(1.0 - (unit_DF @ unit_DF[chosen].T).max(axis=1), 0.0)
@@ -256,8 +256,8 @@ def _spread_out(unit_DF: Directions, num_experts: int, random: np.random.Generat
 
 
 def _balanced_prices(similar_DX: Directions) -> Directions:
-    """What each expert's similarity is lowered by so that all get about as many documents: raised where one has too many, by less each
-    time.
+    """Prices subtracted from the experts' similarities so that all get about the same number of documents. The price of an expert
+    with too many is raised, in smaller and smaller steps.
     """
     num_documents, num_experts = similar_DX.shape
     prices_X = np.zeros(num_experts)

@@ -1,7 +1,7 @@
-"""Which experts each document of a corpus is packed for, on the host: a router fitted to a sample, then every document's choice.
+"""Routes each document of a corpus to its experts, on the host: fits a router to a sample, then chooses for every document.
 
-The text is read twice, a document's beginning at a time: once for the sample, once to choose. What stays in memory is the sample, the
-choices, and for each expert the few documents that it would get next.
+The text is read twice, one document's beginning at a time: once for the sample, once to choose. Memory holds the sample, the choices,
+and for each expert the few documents that it would get next.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from averaging.data.sources.texts import Split, Text
 from protocol.errors import ConfigError
 
 SAMPLE_DOCUMENTS: Final = 2048
-"""That a router is fitted to: enough for some hundreds an expert, and a few seconds' work."""
+"""Number of documents that a router is fitted to: some hundreds per expert, and little work."""
 
 LEAST_DOCUMENTS: Final = 16
-"""An expert that gets fewer learns them by heart (OpenDiPaCo saw experts collapse as they grew more on the same data)."""
+"""Smallest number of training documents of an expert. With fewer, it memorises them (in OpenDiPaCo experts collapsed as their
+number grew on the same data).
+"""
 
 OVERLAP: Final = 0.25
-"""Share of the documents that two experts are trained on."""
+"""Share of the documents on which two experts train."""
 
 FitEmbeddings = Callable[[Sequence[bytes]], Embeddings]
-"""Embeddings by which documents like these are known."""
+"""Returns the embeddings used for the features of documents like these."""
 
 ReadTexts = Callable[[], Iterable[Text]]
-"""The pieces of all documents, the same each time."""
+"""Returns the pieces of all documents, the same each time."""
 
 
 @dataclass(frozen=True)
 class Routing:
-    """A router, and of each document, in the order of the texts, the experts that it is packed for, its own first."""
+    """A router, and for each document, in the order of the texts, its experts, nearest first."""
 
     router: DocumentRouter
     choices: Sequence[tuple[int, ...]]
@@ -51,21 +53,21 @@ def route_documents(
     least_documents: int = LEAST_DOCUMENTS,
     embeddings: FitEmbeddings | None = None,
 ) -> Routing:
-    """Fit a router to a sample of the training documents, and send every document where it belongs.
+    """Fit a router to a sample of the training documents, and route every document.
 
-    A document for training is its first expert's, and its second's where that is about as near; an expert that has fewer than
-    `least_documents` then gets the nearest of the others' beside. What is measured on belongs to one expert.
+    A training document goes to its nearest expert, and to its second expert if that is almost as near. An expert with fewer than
+    `least_documents` then also gets the nearest documents of others. A held-out document belongs to one expert.
 
     Args:
-        read: of the corpus.
+        read: returns the corpus.
         num_experts: of the run.
         seed: of the clustering.
-        overlap: share of the documents that two experts are trained on.
-        least_documents: for training, of each expert.
-        embeddings: of the sample, by which documents are known; None for runs of bytes.
+        overlap: share of the documents on which two experts train.
+        least_documents: smallest number of training documents of each expert.
+        embeddings: makes embeddings from the sample, for document features; None for byte runs.
 
     Raises:
-        ConfigError: a document that is empty or no text, or too few documents.
+        ConfigError: a document that is empty or not text, or too few documents.
     """
     sample = _sample(read())
     if len(sample) < least_documents:
@@ -80,7 +82,7 @@ def route_documents(
 
 
 def route_with(router: DocumentRouter, read: ReadTexts, *, least_documents: int = LEAST_DOCUMENTS) -> Routing:
-    """As `route_documents`, with a router that is there already."""
+    """Like `route_documents`, with an existing router."""
     choices: list[tuple[int, ...]] = []
     next_ones = [_NextOnes(least_documents) for _ in range(router.num_experts)]
     counts = [0] * router.num_experts
@@ -108,7 +110,7 @@ def _offer(number: int, chosen: Sequence[int], farther_X: Integers, next_ones: S
 
 @dataclass
 class _NextOnes:
-    """The documents of others that are nearest to an expert, at most so many."""
+    """The other experts' documents that are nearest to an expert, up to a limit."""
 
     most: int
     _heap: list[tuple[int, int]] = field(default_factory=list)
@@ -119,13 +121,13 @@ class _NextOnes:
             heapq.heappop(self._heap)
 
     def nearest(self, count: int) -> list[int]:
-        """Of the documents' numbers; the earlier one where two are as near."""
+        """The numbers of the nearest documents; the earlier one first if two are equally near."""
         return [-negative for _, negative in sorted(self._heap, reverse=True)[:count]]
 
 
 @contextmanager
 def _of_document(number: int, beginning: Beginning) -> Iterator[None]:
-    """Say which document an error is about."""
+    """Add the document's name to an error."""
     try:
         yield
     except ConfigError as error:
@@ -135,7 +137,7 @@ def _of_document(number: int, beginning: Beginning) -> Iterator[None]:
 
 
 def _sample(texts: Iterable[Text]) -> list[bytes]:
-    """Beginnings of training documents, those with the lowest hashes: the same ones in whatever order they come."""
+    """Beginnings of the training documents with the lowest hashes. Their order does not matter."""
     heap: list[tuple[int, bytes]] = []
     for number, beginning in enumerate(document_prefixes(texts)):
         prefix = beginning.prefix
@@ -151,7 +153,9 @@ def _sample(texts: Iterable[Text]) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Of a document, as far as a router looks; its part of the data, and what errors call it, empty where that is its number alone."""
+    """The beginning of a document, as far as a router reads; its part of the data, and its name in errors, empty if it has only a
+    number.
+    """
 
     prefix: bytes
     split: Split
@@ -169,7 +173,7 @@ def document_prefixes(texts: Iterable[Text]) -> Iterator[Beginning]:
 
 
 def without_empty(texts: Iterable[Text]) -> Iterator[Text]:
-    """The documents that say something: what a host chooses by hand has no empty ones, libraries of source text do."""
+    """Documents that are not empty. Text chosen by a host has no empty files, but libraries of source text do."""
     held: list[Text] = []
     says = False
     for text in texts:

@@ -1,4 +1,4 @@
-"""An expert's share of the packed data, for those who hold it, and the router that sent it there."""
+"""An expert's share of the packed data, for its holders, and the router that selected it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from protocol.run.experts_section import RouterFeatures
 
 
 def expert_shards(dataset: DatasetManifest, expert: int, split: Split = "train") -> Sequence[ShardEntry]:
-    """The shards of an expert's documents, in order: its holders' windows lie in them (averaging/data/assignment.py).
+    """The shards of an expert's documents, in order. Its holders read their windows from them (averaging/data/assignment.py).
 
     Raises:
-        ConfigError: the data set was packed for no such expert.
+        ConfigError: the data set was not packed for this expert.
     """
     num_experts = dataset.router.num_experts if dataset.router else 0
     if not 0 <= expert < num_experts:
@@ -27,10 +27,10 @@ def expert_shards(dataset: DatasetManifest, expert: int, split: Split = "train")
 
 
 def check_each_expert(dataset: DatasetManifest, window_tokens: int) -> None:
-    """Refuse data in which an expert has less than a window to train or to be measured on.
+    """Reject data in which an expert has less than a window for training or for evaluation.
 
     Raises:
-        ConfigError: one has.
+        ConfigError: an expert has too little text.
     """
     num_experts = dataset.router.num_experts if dataset.router else 0
     splits: tuple[tuple[str, Split], ...] = (("training", "train"), ("held-out", "heldout"))
@@ -53,14 +53,14 @@ def read_router(
     features: RouterFeatures = "grams",
     tokenizer: Tokenizer | None = None,
 ) -> DocumentRouter:
-    """The data set's router, for a run of so many experts and these features. Blocks.
+    """The data set's router, for a run with this number of experts and these features. Blocks.
 
     Args:
-        tokenizer: the run's, for a router of embeddings that is asked about documents; None where it is only checked.
+        tokenizer: the run's, for a router of embeddings that will route documents; None if it is only checked.
 
     Raises:
         ConfigError: the data set has none, or one of another run.
-        StorageError: its file is not here.
+        StorageError: its file is not in the cache.
     """
     entry = dataset.router
     if entry is None:

@@ -1,6 +1,7 @@
-"""Text to shards, in one pass: a shard of each part and a piece of text are in memory, however much text there is.
+"""Packs text into shards in one pass. Memory holds one shard of each part and one piece of text, however long the text is.
 
-Weights to start with become shards, too. Text for experts is packed apart for each, a document that two are trained on for both.
+Initial weights become shards, too. Text for experts is packed separately for each expert; a document of two experts is packed
+twice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _VALUE_BYTES: Final = 4
 
 _SPLITS: Final[tuple[Split, ...]] = ("train", "heldout", "prose")
 _TOLD_SPLITS: Final[tuple[Split, ...]] = ("train", "heldout")
-"""Of which there must be some."""
+"""Parts that must not be empty."""
 
 
 def token_bytes(vocab_size: int) -> TokenBytes:
@@ -48,7 +49,7 @@ def token_bytes(vocab_size: int) -> TokenBytes:
 
 
 class _ShardWriter:
-    """The shards of one part, each written as soon as it is full."""
+    """The shards of one part, each written when it is full."""
 
     def __init__(
         self, folder: Path, split: ShardPart, size: TokenBytes, shard_bytes: int, expert: int | None = None
@@ -60,7 +61,7 @@ class _ShardWriter:
         self.entries: list[ShardEntry] = []
         self.num_documents = 0
         self.num_own = 0
-        """Of the documents those whose first expert this is: each document of the data set counts once."""
+        """Number of documents whose nearest expert this is: each document of the data set counts once."""
         self.num_text_bytes = 0
 
     def add(self, tokens: Tokens, num_text_bytes: int) -> None:
@@ -94,14 +95,14 @@ _Parts = Mapping[tuple[Split, int | None], _ShardWriter]
 
 @dataclass(frozen=True)
 class Packing:
-    """What a data set is packed with, beside its text.
+    """The settings of packing, except for its text.
 
     Attributes:
         shard_bytes: length of every shard but the last one of each part.
-        source: what the manifest calls the source.
+        source: the source's name in the manifest.
         licence: of the text.
-        start: bytes of the weights to start with, little-endian float32; they become the last shards.
-        routing: which experts each document is packed for; None where the run has none.
+        start: bytes of the initial weights, little-endian float32; they become the last shards.
+        routing: the experts of each document; None in a run without experts.
     """
 
     shard_bytes: int
@@ -112,7 +113,7 @@ class Packing:
 
     @property
     def experts(self) -> list[int | None]:
-        """Whose text is packed apart; None stands for everybody's where the run has no experts."""
+        """The experts whose text is packed separately. None stands for all text in a run without experts."""
         return [None] if self.routing is None else list(range(self.routing.router.num_experts))
 
 
@@ -122,18 +123,18 @@ _Seen = Callable[[Text], None]
 def pack(
     texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, packing: Packing, seen: _Seen = lambda _: None
 ) -> DatasetManifest:
-    """Write the tokens of the texts, and weights to start with, as shards into `folder`; returns the manifest, which is written last.
+    """Write the tokens of the texts and the initial weights as shards into `folder`. Returns the manifest, which is written last.
 
     Args:
         texts: documents, piece by piece.
-        tokenizer: cuts them.
-        folder: is made where it is not there.
-        packing: with what.
-        seen: is told of every piece, as it goes by.
+        tokenizer: encodes them.
+        folder: created if it does not exist.
+        packing: the settings.
+        seen: called with every piece.
 
     Raises:
-        ConfigError: no document for training or none kept for evaluation, of all or of an expert; another number of documents than
-            were routed; or what the texts raise.
+        ConfigError: no document for training or for evaluation, in all or for an expert; another number of documents than were
+            routed; or an error of the texts.
         StorageError: the folder cannot be written.
     """
     try:
@@ -149,7 +150,7 @@ def pack(
 
 
 def _write_texts(texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, packing: Packing, seen: _Seen) -> _Parts:
-    """The shards of every part, all written; in the order of the manifest."""
+    """Write the shards of every part, and return them in the order of the manifest."""
     size, routing = token_bytes(tokenizer.vocab_size), packing.routing
     end = np.array([tokenizer.end], dtype=f"u{size}")
     parts = {
@@ -176,7 +177,7 @@ def _write_texts(texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, pack
 
 
 def _write_beside(parts: _Parts, tokenizer: Tokenizer, folder: Path, packing: Packing) -> DatasetManifest:
-    """Everything but the text; returns what there is to the manifest. Raises ConfigError as `pack`."""
+    """Write everything but the text. Returns the whole data set's manifest. Raises ConfigError as `pack`."""
     num_documents = _checked_documents(parts, packing.experts)
     has_words = tokenizer.file is not None
     return DatasetManifest(
@@ -219,7 +220,7 @@ def _write_start(start: memoryview, folder: Path, shard_bytes: int) -> list[Shar
 
 
 def _checked_documents(parts: _Parts, experts: Sequence[int | None]) -> int:
-    """How many documents there are for training and evaluation, each counted once; some of each, for each expert."""
+    """Number of documents for training and evaluation, each counted once. Every expert must have some of each."""
     num_train, num_heldout = (sum(parts[split, expert].num_own for expert in experts) for split in _TOLD_SPLITS)
     if not num_train + num_heldout:
         raise ConfigError("data: there is no text in it", "documents with text", "check data.glob and data.field")
@@ -236,7 +237,7 @@ def _checked_documents(parts: _Parts, experts: Sequence[int | None]) -> int:
 
 
 def _text_bytes(parts: _Parts, experts: Sequence[int | None]) -> TextBytes:
-    """Of these experts together, as often as a document was packed."""
+    """Bytes of text of these experts together; a document that was packed twice counts twice."""
     return TextBytes(**{split: sum(parts[split, expert].num_text_bytes for expert in experts) for split in _SPLITS})
 
 

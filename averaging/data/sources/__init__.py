@@ -1,1 +1,1 @@
-"""Where text comes from: files, JSON lines, parquet, data sets."""
+"""Sources of text: files, JSON lines, parquet, data sets."""

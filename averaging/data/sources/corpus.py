@@ -1,4 +1,4 @@
-"""Where text comes from: Python's standard library on this machine, or files by a pattern. Only the host reads it."""
+"""Text from Python's standard library on this machine, or from files by a pattern. Only the host reads it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LEFT_OUT: Final = frozenset(
         "idle_test",
     ]
 )
-"""Tests would be two thirds of the text; encodings and pydoc_data are tables and a second copy of the reference."""
+"""Tests would be two thirds of the text. encodings and pydoc_data hold tables and a second copy of the reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,9 @@ class Document:
 
 
 def is_heldout(name: str, heldout_every: int) -> bool:
-    """One file in so many, by the hash of its name: the same split wherever the same file is."""
+    """Whether the hash of a file's name selects it for evaluation, one in `heldout_every`. The split is the same on every
+    machine.
+    """
     return int.from_bytes(sha256(name.encode()).digest()[:8], "big") % heldout_every == 0
 
 
@@ -66,9 +68,9 @@ def python_stdlib_documents(heldout_every: int = 20) -> Sequence[Document]:
 
 
 def python_topics() -> Sequence[str]:
-    """English prose beside the library's source: the help topics, cut out of the reference manual. Empty where they are missing.
+    """English prose that comes with the library: the help topics, taken from the reference manual. Empty if they are missing.
 
-    The file is read as data: its dictionary of strings, nothing of it is run.
+    The file is parsed as data, a dictionary of strings. Nothing of it is run.
     """
     path = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
     try:
@@ -95,7 +97,7 @@ def text_documents(pattern: str, heldout_every: int = 20, base: Path | None = No
 
 
 def matching_files(pattern: str, base: Path, key: str = "data.glob") -> list[Path]:
-    """Files that match a pattern relative to `base`, sorted by name; `key` of run.toml holds the pattern.
+    """Files that match a pattern relative to `base`, sorted by name. `key` is the pattern's key in run.toml.
 
     Raises:
         ConfigError: nothing matches.

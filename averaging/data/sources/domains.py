@@ -1,7 +1,7 @@
-"""Text of four kinds that every install of Potluck has: what experts can be shown to differ on without fetching anything.
+"""Text of four kinds that comes with every install of Potluck, to show that experts specialise without a download.
 
-Python is its own library; English the docstrings of torch and numpy, a document a module; C++ torch's headers; stubs the type stubs of
-both. Files are read, none is imported.
+Python is its own library; English the docstrings of torch and numpy, one document per module; C++ torch's headers; stubs the type
+stubs of both. Files are read, and none is imported.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from averaging.data.sources.texts import Text
 from protocol.errors import ConfigError, MachineError
 
 LEAST_BYTES: Final = 512
-"""A shorter document tells little."""
+"""Shorter documents are left out."""
 
 MOST_BYTES: Final = 16384
-"""A longer one is cut after a line: no generated file shall be most of a domain."""
+"""Longer documents are cut at a line's end, so that no generated file dominates a domain."""
 
 _PACKAGES: Final = ("numpy", "torch")
 
 
 @dataclass(frozen=True, slots=True)
 class DomainDocument:
-    """A document of a domain: the name of the file that it is from, its text, and whether it is kept for evaluation."""
+    """A document of a domain: the name of its file, its text, and whether it is kept for evaluation."""
 
     name: str
     data: bytes
@@ -40,8 +40,8 @@ class DomainDocument:
 
 @lru_cache(maxsize=4)
 def domain_documents(domain: str, most: int, heldout_every: int = 20) -> Sequence[DomainDocument]:
-    """At most so many documents of a domain, the same ones on every machine with the same packages: those whose names have the lowest
-    hashes. They are kept in memory: a host reads them several times, and finding docstrings takes seconds.
+    """Up to `most` documents of a domain, those whose names have the lowest hashes. They are the same on every machine with the
+    same packages. They are cached, because a host reads them several times and finding docstrings is slow.
 
     Raises:
         ConfigError: no such domain.
@@ -62,7 +62,7 @@ def domain_documents(domain: str, most: int, heldout_every: int = 20) -> Sequenc
 
 
 def domain_texts(domains: Sequence[str], most: int, heldout_every: int = 20) -> Iterator[Text]:
-    """The documents of several domains, at most so many of each, in turn. Raises as `domain_documents`."""
+    """The documents of several domains in turn, up to `most` of each. Raises as `domain_documents`."""
     rows = [domain_documents(domain, most, heldout_every) for domain in domains]
     for place in range(max(map(len, rows))):
         for row in rows:
@@ -77,7 +77,7 @@ def _cut(data: bytes) -> bytes:
 
 
 def _text(domain: str, path: Path) -> bytes:
-    """UTF-8; empty where the file holds none."""
+    """The text as UTF-8; empty if the file has none."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:
@@ -88,7 +88,7 @@ def _text(domain: str, path: Path) -> bytes:
 
 
 def _docstrings(text: str) -> str:
-    """Of a module, its classes and its functions, in the order of the file."""
+    """The docstrings of a module, its classes and its functions, in the order of the file."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -118,4 +118,4 @@ DOMAINS: Final[Mapping[str, Callable[[], Iterator[tuple[str, Path]]]]] = Mapping
         "stubs": lambda: _in_packages("*.pyi"),
     }
 )
-"""The files of each domain with names that are the same on every machine."""
+"""The files of each domain, with names that are the same on every machine."""

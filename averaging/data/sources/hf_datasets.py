@@ -1,7 +1,8 @@
-"""Data sets of Hugging Face: a folder that `save_to_disk` wrote, or one from the Hub. Needs `datasets`, on such a host alone.
+"""Data sets of Hugging Face: a folder that `save_to_disk` wrote, or one from the Hub. Only a host that uses them needs
+`datasets`.
 
-The library reads them, a batch of rows at a time out of its memory-mapped files. No code comes with a data set: releases that
-would run a data set's own script, or unpickle its files, are refused.
+The library reads them in batches of rows from its memory-mapped files. No code of a data set is run: releases of the library that
+would run a data set's script, or unpickle its files, are refused.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _FIRST_RELEASE: Final = 5
-"""Older releases may load pickle files, and before 4 the Python scripts of a data set."""
+"""Older releases may load pickle files and, below 4, Python scripts of a data set."""
 
 _ROWS_AT_ONCE: Final = 64
-"""Rows may be long: so few at a time keep memory small, and more would not be faster."""
+"""Rows may be long. Small batches keep memory small, and larger ones would not be faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedDataset:
-    """A folder on this machine; `split` is the one to read where it holds several."""
+    """A folder on this machine. `split` selects one if it has several."""
 
     folder: Path
     split: str
@@ -36,7 +37,7 @@ class SavedDataset:
         return str(self.folder)
 
     def check(self) -> None:
-        """Raises ConfigError where there is no such folder, or one of another kind."""
+        """Raises ConfigError if there is no such folder, or a folder of another kind."""
         if not self.folder.is_dir():
             raise ConfigError(f"data.dataset: no folder {self}", "one that save_to_disk wrote", "check data.dataset")
         if not any((self.folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
@@ -47,14 +48,14 @@ class SavedDataset:
             )
 
     def num_bytes(self) -> int:
-        """Length of its files of rows. Raises OSError: one is gone or cannot be looked at."""
+        """Length of its files of rows. Raises OSError if one is gone or cannot be read."""
         split = self.folder / self.split
         return sum(path.stat().st_size for path in (split if split.is_dir() else self.folder).glob("*.arrow"))
 
 
 @dataclass(frozen=True, slots=True)
 class HubDataset:
-    """A data set on the Hugging Face Hub, "OWNER/NAME"; `configuration` is empty where it has one only."""
+    """A data set on the Hugging Face Hub, "OWNER/NAME". `configuration` is empty if it has only one."""
 
     name: str
     configuration: str
@@ -65,11 +66,11 @@ class HubDataset:
 
 
 def read_dataset(place: SavedDataset | HubDataset, column: str, heldout_every: int) -> Iterator[Text]:
-    """The text column of every row, in order; texts without a character are passed over. One from the Hub is fetched first.
+    """The text column of every row, in order. Empty texts are left out. A data set from the Hub is downloaded first.
 
     Raises:
         ConfigError: no such data set, split or column, or a row without text; names the row.
-        MachineError: it cannot be read to its end, or no `datasets` of a release that can be trusted.
+        MachineError: it cannot be read to its end, or `datasets` is missing or of an unsafe release.
         UnreachableError: the Hub does not answer.
     """
     dataset = _open_saved(place) if isinstance(place, SavedDataset) else _fetch(place)
@@ -86,7 +87,7 @@ def _values(dataset: Dataset, place: SavedDataset | HubDataset) -> Iterator[obje
     number = 0
     try:
         for batch in dataset.with_format("arrow").iter(_ROWS_AT_ONCE):
-            # What is mapped from a file was not looked at by anybody: an offset out of bounds would end the process.
+            # Mapped data is not validated by the library: an offset out of bounds would crash the process.
             batch.validate(full=True)
             for value in batch.column(0):
                 number += 1

@@ -1,4 +1,4 @@
-"""JSON lines, plain or compressed with gzip: one object a line, its text in one field. A line at a time is in memory."""
+"""JSON lines, plain or compressed with gzip: one object per line, its text in one field. Memory holds one line at a time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ENDINGS: Final = (".jsonl", ".jsonl.gz")
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 _MAX_LINE_BYTES: Final = 6 * MAX_DOCUMENT_BYTES
-"""JSON may write a byte of text as six, and the other fields are dropped."""
+"""JSON may take six bytes for one byte of text. Other fields are dropped."""
 
 
 def read_jsonl(paths: Sequence[Path], field: str, heldout_every: int) -> Iterator[Text]:
-    """The text field of every line of every file, in order; lines without anything and texts without a character are passed over.
+    """The text field of every line of every file, in order. Empty lines and empty texts are left out.
 
     Raises:
-        ConfigError: a file of another kind, or a line that holds no such text; names file and line.
+        ConfigError: a file of another kind, or a line without such a text; names file and line.
         MachineError: a file that cannot be read to its end.
     """
     for path in paths:

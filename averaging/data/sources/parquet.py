@@ -1,4 +1,4 @@
-"""Parquet files: the text in one column, read a page at a time. Needs pyarrow, which only a host with such a source installs."""
+"""Parquet files: the text in one column, read a page at a time. Only a host with such a source needs pyarrow."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ ENDINGS: Final = (".parquet",)
 _MAGIC: Final = b"PAR1"
 
 _ROWS_AT_ONCE: Final = 64
-"""Rows may be long: so few at a time keep memory small, and more would not be faster."""
+"""Rows may be long. Small batches keep memory small, and larger ones would not be faster."""
 
 _READ_BYTES: Final = 1 << 20
-"""Without a bound pyarrow reads a column of a whole row group at once, which is often hundreds of megabytes."""
+"""Buffer size. Without it pyarrow reads a column of a whole row group at once, which is often very large."""
 
 
 def read_parquet(paths: Sequence[Path], column: str, heldout_every: int) -> Iterator[Text]:
-    """The text column of every row of every file, in order; texts without a character are passed over.
+    """The text column of every row of every file, in order. Empty texts are left out.
 
     Raises:
         ConfigError: a file of another kind or without such a column, or a row without text; names file and row.
-        MachineError: a file that cannot be read to its end, or no pyarrow.
+        MachineError: a file that cannot be read to its end, or pyarrow is missing.
     """
     for path in paths:
         for number, value in enumerate(_values(path, column), 1):

@@ -1,4 +1,4 @@
-"""The `[data]` section of run.toml as a stream of documents. Only the host reads them; peers get shards."""
+"""Opens the `[data]` section of run.toml as a stream of documents. Only the host reads them; peers get shards."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from protocol.errors import ConfigError, StorageError
 from protocol.run.data_section import HUB_PREFIX, DataSection
 
 DOMAIN_DOCUMENTS: Final = 300
-"""Of each domain at most: a demo's worth."""
+"""Largest number of documents of each domain; enough for a demo."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Text that can be read from its beginning as often as need be: a tokenizer may be trained on it first.
+    """Text that can be read from its beginning any number of times: a tokenizer may be trained on it first.
 
     Attributes:
         licence: of the text.
-        texts: what is trained on and what is kept for evaluation.
-        prose: what is only evaluated on; nothing where there is none.
+        texts: returns the documents for training and evaluation.
+        prose: returns documents for evaluation only; empty if there are none.
     """
 
     licence: str
@@ -39,7 +39,7 @@ class Source:
 
 
 def open_source(data: DataSection, base: Path) -> Source:
-    """What the section names; files are relative to `base`.
+    """Open the source that the section names. Files are relative to `base`.
 
     Raises:
         ConfigError: no such files, or files of another kind.
@@ -50,16 +50,18 @@ def open_source(data: DataSection, base: Path) -> Source:
 
 
 def source_bytes(data: DataSection, base: Path) -> int:
-    """Length of all files that the section names, without reading them, of domains at most; 0 for a data set that has to be fetched
-    first.
+    """Total length of the section's files, without reading them; an upper bound for domains; 0 for a data set that must be
+    downloaded.
 
     Raises:
         ConfigError, MachineError: as `open_source`.
-        StorageError: a file is gone or cannot be looked at.
+        StorageError: a file is gone or cannot be read.
     """
     try:
         num_bytes = sum(path.stat().st_size for path in _paths(data, base))
-        num_bytes += len(data.domain_names) * DOMAIN_DOCUMENTS * MOST_BYTES  # at most: what is in them is not looked at
+        num_bytes += (
+            len(data.domain_names) * DOMAIN_DOCUMENTS * MOST_BYTES
+        )  # an upper bound: their contents are not read
         dataset = _dataset(data, base)
         return num_bytes + (dataset.num_bytes() if isinstance(dataset, SavedDataset) else 0)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A document on its way into the packed data: pieces of bounded length, each with the part of the data that it belongs to."""
+"""Documents on their way into the packed data: pieces of bounded length, each with its part of the data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from protocol.errors import ConfigError, MachineError
 Split = Literal["train", "heldout", "prose"]
 
 PIECE_BYTES: Final = 1 << 20
-"""Files are read in pieces of about this length: a long one costs no more memory than a short one."""
+"""Approximate length of a piece. A long file takes no more memory than a short one."""
 
 MAX_DOCUMENT_BYTES: Final = 64 << 20
-"""A row or line is held in memory whole. One that is longer is most likely no document but a file of another kind."""
+"""A row or line is held in memory whole. A longer one is most likely not a document but a file of another kind."""
 
 _LONGEST_CHARACTER_BYTES: Final = 4
 
@@ -27,7 +27,7 @@ _TEXT_KINDS: Final = frozenset(["string", "large_string"])
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of a document; `is_last` says that the document ends with it, `place` names it in errors where it has a name."""
+    """A piece of a document. `is_last` marks the document's last piece; `place` is its name in errors, if it has one."""
 
     data: bytes
     split: Split
@@ -36,12 +36,14 @@ class Text:
 
 
 def split_by_content(data: bytes, heldout_every: int) -> Split:
-    """One document in so many, by the hash of its text: the same split in any order, and copies of one text in one part."""
+    """The split by the hash of the text, one document in `heldout_every` held out. It does not depend on the order, and copies of
+    a text are in the same part.
+    """
     return "heldout" if int.from_bytes(sha256(data).digest()[:8], "big") % heldout_every == 0 else "train"
 
 
 def one_document(text: str, place: str, heldout_every: int) -> Text:
-    """A row or line as a document; `place` names it in errors.
+    """A row or line as a document. `place` is its name in errors.
 
     Raises:
         ConfigError: half of a surrogate pair, or too long.
@@ -60,16 +62,17 @@ def one_document(text: str, place: str, heldout_every: int) -> Text:
 
 
 def too_long(place: str) -> ConfigError:
-    """The error for a line or row that is no document."""
+    """The error for a line or row that is too long to be a document."""
     limit = f"at most {MAX_DOCUMENT_BYTES >> 20} MiB of text in one document"
     return ConfigError(f"{place} is too long", limit, "split it into several")
 
 
 def check_column(place: str, kinds: Mapping[str, str], column: str) -> None:
-    """Refuse a table without such a column of text; `kinds` are Arrow's types of its columns by name, `place` names it in errors.
+    """Reject a table without such a column of text. `kinds` are Arrow's types of its columns by name, `place` is its name in
+    errors.
 
     Raises:
-        ConfigError: there is none, or it holds something else.
+        ConfigError: the column is missing, or is not text.
     """
     if column not in kinds:
         known = ", ".join(list(kinds)[:8])[:120] or "none"
@@ -89,22 +92,22 @@ def not_installed(package: str, purpose: str) -> MachineError:
 
 
 def read_files(documents: Sequence[Document], *, is_utf8: bool) -> Iterator[Text]:
-    """The text of whole files, each a document, in order.
+    """The text of whole files in order, one document each.
 
     Args:
         documents: the files.
-        is_utf8: whether they must be UTF-8: the byte tokenizer takes any bytes, others take characters.
+        is_utf8: whether they must be UTF-8. The byte tokenizer takes any bytes; others take characters.
 
     Raises:
         MachineError: a file cannot be read.
-        ConfigError: bytes that are no UTF-8, where they must be.
+        ConfigError: bytes that must be UTF-8 and are not.
     """
     for document in documents:
         yield from _read_file(document.path, "heldout" if document.is_heldout else "train", is_utf8)
 
 
 def read_prose(paths: Sequence[Path], *, is_utf8: bool) -> Iterator[Text]:
-    """The text of files that are measured and never trained on. Raises as `read_files`."""
+    """The text of files for evaluation only. Raises as `read_files`."""
     for path in paths:
         yield from _read_file(path, "prose", is_utf8)
 
@@ -136,7 +139,7 @@ def cut_pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _character_end(data: bytes) -> int:
-    """The place of the last first byte of a character; the end where there is none near it."""
+    """Start of the last character; the end if no start is near it."""
     for back in range(1, min(_LONGEST_CHARACTER_BYTES, len(data) - 1) + 1):
         if data[-back] & 0xC0 == 0xC0:
             return len(data) - back

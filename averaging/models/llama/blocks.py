@@ -45,7 +45,7 @@ def rotate(x_BTHE: torch.Tensor, table_TE2: torch.Tensor) -> torch.Tensor:
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to the stream."""
+    """Attention and feed-forward, each after a norm and added to the stream."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -69,12 +69,12 @@ class Layer(nn.Module):
         return x_BTD + (fed if drop is None else drop(fed))
 
     def feed(self, y_BTD: torch.Tensor) -> torch.Tensor:
-        """The feed-forward alone, (B, T, D) to (B, T, D)."""
+        """Only the feed-forward, (B, T, D) to (B, T, D)."""
         fed: torch.Tensor = self.w_down(functional.silu(self.w_gate(y_BTD)) * self.w_up(y_BTD))
         return fed
 
     def attend(self, y_BTD: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """The attention alone, (B, T, D) to (B, T, D), causal."""
+        """Only the attention, (B, T, D) to (B, T, D), causal."""
         config = self._config
         batch, num_tokens, _ = y_BTD.shape
         q = rotate(self.wq(y_BTD).view(batch, num_tokens, config.num_heads, config.head_dim), table).transpose(1, 2)

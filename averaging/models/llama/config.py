@@ -1,7 +1,7 @@
 """The Llama decoder's numbers and the tensors that follow from them, without any tensor library.
 
-Root-mean-square norms, rotary positions, SwiGLU, grouped-query attention (Llama 2, 2307.09288, section 2.2). A run sets numbers;
-the code is what each peer has installed.
+Root-mean-square norms, rotary positions, SwiGLU, grouped-query attention (Llama 2, 2307.09288, section 2.2). A run sets the
+numbers; the code is part of each peer's installation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LlamaConfig(BaseModel):
     """Base of the rotary positions. Raise it for long contexts."""
 
     norm_eps: Annotated[float, Field(gt=0.0, le=1e-2)] = 1e-5
-    """What norms add before they divide, against division by zero."""
+    """A small number added before norms divide, against division by zero."""
 
     is_tied: bool = True
     """Whether embedding and output share one matrix. Runs of stages need false, since the two are in different stages."""
@@ -73,14 +73,15 @@ class LlamaConfig(BaseModel):
 
     @property
     def layer_kept_values(self) -> int:
-        """Values a token that one layer keeps for its backward pass: inputs of norms and projections, rotated queries, keys and values
-        in all heads, what attention gives, a norm's or a head's one number, and four times the feed-forward's inner width.
+        """Values per token that one layer keeps for its backward pass. These are the inputs of norms and projections, the rotated
+        queries, keys and values in all heads, the attention's output, one number per norm and per head, and four times the
+        feed-forward's inner width.
         """
         return 10 * self.dim + 4 * self.ffn_dim + self.num_heads + 2
 
     @property
     def takes_experts(self) -> bool:
-        """Always: an expert is one more SwiGLU (peer/models/mixture.py)."""
+        """Always true: an expert is one more SwiGLU (peer/models/mixture.py)."""
         return True
 
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -110,7 +111,7 @@ CONFIG: Final = LlamaConfig
 
 
 def require_llama(config: ModelConfig) -> LlamaConfig:
-    """The same numbers, for what only this family has: experts.
+    """The config as LlamaConfig, for experts, which only this family supports.
 
     Raises:
         LocalProtocolError: a model of another family.

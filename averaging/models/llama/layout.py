@@ -1,7 +1,7 @@
 """The Llama decoder in the layout that Hugging Face calls Llama: names of tensors, and config.json.
 
-Shapes are the same on both sides, and so is the order of a head's values (rotary positions turn its two halves against each
-other), so nothing is transposed or permuted: only the names differ.
+Only the names differ. Shapes are the same on both sides, and so is the order of a head's values (rotary positions turn its two
+halves against each other), so nothing is transposed or permuted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _KEYS: Final = {
 """Keys of config.json, and the keys of run.toml's [model] that must have the same value."""
 
 _FIXED: Final = ("model_type", "hidden_act", "attention_bias", "mlp_bias")
-"""Keys of config.json that must say what the decoder is; it has no other kind."""
+"""Keys of config.json with a fixed value; the decoder has no variants."""
 
 
 class LlamaLayout:
@@ -60,7 +60,7 @@ class LlamaLayout:
         return f"model.layers.{layer}.{_LAYER_NAMES[part]}.weight"
 
     def config_json(self, config: LlamaConfig, end: int | None = None) -> dict[str, object]:
-        """What config.json says of a float32 model with these numbers, and of `end`, the token that ends a text."""
+        """The contents of config.json for a float32 model with this config. `end` is the token that ends a text."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -88,10 +88,10 @@ class LlamaLayout:
         }
 
     def check_config_json(self, file: Path, found: Mapping[str, object], config: LlamaConfig) -> None:
-        """Refuse a checkpoint of another model.
+        """Reject a checkpoint of another model.
 
         Raises:
-            ConfigError: it says other numbers than `config`, or what this decoder cannot be.
+            ConfigError: its numbers differ from `config`, or this decoder does not support it.
         """
         found = _found_numbers(found)
         expected = self.config_json(config)
@@ -113,7 +113,7 @@ class LlamaLayout:
             raise ConfigError(f"{file}: head_dim is {found['head_dim']}", f"{config.head_dim}, which is dim over heads")
 
     def may_be_left_out(self, name: str, config: LlamaConfig) -> bool:
-        """Tables of rotary frequencies are computed, and a tied head is the embedding."""
+        """True for tables of rotary frequencies, which are computed, and for a tied head, which is the embedding."""
         return name.endswith("rotary_emb.inv_freq") or (config.is_tied and name == "lm_head.weight")
 
 
@@ -121,7 +121,7 @@ LAYOUT: Final[Layout[LlamaConfig]] = LlamaLayout()
 
 
 def _found_numbers(values: Mapping[str, object]) -> dict[str, object]:
-    """config.json's values, and for what it leaves out the defaults of that layout."""
+    """The values of config.json, with the layout's defaults for missing keys."""
     rope = next((r for r in (values.get("rope_parameters"), values.get("rope_scaling")) if isinstance(r, dict)), {})
     dim, heads = values.get("hidden_size"), values.get("num_attention_heads")
     head_dim = dim // heads if isinstance(dim, int) and isinstance(heads, int) and heads else None

@@ -1,1 +1,1 @@
-"""A peer as member or keeper of a lane."""
+"""A peer as a member or the keeper of a lane."""

@@ -1,6 +1,8 @@
-"""The keeper of lanes: hears their members, decides by protocol/pipeline/lanes/lane_machine.py, and tells them.
+"""The keeper of lanes. It hears their members, decides by protocol/pipeline/lanes/lane_machine.py, and gives orders to the
+members.
 
-A keeper is any peer that all members of a lane are told of; it need not be a member. Where it goes, its lanes end without weight.
+A keeper is any peer that all members of a lane know; it need not be a member. If the keeper is lost, its lanes end without
+weight.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ log = structlog.get_logger()
 TICK_S: Final = 0.1
 GOODBYE_WITHIN_S: Final = 5.0
 GIVEN_WITHIN_S: Final = 3.0
-"""A round waits so long for the parts of a lane that ended: the commit of a stage that has its part, beside one that has not, would
-count the lane at some stages alone.
+"""How long a round waits for the shares of a dissolved lane. If one stage committed without its share and another with it, the
+lane would count at some stages only.
 """
 
 Spares = Callable[[], tuple[tuple[PeerId, frozenset[int]], ...]]
-"""Who could take a place, and at which stages, the best first."""
+"""Peers that could take a seat, each with the stages it could serve, best first."""
 
 SpareHeard = Callable[[PeerId, msg.LaneSpare], str]
-"""(who serves no lane, what it says) to why nobody here has a use for it; empty where somebody does."""
+"""Maps (spare peer, its announcement) to why no keeper here can use it; empty if one can."""
 
 
 def _nobody(_peer: PeerId, _spare: msg.LaneSpare) -> str:
@@ -44,7 +46,7 @@ def _nobody(_peer: PeerId, _spare: msg.LaneSpare) -> str:
 
 
 class LaneKeepers:
-    """All lanes that this peer keeps; `serve` before the network is started, `keep` for each lane."""
+    """All lanes that this peer keeps. Call `serve` before the network starts, then `keep` for each lane."""
 
     def __init__(
         self, network: LaneNetwork, config: LaneConfig, spares: Spares, spare_heard: SpareHeard = _nobody
@@ -59,18 +61,18 @@ class LaneKeepers:
 
     @property
     def lanes(self) -> dict[int, lane.LaneState]:
-        """What is known of all lanes that are kept here, by their numbers."""
+        """States of all lanes kept here, by lane number."""
         return {number: kept.state for number, kept in self._kept.items() if kept.state.phase != "over"}
 
     @property
     def ended(self) -> Mapping[int, ended_lanes.EndedLane]:
-        """How the newest lanes that were kept here ended, by their numbers."""
+        """How the most recent lanes kept here ended, by lane number."""
         return self._ended.ended
 
     @property
     def num_due(self) -> int:
-        """Lanes whose part in the round is still to come, as members are told: those that are kept, and those that have just ended
-        with a part, which the neighbour of the lost member may have to give to somebody first.
+        """Lanes whose share of the round is still to come, as announced to members. These are the lanes kept here, and lanes that
+        just ended with a share, which the lost member's neighbour may still have to give to a holder of that stage.
         """
         return len(self.lanes) + len(self._giving())
 
@@ -79,28 +81,28 @@ class LaneKeepers:
         return {number: at_s for number, at_s in self._giving_s.items() if now_s - at_s < GIVEN_WITHIN_S}
 
     def serve(self) -> None:
-        """Answer members; before the network is started."""
+        """Register the handler for members. Call it before the network starts."""
         self._network.serve_calls(KEEPER_CHANNEL, self._called)
 
     def state_of(self, number: int) -> lane.LaneState | None:
-        """What is known of a lane; None where it is not kept here, or is no more."""
+        """State of a lane; None if it is not kept here."""
         kept = self._kept.get(number)
         return None if kept is None else kept.state
 
     async def keep(self, number: int, members: tuple[PeerId, ...], at: Point) -> lane.LaneState:
-        """Begin a lane and keep it to its end; returns what it came to.
+        """Begin a lane and keep it until it ends. Returns its last state.
 
         Args:
-            number: no other lane's of the run, before or beside it: what is late of another one must not be taken for this one's.
+            number: unique in the run, so that late messages of another lane are not taken for this one's.
 
         Raises:
-            LocalProtocolError: not one member a stage, or a lane of this number that is kept already.
+            LocalProtocolError: the number of members is not the number of stages, or a lane of this number is kept already.
         """
         if number in self._kept:
             raise LocalProtocolError(f"lane {number} once more", "a lane that is not kept yet")
         state = lane.begin(self._config, members, at, trio.current_time())
-        told = LaneTold(lambda: self.num_due, partial(self._note_end, number))
-        kept = self._kept[number] = _KeptLane(number, self._network, state, self._spares, told)
+        links = LaneLinks(lambda: self.num_due, partial(self._note_end, number))
+        kept = self._kept[number] = _KeptLane(number, self._network, state, self._spares, links)
         try:
             return await kept.run()
         finally:
@@ -126,7 +128,7 @@ class LaneKeepers:
                 return encode_parcel(msg.LaneAnswer(self._claim(sender, message)[:200]))
             kept = self._kept.get(message.lane)
             if kept is None:
-                raise RemoteProtocolError(f"a word about lane {message.lane}", "a lane that is kept here")
+                raise RemoteProtocolError(f"a message about lane {message.lane}", "a lane that is kept here")
             kept.hear(sender, message)
         except RemoteProtocolError as error:
             log.warning("lane_refused", sender=short(sender), reason=error.one_line())
@@ -135,8 +137,8 @@ class LaneKeepers:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneTold:
-    """What one lane is told of the others, how many there are, and tells of itself: how it ends, before its members hear it."""
+class LaneLinks:
+    """Links one lane to the others: the number of lanes, and a callback for its end, called before its members hear of it."""
 
     num_lanes: Callable[[], int]
     ends: Callable[[ended_lanes.EndedLane], None]
@@ -144,24 +146,24 @@ class LaneTold:
 
 class _KeptLane:
     def __init__(
-        self, number: int, network: LaneNetwork, state: lane.LaneState, spares: Spares, told: LaneTold
+        self, number: int, network: LaneNetwork, state: lane.LaneState, spares: Spares, links: LaneLinks
     ) -> None:
         self.state = state
         self._number = number
         self._network = network
         self._spares = spares
-        self._told = told
+        self._links = links
         self._lines: dict[PeerId, CallLine] = {}
         self._nursery: trio.Nursery | None = None
         self._end: lane.Dissolve | None = None
         self._over = trio.Event()
 
     async def run(self) -> lane.LaneState:
-        """From its beginning to its end."""
+        """Run the lane from its beginning to its end. Returns its last state."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             begin = msg.LaneBegin(self._number, self.state.epoch, self.state.at, self.state.members)
-            self._tell(self.state.members, begin)
+            self._send(self.state.members, begin)
             ticked_s = trio.current_time()
             while not self._over.is_set():
                 self._feed(lane.SparesListed(self._spares()))
@@ -173,17 +175,19 @@ class _KeptLane:
                 while self._lines:
                     await trio.sleep(TICK_S)
             for member in sorted(self._lines):
-                self._say_unbrought(member, f"was not heard for {GOODBYE_WITHIN_S:g} s, and comes back in time or not")
+                self._log_lost_share(
+                    member, f"was not heard for {GOODBYE_WITHIN_S:g} s, so it may have missed the end of the lane"
+                )
             nursery.cancel_scope.cancel()
         return self.state
 
-    # --- what members say ---
+    # --- messages from members ---
 
     def hear(self, sender: PeerId, message: msg.LaneMessage) -> None:
-        """A member's word.
+        """Handle a member's message.
 
         Raises:
-            RemoteProtocolError: it is no member, or says what members do not say.
+            RemoteProtocolError: the sender is not a member, or the message is not one that members send.
         """
         if sender not in self.state.living:
             raise RemoteProtocolError(f"{short(sender)} about lane {self._number}", "a member of it")
@@ -201,43 +205,45 @@ class _KeptLane:
             log.info("lane_order", lane=self._number, order=type(order).__name__, reason=order.reason)
             self._perform(order)
 
-    # --- what members are told ---
+    # --- messages to members ---
 
     def _perform(self, order: lane.Order) -> None:
         number, epoch, living = self._number, self.state.epoch, self.state.living
         match order:
             case lane.AgreeStep():
-                self._tell(living, msg.LaneStep(number, order.epoch, order.at, order.whole_square))
+                self._send(living, msg.LaneStep(number, order.epoch, order.at, order.whole_square))
             case lane.KeepFrom():
-                self._tell(living, msg.LanePing(number, epoch, self._told.num_lanes()))  # a busy lane hears no other
-                self._tell(living, msg.LaneKeep(number, epoch, order.at))
+                self._send(
+                    living, msg.LanePing(number, epoch, self._links.num_lanes())
+                )  # members of a busy lane get no other ping
+                self._send(living, msg.LaneKeep(number, epoch, order.at))
             case lane.GoBack():
                 back = msg.LaneBack(number, order.epoch, order.at, order.counted, order.members)
                 self._hang_up(set(self._lines) - set(order.members))
-                self._tell(order.members, back, is_instead=True)
+                self._send(order.members, back, is_instead=True)
             case lane.Resume():
-                self._tell(living, msg.LaneResume(number, order.epoch))
+                self._send(living, msg.LaneResume(number, order.epoch))
             case lane.Dissolve():
                 end = msg.LaneEnd(number, epoch, order.at, order.tokens, order.holders, order.reason[:200])
                 self._end = order
-                self._told.ends(ended_lanes.EndedLane(self.state.members, order))
+                self._links.ends(ended_lanes.EndedLane(self.state.members, order))
                 self._hang_up(set(self._lines) - set(order.survivors))
-                self._tell(order.survivors, end, is_instead=True)
+                self._send(order.survivors, end, is_instead=True)
                 self._over.set()
 
-    def _tell(self, members: tuple[PeerId, ...], message: msg.FromKeeper, *, is_instead: bool = False) -> None:
+    def _send(self, members: tuple[PeerId, ...], message: msg.FromKeeper, *, is_instead: bool = False) -> None:
         for member in members:
             line = self._lines.get(member) or self._call(member)
             if line is not None:
                 (line.put_instead if is_instead else line.put)(message)
 
     def _call(self, member: PeerId) -> CallLine | None:
-        """A line to a member, with signs of life both ways while there is nothing else to say."""
+        """Open a line to a member, which carries heartbeats both ways while there is nothing else to send."""
         if self._nursery is None:
             return None
         line = self._lines[member] = CallLine(
             self._network, member, MEMBER_CHANNEL, lambda message, refused: self._answered(member, message, refused),
-            lambda: msg.LanePing(self._number, self.state.epoch, self._told.num_lanes()),
+            lambda: msg.LanePing(self._number, self.state.epoch, self._links.num_lanes()),
         )  # fmt: skip
         self._nursery.start_soon(self._run_line, member, line)
         return line
@@ -259,15 +265,15 @@ class _KeptLane:
             log.info("lane_member_lost", lane=self._number, member=short(member), reason=error.one_line())
             if self._lines.get(member) is line:
                 del self._lines[member]
-                self._say_unbrought(member, "was gone before it was told that the lane ended")
+                self._log_lost_share(member, "was lost before it heard that the lane ended")
             self._feed(lane.MemberLost(member))
 
-    def _say_unbrought(self, member: PeerId, because: str) -> None:
-        """What a member was to bring of a lane that ended is with nobody who knows it: other stages count more of that lane."""
+    def _log_lost_share(self, member: PeerId, because: str) -> None:
+        """Log the share that this member was to contribute for a dissolved lane. Other stages count more of that lane."""
         end = self._end
         for stage, holder in enumerate(() if end is None else end.holders):
             if end is not None and holder == member:
-                reason = f"{short(member)}, who was to bring it, {because}"
+                reason = f"{short(member)}, which was to contribute it, {because}"
                 log.warning("lane_share_lost", lane=self._number, stage=stage, tokens=end.tokens, reason=reason)
 
     def _hang_up(self, members: set[PeerId]) -> None:
@@ -292,4 +298,4 @@ def _event(sender: PeerId, message: msg.LaneMessage) -> lane.Event:
         case msg.LaneHere():
             return lane.MemberHeard(sender)
         case _:
-            raise RemoteProtocolError(f"{type(message).__name__} from a member", "a member's word")
+            raise RemoteProtocolError(f"{type(message).__name__} from a member", "a member's message")

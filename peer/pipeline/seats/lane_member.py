@@ -1,6 +1,7 @@
-"""A peer's part in lanes: it takes a seat where a keeper gives it one, serves it, and is a spare again when it is over.
+"""A peer's part in lanes. It takes a seat that a keeper assigns, serves it, and is a spare again when the seat ends.
 
-`serve` sets the handlers, before the network is started; `run` holds the seat's tasks. One seat at a time: a peer holds one stage.
+`serve` sets the handlers before the network starts; `run` holds the seat's tasks. A peer has one seat at a time, as it holds one
+stage.
 """
 
 from __future__ import annotations
@@ -40,16 +41,18 @@ from protocol.tensors.stage_schema import StageMap, stage_schema
 log = structlog.get_logger()
 
 SEAT_WITHIN_S: Final = 4.0
-"""What a member sends may be here before the keeper's word that it begins or goes back; longer than a keeper bears silence."""
+"""How long a member's data may arrive before the keeper's message that the lane begins or goes back. Longer than a keeper's
+timeout.
+"""
 
 
 class LaneMember:
     """Takes seats in lanes.
 
     Args:
-        keeper_of: who keeps a lane, None for no lane of this run: nobody else's word is taken.
-        bring: gives another stage's share, of a lane that is no more, to a holder of that stage.
-        why_no_lane: why no lane begins here now, in words; empty where one does.
+        keeper_of: returns the keeper of a lane, None for no lane of this run. Orders of any other peer are refused.
+        bring: gives the share that another stage has in a dissolved lane to a holder of that stage.
+        why_no_lane: returns why no lane may begin here now; empty if one may.
     """
 
     def __init__(
@@ -60,10 +63,10 @@ class LaneMember:
         why_no_lane: Callable[[], str] = lambda: "",
     ) -> None:
         self.refused = Counter[PeerId]()
-        """What was refused, by who sent it."""
+        """Number of refused messages, by sender."""
 
         self.num_lanes = 0
-        """That are kept, as the keeper says; 0 where it is not known."""
+        """Number of lanes in the run, as announced by the keeper; 0 if unknown."""
 
         self._tools = tools
         self._keeper_of = keeper_of
@@ -75,16 +78,16 @@ class LaneMember:
 
     @property
     def seat(self) -> LaneSeat | None:
-        """The present one; None for a spare."""
+        """The current seat; None for a spare."""
         return self._seat
 
     def serve(self) -> None:
-        """Answer keepers and members; before the network is started."""
+        """Register handlers for keepers and members. Call it before the network starts."""
         self._tools.network.serve_calls(MEMBER_CHANNEL, self._called)
         self._tools.network.serve_streams(PARCEL_CHANNEL, self._streamed)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
@@ -93,11 +96,11 @@ class LaneMember:
                 self._nursery = None
 
     def leave(self, reason: str) -> None:
-        """Give the seat back, where there is one."""
+        """Give the seat back, if there is one."""
         if self._seat is not None:
             self._seat.leave(reason)
 
-    # --- the keeper's word ---
+    # --- messages from the keeper ---
 
     async def _called(self, sender: PeerId, request: bytes) -> bytes:
         try:
@@ -113,7 +116,7 @@ class LaneMember:
         if self._keeper_of(message.lane) != sender:
             raise RemoteProtocolError(f"{short(sender)} about lane {message.lane}", "its keeper")
         if not isinstance(message, msg.FromKeeper):
-            raise RemoteProtocolError(f"{type(message).__name__} from a keeper", "a keeper's word")
+            raise RemoteProtocolError(f"{type(message).__name__} from a keeper", "a keeper's message")
         seat = self._seat if self._seat is not None and self._seat.lane == message.lane else None
         if isinstance(message, msg.LanePing):
             self.num_lanes = message.num_lanes
@@ -122,11 +125,11 @@ class LaneMember:
         elif seat is not None:
             seat.hear(message)
         elif not isinstance(message, msg.LaneEnd):
-            raise RemoteProtocolError(f"a word about lane {message.lane}", "a lane that this peer has a seat in")
+            raise RemoteProtocolError(f"a message about lane {message.lane}", "a lane that this peer has a seat in")
         self._change()
 
     def _placed(self, seat: LaneSeat | None, keeper: PeerId, message: msg.LaneBegin | msg.LaneBack) -> None:
-        """A seat is given, kept, or taken away."""
+        """Take, keep or lose a seat, as the keeper says."""
         me = self._tools.network.peer_id
         if me not in message.members or len(message.members) != self._tools.config.num_stages:
             if seat is not None and message.epoch > seat.state.epoch:
@@ -151,7 +154,7 @@ class LaneMember:
         config, stage = self._tools.config, message.members.index(self._tools.network.peer_id)
         if isinstance(message, msg.LaneBegin):
             if reason := self._why_no_lane():
-                raise RemoteProtocolError(reason, "a lane of those who stand where they said")
+                raise RemoteProtocolError(reason, "a lane whose members are at the round they announced")
             self._tools.begins(message.at.round)
             begun = lane_stage.begin(config, stage, message.at, epoch=message.epoch)
         else:
@@ -177,7 +180,7 @@ class LaneMember:
         except PotluckError as error:
             log.warning("lane_share_lost", lane=share.lane, stage=share.stage, reason=error.one_line())
 
-    # --- what members bring ---
+    # --- parcels of members ---
 
     async def _streamed(self, sender: PeerId, stream: Stream) -> None:
         try:
@@ -192,8 +195,8 @@ class LaneMember:
                 await answer(stream, error.one_line())
 
     async def _took(self, sender: PeerId, stream: Stream, frame: bytes) -> bytes | None:
-        """One parcel, and the frame that the next one begins with. The stream ends without an answer where no seat is here for it, or
-        none any more: its sender tries again until its keeper tells it what has changed.
+        """Handle one parcel. Returns the first frame of the next one. Without a seat for it, the stream ends without an answer,
+        and the sender tries again until its keeper reports the change.
         """
         parcel = decode_parcel(frame)
         if isinstance(parcel, msg.LaneGift):
@@ -209,10 +212,10 @@ class LaneMember:
         return frames[0] if frames else None
 
     async def _take_gift(self, sender: PeerId, gift: msg.LaneGift, stream: Stream) -> None:
-        """A stage's part of a lane that is no more.
+        """Receive a stage's share of a dissolved lane.
 
         Raises:
-            RemoteProtocolError: why it is not brought into the round; it counts nowhere.
+            RemoteProtocolError: why it is not contributed to the round; it counts nowhere.
         """
         tools = self._tools
         if not 0 <= gift.stage < tools.config.num_stages:
@@ -232,10 +235,12 @@ class LaneMember:
         await answer(stream)
 
     async def _confirm(self, giver: PeerId, gift: msg.LaneGift) -> str:
-        """Whether the lane ended so that this is the giver's to give: its keeper decided that, and tells one only."""
+        """Ask the lane's keeper whether this share was the giver's to give. Returns why not. The keeper confirms a share to one
+        asker only.
+        """
         keeper = self._keeper_of(gift.lane)
         if keeper is None:
-            return f"a part of lane {gift.lane}, and nobody is known here who kept it"
+            return f"a part of lane {gift.lane}, whose keeper is not known here"
         claim = msg.LaneClaim(gift.lane, gift.at, gift.stage, gift.tokens, giver)
         try:
             request, within_s = encode_lane_message(claim), 2 * CALL_WITHIN_S
@@ -265,12 +270,12 @@ class LaneMember:
 
 
 def stage_size(stages: StageMap, stage: int) -> int:
-    """Values of a stage."""
+    """Number of values of a stage."""
     return stage_schema(stages, stage).num_elements
 
 
 def _values(data: bytes) -> torch.Tensor:
-    """(N,) float32, little-endian, as they came."""
+    """(N,) float32 from little-endian bytes."""
     theta_N = torch.frombuffer(bytearray(data), dtype=torch.float32)
     if not bool(torch.isfinite(theta_N).all()):
         raise RemoteProtocolError("parameters that are not finite", "numbers")

@@ -1,7 +1,7 @@
-"""One peer's seat in a lane: the machine of its stage decides (protocol/pipeline/stage_machine.py), this does what it orders.
+"""One peer's seat in a lane. The stage machine decides (protocol/pipeline/stage_machine.py), and the seat carries out its orders.
 
-Activations and gradients go to the stages beside it, snapshots to the neighbour that keeps a second copy, and what the lane has to
-know to its keeper. A seat lasts until its keeper ends the lane, is gone, or gives the seat to another.
+Activations and gradients go to the adjacent stages, snapshots to the neighbour that keeps a second copy, and reports to the
+keeper. A seat lasts until its keeper ends the lane, is gone, or gives the seat to another peer.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from protocol.tensors.stage_schema import stage_schema
 log = structlog.get_logger()
 
 KEEPER_SILENT_S: Final = 8.0
-"""A keeper that is not heard for so long has given this seat away, or is gone."""
+"""Silence after which the keeper is taken to be gone, or to have given this seat to another peer."""
 
 _STEPS_REMEMBERED: Final = 2
 _FETCH_TRIES: Final = 3
 
 
 class LaneSeat:
-    """One stage of one lane at this peer; `run` lasts as long as the seat does.
+    """One stage of one lane at this peer. `run` lasts as long as the seat.
 
     Args:
         members: of the lane, by stage.
@@ -59,7 +59,7 @@ class LaneSeat:
         self.members = members
         self.state = begun.state
         self.reason = ""
-        """Why it is over."""
+        """Why the seat is over."""
 
         self._tools = tools
         self._work = tools.work_of(lane, begun.state.stage)
@@ -77,41 +77,41 @@ class LaneSeat:
         """Our stage's snapshots."""
 
         self._copies: dict[Point, bytes] = {}
-        """Those of the stage whose neighbour this one is."""
+        """Second copies of the previous stage's snapshots."""
 
         self._copied_to: dict[Point, PeerId] = {}
         self._ended: msg.LaneEnd | None = None
 
     @property
     def stage(self) -> int:
-        """Which one it is."""
+        """The stage served."""
         return self.state.stage
 
     @property
     def epoch(self) -> int:
-        """Of its time line."""
+        """Epoch of the lane's current timeline."""
         return self.state.epoch
 
     @property
     def held_bytes(self) -> int:
-        """Of snapshots, our stage's and the other that we keep."""
+        """Bytes of all snapshots held, our stage's and the second copies."""
         return sum(len(data) for kept in (self._own, self._copies) for data in kept.values())
 
     @property
-    def _beside(self) -> PeerId:
-        """Who keeps the second copy of our snapshots."""
+    def _neighbour(self) -> PeerId:
+        """The neighbour that keeps the second copy of our snapshots."""
         return self.members[neighbour(self.stage, len(self.members))]
 
     @property
-    def _before(self) -> int:
-        """The stage whose second copy we keep."""
+    def _copied_stage(self) -> int:
+        """The stage whose second copy is kept here."""
         return (self.stage - 1) % len(self.members)
 
     async def run(self) -> tuple[LaneShare, ...]:
-        """Until the seat is over; returns what is to be brought into the round in the lane's name: nothing, mostly."""
+        """Serve until the seat is over. Returns the shares to contribute in the lane's name: usually none."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._tell_keeper)
+            nursery.start_soon(self._report_to_keeper)
             nursery.start_soon(self._watch_keeper)
             self._open_ways()
             nursery.start_soon(self._fetch_early)
@@ -123,10 +123,10 @@ class LaneSeat:
         self._close_streams()
         return self._shares()
 
-    # --- what the keeper says ---
+    # --- messages from the keeper ---
 
     def hear(self, message: msg.LaneMessage) -> None:
-        """The keeper's word; what is of a former time line the machine passes over."""
+        """Handle a keeper's message. The stage machine ignores messages of an earlier epoch."""
         self._heard_s = trio.current_time()
         match message:
             case msg.LaneStep():
@@ -139,17 +139,17 @@ class LaneSeat:
                 self._go_back(message)
             case msg.LaneEnd():
                 self._ended = message
-                self.finish(f"the lane is no more: {message.reason}")
+                self.finish(f"the lane is dissolved: {message.reason}")
             case msg.LaneBegin() | msg.LanePing():
                 pass
 
     def leave(self, reason: str) -> None:
-        """Say goodbye to the keeper; the seat is over when it has heard it."""
+        """Say goodbye to the keeper. The seat is over when the keeper has answered."""
         log.info("lane_left", lane=self.lane, stage=self.stage, reason=reason)
         self._line.put(msg.LaneLeave(self.lane, self.state.epoch, reason[:200]))
 
     def finish(self, reason: str) -> None:
-        """The seat is over."""
+        """End the seat."""
         self.reason = self.reason or reason
         self._feed(lane_stage.LaneDissolved())
         self._working.cancel()
@@ -176,7 +176,7 @@ class LaneSeat:
         self._feed(lane_stage.WentBack(message.epoch, message.at, message.counted))
 
     def _open_ways(self) -> None:
-        """To the stages beside this one, while snapshots are still loaded: the first micro-batch is to wait for no connection."""
+        """Connect to the adjacent stages while snapshots still load, so that the first micro-batch waits for no connection."""
         for stage in (self.stage - 1, self.stage + 1):
             if self._nursery is not None and 0 <= stage < len(self.members):
                 self._outbox(self.members[stage], is_copy=False)
@@ -188,17 +188,17 @@ class LaneSeat:
         for scope in self._serving.values():
             scope.cancel()
 
-    # --- what the keeper is told ---
+    # --- messages to the keeper ---
 
     def _answered(self, message: msg.LaneMessage, refused: str) -> None:
-        if not isinstance(message, msg.LaneHere):  # it lives, and is to call us all the same
+        if not isinstance(message, msg.LaneHere):  # the keeper lives, but must still call us by itself
             self._heard_s = trio.current_time()
         if isinstance(message, msg.LaneLeave):
             self.finish(message.reason)
         elif refused:
             self.finish(f"the lane's keeper refuses what this stage says: {refused}")
 
-    async def _tell_keeper(self) -> None:
+    async def _report_to_keeper(self) -> None:
         try:
             await self._line.run()
         except PotluckError as error:
@@ -210,7 +210,7 @@ class LaneSeat:
         )
         self.finish(f"the lane's keeper was not heard for {KEEPER_SILENT_S:g} s")
 
-    # --- what the machine orders ---
+    # --- orders of the stage machine ---
 
     def _feed(self, event: lane_stage.Event) -> str:
         done = lane_stage.step(self.state, event)
@@ -252,7 +252,7 @@ class LaneSeat:
                 self._feed(lane_stage.StepTaken(epoch, order.at, counts))
             case lane_stage.TakeSnapshot():
                 self._own[order.at] = await self._work.snapshot()
-                await self._copy_beside(epoch, order.at)
+                await self._copy_to_neighbour(epoch, order.at)
                 self._feed(lane_stage.SnapshotHeld(epoch, order.at))
                 self._line.put(msg.LaneCopied(self.lane, epoch, order.at))
             case lane_stage.LoadSnapshot():
@@ -265,7 +265,7 @@ class LaneSeat:
                 self._feed(lane_stage.Adopted(epoch, order.round))
 
     async def _begin(self) -> None:
-        """Make the stage; where that cannot be, the seat is given back."""
+        """Make the stage. If that fails, give the seat back."""
         try:
             await self._work.open()
         except PotluckError as error:
@@ -280,44 +280,46 @@ class LaneSeat:
             self._outbox(to, is_copy=False).put(passed, message)
         self._feed(lane_stage.PassDone(epoch, at, work))
 
-    async def _copy_beside(self, epoch: int, at: Point) -> None:
-        """The neighbour holds our snapshot of this point once this returns."""
-        if self._beside != self.members[self.stage] and self._copied_to.get(at) != self._beside:
-            beside, data = self._beside, self._own[at]
+    async def _copy_to_neighbour(self, epoch: int, at: Point) -> None:
+        """Returns once the neighbour holds our snapshot of this point."""
+        if self._neighbour != self.members[self.stage] and self._copied_to.get(at) != self._neighbour:
+            holder, data = self._neighbour, self._own[at]
             copy = msg.LaneCopy(self.lane, epoch, at, self.stage, len(data))
-            if await self._outbox(beside, is_copy=True).put(copy, data).wait() is None:
-                raise PeerUnreachable(f"{short(beside)} has no copy of stage {self.stage}", "a neighbour that takes it")
-            self._copied_to[at] = beside
+            if await self._outbox(holder, is_copy=True).put(copy, data).wait() is None:
+                raise PeerUnreachable(f"{short(holder)} has no copy of stage {self.stage}", "a neighbour that takes it")
+            self._copied_to[at] = holder
 
     async def _load(self, epoch: int, at: Point) -> None:
-        """A spare takes its stage's snapshot from the neighbour; all others have it, and give it to a neighbour that is new."""
+        """Load the snapshot of this point. A spare fetches it from the neighbour; other members have it, and copy it to a
+        neighbour that is new.
+        """
         await self._early.wait()
         if at not in self._own:
             await self._fetch(epoch, at)
         await self._work.restore(self._own[at])
-        await self._copy_beside(epoch, at)
+        await self._copy_to_neighbour(epoch, at)
         self._feed(lane_stage.SnapshotLoaded(epoch))
         self._line.put(msg.LaneLoaded(self.lane, epoch))
 
     async def _fetch(self, epoch: int, at: Point) -> None:
-        beside, wanted = self._beside, msg.LaneFetch(self.lane, epoch, at, self.stage)
+        holder, wanted = self._neighbour, msg.LaneFetch(self.lane, epoch, at, self.stage)
         most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self.stage))
-        self._own[at] = await fetch_copy(self._tools.network, beside, wanted, most_bytes, tries=_FETCH_TRIES)
-        self._copied_to[at] = beside
+        self._own[at] = await fetch_copy(self._tools.network, holder, wanted, most_bytes, tries=_FETCH_TRIES)
+        self._copied_to[at] = holder
 
     async def _fetch_early(self) -> None:
-        """A spare's snapshot comes while its stage is made: the lane waits for both."""
+        """Fetch a spare's snapshot while its stage is being made: the lane waits for both."""
         epoch, order = self._orders[0] if self._orders else (self.state.epoch, None)
         try:
             if isinstance(order, lane_stage.LoadSnapshot):
                 await self._fetch(epoch, order.at)
-        except PotluckError as error:  # asked for once more when it is to be loaded
+        except PotluckError as error:  # fetched again when it is to be loaded
             log.debug("snapshot_not_fetched_early", lane=self.lane, stage=self.stage, reason=error.one_line())
         finally:
             self._early.set()
 
     def _outbox(self, peer: PeerId, *, is_copy: bool) -> Outbox:
-        """One for what stages pass on, one for snapshots: these are long, and the others must not wait behind them."""
+        """The outbox to a peer: one for passes, another for snapshots, because these are long and would delay the passes."""
         outbox = self._outboxes.get((peer, is_copy))
         if outbox is None:
             outbox = self._outboxes[peer, is_copy] = Outbox(
@@ -337,11 +339,11 @@ class LaneSeat:
         if parcel.epoch == self.state.epoch and self.state.phase != "over":
             self.leave(f"what this stage sends is refused: {reason}")
 
-    # --- what other members bring and ask for ---
+    # --- parcels and requests of other members ---
 
     @contextmanager
     def until_it_goes_back(self) -> Iterator[None]:
-        """Waits in here end when the lane goes back or is over."""
+        """Waits in this context end when the lane goes back or is over."""
         with trio.CancelScope() as scope:
             self._serving[id(scope)] = scope
             try:
@@ -350,10 +352,10 @@ class LaneSeat:
                 del self._serving[id(scope)]
 
     async def serve(self, sender: PeerId, parcel: msg.LaneParcel, stream: Stream) -> bool:
-        """Take what a member brings in this time line, or give what it asks for; whether it is to be answered.
+        """Take what a member sends in this epoch, or give what it asks for. Returns whether to answer.
 
         Raises:
-            RemoteProtocolError: why it is refused; nothing was computed, nothing counts.
+            RemoteProtocolError: why it is refused. Nothing was computed and nothing counts.
         """
         match parcel:
             case msg.LanePassed():
@@ -391,7 +393,7 @@ class LaneSeat:
         self._remember(key)
 
     def _remember(self, key: tuple[Point, Pass]) -> None:
-        """What was taken is known for as long as it may come again."""
+        """Remember what was taken for as long as it may be sent again."""
         self._taken.add(key)
         inner_steps, now = self._tools.config.inner_steps, self.state.at
         now_step = now.round * inner_steps + now.step
@@ -400,20 +402,20 @@ class LaneSeat:
         }
 
     async def _take_copy(self, sender: PeerId, parcel: msg.LaneCopy, stream: Stream) -> None:
-        self._require_member(sender, self._before, "a snapshot")
-        most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self._before))
-        if parcel.stage != self._before or parcel.num_bytes > most_bytes:
-            raise RemoteProtocolError(f"{parcel}", f"stage {self._before}, at most {most_bytes} bytes")
+        self._require_member(sender, self._copied_stage, "a snapshot")
+        most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self._copied_stage))
+        if parcel.stage != self._copied_stage or parcel.num_bytes > most_bytes:
+            raise RemoteProtocolError(f"{parcel}", f"stage {self._copied_stage}, at most {most_bytes} bytes")
         data = await receive_bytes(stream, parcel.num_bytes)
-        schema = stage_schema(self._tools.stages, self._before)
+        schema = stage_schema(self._tools.stages, self._copied_stage)
         await self._tools.offload.run(partial(decode_snapshot, data, schema), cost_s=PASS_COST_S)
         if parcel.epoch == self.state.epoch:
             self._copies[parcel.at] = data
 
     async def _give_copy(self, sender: PeerId, parcel: msg.LaneFetch, stream: Stream) -> None:
-        self._require_member(sender, self._before, "a wish for a snapshot")
+        self._require_member(sender, self._copied_stage, "a request for a snapshot")
         data = self._copies.get(parcel.at)
-        if data is None or parcel.stage != self._before:
+        if data is None or parcel.stage != self._copied_stage:
             raise RemoteProtocolError(f"stage {parcel.stage} at {parcel.at}", "a snapshot that is here")
         await send_parcel(stream, msg.LaneCopy(self.lane, parcel.epoch, parcel.at, parcel.stage, len(data)), data)
 

@@ -1,1 +1,1 @@
-"""Compute of one stage: its process, its passes, its sums."""
+"""Computation of one stage: its process, its passes and its inner steps."""

@@ -1,6 +1,6 @@
-"""What one stage of a lane computes: passes from message to message, steps, snapshots. Blocking, one call at a time.
+"""The computation of one stage of a lane: passes from message to message, steps, snapshots. Blocking, one call at a time.
 
-What arrives is checked here against what this stage expects of this very micro-batch: shape, type, size, identity, finite values.
+Every message is checked against what this stage expects of this micro-batch: shape, type, size, identity and finite values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from protocol.tensors.stage_schema import StageMap, stage_schema
 
 @dataclass(frozen=True)
 class LaneShape:
-    """What goes between the stages of a run's lanes.
+    """Shape and type of what passes between the stages of a run's lanes.
 
     Attributes:
         shape: (sequences, tokens) of a micro-batch.
@@ -45,7 +45,7 @@ class LaneShape:
         return lane_batch(self.run_id, lane, epoch, at, number, self.config.inner_steps)
 
     def boundary(self, lane: int, stage: int, epoch: int, at: Point, work: Pass) -> Boundary:
-        """What a stage is to be sent for this pass, to the byte of its head."""
+        """The message that a stage expects for this pass, including the exact bytes of its header."""
         codec = self.backward_codec if work.is_backward else self.forward_codec
         direction: Direction = "backward" if work.is_backward else "forward"
         batch = self.batch(lane, epoch, at, work.number)
@@ -54,13 +54,13 @@ class LaneShape:
 
 @dataclass(frozen=True)
 class ComputeContext:
-    """What a stage is computed with.
+    """The inputs for computing a stage.
 
     Attributes:
-        trainer_of: a stage, with the run's newest parameters where a lane begins.
-        tokens_of: (lane, point, number of the micro-batch) to (B, T + 1) int64: the same whenever it is asked for; held-out text for
-            those that are measured alone.
-        learning_rate_of: an inner step's.
+        trainer_of: makes the trainer of a stage, with the run's newest parameters where a lane begins.
+        tokens_of: maps (lane, point, number of the micro-batch) to (B, T + 1) int64, deterministically; held-out text for
+            micro-batches that are only measured.
+        learning_rate_of: the learning rate of an inner step.
     """
 
     form: LaneShape
@@ -70,14 +70,14 @@ class ComputeContext:
 
 
 class LaneWork:
-    """One stage in one lane, blocking; `open` makes its trainer, which the rest needs but for `arrived`."""
+    """One stage in one lane, blocking. `open` makes its trainer, which all other calls but `arrived` need."""
 
     def __init__(self, tools: ComputeContext, lane: int, stage: int) -> None:
         self.loss_nats: float | None = None
-        """Mean over the tokens of the last inner step, at the last stage alone."""
+        """Mean over the tokens of the last inner step, at the last stage only."""
 
         self.heldout_nats: float | None = None
-        """The same of the held-out text, by the parameters that the last round measured began with."""
+        """Mean over the held-out text, with the initial parameters of the round measured last."""
 
         self._tools = tools
         self._lane = lane
@@ -94,7 +94,7 @@ class LaneWork:
 
     @property
     def in_flight(self) -> frozenset[int]:
-        """Micro-batches of which anything is held here: what arrived for a pass, or what a forward pass keeps for its backward one."""
+        """Micro-batches with data held here: input for a pass, or activations kept for a backward pass."""
         kept = self._trainer.passes.kept
         return frozenset(work.number for _, _, work in self._held) | {batch.number for batch in kept}
 
@@ -105,15 +105,15 @@ class LaneWork:
         return self._opened
 
     def arrived(self, message: bytes, epoch: int, at: Point, work: Pass) -> None:
-        """Keep (B, T, D) of what was sent here for this pass. Raises as `StageWork.arrived`."""
+        """Keep the input of this pass, (B, T, D). Raises as `StageWork.arrived`."""
         boundary = self._tools.form.boundary(self._lane, self._stage, epoch, at, work)
         self._held[epoch, at, work] = decode_boundary(message, boundary)
 
     def run_pass(self, epoch: int, at: Point, work: Pass) -> bytes | None:
-        """Compute it; returns the message to the stage that goes on with it, where there is one.
+        """Compute the pass. Returns the message for the next stage in this direction, if there is one.
 
         Raises:
-            PotluckError: what arrived, or what came of it, cannot be worked with.
+            PotluckError: the input or the result is not usable.
         """
         form, passes = self._tools.form, self._trainer.passes
         batch, arrived_BTD = form.batch(self._lane, epoch, at, work.number), self._held.pop((epoch, at, work), None)
@@ -127,7 +127,7 @@ class LaneWork:
         return encode_boundary(left, form.boundary(self._lane, towards, epoch, at, work))
 
     def _forward(self, batch: MicroBatch, at: Point, given_BTD: torch.Tensor | None) -> torch.Tensor | None:
-        """What goes on; nothing behind the last stage."""
+        """The activations for the next stage; None at the last stage."""
         tools, passes, stages = self._tools, self._trainer.passes, self._tools.form.stages
         is_first, is_last = stages.is_first(self._stage), stages.is_last(self._stage)
         tokens_BT = self._trainer.placed(tools.tokens_of(self._lane, at, batch.number)) if is_first or is_last else None
@@ -155,25 +155,25 @@ class LaneWork:
             self.heldout_nats = sum(self._measured) / len(self._measured)
 
     def square(self) -> float:
-        """Of this stage's gradient."""
+        """Squared norm of this stage's gradient."""
         return self._trainer.gradient_square()
 
     def take_step(self, at: Point, whole_square: float) -> bool:
-        """The inner step; whether its tokens count."""
+        """Take the inner step. Returns whether its tokens count."""
         if self._losses:
             self.loss_nats = sum(self._losses) / len(self._losses)
         self._losses.clear()
         return self._trainer.take_step(whole_square, self._tools.learning_rate_of(at))
 
     def snapshot(self) -> bytes:
-        """All that the next step depends on."""
+        """The complete state on which the next step depends."""
         return encode_snapshot(self._trainer.snapshot())
 
     def restore(self, snapshot: bytes) -> None:
-        """Go on from it; what was going on is forgotten.
+        """Continue from a snapshot. Discards the present state.
 
         Raises:
-            PotluckError: it is none of this stage.
+            PotluckError: it is not a snapshot of this stage.
         """
         self._trainer.restore(decode_snapshot(snapshot, self._schema))
         self._held.clear()

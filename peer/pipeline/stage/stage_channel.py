@@ -1,7 +1,7 @@
-"""What crosses between the daemon and a training process that holds one stage of a pipeline run.
+"""Messages between the daemon and a training process that holds one stage of a pipeline run.
 
-Orders and replies are length-prefixed JSON as in worker_channel.py; where one says `num_bytes`, so many bytes follow it: a message
-between stages, or a snapshot. The stage's parameters cross in the shared vectors.
+Orders and replies are length-prefixed JSON as in worker_channel.py. If one has `num_bytes`, that many bytes follow it: a message
+between stages, or a snapshot. The stage's parameters go through shared memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protocol.tensors.model_families import ModelSection
 from protocol.tensors.stage_schema import StageMap
 
 STAGE_KIND: Final = "stage"
-"""What the first message to a training process says where it is to hold a stage."""
+"""Kind in the first message to a training process that is to hold a stage."""
 
 StageOp = Literal["open", "arrived", "run_pass", "square", "take_step", "snapshot", "restore", "theta", "adopt", "slow"]
 
@@ -35,7 +35,7 @@ class StagePlan(_Message):
 
     Attributes:
         total_tokens: of the run, for the learning-rate schedule.
-        train_shards, heldout_shards: read at the first and the last stage alone.
+        train_shards, heldout_shards: read at the first and the last stage only.
         slowdown: it works at 1 / slowdown of full speed.
     """
 
@@ -59,23 +59,23 @@ class StagePlan(_Message):
 
     @property
     def stages(self) -> StageMap:
-        """Of the model."""
+        """The stages of the model."""
         return self.pipeline.stage_map(self.model)
 
     @property
     def lanes(self) -> LaneConfig:
-        """The numbers of a lane."""
+        """The lane settings."""
         return self.pipeline.lane_config(self.model, self.inner)
 
 
 class StageOrder(_Message):
-    """One call of `StageWork` (peer/pipeline/transport/lane_work.py); the answer is a StageReply of the same number.
+    """One call of `StageWork` (peer/pipeline/transport/lane_work.py). The answer is a StageReply of the same number.
 
     Attributes:
-        lane, epoch, round, step, micro_batch, is_backward: of which pass, or which inner step.
-        whole_square: as a hexadecimal number: JSON has none that is not finite.
+        lane, epoch, round, step, micro_batch, is_backward: the pass or the inner step that the order is about.
+        whole_square: as a hexadecimal number, since JSON has no non-finite numbers.
         schedule_tokens: the run's committed tokens, with "open" and "adopt".
-        num_bytes: that follow.
+        num_bytes: number of bytes that follow.
     """
 
     kind: Literal["order"] = "order"
@@ -94,26 +94,26 @@ class StageOrder(_Message):
 
     @property
     def at(self) -> Point:
-        """The inner step that it is about."""
+        """The inner step that the order is about."""
         return Point(self.round, self.step)
 
     @property
     def work(self) -> Pass:
-        """The pass that it is about."""
+        """The pass that the order is about."""
         return Pass(self.micro_batch, self.is_backward)
 
 
 class StageReply(_Message):
-    """What came of an order.
+    """The result of an order.
 
     Attributes:
-        refused: what was found, where something that others sent was refused; `failed` where the stage cannot go on.
-        expected: instead.
-        square: of the gradient, as a hexadecimal number.
+        refused: what was found, if data from another peer was refused; `failed` if the stage cannot continue.
+        expected: what was expected instead.
+        square: squared norm of the gradient, as a hexadecimal number.
         counts: whether the step's tokens count.
-        busy_s: that the order took, with what the owner's controls make it wait.
+        busy_s: seconds that the order took, including waits due to the owner's controls.
         loss_nats: mean of the last inner step, in nats per byte, at the last stage.
-        heldout_nats: of the held-out text, with the pass that was the last of it, at the last stage.
+        heldout_nats: of the held-out text, with its last pass, at the last stage.
     """
 
     kind: Literal["stage_reply"] = "stage_reply"
@@ -130,7 +130,7 @@ class StageReply(_Message):
 
 
 def parse_reply(data: bytes) -> StageReply:
-    """What the training process said.
+    """Parse a reply of the training process.
 
     Raises:
         LocalProtocolError: it cannot be read.

@@ -1,4 +1,4 @@
-"""What the parts of a model take of this machine's time, measured: by that a host cuts it into even stages (`potluck cut`)."""
+"""Measures the time that each part of a model takes on this machine, so that a host can cut it into even stages (`potluck cut`)."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from protocol.tensors.model_config import ModelConfig
 from protocol.tensors.stage_schema import StageMap
 
 TRIES: Final = 7
-"""The median of so many passes counts, after one that is not counted."""
+"""Number of passes of which the median is taken, after one warm-up pass."""
 
 _LEAST_S: Final = 1e-9
 _BYTES_PER_GB: Final = 1e9
 
 Timed = Callable[[Callable[[], None], torch.device], float]
-"""Seconds that a pass takes there."""
+"""Returns the seconds that a pass takes on a device."""
 
 
 def stages_lines(run_file: Path, device: str, peer_gb: tuple[float, ...], replicas: int, timed: Timed) -> list[str]:
-    """What `potluck cut` prints.
+    """The lines that `potluck cut` prints.
 
     Raises:
-        ConfigError: the file is no pipeline run, or those peers have no room for it. MachineError: no such device.
+        ConfigError: the file is not of a pipeline run, or these peers lack the memory. MachineError: no such device.
     """
     run = load_run_config(run_file)
     pipeline, stages = run.pipeline, run.stages
@@ -50,7 +50,7 @@ def stages_lines(run_file: Path, device: str, peer_gb: tuple[float, ...], replic
 
 
 def measured_costs(model: ModelConfig, shape: tuple[int, int], device: torch.device, timed: Timed) -> StageCosts:
-    """Seconds a token, forward and backward, of the embedding, of one layer, and of norm, head and loss.
+    """Seconds per token, forward and backward, of the embedding, of one layer, and of norm, head and loss together.
 
     Args:
         shape: (B, T) of a micro-batch.
@@ -61,7 +61,7 @@ def measured_costs(model: ModelConfig, shape: tuple[int, int], device: torch.dev
 
 
 def wall_s(work: Callable[[], None], device: torch.device) -> float:
-    """By the clock, until the device has done it."""
+    """Wall-clock seconds until the device has finished the work."""
     began_s = time.perf_counter()
     work()
     if device.type == "cuda":
@@ -83,7 +83,7 @@ def _part_s(parts: StageMap, part: int, shape: tuple[int, int], device: torch.de
         loss = functional.cross_entropy(left.flatten(0, 1), tokens_BT.flatten()) if model.is_last else left.sum()
         loss.backward()
 
-    once()  # imports, and what is compiled and allocated at the first pass
+    once()  # the first pass imports, compiles and allocates
     return median(timed(once, device) for _ in range(TRIES))
 
 

@@ -1,7 +1,7 @@
-"""Micro-batches through one stage, forward and backward, and what of them is kept between the two.
+"""Forward and backward passes of micro-batches through one stage, and what is kept between the two.
 
-A stage keeps a micro-batch by its whole identity from its forward to its backward pass: the graph, or, with recomputation, what came
-in alone, from which all else is computed again to the bit.
+Between its passes, a stage keeps a micro-batch under its full identity. It keeps the graph or, with recomputation, only the
+input, from which everything else is computed again bit for bit.
 
 Shapes: as peer/models/decoder.py.
 """
@@ -25,10 +25,10 @@ class Kept:
     """One micro-batch between its passes.
 
     Attributes:
-        arrived: tokens or activations; with a gradient to come where it has one.
-        left: what went on, with its graph, a scalar at the last stage; None where it is to be computed again.
-        targets_BT: the next tokens, at the last stage alone.
-        share: of the step's loss that this micro-batch's mean is.
+        arrived: tokens or activations; activations require a gradient.
+        left: the output with its graph, a scalar at the last stage; None if it is to be computed again.
+        targets_BT: the next tokens, at the last stage only.
+        share: weight of this micro-batch's mean in the step's loss.
     """
 
     arrived: torch.Tensor
@@ -41,8 +41,8 @@ class StagePasses:
     """The passes of one stage.
 
     Args:
-        most_kept: micro-batches between their passes, at most.
-        recomputes: whether forward passes are done again at the backward pass instead of being kept.
+        most_kept: largest number of micro-batches between their passes.
+        recomputes: whether forward passes are repeated at the backward pass instead of being kept.
         autocast: type that matrix products are computed in, None for the parameters' own.
     """
 
@@ -63,16 +63,16 @@ class StagePasses:
 
     @property
     def kept(self) -> frozenset[MicroBatch]:
-        """Those that have gone forward and not yet backward."""
+        """Micro-batches that have gone forward but not backward yet."""
         return frozenset(self._kept)
 
     def forward(
         self, batch: MicroBatch, arrived: torch.Tensor, *, targets_BT: torch.Tensor | None = None, share: float = 1.0
     ) -> torch.Tensor:
-        """(B, T) or (B, T, D) to (B, T, D), or at the last stage, with its targets, to the mean loss in nats a token. Detached.
+        """(B, T) or (B, T, D) to (B, T, D). At the last stage, with its targets, to the mean loss in nats per token. Detached.
 
         Raises:
-            RemoteProtocolError: what arrived cannot be what the stage before has sent, or came twice; nothing was computed.
+            RemoteProtocolError: the input cannot be the previous stage's, or came twice. Nothing was computed.
             LocalProtocolError: more micro-batches than may be kept, or a last stage without targets.
         """
         self._require_work(batch, arrived, targets_BT)
@@ -93,19 +93,20 @@ class StagePasses:
     def measured(
         self, batch: MicroBatch, arrived: torch.Tensor, *, targets_BT: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `forward`, and nothing of it is kept. Raises as `forward` does of what arrived."""
+        """Like `forward`, but keeps nothing. Raises as `forward` does for its input."""
         self._require_work(batch, arrived, targets_BT)
         with torch.no_grad():
             return self._run(batch, arrived, targets_BT)
 
     def backward(self, batch: MicroBatch, grad_BTD: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Add the micro-batch's gradients to the parameters'; returns that of what came in, (B, T, D), None at the first stage.
+        """Add the micro-batch's gradients to the parameters'. Returns the gradient of the input, (B, T, D), None at the first
+        stage.
 
         Args:
-            grad_BTD: of what went on; none at the last stage.
+            grad_BTD: gradient of the output; None at the last stage.
 
         Raises:
-            RemoteProtocolError: a micro-batch that is not here, or a gradient that cannot be its; nothing was computed.
+            RemoteProtocolError: the micro-batch is not kept here, or the gradient does not fit it. Nothing was computed.
         """
         kept = self._kept.get(batch)
         if kept is None:
@@ -125,7 +126,7 @@ class StagePasses:
         return arrived.grad
 
     def forget(self) -> None:
-        """Every micro-batch, and every gradient that was summed up: the step is taken back, or over."""
+        """Discard every micro-batch and every summed gradient: the step was undone or is over."""
         self._kept.clear()
         for parameter in self._parameters:
             parameter.grad = None

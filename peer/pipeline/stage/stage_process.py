@@ -1,7 +1,7 @@
-"""The training process of a pipeline peer, as its daemon sees it: kept alive, and asked one thing after another.
+"""The training process of a pipeline peer, as its daemon sees it: kept alive, and given one order after another.
 
-When it dies, from whatever cause, everything that was asked of it fails, so its seat in a lane is given back, and another process is
-started. What it had is gone; the lane goes back to a snapshot.
+If it dies, for any reason, all its open orders fail, the seat in its lane is given back, and another process is started. Its
+state is lost; the lane goes back to a snapshot.
 """
 
 from __future__ import annotations
@@ -28,45 +28,47 @@ from protocol.tensors.stage_schema import stage_schema
 log = structlog.get_logger()
 
 ANSWER_WITHIN_S: Final = 300.0
-"""One that neither answers nor dies is killed: a pass of the largest stage, or the imports of its start, on a slow machine."""
+"""A process that neither answers nor dies is killed after this time. It covers a pass of the largest stage, or the imports at the
+start, on a slow machine.
+"""
 
 NO_FIELDS: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 class StageProcessDied(TemporaryError):
-    """The process ended while it was asked something; it is being brought back."""
+    """The process ended before it answered an order. Another one is being started."""
 
 
 @dataclass(eq=False)
-class _Asked:
+class _Pending:
     reply: StageReply | None = None
     left: bytes = b""
     answered: trio.Event = field(default_factory=trio.Event)
 
 
 class StageProcess:
-    """A training process that holds one stage; made by `open_stage_process`."""
+    """A training process that holds one stage. Made by `open_stage_process`."""
 
     def __init__(self, plan: StagePlan, early: EarlyWorker | None = None) -> None:
         self.restarts = 0
         self.started_in_s: float | None = None
-        """How long the first process took to be there; None before."""
+        """Start-up time of the first process; None before that."""
 
         self._made_s = trio.current_time()
         self._plan = plan
         self._process = TrainingProcess(stage_schema(plan.stages, plan.stage).num_elements, early)
         self._sending = trio.Lock()
-        self._asked: dict[int, _Asked] = {}
+        self._pending: dict[int, _Pending] = {}
         self._number = 0
 
     @property
     def pid(self) -> int | None:
-        """Of the process, None while there is none."""
+        """Process id, or None while there is no process."""
         return self._process.pid
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it takes orders now."""
         return self._process.stream is not None
 
     async def ask(
@@ -77,19 +79,19 @@ class StageProcess:
         blob: bytes = b"",
         vector_N: torch.Tensor | None = None,
     ) -> tuple[StageReply, bytes]:
-        """What came of an order, and the bytes that came with it.
+        """Give an order. Returns its result and the bytes that follow it.
 
         Args:
-            fields: of the order, as `StageOrder` has them.
-            vector_N: (N,) for the process to read with this order.
+            fields: of the order, as in `StageOrder`.
+            vector_N: (N,), for the process to read with this order.
 
         Raises:
-            StageProcessDied: it is not there, or ended before it answered.
-            RemoteProtocolError: what others sent is refused.
+            StageProcessDied: there is no process, or it ended before it answered.
+            RemoteProtocolError: data from another peer is refused.
             LocalProtocolError: the stage cannot do it.
         """
         self._number += 1
-        number, asked = self._number, _Asked()
+        number, pending = self._number, _Pending()
         order = StageOrder.model_validate({"number": number, "op": op, "num_bytes": len(blob), **fields})
         try:
             with trio.fail_after(ANSWER_WITHIN_S):
@@ -97,41 +99,41 @@ class StageProcess:
                     stream = self._process.stream
                     if stream is None:
                         raise _died(op)
-                    self._asked[number] = asked
+                    self._pending[number] = pending
                     if vector_N is not None:
                         self._process.vectors.write(Area.IN, vector_N)
-                    # an order that was begun is sent to its end, or what follows it would be read as the rest of it
+                    # send a started order to its end, or the next one would be read as the rest of it
                     with trio.CancelScope(shield=True):
                         for piece in with_bytes(frame(order), blob):
                             await stream.send_all(piece)
-                await asked.answered.wait()
+                await pending.answered.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise _died(op) from error
         except trio.TooSlowError as error:
             self.kill()
             raise _died(op) from error
         finally:
-            self._asked.pop(number, None)
-        if asked.reply is None:
+            self._pending.pop(number, None)
+        if pending.reply is None:
             raise _died(op)
-        _check(asked.reply)
-        return asked.reply, asked.left
+        _check(pending.reply)
+        return pending.reply, pending.left
 
     def theta(self) -> torch.Tensor:
-        """(N,), a copy of what the process wrote last."""
+        """(N,), a copy of the parameters that the process wrote last."""
         return self._process.vectors.read(Area.OUT)
 
     def kill(self) -> None:
-        """End the process; another one is started."""
+        """Kill the process. Another one is started."""
         self._process.kill()
 
     # --- supervision ---
 
     async def supervise(self) -> None:
-        """Start the process and bring it back whenever it ends, until cancelled.
+        """Start the process and restart it whenever it ends, until cancelled.
 
         Raises:
-            MachineError: the system gives no first process.
+            MachineError: the first process cannot be started.
         """
         quick_deaths = 0
         while True:
@@ -161,16 +163,16 @@ class StageProcess:
                 left = await incoming.exactly(reply.num_bytes) if reply.num_bytes else b""
                 if left is None:
                     return
-                asked = self._asked.get(reply.number)
-                if asked is not None:
-                    asked.reply, asked.left = reply, left
-                    asked.answered.set()
+                pending = self._pending.get(reply.number)
+                if pending is not None:
+                    pending.reply, pending.left = reply, left
+                    pending.answered.set()
         finally:
-            for asked in self._asked.values():
-                asked.answered.set()
+            for pending in self._pending.values():
+                pending.answered.set()
 
     def close(self) -> None:
-        """Give the shared memory back."""
+        """Release the shared memory."""
         self._process.close()
 
 
@@ -187,7 +189,7 @@ def _check(reply: StageReply) -> None:
 
 @asynccontextmanager
 async def open_stage_process(plan: StagePlan, early: EarlyWorker | None = None) -> AsyncIterator[StageProcess]:
-    """A running training process of one stage; it ends with the context."""
+    """A running training process of one stage. It ends with the context."""
     process = StageProcess(plan, early)
     try:
         async with trio.open_nursery() as nursery:
@@ -199,11 +201,11 @@ async def open_stage_process(plan: StagePlan, early: EarlyWorker | None = None) 
 
 
 Newest = Callable[[], tuple[torch.Tensor, int]]
-"""A stage's newest outer parameters (N,), and the run's committed tokens with them."""
+"""Returns a stage's newest outer parameters, (N,), and the run's committed tokens at that point."""
 
 
 class StageListener(Protocol):
-    """Who hears what the process says of its work."""
+    """Receives reports on the work of the process."""
 
     def stepped(self, reply: StageReply) -> None:
         """An inner step was taken."""
@@ -214,22 +216,22 @@ class StageListener(Protocol):
         ...
 
     def worked(self, work: Pass | None, busy_s: float) -> None:
-        """The process was busy for so long with a pass, or with what comes at a step's end."""
+        """The process was busy this long with a pass, or with the end of a step."""
         ...
 
 
 class ProcessWork:
-    """One seat's compute in the training process (peer/pipeline/transport/lane_work.py)."""
+    """One seat's computation in the training process (peer/pipeline/transport/lane_work.py)."""
 
-    def __init__(self, process: StageProcess, lane: int, newest: Newest, told: StageListener) -> None:
+    def __init__(self, process: StageProcess, lane: int, newest: Newest, listener: StageListener) -> None:
         self._process = process
         self._lane = lane
         self._newest = newest
-        self._told = told
+        self._listener = listener
         self._life = -1
 
     async def open(self) -> None:
-        """As `StageWork`, each of these."""
+        """As `StageWork`."""
         self._life = self._process.restarts
         anchor_N, schedule_tokens = self._newest()
         await self._process.ask("open", {"lane": self._lane, "schedule_tokens": schedule_tokens}, vector_N=anchor_N)
@@ -241,8 +243,8 @@ class ProcessWork:
     async def run_pass(self, epoch: int, at: Point, work: Pass) -> bytes | None:
         """As `StageWork`."""
         reply, left = await self._ask("run_pass", _pass_fields(epoch, at, work))
-        self._told.passed(at, work, reply)
-        self._told.worked(work, reply.busy_s)
+        self._listener.passed(at, work, reply)
+        self._listener.worked(work, reply.busy_s)
         return left or None
 
     async def square(self) -> float:
@@ -254,8 +256,8 @@ class ProcessWork:
         """As `StageWork`."""
         fields = {"round": at.round, "step": at.step, "whole_square": whole_square.hex()}
         reply, _ = await self._ask("take_step", fields)
-        self._told.stepped(reply)
-        self._told.worked(None, reply.busy_s)
+        self._listener.stepped(reply)
+        self._listener.worked(None, reply.busy_s)
         return reply.counts
 
     async def snapshot(self) -> bytes:

@@ -1,4 +1,4 @@
-"""A stage's snapshot as bytes, for a neighbour to keep and a spare to go on from: safetensors, theta first, then the moments."""
+"""A stage's snapshot as bytes, for a neighbour to keep and a spare to continue from: safetensors, theta first, then the moments."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _HEAD_BYTES: Final = 65_536
 _TENSOR_HEAD_BYTES: Final = 512
 _WIDEST_BYTES: Final = 8
 _VECTORS: Final = 3
-"""Parameters and, at most, two moments."""
+"""Parameters and at most two moments."""
 
 
 def most_snapshot_bytes(schema: TensorSchema) -> int:
-    """No snapshot of this stage is longer, whatever it is trained with."""
+    """Upper bound on the size of a snapshot of this stage, with any optimizer."""
     heads = _HEAD_BYTES + _VECTORS * len(schema.tensors) * _TENSOR_HEAD_BYTES
     return heads + _VECTORS * schema.num_elements * _WIDEST_BYTES
 
 
 def encode_snapshot(snapshot: StageSnapshot) -> bytes:
-    """Every value as it is, in its own type."""
+    """Encode every value unchanged, in its own type."""
     named = {f"{_MOMENT}{number}": moment.contiguous() for number, moment in enumerate(snapshot.moments)}
     return bytes(save({_THETA: snapshot.theta_N, **named}))
 
 
 def decode_snapshot(data: bytes, schema: TensorSchema) -> StageSnapshot:
-    """What `encode_snapshot` wrote, on the CPU. Whether the moments fit the optimizer is for `StageTrainer.restore` to say.
+    """Decode the bytes of `encode_snapshot`, on the CPU. `StageTrainer.restore` checks whether the moments fit the optimizer.
 
     Raises:
-        RemoteProtocolError: no such bytes, another stage's, or values that are not finite.
+        RemoteProtocolError: not a snapshot, a snapshot of another stage, or values that are not finite.
     """
     try:
         named = load(data)

@@ -1,8 +1,8 @@
-"""A stage's parameters through inner steps, snapshots and rounds; its passes are in stage_passes.py.
+"""A stage's parameters through inner steps, snapshots and rounds. stage_passes.py has its passes.
 
-All stages of a lane take an inner step together: the gradient is clipped by its norm over the whole model, so each stage tells the
-square of its part, and steps with what they come to together. A snapshot is all that a step depends on, parameters and moments: from
-it another peer goes on as if it had been there from the start.
+All stages of a lane take an inner step together. The gradient is clipped by its norm over the whole model, so each stage reports
+the square of its part and steps with the sum. A snapshot is everything that a step depends on, parameters and moments. Another
+peer can continue from it exactly.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from protocol.run.training_sections import InnerSection
 from protocol.tensors.stage_schema import stage_schema
 
 _NORM_FLOOR: Final = 1e-6
-"""Added to the norm that a gradient is clipped by, as torch's own clipping does."""
+"""Added to the norm that a gradient is clipped by, as in torch's clipping."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSnapshot:
-    """All that the next inner step of a stage depends on, copied.
+    """A copy of everything that the next inner step of a stage depends on.
 
     Attributes:
-        theta_N: its parameters, in the order of its schema, as they are computed with.
-        moments: its optimizer's, in their fixed order; none before its first step.
+        theta_N: its parameters in schema order, in the type they are computed with.
+        moments: of its optimizer, in their fixed order; none before its first step.
     """
 
     theta_N: torch.Tensor
@@ -42,8 +42,8 @@ class StageTrainer:
     """One stage at one peer.
 
     Args:
-        most_kept: micro-batches that may be between their passes at once.
-        recomputes: whether forward passes are done again at the backward pass instead of being kept.
+        most_kept: largest number of micro-batches between their passes.
+        recomputes: whether forward passes are repeated at the backward pass instead of being kept.
     """
 
     def __init__(self, model: StageDecoder, inner: InnerSection, *, most_kept: int, recomputes: bool = False) -> None:
@@ -54,25 +54,25 @@ class StageTrainer:
         self._optimizer = make_optimizer(inner, self.schema, self._parameters)
 
     def load(self, theta_N: torch.Tensor) -> None:
-        """Theta <- (N,); the moments stay (DiLoCo keeps them local), and what was going on in a step is forgotten."""
+        """Set theta to (N,). The moments stay (DiLoCo keeps them local). Discards a step in progress."""
         self.passes.forget()
         load_flat(self._model, self.schema, theta_N)
 
     def placed(self, arrived: torch.Tensor) -> torch.Tensor:
-        """Where the parameters are, and in their own dtype where it is no tokens."""
+        """Move the input to the parameters' device and, unless it is tokens, to their dtype."""
         like = self._parameters[0]
         return arrived.to(like if arrived.dtype.is_floating_point else like.device)
 
     def theta(self) -> torch.Tensor:
-        """(N,), a copy, in the parameters' own dtype."""
+        """(N,), a copy in the parameters' own dtype."""
         return torch.cat([parameter.detach().flatten() for parameter in self._parameters])
 
     def snapshot(self) -> StageSnapshot:
-        """A copy of all that the next step depends on; taken between steps."""
+        """A copy of everything that the next step depends on. Taken between steps."""
         return StageSnapshot(self.theta(), tuple(moment.clone() for moment in self._optimizer.moments()))
 
     def restore(self, snapshot: StageSnapshot) -> None:
-        """Go on from a snapshot, taken here or elsewhere.
+        """Continue from a snapshot, of this peer or of another.
 
         Raises:
             LocalProtocolError: a snapshot of another stage.
@@ -85,7 +85,7 @@ class StageTrainer:
         self.load(snapshot.theta_N)
 
     def gradient_square(self) -> float:
-        """Sum of the squares of this stage's gradient, in float64: its part of the whole model's squared norm."""
+        """Sum of the squares of this stage's gradient, in float64. It is this stage's part of the whole model's squared norm."""
         norms = [
             torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
             for parameter in self._parameters
@@ -95,16 +95,16 @@ class StageTrainer:
 
     @torch.no_grad()
     def take_step(self, whole_square: float, learning_rate: float) -> bool:
-        """One inner step with the gradient clipped by the whole model's norm; gradients are forgotten.
+        """Take one inner step with the gradient clipped by the whole model's norm, then discard the gradients.
 
         Args:
-            whole_square: the sum of what `gradient_square` gave at all stages.
+            whole_square: the sum of `gradient_square` over all stages.
 
         Returns:
-            False where that is not finite: then nothing has moved, and the step's tokens do not count at any stage.
+            False if that is not finite. Nothing has moved then, and the step's tokens count at no stage.
 
         Raises:
-            LocalProtocolError: less than nothing.
+            LocalProtocolError: a negative sum.
         """
         if whole_square < 0.0:
             raise LocalProtocolError(f"a squared norm of {whole_square}", "at least 0")

@@ -1,7 +1,7 @@
-"""A training process that holds one stage of a pipeline run: obeys one order after another, and does nothing by itself.
+"""A training process that holds one stage of a pipeline run. It carries out one order after another and does nothing by itself.
 
-Started as every training process (peer/worker.py); its first message says that it is of a stage. It reads the run's text where its
-stage is the first, which has the tokens, or the last, which has the next ones.
+It starts like every training process (peer/worker.py); its first message says that it holds a stage. It reads the run's text if
+its stage is the first, which needs the tokens, or the last, which needs the next ones.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _SLOWED: Final = ("run_pass", "take_step")
 
 
 def is_stage_plan(first: bytes) -> bool:
-    """Whether the first message to a training process is of a stage."""
+    """Whether the first message to a training process is a stage's plan."""
     values = json.loads(first)
     return isinstance(values, dict) and values.get("kind") == STAGE_KIND
 
 
 def warm_up() -> None:
-    """Do now what torch does at the first backward pass from a given gradient: it imports 480 modules, 0.5 s of a processor, and a
-    spare that takes a seat has a lane waiting for that pass.
+    """Import now what torch imports at its first backward pass from a given gradient. Otherwise a lane waits for these imports
+    when a spare takes a seat.
     """
     value = torch.zeros(1, requires_grad=True)
     torch.autograd.backward(value * 1.0, torch.ones(1))
@@ -72,7 +72,7 @@ class StageWorker:
         self._work: LaneWork | None = None
 
     def run(self) -> None:
-        """Until the channel ends."""
+        """Carry out orders until the channel ends."""
         while (data := read_message(self._channel)) is not None:
             order = StageOrder.model_validate_json(data)
             blob = read_exactly(self._channel, order.num_bytes) if order.num_bytes else b""
@@ -166,7 +166,7 @@ class StageWorker:
         return learning_rate_at(plan.inner, plan.total_tokens, tokens)
 
     def _tokens_of(self, lane: int, at: Point, number: int) -> torch.Tensor:
-        """(B, T + 1) int64 of one micro-batch: what anybody computes again from the run's seed, the lane and the step."""
+        """(B, T + 1) int64 of one micro-batch. Any peer can compute them again from the run's seed, the lane and the step."""
         plan, window = self._plan, self._plan.model.context_tokens + 1
         step = at.round * self._lanes.inner_steps + at.step
         rows, reader = self._shape[0], self._train
@@ -180,16 +180,16 @@ class StageWorker:
 
 
 def _per_byte(nats: float | None, bytes_per_token: float) -> float | None:
-    """JSON has no number that is not finite."""
+    """Convert to nats per byte. None if not finite, since JSON has no such numbers."""
     return None if nats is None or not math.isfinite(nats) else nats / bytes_per_token
 
 
 def run_stage(channel: socket.socket, first: bytes, memory_fd: int) -> None:
-    """Work as the first message says, until the channel ends; its first pass takes as long as any other.
+    """Work by the plan in the first message, until the channel ends. The first pass takes as long as any other.
 
     Raises:
         PotluckError: it cannot begin.
-        MemoryError, RuntimeError: the machine's memory, or the card's, is not enough.
+        MemoryError, RuntimeError: the machine's or the card's memory is not enough.
     """
     worker = StageWorker(channel, StagePlan.model_validate_json(first), memory_fd)
     warm_up()

@@ -1,9 +1,9 @@
-"""What is said to one peer about a lane: one call after another, each again until it is answered.
+"""Calls about a lane to one peer: one after another, each repeated until it is answered.
 
-Whoever is told something twice passes it over, so nothing is lost but by its receiver's death, and nothing overtakes anything.
+The receiver ignores a repeated message. So a message is lost only if its receiver dies, and messages stay in order.
 
-All calls to a peer share a connection, and one that breaks is no death: a process that is gone refuses the next call, one that lives
-hears it. Where call after call is reset, silence decides, as where calls are lost.
+All calls to a peer share one connection, and a broken connection does not prove that the peer died. A dead process refuses the
+next call; a live one answers it. If call after call is reset or lost, a timeout decides.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from protocol.pipeline.messages.lane_wire import decode_parcel, encode_lane_mess
 MEMBER_CHANNEL: Final = "lane"
 KEEPER_CHANNEL: Final = "lane-keeper"
 CALL_WITHIN_S: Final = 0.5
-"""A call that is lost is made once more before a keeper takes a member for lost."""
+"""Timeout of a call. A lost call is repeated once before a keeper takes its member for lost."""
 
 BEAT_S: Final = 0.4
 RESET_PAUSE_S: Final = 0.1
-"""After the second reset in a row, and each one more; and after a call that was given up at once."""
+"""Pause after each reset in a row from the second on, and after a call that failed at once."""
 
 ASK_AFTER_S: Final = 3 * BEAT_S
-"""Who was to call and was not heard for so long is asked: a process that is gone refuses that."""
+"""Silence after which a peer that was to call is asked. A dead process refuses the call."""
 
 Answered = Callable[[LaneMessage, str], None]
-"""(what was said, why it was refused: empty where it was not)."""
+"""Receives (what was sent, why it was refused: empty if it was not)."""
 
 
 class CallLine:
-    """The way to one peer; `run` says what `put` brings.
+    """The line to one peer. `run` sends what `put` queues.
 
     Args:
-        beat: what is said when there was nothing to say for BEAT_S, where anything is.
+        beat: returns the heartbeat to send after BEAT_S without messages, if there is one.
     """
 
     def __init__(
@@ -62,26 +62,26 @@ class CallLine:
         self._has_more = trio.Event()
 
     def put(self, message: LaneMessage) -> None:
-        """Say it after all that waits."""
+        """Queue the message."""
         self._waiting.append(message)
         self._has_more.set()
 
     def put_alone(self, message: LaneMessage) -> None:
-        """Say it where nothing waits: what waits says as much of the way."""
+        """Queue the message only if nothing is queued: anything else queued shows as well that this peer lives."""
         if not self._waiting:
             self.put(message)
 
     def put_instead(self, message: LaneMessage) -> None:
-        """Say it instead of all that waits."""
+        """Replace everything queued by this message."""
         self._waiting.clear()
         self.put(message)
 
     async def run(self) -> None:
-        """Until cancelled.
+        """Send until cancelled.
 
         Raises:
-            PeerUnreachable: its process is gone: it refused a call.
-            RemoteProtocolError: it fails to take what it is told.
+            PeerUnreachable: the peer's process is gone: it refused a call.
+            RemoteProtocolError: its answers are not valid.
         """
         resets, is_again = 0, False
         with self.scope:
@@ -92,7 +92,7 @@ class CallLine:
                     reply = await self._network.call(
                         self._peer, self._channel, encode_lane_message(message), timeout_s=CALL_WITHIN_S
                     )
-                except CallTimeout:  # at once where our own libp2p daemon is not there, or does not dial just now
+                except CallTimeout:  # fails at once if our own libp2p daemon is missing or does not dial
                     await trio.sleep(RESET_PAUSE_S if trio.current_time() - began_s < RESET_PAUSE_S else 0.0)
                     continue
                 except ConnectionReset:
@@ -105,7 +105,7 @@ class CallLine:
                 self._answered(message, read_answer(reply))
 
     async def _next(self, *, is_again: bool) -> LaneMessage:
-        """What waits, else a sign of life: where the last words were lost at once."""
+        """The next queued message, or a heartbeat if there is none."""
         with trio.move_on_after(inf if self._beat is None else 0.0 if is_again else BEAT_S):
             while not self._waiting:
                 self._has_more = trio.Event()
@@ -118,12 +118,12 @@ class CallLine:
 async def until_silent(
     line: CallLine, ask: Callable[[], LaneMessage], heard_s: Callable[[], float], silent_s: float
 ) -> None:
-    """Returns when who is at the other end of the line was not heard for `silent_s`.
+    """Returns when the peer at the other end was not heard for `silent_s`.
 
-    It is to call us, and a line with nothing to say does not find out that nobody is there: before that it is asked.
+    The peer is to call us, and an idle line does not notice that it is gone. So it is asked before the timeout.
 
     Args:
-        heard_s: when it was heard last, monotonic.
+        heard_s: returns when the peer was heard last, monotonic seconds.
     """
     while (left_s := heard_s() + silent_s - trio.current_time()) > 0:
         until_asked_s = heard_s() + ASK_AFTER_S - trio.current_time()
@@ -133,7 +133,7 @@ async def until_silent(
 
 
 async def call_again(network: LaneNetwork, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
-    """One call, and once more where the connection broke. Raises as `Network.call`."""
+    """One call, repeated once if the connection broke. Raises as `Network.call`."""
     try:
         return await network.call(peer, channel, request, timeout_s=timeout_s)
     except ConnectionReset:
@@ -146,10 +146,10 @@ def read_answer(frame: bytes) -> str:
 
 
 def whole_answer(frame: bytes) -> LaneAnswer:
-    """What was answered.
+    """Parse an answer.
 
     Raises:
-        RemoteProtocolError: something else.
+        RemoteProtocolError: it is not a LaneAnswer.
     """
     answer = decode_parcel(frame)
     if not isinstance(answer, LaneAnswer):

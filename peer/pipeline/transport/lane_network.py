@@ -1,4 +1,4 @@
-"""What lanes need of the network, and a way to ourselves: a keeper of lanes may serve in one of them."""
+"""The network interface of lanes, and a loopback for calls to this peer itself: a keeper of lanes may serve in one of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from protocol.ids import PeerId
 
 
 class LaneNetwork(Protocol):
-    """The part of averaging/network/seams/interfaces.py's Network that lanes use; errors as there."""
+    """The part of Network (averaging/network/seams/interfaces.py) that lanes use. Same errors."""
 
     @property
     def peer_id(self) -> PeerId:
-        """Ourselves."""
+        """This peer."""
         ...
 
     def serve_calls(self, channel: str, handler: CallHandler) -> None:
@@ -37,7 +37,7 @@ class LaneNetwork(Protocol):
 
 
 class OwnLoop:
-    """A network whose calls to ourselves come here at once: libp2p dials nobody's own address."""
+    """A network that delivers calls to this peer locally, since libp2p does not dial its own address."""
 
     def __init__(self, network: LaneNetwork) -> None:
         self._network = network
@@ -45,11 +45,11 @@ class OwnLoop:
 
     @property
     def peer_id(self) -> PeerId:
-        """Ourselves."""
+        """This peer."""
         return self._network.peer_id
 
     def serve_calls(self, channel: str, handler: CallHandler) -> None:
-        """Answer calls on a channel, our own with them."""
+        """Answer calls on a channel, including this peer's own."""
         self._handlers[channel] = handler
         self._network.serve_calls(channel, handler)
 
@@ -61,7 +61,7 @@ class OwnLoop:
         """One request and its reply.
 
         Raises:
-            PeerUnreachable, CallTimeout, RemoteProtocolError: as of any peer.
+            PeerUnreachable, CallTimeout, RemoteProtocolError: as for any peer.
         """
         if peer != self.peer_id:
             return await self._network.call(peer, channel, request, timeout_s=timeout_s)
@@ -74,5 +74,5 @@ class OwnLoop:
         raise CallTimeout(f"our own answer on {channel} took {timeout_s:g} s", "one in time")
 
     async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
-        """A stream to another peer; a lane has no two stages at one. Errors as of the network that this one is made of."""
+        """A stream to another peer; no peer serves two stages of a lane. Errors as of the wrapped network."""
         return await self._network.open_stream(peer, channel, timeout_s=timeout_s)

@@ -1,9 +1,9 @@
-"""What is large on its way from member to member of a lane: activations, gradients, snapshots.
+"""Large data between members of a lane: activations, gradients, snapshots.
 
-One stream carries what goes to a peer, in order; each parcel is answered. What was not answered when a stream breaks goes over the
-next one, so a parcel may come twice, and its receiver takes it once.
+One stream carries everything for a peer, in order, and each parcel is answered. If a stream breaks, unanswered parcels go over
+the next one. So a parcel may arrive twice, and its receiver takes it once.
 
-    sender   -> receiver   LanePassed, LaneCopy or another, then so many bytes in frames; the next one at once
+    sender   -> receiver   LanePassed, LaneCopy or another, then that many bytes in frames; the next one at once
     receiver -> sender     LaneAnswer for each, in order; after a refusal the stream ends
 """
 
@@ -29,11 +29,11 @@ from protocol.received import MAX_TEXT
 PARCEL_CHANNEL: Final = "lane-parcels"
 OPEN_WITHIN_S: Final = 2.0
 MOVES_WITHIN_S: Final = 10.0
-"""A stream on which nothing moves for so long is given up."""
+"""A stream is closed after this long without progress."""
 
 ANSWERED_WITHIN_S: Final = 600.0
-"""What arrived whole is judged by a training process that may be in the middle of a long pass. Who is dead is found by its silence
-towards the lane's keeper, and who gets on no more by the lane's own deadline, long before this.
+"""Timeout for the answer to a complete parcel. The receiver's training process may be in the middle of a long pass. A dead peer
+is found much earlier by its silence towards the keeper, and a stalled one by the lane's own deadline.
 """
 
 RETRY_AFTER_S: Final = 0.1
@@ -41,40 +41,40 @@ _FRAME_BYTES: Final = 1 << 20
 
 
 Postable = LanePassed | LaneCopy
-"""What is sent on, and answered."""
+"""A parcel that is sent and answered."""
 
 
 @dataclass(eq=False)
 class Posted:
-    """What was given to an outbox, and what came of it."""
+    """A queued parcel and its answer."""
 
     parcel: Postable
     data: bytes
     answer: LaneAnswer | None = None
-    """None until it was answered, and where the outbox ended before."""
+    """None until the answer arrives, and if the outbox ended first."""
 
     _ended: trio.Event = field(default_factory=trio.Event)
 
     async def wait(self) -> LaneAnswer | None:
-        """The answer; None where none comes any more, as the outbox has ended."""
+        """Wait for the answer; None if the outbox ended first."""
         await self._ended.wait()
         return self.answer
 
     def end(self, answer: LaneAnswer | None) -> None:
-        """Tell who waits."""
+        """Set the answer and wake the waiters."""
         self.answer = answer
         self._ended.set()
 
 
 Refused = Callable[[Postable, str], None]
-"""(what was refused, why)."""
+"""Receives (the refused parcel, why)."""
 
 
 class Outbox:
-    """What goes to one peer; `run` brings what `put` takes.
+    """Everything for one peer. `run` sends what `put` queues.
 
     Args:
-        is_early: whether its first stream is opened before there is anything to send.
+        is_early: whether to open the first stream before there is anything to send.
     """
 
     def __init__(self, network: LaneNetwork, peer: PeerId, refused: Refused, *, is_early: bool = False) -> None:
@@ -91,7 +91,7 @@ class Outbox:
         self._watch = trio.CancelScope()
 
     def put(self, parcel: Postable, data: bytes) -> Posted:
-        """Send it after all that waits."""
+        """Queue a parcel."""
         if not self._posted:
             self._answered_s = trio.current_time()
         posted = Posted(parcel, data)
@@ -101,10 +101,10 @@ class Outbox:
         return posted
 
     async def run(self) -> None:
-        """Until cancelled.
+        """Send until cancelled.
 
         Raises:
-            CallTimeout: nothing was answered for MOVES_WITHIN_S although something waits.
+            CallTimeout: no answer for MOVES_WITHIN_S although something is queued.
         """
         try:
             with self.scope:
@@ -130,13 +130,13 @@ class Outbox:
             await self._has_more.wait()
 
     def _extend(self) -> None:
-        """While anything is to be sent something has to move, and what was sent has to be answered some time."""
+        """Extend the deadlines: sending must make progress, and sent parcels must be answered in time."""
         is_sent = not self._is_sending and self._num_sent == len(self._posted)
         within_s = ANSWERED_WITHIN_S if is_sent else MOVES_WITHIN_S
         self._watch.deadline = trio.current_time() + within_s if self._posted else inf
 
     async def _over_a_stream(self) -> str:
-        """Send until the stream ends; returns why it did."""
+        """Send until the stream ends. Returns why it ended."""
         try:
             stream = await self._network.open_stream(self._peer, PARCEL_CHANNEL, timeout_s=OPEN_WITHIN_S)
         except PotluckError as error:
@@ -154,12 +154,12 @@ class Outbox:
             with trio.move_on_after(OPEN_WITHIN_S, shield=True):
                 await stream.aclose()
         if not self._is_sending and trio.current_time() - opened_s > MOVES_WITHIN_S:
-            # it was there all the time; who has no seat for us ends a stream sooner
+            # the peer was reachable: one without a seat for us ends the stream sooner
             self._answered_s = trio.current_time()
         return reason
 
     async def _send(self, stream: Stream) -> None:
-        """A broken stream is for `_hear` to find: what was answered before it broke is still read."""
+        """Leave a broken stream to `_hear`, which still reads the answers sent before it broke."""
         try:
             while True:
                 await self._wait_unsent()
@@ -174,7 +174,7 @@ class Outbox:
             return
 
     async def _hear(self, stream: Stream) -> str:
-        """Take answers until there are no more; returns why."""
+        """Read answers until the stream ends. Returns why it ended."""
         try:
             while (frame := await stream.receive_frame()) is not None:
                 found = whole_answer(frame)
@@ -193,17 +193,17 @@ class Outbox:
 
 
 async def answer(stream: Stream, reason: str = "") -> None:
-    """Say that what came is taken, or why not."""
-    told = "".join(c if c.isprintable() else " " for c in reason[:MAX_TEXT])
-    await stream.send_frame(encode_parcel(LaneAnswer(told)))
+    """Answer a parcel: taken, or why not."""
+    printable = "".join(c if c.isprintable() else " " for c in reason[:MAX_TEXT])
+    await stream.send_frame(encode_parcel(LaneAnswer(printable)))
 
 
 async def receive_bytes(stream: Stream, num_bytes: int) -> bytes:
-    """What a parcel said would follow.
+    """Receive the bytes that follow a parcel.
 
     Raises:
-        RemoteProtocolError: it ends before, or more comes.
-        CallTimeout: nothing came for MOVES_WITHIN_S.
+        RemoteProtocolError: too few or too many bytes.
+        CallTimeout: nothing arrived for MOVES_WITHIN_S.
     """
     data = bytearray()
     while len(data) < num_bytes:
@@ -224,14 +224,14 @@ async def receive_in_time(stream: Stream) -> bytes | None:
 async def fetch_copy(
     network: LaneNetwork, peer: PeerId, wanted: LaneFetch, most_bytes: int, *, tries: int = 1
 ) -> bytes:
-    """A stage's snapshot from who holds it.
+    """Fetch a stage's snapshot from its holder.
 
     Args:
-        tries: how often it is asked for while streams break.
+        tries: number of attempts if streams break.
 
     Raises:
-        TransportError: it cannot be reached, or does not answer.
-        RemoteProtocolError: it has none, or sends something else.
+        TransportError: the peer cannot be reached, or does not answer.
+        RemoteProtocolError: it has no snapshot, or sends something else.
     """
     for _ in range(tries - 1):
         try:
@@ -264,10 +264,10 @@ async def _fetched(network: LaneNetwork, peer: PeerId, wanted: LaneFetch, most_b
 
 
 async def give(network: LaneNetwork, peer: PeerId, gift: LaneGift, data: bytes) -> str:
-    """Why a peer refuses a gift; empty where it takes it.
+    """Give a share to a peer. Returns why it refuses; empty if it takes it.
 
     Raises:
-        TransportError: it cannot be reached, or does not answer.
+        TransportError: the peer cannot be reached, or does not answer.
         RemoteProtocolError: it answers something else.
     """
     stream = await network.open_stream(peer, PARCEL_CHANNEL, timeout_s=OPEN_WITHIN_S)
@@ -289,7 +289,7 @@ def _nothing() -> None:
 async def send_parcel(
     stream: Stream, parcel: Postable | LaneGift, data: bytes, moved: Callable[[], None] = _nothing
 ) -> None:
-    """A parcel and what follows it.
+    """Send a parcel and the bytes that follow it.
 
     Args:
         moved: called after each frame.

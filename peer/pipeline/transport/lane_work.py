@@ -1,4 +1,4 @@
-"""What a seat in a lane works with: the network, the rounds, and what computes its stage, in this process or in another."""
+"""The context of a seat in a lane: the network, the rounds, and the computation of its stage in this process or another."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from protocol.pipeline.stage_machine import LaneConfig, Point
 from protocol.tensors.stage_schema import StageMap
 
 PASS_COST_S: Final = 0.01
-"""What a pass, a step or a snapshot costs in virtual time."""
+"""Virtual time that a pass, a step or a snapshot costs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneShare:
-    """One stage's part of what a lane brings into a round; the same share may be brought twice, and counts once.
+    """One stage's part of a lane's contribution to a round. The same share may be contributed twice, and counts once.
 
     Attributes:
-        theta_N: (N,) the stage's parameters after its inner steps, in the order of its schema.
-        served_by: whose seat it was, of a part that its neighbour brings.
+        theta_N: (N,) the stage's parameters after its inner steps, in schema order.
+        served_by: the peer whose seat it was, for a share that its neighbour contributes.
     """
 
     lane: int
@@ -38,43 +38,43 @@ class LaneShare:
 
 
 class StageWork(Protocol):
-    """The compute of one seat, one call after another, wherever it is done. With what a call raises as a PotluckError the seat cannot
-    go on, but for `arrived` and `restore`, which judge what others sent.
+    """The computation of one seat, one call after another, in any process. After a PotluckError the seat cannot continue, except
+    in `arrived` and `restore`, which check data from other peers.
     """
 
     async def open(self) -> None:
-        """Make the stage, with the run's newest parameters; first of all."""
+        """Make the stage with the run's newest parameters. Must be the first call."""
         ...
 
     async def arrived(self, message: bytes, epoch: int, at: Point, work: Pass) -> None:
-        """Take what was sent here for this pass, and keep it until that.
+        """Keep the input of this pass until the pass runs.
 
         Raises:
-            RemoteProtocolError: anything else; nothing was computed.
+            RemoteProtocolError: the input is not valid. Nothing was computed.
         """
         ...
 
     async def run_pass(self, epoch: int, at: Point, work: Pass) -> bytes | None:
-        """Compute it from what arrived; the message to the stage that goes on with it, where there is one."""
+        """Compute the pass from its input. Returns the message for the next stage in this direction, if there is one."""
         ...
 
     async def square(self) -> float:
-        """Of this stage's gradient."""
+        """Squared norm of this stage's gradient."""
         ...
 
     async def take_step(self, at: Point, whole_square: float) -> bool:
-        """The inner step; whether its tokens count."""
+        """Take the inner step. Returns whether its tokens count."""
         ...
 
     async def snapshot(self) -> bytes:
-        """All that the next step depends on."""
+        """The complete state on which the next step depends."""
         ...
 
     async def restore(self, snapshot: bytes) -> None:
-        """Go on from it; what was going on is forgotten.
+        """Continue from a snapshot. Discards the present state.
 
         Raises:
-            PotluckError: it is none of this stage.
+            PotluckError: it is not a snapshot of this stage.
         """
         ...
 
@@ -88,27 +88,29 @@ class StageWork(Protocol):
 
 
 Confirm = Callable[[], Awaitable[str]]
-"""Asks who knows whether a part was its giver's to give; why not, or empty where it was. Whoever asks it is given that part."""
+"""Asks the keeper whether a share was its giver's to give. Returns why not, or an empty string. The share then belongs to the
+asker.
+"""
 
 
 async def _no_gifts(_giver: PeerId, _share: LaneShare, _confirm: Confirm) -> str:
-    return "nothing is brought into rounds for others here"
+    return "this peer contributes no shares of others"
 
 
 def _untold(_round: int) -> None:
-    """Nobody here keeps count of rounds."""
+    """Ignore the round."""
 
 
 @dataclass(frozen=True)
 class LaneContext:
-    """What every lane of a peer works with.
+    """The context that all lanes of a peer share.
 
     Attributes:
-        work_of: (lane, stage) to what computes it.
-        average: brings a share into its round, and returns the stage's parameters for the next one, (N,).
-        begins: is told of the round with which a lane begins here.
-        take_gift: (who gives, a stage's part of a lane that is no more, who is asked whether it was to) to why it is not brought into
-            the round here; empty where it is.
+        work_of: (lane, stage) to its computation.
+        average: contributes a share to its round, and returns the stage's parameters for the next one, (N,).
+        begins: called with the round with which a lane begins here.
+        take_gift: takes (giver, a stage's share of a dissolved lane, a check whether it was the giver's to give). Returns why
+            the share is not contributed here; empty if it is.
     """
 
     network: LaneNetwork
@@ -121,10 +123,10 @@ class LaneContext:
 
     @property
     def config(self) -> LaneConfig:
-        """The numbers of a lane."""
+        """The lane settings."""
         return self.form.config
 
     @property
     def stages(self) -> StageMap:
-        """Of the model."""
+        """The stages of the model."""
         return self.form.stages

@@ -1,21 +1,18 @@
-"""How lanes end: what counted, what was lost, and the last round.
+"""How lanes and stages end: what counts, what is lost, and the last round. Pure.
 
-How much of a lane's part of a round the commits of a stage count, whoever brought it. Pure.
+Counting: how much of a lane's share of a round a stage's commits count, whichever peer contributed it.
 
-What a keeper remembers of lanes that ended: whose it is to bring each stage's part into the round, and who was given it. Pure.
+Ended lanes: a keeper remembers which peer is to contribute each stage's share, and which peer received it. When a member dies,
+the neighbour with the second copy of its stage gives it to a holder of that stage. The holder was not in that lane, so it asks
+the keeper. The keeper decided how the lane ended, and confirms the share to one peer only.
 
-Who lost its seat by its death had a second copy of its stage with a neighbour, and that one gives it to somebody who holds the stage.
-Whoever is given such a part was not in that lane: it asks the keeper, which decided how the lane ended, and which tells one only.
+Lost stages: a model without one of its stages computes nothing. So when a stage loses its last holder, the run pauses and says so
+until a peer takes that stage. The other stages' work since the last commit goes into its round as far as their lanes have
+snapshots of it.
 
-A stage that nobody holds any more: the run pauses, and says so, until somebody takes it. Pure.
-
-A model without one of its stages computes nothing. What the others trained since the last commit goes into its round, as far as their
-lanes had snapshots of it, and then they wait.
-
-When a stage is done: the run's tokens are committed, and it has its last round, or will not have it any more. Pure.
-
-All stages have the first one's rounds. One that lost its work of a round is behind, and its last round may never come: those who would
-contribute to it are done, too.
+Ending a stage: a stage is done when the run's tokens are committed and it has its last round, or will not get it. All stages
+follow the first one's rounds. A stage that lost its work of a round is behind, and its last round may never come, because its
+contributors are done, too.
 """
 
 from __future__ import annotations
@@ -34,8 +31,8 @@ from protocol.rounds.proposal import consumed_tokens
 
 
 def counted_tokens(links: Iterable[ChainLink], lane: int, round_: int) -> int:
-    """Of this lane's part of its round, in these commits of a stage: all of its tokens, or floor(tokens x covered chunks / all chunks)
-    of each who brought it where slices are missing.
+    """Tokens of this lane's share that these commits of a stage count. That is all of its tokens or, for each contributor with
+    missing slices, floor(tokens x covered chunks / all chunks).
     """
     total = 0
     for record in (link.record for link in links):
@@ -47,12 +44,12 @@ def counted_tokens(links: Iterable[ChainLink], lane: int, round_: int) -> int:
 
 
 REMEMBERED: Final = 64
-"""Lanes: what they left is given within seconds of their end, and is of one round."""
+"""Number of ended lanes remembered. Their shares are given within seconds of their end, and belong to one round."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedLane:
-    """Its last members, by stage, those that were lost with them, and how it ended."""
+    """The last members of a lane by stage, including the lost ones, and how it ended."""
 
     members: tuple[PeerId, ...]
     end: Dissolve
@@ -60,7 +57,7 @@ class EndedLane:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What the keeper remembers after a claim, and why it is refused; empty where it is not."""
+    """The state after a claim, and why the claim is refused; empty if it is not."""
 
     state: EndedLanes
     reason: str
@@ -68,9 +65,11 @@ class Claimed:
 
 @dataclass(frozen=True)
 class EndedLanes:
-    """Attributes:
-    ended: how each lane ended, by its number, the oldest first.
-    given: who was given a stage's part of a lane, by both numbers.
+    """The lanes that ended here.
+
+    Attributes:
+        ended: how each lane ended, by lane number, oldest first.
+        given: the peer that received a stage's share of a lane, by (lane, stage).
     """
 
     ended: Mapping[int, EndedLane] = field(default_factory=lambda: MappingProxyType({}))
@@ -78,7 +77,7 @@ class EndedLanes:
 
 
 def has_ended(state: EndedLanes, number: int, lane: EndedLane) -> EndedLanes:
-    """A lane that was kept here is no more."""
+    """Add a lane that ended here."""
     ended = {other: order for other, order in state.ended.items() if other != number} | {number: lane}
     kept = dict(list(ended.items())[-REMEMBERED:])
     given = {place: peer for place, peer in state.given.items() if place[0] in kept}
@@ -86,7 +85,7 @@ def has_ended(state: EndedLanes, number: int, lane: EndedLane) -> EndedLanes:
 
 
 def claimed(state: EndedLanes, asker: PeerId, claim: LaneClaim) -> Claimed:
-    """Somebody was given a stage's part of a lane, and asks whether that was the giver's to give."""
+    """Decide a claim: a peer received a stage's share of a lane, and asks whether it was the giver's to give."""
     reason = _why_not(state, asker, claim)
     if reason:
         return Claimed(state, reason)
@@ -99,10 +98,10 @@ def _why_not(state: EndedLanes, asker: PeerId, claim: LaneClaim) -> str:
     if lane is None:
         return f"a part of lane {claim.lane}, which did not end here"
     end = lane.end
-    told = f"{claim.tokens} tokens of round {claim.at.round + 1}"
+    claimed_tokens = f"{claim.tokens} tokens of round {claim.at.round + 1}"
     counted = f"{end.tokens} tokens of round {end.at.round + 1}"
     if claim.at.round != end.at.round or claim.tokens != end.tokens:
-        return f"{told} of lane {claim.lane}, which ended with {counted}"
+        return f"{claimed_tokens} of lane {claim.lane}, which ended with {counted}"
     holder = end.holders[claim.stage] if claim.stage < len(end.holders) else None
     if holder != claim.giver:
         whose = f"{short(holder)}'s to bring" if holder is not None else "nobody's"
@@ -118,20 +117,22 @@ def _why_not(state: EndedLanes, asker: PeerId, claim: LaneClaim) -> str:
 
 
 PAUSED_AFTER_S: Final = 10.0
-"""Without a holder: who restarts is away for some seconds, and at a run's start not everybody has been heard."""
+"""How long a stage may be without a holder. A restarting peer is away for some seconds, and at a run's start not every peer has
+been heard.
+"""
 
 
 def empty_since(before: Mapping[int, float], num_holders: Sequence[int], now_s: float) -> dict[int, float]:
-    """Since when each stage without a live holder has none, monotonic seconds.
+    """Time since which each stage without a live holder has had none, monotonic seconds.
 
     Args:
-        num_holders: live ones of each stage, as far as is known here.
+        num_holders: number of live holders of each stage, as far as is known here.
     """
     return {stage: before.get(stage, now_s) for stage, count in enumerate(num_holders) if not count}
 
 
 def paused_because(empty: Mapping[int, float], now_s: float) -> str:
-    """Why the run stands still, in one sentence; empty while each stage has a holder, or has been without one for a moment only."""
+    """Why the run is paused, in one sentence; empty while each stage has a holder or lost its last one only just now."""
     lost = [stage for stage, since_s in sorted(empty.items()) if now_s - since_s >= PAUSED_AFTER_S]
     if not lost:
         return ""
@@ -145,25 +146,26 @@ def paused_because(empty: Mapping[int, float], now_s: float) -> str:
 
 
 LAST_ROUND_WITHIN_S: Final = 20.0
-"""For so long a stage that is a round behind the first one waits for its last round, once the run's tokens are committed."""
+"""How long a stage that is one round behind the first one waits for its last round, once the run's tokens are committed."""
 
 
 SPINE_TOLD_WITHIN_S: Final = 5.0
-"""Of a commit that members of our lane go on from already."""
+"""How long it takes to hear of a commit from which members of our lane already continue."""
 
 
 def is_after_the_end(
     *, own_tokens: int, total_tokens: int, spine: tuple[int, int] | None, round_: int, waited_s: float
 ) -> bool | None:
-    """Whether the run had all its tokens before this round of lanes; None while that is to be heard.
+    """Whether the run had all its tokens before this round of lanes; None while that is still unknown.
 
-    The last parameters are measured in a step that belongs to no round, and a stage with one replica would commit what it was given
-    with it before it hears that the run is over. The first stage's commit that the lane goes on from is there; we hear of it soon.
+    The last parameters are measured in a step that belongs to no round. A stage with one replica would commit its share of that
+    step before it hears that the run is over. The first stage's commit that the lane continues from exists, and this peer hears
+    of it soon.
 
     Args:
         own_tokens: of this stage's newest commit.
         total_tokens: of the run.
-        spine: index and tokens of the first stage's newest commit that is known here, None where none is.
+        spine: index and tokens of the newest known commit of the first stage, None if none is known.
     """
     if own_tokens < total_tokens:
         return False
@@ -174,14 +176,14 @@ def is_after_the_end(
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Since when the run's tokens are committed, as far as is known here, monotonic seconds; None while they are not."""
+    """Time since which the run's tokens are known to be committed, monotonic seconds; None while they are not."""
 
     since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StageEnding:
-    """What came of a look: whether the stage is done, and what of it is missing, in words; empty where nothing is."""
+    """The decision: whether the stage is done, and what of it is missing; empty if nothing is."""
 
     state: Ending
     is_done: bool
@@ -189,11 +191,11 @@ class StageEnding:
 
 
 def decide(state: Ending, *, is_run_over: bool, has_last_round: bool, now_s: float) -> StageEnding:
-    """Whether there is anything left to wait for.
+    """Decide whether there is anything left to wait for.
 
     Args:
         is_run_over: the first stage's commits have all tokens of the run.
-        has_last_round: no round of the first stage's is missing here.
+        has_last_round: this stage has every round of the first stage.
     """
     if not is_run_over:
         return StageEnding(Ending(), is_done=False)

@@ -1,11 +1,12 @@
-"""Who keeps the lanes of a run, and which peers make one. Pure: the same everywhere for who knows the same peers.
+"""Decides which peer keeps the lanes of a run, and which peers form a lane. Pure; peers with the same view decide alike.
 
-Lanes are kept by one holder of the first stage. Whoever serves no lane asks these holders, in an order that hangs on the run alone,
-until one takes its word; so a keeper stays one for as long as it lives, also where who joins stands before it. Where nobody keeps
-lanes the first of those who answer begins to. Its lanes end when it is gone: their members ask anew, and the next one forms lanes of
-them.
+One holder of the first stage keeps the lanes. A peer without a lane asks these holders, in an order that depends on the run only,
+until one accepts its announcement. So a keeper stays the keeper while it lives, even if a peer that joins comes first in the
+order. If no peer keeps lanes, the first holder that answers becomes the keeper. When a keeper is gone its lanes end, their
+members ask again, and the next keeper forms lanes of them.
 
-A lane begins with a round, or soon after: in the middle of one it would hold up the others to its end. Who is left over is a spare.
+A lane begins with a round, or soon after it: in the middle of a round it would delay the others at its end. Peers that are left
+over are spares.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from protocol.ids import CommitId, PeerId
 from protocol.pipeline.stage_machine import LaneConfig, Point
 
 SPARE_FRESH_S: Final = 4.0
-"""A spare says so each second; who was not heard for so long serves a lane, or is gone."""
+"""A spare announces itself every second. After this much silence it serves a lane or is gone."""
 
 LATE_SHARE: Final = 0.25
-"""Of a round's inner steps, that others may have done when a lane begins."""
+"""Share of a round's inner steps that other lanes may have done when a lane begins."""
 
 ENDS_WITHIN_S: Final = 600.0
-"""A round whose lanes have all done their part is not begun anew by another lane: its commit comes without that. The exchange of a
-large stage takes minutes; where it takes longer than this, the lanes and their keeper do not count alike.
+"""After all lanes have done their part of a round, how long no new lane begins with that round: its commit is expected without
+one. The exchange of a large stage takes minutes. If it takes longer than this, the lanes and their keeper count rounds
+differently.
 """
 
 UNEVEN_AFTER_S: Final = 15.0
-"""Stages that stand before different rounds: some are catching up. After so long they are not, and the lane begins where each stands:
-the work of a round was lost at some.
+"""Stages at different rounds may still be catching up. After this time they are not: some lost the work of a round, and the lane
+begins where each stage is.
 """
 
 _KEEPER_BITS: Final = 18
@@ -43,7 +45,7 @@ _DOMAIN: Final = b"potluck lane keeper 1"
 
 
 def keeper_order(genesis: CommitId, holders: Iterable[PeerId]) -> tuple[PeerId, ...]:
-    """The holders of the first stage, each where it stands as a keeper of lanes.
+    """The holders of the first stage, in their order as keepers of lanes.
 
     Args:
         genesis: of the run's spine.
@@ -52,12 +54,12 @@ def keeper_order(genesis: CommitId, holders: Iterable[PeerId]) -> tuple[PeerId, 
 
 
 def may_begin_keeping(me: PeerId, order: Iterable[PeerId], gone: Collection[PeerId]) -> bool:
-    """Whether we begin to keep lanes, after all others said that they keep none, or did not answer (`gone`)."""
+    """Whether to become the keeper, after all others replied that they keep no lanes or did not answer (`gone`)."""
     return next((peer for peer in order if peer not in gone), None) == me
 
 
 def lane_number(keeper: PeerId, session: int, counter: int) -> int:
-    """Of a lane: 32 bits, of the keeper's process and of how many lanes it has begun before this one.
+    """The number of a lane, 32 bits, from the keeper's process and the number of lanes that it has begun.
 
     Raises:
         LocalProtocolError: more lanes than one process can count.
@@ -70,7 +72,7 @@ def lane_number(keeper: PeerId, session: int, counter: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """Who serves no lane, and could serve one stage; `index` is the round that it stands before."""
+    """A peer that serves no lane, and could serve one stage. `index` is of its stage's newest commit."""
 
     stage: int
     index: int
@@ -79,10 +81,10 @@ class Spare:
 
 @dataclass(frozen=True)
 class FormingState:
-    """What a keeper knows of who is free.
+    """A keeper's view of the free peers.
 
     Attributes:
-        wanting_since_s: since when there is somebody for every stage and no lane of them; None where that is not so.
+        wanting_since_s: time since which every stage has a free peer but no lane was formed; None if that is not so.
     """
 
     config: LaneConfig
@@ -92,7 +94,7 @@ class FormingState:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """What came of a look: lanes to begin, each with a member a stage, and why there are none."""
+    """The decision: lanes to begin, each with one member per stage, and why there are none."""
 
     state: FormingState
     lanes: tuple[tuple[PeerId, ...], ...] = ()
@@ -100,17 +102,17 @@ class Formed:
 
 
 def heard(state: FormingState, peer: PeerId, spare: Spare) -> FormingState:
-    """A peer says that it serves no lane."""
+    """A peer announces that it serves no lane."""
     return replace(state, spares=MappingProxyType({**state.spares, peer: spare}))
 
 
 def without(state: FormingState, peers: Collection[PeerId]) -> FormingState:
-    """These serve one, or are gone."""
+    """Remove peers that serve a lane or are gone."""
     return replace(state, spares=MappingProxyType({p: s for p, s in state.spares.items() if p not in peers}))
 
 
 def spares_listed(state: FormingState, now_s: float) -> tuple[tuple[PeerId, frozenset[int]], ...]:
-    """For the lanes that are kept: who could take a place in one, and at which stage (`lane.SparesListed`)."""
+    """Candidates for seats in the running lanes, with their stage (`lane.SparesListed`)."""
     return tuple((peer, frozenset([spare.stage])) for peer, spare in sorted(_fresh(state, now_s).items()))
 
 
@@ -118,8 +120,8 @@ def decide(state: FormingState, round_: int, running: Collection[Point], now_s: 
     """Form as many lanes as there are peers for.
 
     Args:
-        round_: that the keeper's own stage stands before.
-        running: where the lanes stand that are kept.
+        round_: the next round of the keeper's own stage.
+        running: the current points of the running lanes.
     """
     fresh, config = _fresh(state, now_s), state.config
     free = [sorted(p for p, s in fresh.items() if s.stage == stage) for stage in range(config.num_stages)]

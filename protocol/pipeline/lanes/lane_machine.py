@@ -1,11 +1,11 @@
-"""A lane as a whole: its members step together, go back together, and end together. `step(state, event, now) -> Step`.
+"""A lane as a whole: its members step together, go back together, and end together. `step(state, event, now) -> LaneTransition`.
 
-Whoever keeps a lane hears its members: the squares of their gradients, their snapshots, their signs of life. A step is agreed when all
-stages have told theirs. When a member is lost a spare takes its place, all stages go back to the newest snapshot that all of them
-hold, and what was trained since is counted as lost. Without a spare within two seconds the lane dissolves: it enters the round with
-the tokens of that snapshot, which its survivors and the lost member's neighbour hold, and the survivors become spares.
+The keeper of a lane receives its members' gradient squares, snapshots and heartbeats. A step is agreed when all stages have
+reported their squares. When a member is lost, a spare takes its seat and all stages go back to the newest snapshot that all of
+them hold. The work since then counts as lost. Without a spare within the timeout the lane dissolves. It enters the round with the
+tokens of that snapshot, which its survivors and the lost member's neighbour hold, and the survivors become spares.
 
-A lane is one data peer to the run, so it goes on, or enters the round, as a whole or not at all.
+A lane is one data peer to the run, so it continues, or enters the round, as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from protocol.ids import PeerId, short
 from protocol.pipeline.stage_machine import LaneConfig, Point
 
 STALLED_STEPS: Final = 10.0
-"""Of a lane's slowest step: so long it is waited for the next one."""
+"""Timeout for the next step, in multiples of the lane's slowest step."""
 
 LOADED_WITHIN_S: Final = 600.0
-"""A spare fetches a whole stage with its moments; a stage is made, and copied, when a lane begins."""
+"""Timeout for loading: a spare fetches a whole stage with its moments, and a new lane makes and copies its stages."""
 
 FIRST_STEP_WITHIN_S: Final = 600.0
-"""How long a step takes with these members is not known before the first one, in which kernels are compiled; who is gone meanwhile is
-found by its silence.
+"""Timeout for these members' first step, which compiles kernels and whose duration is not known yet. A member that dies meanwhile
+is found by its silence.
 """
 
 Phase = Literal["running", "wanting", "loading", "over"]
@@ -47,7 +47,7 @@ class SquareTold:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTold:
-    """A stage's snapshot of a point lies with itself and a neighbour."""
+    """A stage's member and its neighbour hold its snapshot of a point."""
 
     peer: PeerId
     epoch: int
@@ -64,7 +64,7 @@ class LoadedTold:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """A stage's snapshot is nowhere any more, or cannot be had."""
+    """A stage's snapshot is lost, or cannot be fetched."""
 
     peer: PeerId
     epoch: int
@@ -72,28 +72,28 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class MemberHeard:
-    """A sign of life."""
+    """A heartbeat."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A connection was refused or reset, or the member says goodbye."""
+    """A connection was refused or reset, or the member said goodbye."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class SparesListed:
-    """Who can be reached, has room for the stages named, and serves no lane; the best first."""
+    """Reachable peers that fit the given stages and serve no lane; best first."""
 
     spares: tuple[tuple[PeerId, frozenset[int]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LaneTicked:
-    """Time passed; for `lag_s` of it the keeper itself was not running, and heard nobody."""
+    """Time passed. For `lag_s` of it the keeper itself was not running and heard nobody."""
 
     lag_s: float = 0.0
 
@@ -113,7 +113,7 @@ class AgreeStep:
 
 @dataclass(frozen=True, slots=True)
 class KeepFrom:
-    """Tell all members that every stage holds the snapshot of this point: older ones may go."""
+    """Tell all members that every stage holds the snapshot of this point. Older ones may be deleted."""
 
     at: Point
     reason: str = field(default="", compare=False)
@@ -121,9 +121,7 @@ class KeepFrom:
 
 @dataclass(frozen=True, slots=True)
 class GoBack:
-    """Tell these members, in the order of their stages, `WentBack`; one that was none before takes its stage's snapshot from whoever
-    holds it.
-    """
+    """Tell these members, in the order of their stages, `WentBack`. A new member fetches its stage's snapshot from a holder."""
 
     epoch: int
     at: Point
@@ -142,10 +140,11 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Dissolve:
-    """The lane ends: each stage's snapshot of this point enters the round with so many tokens, none with 0; these are spares now.
+    """The lane ends. Each stage's snapshot of this point enters the round with this number of tokens, or none enters with 0. The
+    members become spares.
 
     Attributes:
-        holders: who has each stage's, and brings it; none with 0 tokens.
+        holders: the peer that has each stage's snapshot and contributes it; empty with 0 tokens.
     """
 
     at: Point
@@ -160,24 +159,24 @@ Order = AgreeStep | KeepFrom | GoBack | Resume | Dissolve
 
 @dataclass(frozen=True)
 class LaneState:
-    """What the keeper of a lane knows.
+    """A keeper's view of a lane.
 
     Attributes:
         members: by stage.
         heard_s: when each was heard last, monotonic.
-        at: the point that the running inner step began at.
-        counted: inner steps of the round that count, at each point that is still to be asked for.
-        squares: told for the running step, by stage.
-        saved: the newest point that every stage holds a snapshot of; None before the first.
+        at: the point at which the current inner step began.
+        counted: inner steps of the round that count, at each point that may still be needed.
+        squares: reported for the current step, by stage.
+        saved: the newest point of which every stage holds a snapshot; None before the first.
         copied: stages that hold a newer one, by its point.
         lost: stages without a member.
-        wanting_since_s: since when a stage has none.
+        wanting_since_s: time since which a stage has no member.
         loaded: stages that have loaded the snapshot.
-        fresh: stages whose members came since the snapshot and may not have it, nor their neighbour's.
-        spares: who could take a place, and which.
-        lost_tokens: trained and taken back, since the lane began.
-        moved_s: when a step, a snapshot or a way back was last done by all.
-        slowest_s: the longest time that a step has taken, the first one of a round with what is measured before it.
+        fresh: stages whose members joined after the snapshot, and may have neither it nor their neighbour's.
+        spares: peers that could take a seat, with the stages that fit.
+        lost_tokens: trained and undone since the lane began.
+        moved_s: when all members last completed a step, a snapshot or a way back.
+        slowest_s: the longest time of a step; the first step of a round includes the measuring before it.
         is_proven: whether these members have taken a step together.
     """
 
@@ -208,13 +207,13 @@ class LaneState:
 
 
 def neighbour(stage: int, num_stages: int) -> int:
-    """The stage whose member holds a second copy of this one's snapshots; itself where there is but one."""
+    """The stage whose member holds a second copy of this one's snapshots; itself if there is only one stage."""
     return (stage + 1) % num_stages
 
 
 @dataclass(frozen=True, slots=True)
 class LaneTransition:
-    """The state after an event, what is ordered, and why an event was passed over."""
+    """The state after an event, the orders, and why an event was ignored."""
 
     state: LaneState
     orders: tuple[Order, ...] = ()
@@ -222,10 +221,10 @@ class LaneTransition:
 
 
 def begin(config: LaneConfig, members: tuple[PeerId, ...], at: Point, now_s: float) -> LaneState:
-    """A lane of these peers, a stage each; all hold the run's state of this point.
+    """A lane of these peers, one per stage. All hold the run's state of this point.
 
     Raises:
-        LocalProtocolError: not one peer a stage.
+        LocalProtocolError: the number of peers is not the number of stages.
     """
     if len(members) != config.num_stages or len(set(members)) != len(members):
         raise LocalProtocolError(f"a lane of {len(members)} members", f"{config.num_stages}, each once")
@@ -234,7 +233,7 @@ def begin(config: LaneConfig, members: tuple[PeerId, ...], at: Point, now_s: flo
 
 
 def step(state: LaneState, event: Event, now_s: float) -> LaneTransition:
-    """Take one event."""
+    """Handle one event."""
     if state.phase == "over":
         return LaneTransition(state, remark="the lane is no more")
     done = _step(state, event, now_s)
@@ -298,7 +297,7 @@ def _square_told(state: LaneState, event: SquareTold, stage: int) -> LaneTransit
     squares = {**state.squares, stage: event.square}
     if len(squares) < state.config.num_stages:
         return LaneTransition(replace(state, squares=MappingProxyType(squares)))
-    # in the order of the stages, so that the sum does not hang on who was first
+    # summed in the order of the stages, so that the result does not depend on arrival
     whole = sum(squares[place] for place in range(state.config.num_stages))
     agreed = AgreeStep(state.epoch, state.at, whole, "all stages are done with the step")
     is_last = state.at.step + 1 >= state.config.inner_steps
@@ -331,7 +330,7 @@ def _snapshot_told(state: LaneState, event: SnapshotTold, stage: int) -> LaneTra
 
 
 def _unheard(state: LaneState, lag_s: float) -> LaneState:
-    """Silence while the keeper was not running is its own."""
+    """Extend all deadlines by the time in which the keeper was not running: members were not silent then."""
     if lag_s <= 0.0:
         return state
     return replace(state, heard_s=MappingProxyType({peer: at_s + lag_s for peer, at_s in state.heard_s.items()}))
@@ -355,7 +354,7 @@ def _ticked(state: LaneState, now_s: float) -> LaneTransition:
 
 
 def _stuck(state: LaneState, now_s: float) -> frozenset[int]:
-    """Stages that others have waited for too long. Between rounds a lane waits for the commit, which is not its own to make."""
+    """Stages for which others have waited too long. Between rounds a lane waits for the commit, which it does not make itself."""
     waits_for_commit = state.phase == "running" and state.at.step == 0 and state.saved not in (None, state.at)
     if waits_for_commit or state.phase == "wanting" or now_s - state.moved_s <= _patience_s(state):
         return frozenset()
@@ -380,7 +379,7 @@ def _lost(state: LaneState, stages: frozenset[int], now_s: float, reason: str) -
 
 
 def _replaced(state: LaneState, now_s: float, reason: str = "") -> LaneTransition:
-    """Every lost stage gets a spare, or the lane waits, or it ends."""
+    """Give every lost stage a spare, or wait, or end the lane."""
     if state.phase != "wanting" or state.saved is None:
         return LaneTransition(state)
     members, left = list(state.members), [spare for spare in state.spares if spare[0] not in state.members]
@@ -429,7 +428,7 @@ def _going_back(
 
 
 def _kept_counts(state: LaneState, saved: Point) -> dict[Point, int]:
-    """Of the snapshot, and of the next round's start where only that is still to come."""
+    """Counts at the snapshot, and at the next round's start if only that is still to come."""
     counts = {saved: state.counted[saved]}
     if saved.step >= state.config.inner_steps:
         counts[Point(saved.round + 1, 0)] = 0
@@ -456,11 +455,11 @@ def _loaded(state: LaneState, stage: int) -> LaneTransition:
 
 
 def _holder(state: LaneState, stage: int) -> PeerId | None:
-    """Who has a stage's newest whole snapshot: its member, or the neighbour's. A new member has it once it has loaded it; a new
-    neighbour has been given it by then, too.
+    """The peer with a stage's newest complete snapshot: its member, or the neighbour. A new member has it once it has loaded it;
+    by then a new neighbour was given it, too.
     """
-    beside, has_loaded = neighbour(stage, state.config.num_stages), stage in state.loaded
-    for place in (stage, beside):
+    copy_stage, has_loaded = neighbour(stage, state.config.num_stages), stage in state.loaded
+    for place in (stage, copy_stage):
         if place not in state.lost and (place not in state.fresh or has_loaded):
             return state.members[place]
     return None

@@ -1,8 +1,8 @@
-"""What the members of a lane and its keeper say to each other; every bound is checked when a message is made.
+"""Messages between the members of a lane and its keeper. Every bound is checked when a message is made.
 
-Calls go between the keeper and each member. What is large goes from member to member on streams: activations to the next stage, their
-gradients to the one before, snapshots to a neighbour. Each begins with one of `LaneParcel`, which says what follows before a byte of
-it is read. Nothing here is signed: it is said on connections that know who is at the other end, and handed on by nobody.
+Calls go between the keeper and each member. Large data goes from member to member on streams: activations to the next stage,
+gradients to the previous one, snapshots to a neighbour. Each stream begins with a `LaneParcel`, which announces what follows
+before a byte of it is read. Nothing here is signed: connections authenticate the other end, and no message is forwarded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protocol.tensors.stage_schema import MAX_STAGES
 
 MAX_ROUND: Final = 1 << 40
 MAX_STEP: Final = 1 << 20
-"""Inner steps of a round: with MAX_ROUND a step counted over the whole run fits a micro-batch's identity."""
+"""Inner steps of a round. With MAX_ROUND, a step counted over the whole run fits a micro-batch's identity."""
 
 MAX_PASSED_BYTES: Final = (1 << 30) + 4096
 """Activations of a micro-batch, as the largest boundary message."""
@@ -34,7 +34,7 @@ _LARGEST: Final = (1 << 32) - 1
 
 
 def require_where(lane: int, epoch: int, at: Point | None = None) -> None:
-    """A lane, a time line and a point that a run can come to. Raises RemoteProtocolError, as the others here."""
+    """Check a lane, an epoch and a point that a run can reach. Raises RemoteProtocolError, as the other checks here."""
     require(
         0 <= lane <= _LARGEST and 0 <= epoch <= _LARGEST, f"lane {lane}, time line {epoch}", "whole numbers of 32 bits"
     )
@@ -49,12 +49,12 @@ def _require_members(members: Sequence[PeerId]) -> None:
 
 
 def require_square(square: float) -> None:
-    """Not finite is a gradient that is not: all stages leave that step out."""
+    """Accept non-finite values: they stand for a gradient that is not finite, and all stages skip that step."""
     require(square >= 0.0 or isnan(square), f"a square of {square}", "at least 0")
 
 
 def require_parcel(lane: int, epoch: int, at: Point, num_bytes: int, most_bytes: int) -> None:
-    """As `require_where`, and so many bytes to come."""
+    """Check as `require_where`, and the number of bytes to come."""
     require_where(lane, epoch, at)
     require(1 <= num_bytes <= most_bytes, f"{num_bytes} bytes to come", f"1 to {most_bytes}")
 
@@ -103,7 +103,7 @@ class LaneStep:
 
 @dataclass(frozen=True, slots=True)
 class LaneCopied:
-    """A member's snapshot of this point lies with it and with a neighbour."""
+    """A member and its neighbour hold its snapshot of this point."""
 
     lane: int
     epoch: int
@@ -115,7 +115,7 @@ class LaneCopied:
 
 @dataclass(frozen=True, slots=True)
 class LaneKeep:
-    """Keeper: every stage's snapshot of this point lies in two places; older ones may go."""
+    """Keeper: two peers hold every stage's snapshot of this point. Older ones may be deleted."""
 
     lane: int
     epoch: int
@@ -127,10 +127,10 @@ class LaneKeep:
 
 @dataclass(frozen=True, slots=True)
 class LaneBack:
-    """Keeper: these are the members now, in the order of their stages; all go back to the snapshot of this point.
+    """Keeper: these are the members now, in the order of their stages. All go back to the snapshot of this point.
 
     Attributes:
-        epoch: of the time line that begins there; whatever names another is refused from now on.
+        epoch: of the timeline that begins there. Messages of any other epoch are refused from now on.
         counted: inner steps of the point's round whose tokens count.
     """
 
@@ -159,7 +159,7 @@ class LaneLoaded:
 
 @dataclass(frozen=True, slots=True)
 class LaneLoadFailed:
-    """A member cannot have the snapshot that the lane goes back to."""
+    """A member cannot get the snapshot that the lane goes back to."""
 
     lane: int
     epoch: int
@@ -171,7 +171,7 @@ class LaneLoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class LaneResume:
-    """Keeper: all members have loaded theirs."""
+    """Keeper: all members have loaded their snapshots."""
 
     lane: int
     epoch: int
@@ -182,10 +182,10 @@ class LaneResume:
 
 @dataclass(frozen=True, slots=True)
 class LaneEnd:
-    """Keeper: the lane is no more; its work of the round up to this point counts so many tokens, or none.
+    """Keeper: the lane is dissolved. Its work of the round up to this point counts this number of tokens, or none.
 
     Attributes:
-        holders: who brings each stage's snapshot of that point into the round; none where no token counts.
+        holders: the peers that contribute each stage's snapshot of that point to the round; empty if no token counts.
     """
 
     lane: int
@@ -204,10 +204,10 @@ class LaneEnd:
 
 @dataclass(frozen=True, slots=True)
 class LanePing:
-    """Keeper to a member: a sign of life of both, since it is answered.
+    """Keeper to a member: a heartbeat of both, since it is answered.
 
     Attributes:
-        num_lanes: that the keeper keeps now: of so many the next round is; 0 where it does not say.
+        num_lanes: number of lanes that the keeper keeps now; the next round expects that many shares. 0 if it does not say.
     """
 
     lane: int
@@ -221,7 +221,7 @@ class LanePing:
 
 @dataclass(frozen=True, slots=True)
 class LaneLeave:
-    """A member says goodbye, or cannot go on: its place is free."""
+    """A member says goodbye or cannot continue: its seat is free."""
 
     lane: int
     epoch: int
@@ -233,8 +233,8 @@ class LaneLeave:
 
 @dataclass(frozen=True, slots=True)
 class LaneHere:
-    """A member to its keeper, which is silent: is this lane kept, with this member? The answer is a refusal where it is not, and a
-    process that is gone refuses the connection.
+    """A member to its silent keeper: is this lane kept, with this member? The answer is a refusal if it is not. A dead process
+    refuses the connection.
     """
 
     lane: int
@@ -246,10 +246,10 @@ class LaneHere:
 
 @dataclass(frozen=True, slots=True)
 class LaneSpare:
-    """A peer to who keeps lanes: it serves none, and could serve this stage; the answer is a refusal where no lanes are kept.
+    """A peer to a keeper: it serves no lane, and could serve this stage. The answer is a refusal if no lanes are kept.
 
     Attributes:
-        index: of the newest commit of its stage: the round that it stands before.
+        index: of the newest commit of its stage, which is the number of its rounds so far.
     """
 
     stage: int
@@ -262,8 +262,8 @@ class LaneSpare:
 
 @dataclass(frozen=True, slots=True)
 class LaneClaim:
-    """Who is given a stage's part of a lane that is no more (`LaneGift`) to the lane's keeper: was it this peer's to give, with so
-    many tokens? The answer is a refusal where it was not, or where another was given it before.
+    """A peer that receives a stage's share of a dissolved lane (`LaneGift`) asks the lane's keeper whether it was the giver's to
+    give, with this number of tokens. The answer is a refusal if it was not, or if another peer received it first.
     """
 
     lane: int
@@ -281,12 +281,12 @@ class LaneClaim:
 FromKeeper = LaneBegin | LaneStep | LaneKeep | LaneBack | LaneResume | LaneEnd | LanePing
 FromMember = LaneSquare | LaneCopied | LaneLoaded | LaneLoadFailed | LaneLeave | LaneHere
 LaneMessage = FromKeeper | FromMember | LaneSpare | LaneClaim
-"""What is said in calls."""
+"""Messages sent in calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class LanePassed:
-    """A micro-batch's activations or their gradient follow, as a boundary message of so many bytes
+    """A micro-batch's activations or their gradient follow, as a boundary message of this many bytes
     (averaging/codecs/rows/boundary.py).
     """
 
@@ -303,13 +303,13 @@ class LanePassed:
 
     @property
     def work(self) -> Pass:
-        """Which pass of the receiver they are for."""
+        """The receiver's pass that they are for."""
         return Pass(self.number, self.is_backward)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneCopy:
-    """A stage's snapshot of this point follows, so many bytes."""
+    """A stage's snapshot of this point follows, of this many bytes."""
 
     lane: int
     epoch: int
@@ -324,7 +324,7 @@ class LaneCopy:
 
 @dataclass(frozen=True, slots=True)
 class LaneFetch:
-    """Asks for a stage's snapshot of this point; LaneCopy is the answer, or a LaneAnswer why not."""
+    """Asks for a stage's snapshot of this point. The answer is LaneCopy, or a LaneAnswer with the reason for refusing."""
 
     lane: int
     epoch: int
@@ -338,10 +338,10 @@ class LaneFetch:
 
 @dataclass(frozen=True, slots=True)
 class LaneAnswer:
-    """Why what was brought or asked for is refused; empty where it is taken.
+    """Why a parcel or a request is refused; empty if it is accepted.
 
     Attributes:
-        num_lanes: that are kept where a spare was heard, as in LanePing.
+        num_lanes: number of lanes kept, in the answer to a spare, as in LanePing.
     """
 
     reason: str
@@ -353,8 +353,8 @@ class LaneAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LaneGift:
-    """A stage's part of a lane that is no more, for somebody who holds that stage to bring into the round: so many bytes follow, its
-    parameters in float32. Who was lost held the stage, and who gives it kept the second copy.
+    """A stage's share of a dissolved lane, for a holder of that stage to contribute to the round. That many bytes follow, its
+    parameters in float32. The giver kept the second copy of the lost member's stage.
     """
 
     lane: int
@@ -370,11 +370,11 @@ class LaneGift:
 
 
 LaneParcel = LanePassed | LaneCopy | LaneFetch | LaneAnswer | LaneGift
-"""What stands before what follows on a stream, and what answers it."""
+"""The header of data on a stream, or the answer to it."""
 
 
 def lane_batch(run_id: RunId, lane: int, epoch: int, at: Point, number: int, inner_steps: int) -> MicroBatch:
-    """The identity of a lane's micro-batch. Its weights are those of this step in this time line: after the lane has gone back, what
-    belongs to the former one is of another version.
+    """The identity of a lane's micro-batch. Its weights are those of this step in this epoch. After the lane has gone back,
+    micro-batches of the earlier epoch have another version.
     """
     return MicroBatch(run_id, lane, at.round * inner_steps + at.step, number, epoch)

@@ -1,1 +1,1 @@
-"""Which peer holds which stage, and where a model is cut."""
+"""Which peer holds which stage, and how a model is cut."""

@@ -1,4 +1,4 @@
-"""What a host is told about the cut of its model: how even it is by what layers were measured to take, and which one is best. Pure."""
+"""Advice to a host on the cut of its model: how even it is by measured layer times, and which cut is best. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ROUND: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Who is expected.
+    """The expected peers.
 
     Attributes:
-        caps_bytes: memory that each gives; none where nothing is known of them, and the number of stages stays.
+        caps_bytes: memory that each gives; empty if unknown, which keeps the number of stages.
         replicas: of each stage, at least.
     """
 
@@ -26,10 +26,10 @@ class Peers:
 
 
 def best_cut(stages: StageMap, costs: StageCosts, memory: StageMemory, peers: Peers) -> StageMap:
-    """The stages whose slowest one is fastest: as many as there are, or as few as those peers have room for.
+    """The cut with the fastest slowest stage. It has the given number of stages or, with known peers, as few as fit.
 
     Raises:
-        ConfigError: the peers have no room for the model.
+        ConfigError: the model does not fit on these peers.
     """
     if not peers.caps_bytes:
         rooms = [_FAR_BYTES] * stages.num_stages
@@ -38,20 +38,20 @@ def best_cut(stages: StageMap, costs: StageCosts, memory: StageMemory, peers: Pe
 
 
 def slowest_s(stages: StageMap, costs: StageCosts) -> float:
-    """What the slowest stage takes for a token."""
+    """Time per token of the slowest stage."""
     return max(costs.of(stages, stage) for stage in range(stages.num_stages))
 
 
 def evenness(stages: StageMap, costs: StageCosts) -> float:
-    """Share of their time in which stages work when the slowest one always does, 0 to 1."""
+    """Share of time in which stages work if the slowest one always does, 0 to 1."""
     each = [costs.of(stages, stage) for stage in range(stages.num_stages)]
     return sum(each) / len(each) / max(each)
 
 
 def advice_lines(stages: StageMap, costs: StageCosts, best: StageMap) -> list[str]:
-    """What was measured, the cut that the file asks for, the best one, and what to write."""
-    told = f"embedding {_us(costs.embed)}, a layer {_us(costs.layer)}, norm and head {_us(costs.head)}"
-    lines = [f"measured, microseconds a token forward and backward: {told}", f"now:  {_cut_line(stages, costs)}"]
+    """Text for the host: the measurements, the cut in the file, the best cut, and what to write."""
+    measured = f"embedding {_us(costs.embed)}, a layer {_us(costs.layer)}, norm and head {_us(costs.head)}"
+    lines = [f"measured, microseconds a token forward and backward: {measured}", f"now:  {_cut_line(stages, costs)}"]
     is_as_good = best.num_stages == stages.num_stages and slowest_s(stages, costs) <= slowest_s(best, costs) + _ROUND
     if is_as_good:
         return [*lines, "no cut into as many stages is more even"]

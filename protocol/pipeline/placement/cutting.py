@@ -1,8 +1,8 @@
-"""Where a model is cut into stages: as even as can be in time, and no stage larger than the peers that are to hold it.
+"""Cuts a model into stages: as even in time as possible, and no stage larger than the memory of its peers.
 
-All layers of a model are alike, so a stage is a number of layers, with the embedding or the head beside them at the ends.
-That makes the best cut exact: for a bound on the slowest stage, each peer takes as many layers as the bound and its memory allow, and
-the only choice is who takes the ends. The bound is found by bisection over all times that a stage can take.
+All layers of a model are alike, so a stage is a number of layers, plus the embedding or the head at the ends. That makes the best
+cut exact. For a bound on the slowest stage, each peer takes as many layers as the bound and its memory allow. The only choice is
+which peers take the ends. Bisection over all possible stage times finds the bound.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GB: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """What a token takes of a stage's time, forward and backward together, in any one unit: measured seconds, or `computed_costs`.
+    """A stage's time per token, forward and backward together, in any one unit: measured seconds, or `computed_costs`.
 
     Attributes:
         embed: of looking a token up.
@@ -43,14 +43,14 @@ class StageCosts:
             )
 
     def of(self, stages: StageMap, stage: int) -> float:
-        """Of one stage."""
+        """Time of one stage."""
         ends = (self.embed if stages.is_first(stage) else 0.0) + (self.head if stages.is_last(stage) else 0.0)
         return stages.layers[stage] * self.layer + ends
 
 
 def computed_costs(config: ModelConfig) -> StageCosts:
-    """Multiplications a token, for peers that have measured nothing: each weight once forward and twice backward, and what attention
-    does over half the context, causal as it is (PaLM, 2204.02311, appendix B). Looking a token up takes none.
+    """Multiplications per token, for peers without measurements: each weight once forward and twice backward, plus causal
+    attention over half the context (PaLM, 2204.02311, appendix B). Looking a token up takes none.
     """
     layer = num_matrix_values(model_parts(config).layers[0]) + config.context_tokens * config.attention_dim
     return StageCosts(0.0, 3.0 * layer, 3.0 * config.dim * config.vocab_size)
@@ -58,11 +58,11 @@ def computed_costs(config: ModelConfig) -> StageCosts:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What a stage takes of a peer's memory, in bytes.
+    """A stage's memory at a peer, in bytes.
 
     Attributes:
         base: of any stage.
-        embed: of the embedding beside it.
+        embed: of the embedding.
         layer: of one layer.
         head: of the last norm and the head, with the logits of a micro-batch.
     """
@@ -73,7 +73,7 @@ class StageMemory:
     head: int
 
     def of(self, stages: StageMap, stage: int) -> int:
-        """Of one stage."""
+        """Memory of one stage."""
         ends = (self.embed if stages.is_first(stage) else 0) + (self.head if stages.is_last(stage) else 0)
         return self.base + stages.layers[stage] * self.layer + ends
 
@@ -86,13 +86,13 @@ def planned_memory(
     recomputes: bool = False,
     base_bytes: int = PEER_MEMORY_BASE_BYTES,
 ) -> StageMemory:
-    """From the manifest's numbers: parameters as protocol/pipeline/placement/peer_memory.py counts them, and what is kept of
-    micro-batches that have gone forward and not yet backward.
+    """Memory by the manifest's numbers: parameters as protocol/pipeline/placement/peer_memory.py counts them, and activations of
+    micro-batches between their passes.
 
     Args:
         micro_batch_tokens: of one micro-batch.
         in_flight: micro-batches that a stage keeps at once; the number of stages for 1F1B, all of a step for GPipe.
-        recomputes: whether a stage keeps inputs alone and computes all else again before it goes backward.
+        recomputes: whether a stage keeps inputs only and computes everything else again before it goes backward.
     """
     parts, per_parameter = model_parts(config), PEER_MEMORY_BYTES_PER_PARAMETER
     held = 1 if recomputes else in_flight
@@ -108,10 +108,10 @@ def planned_memory(
 
 
 def stages_that_fit(stages: StageMap, memory: StageMemory, cap_bytes: int) -> tuple[int, ...]:
-    """Those that a peer with so much memory can hold.
+    """Stages that fit in a peer's memory.
 
     Raises:
-        MachineError: none.
+        MachineError: none fits.
     """
     needed = [memory.of(stages, stage) for stage in range(stages.num_stages)]
     fitting = tuple(stage for stage, bytes_ in enumerate(needed) if bytes_ <= cap_bytes)
@@ -135,20 +135,21 @@ def cut(
     num_stages: int | None = None,
     replicas: int = 2,
 ) -> StageMap:
-    """The stages whose slowest one is fastest, of all cuts for which the peers have room; as few as can be where no number is given.
+    """The cut with the fastest slowest stage among all cuts that fit on the peers. Without `num_stages`, it has as few stages as
+    possible.
 
     Args:
-        caps_bytes: memory that each expected peer gives; a stage's replicas are peers of their own.
+        caps_bytes: memory that each expected peer gives; each replica of a stage is another peer.
         replicas: of each stage, at least.
 
     Raises:
-        ConfigError: the peers have no room for the model, however it is cut.
+        ConfigError: no cut of the model fits on these peers.
     """
     if replicas < 1 or not caps_bytes:
         raise ConfigError(f"{len(caps_bytes)} peers and {replicas} replicas of a stage", "at least one of each")
     most = min(MAX_STAGES, len(caps_bytes) // replicas, config.num_layers + 2)
     for wanted in [num_stages] if num_stages else range(1, most + 1):
-        # The peers with the most memory, in groups of one stage's replicas: a group has room for what its smallest has room for.
+        # Peers sorted by memory, in groups of one stage's replicas. A group's memory is that of its smallest peer.
         rooms = sorted(caps_bytes, reverse=True)[replicas - 1 :: replicas][:wanted]
         layers = _even_layers(config.num_layers, costs, memory, rooms) if len(rooms) == wanted else None
         if layers is not None:
@@ -165,7 +166,7 @@ def cut(
 def _even_layers(
     num_layers: int, costs: StageCosts, memory: StageMemory, rooms: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Layers of each stage, None where there is no room."""
+    """Layers of each stage, None if they do not fit."""
     ends = {0.0, costs.embed, costs.head, costs.embed + costs.head}
     bounds = sorted({end + count * costs.layer for end in ends for count in range(num_layers + 1)})
     cuts = _Cuts(num_layers, costs, memory, tuple(rooms))
@@ -181,7 +182,7 @@ class _Cuts:
     rooms: tuple[int, ...]
 
     def within(self, bound: float) -> tuple[int, ...] | None:
-        """Layers of stages none of which takes longer, None where that cannot be."""
+        """Layers of stages none of which takes longer, None if that is impossible."""
         if len(self.rooms) == 1:
             return (self.num_layers,) if self._most(0, bound, is_first=True, is_last=True) >= self.num_layers else None
         inner = [self._most(room, bound) for room in range(len(self.rooms))]
@@ -196,20 +197,20 @@ class _Cuts:
         return None
 
     def _most(self, room: int, bound: float, *, is_first: bool = False, is_last: bool = False) -> int:
-        """Layers that fit beside what the stage carries, less than 0 where that alone is too much."""
+        """Layers that fit in addition to the stage's embedding or head; negative if these alone do not fit."""
         cost = (self.costs.embed if is_first else 0.0) + (self.costs.head if is_last else 0.0)
         bytes_ = self.memory.base + (self.memory.embed if is_first else 0) + (self.memory.head if is_last else 0)
         if cost > bound or bytes_ > self.rooms[room]:
             return -1
         by_memory = (self.rooms[room] - bytes_) // self.memory.layer if self.memory.layer else _FAR
-        # Bounds are sums of just these terms: counted upwards, a rounding of their difference moves no layer.
+        # Bounds are sums of exactly these terms. Count upwards, so that rounding of a difference moves no layer.
         by_time = 0
         while by_time < self.num_layers and cost + (by_time + 1) * self.costs.layer <= bound:
             by_time += 1
         return min(by_time, by_memory)
 
     def _filled(self, most: tuple[int, ...]) -> tuple[int, ...]:
-        """So many layers in all, each next one where it makes the fastest stage."""
+        """Distribute all layers, each next one to the stage that stays fastest."""
         ends = [0.0] * len(most)
         ends[0], ends[-1] = self.costs.embed, self.costs.head
         layers = [0, *[1] * (len(most) - 2), 0]

@@ -1,9 +1,9 @@
-"""Which stage a joiner takes, and when a replica is worth moving to another: decided from what everybody sees, alike everywhere.
+"""Which stage a joiner takes, and when moving a replica to another stage pays off. All peers decide alike from the shared view.
 
-A pipeline is as fast as its slowest stage, so a joiner goes where the run lacks most, and a replica moves when that makes the slowest
-stage faster for longer than moving takes. Petals' servers move when the swarm is less than three quarters as fast as it could be, one
-by one and without a word of what it costs (2209.01188, section 3.2); there a server may load again what it has. Here a move is one
-that gains, counts its download, and takes nobody's last but one replica.
+A pipeline is as fast as its slowest stage. So a joiner goes where the run lacks most, and a replica moves if that makes the
+slowest stage faster for longer than the move takes. In Petals (2209.01188, section 3.2), servers move one by one when the swarm
+is less than three quarters as fast as it could be, without counting the cost of a move. Here a move must gain more than its
+download costs, and never leaves a stage with a single replica.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from protocol.errors import LocalProtocolError
 from protocol.ids import PeerId
 
 SAFE_REPLICAS: Final = 2
-"""With one replica a stage's newest state is at one place."""
+"""With one replica only one peer has a stage's newest state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A replica as others see it.
+    """A replica as other peers see it.
 
     Attributes:
         stage: that it serves, or is loading.
-        speed: tokens a second through a stage of cost 1.
+        speed: tokens/s through a stage of cost 1.
         download_bytes_per_s: measured.
-        fits: stages that it has room for.
+        fits: stages that fit in its memory.
     """
 
     peer: PeerId
@@ -40,13 +40,13 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The stages of a run, and who serves them.
+    """The stages of a run and their servers.
 
     Attributes:
-        costs: of each stage, of a token, as protocol/pipeline/placement/cutting.py has them.
+        costs: of each stage per token, as in protocol/pipeline/placement/cutting.py.
         state_bytes: of each stage, parameters and moments, as a mover downloads them.
         warm_up_s: from the last byte to the first micro-batch.
-        horizon_s: how long a placement is taken to last; about the time in which one replica of ten comes or goes.
+        horizon_s: how long a placement is assumed to last; about the time in which one of ten replicas joins or leaves.
     """
 
     costs: tuple[float, ...]
@@ -62,14 +62,14 @@ class Placement:
             )
 
     def rates(self, servers: Iterable[Server] | None = None) -> list[float]:
-        """Tokens a second of each stage, all of its replicas together."""
+        """Tokens/s of each stage, all its replicas together."""
         rates = [0.0] * len(self.costs)
         for server in self.servers if servers is None else servers:
             rates[server.stage] += server.speed / self.costs[server.stage]
         return rates
 
     def replicas(self) -> list[int]:
-        """Of each stage."""
+        """Number of replicas of each stage."""
         counts = [0] * len(self.costs)
         for server in self.servers:
             counts[server.stage] += 1
@@ -78,7 +78,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class StageMove:
-    """A replica goes on serving its stage until it has loaded the other one."""
+    """A move. The replica keeps serving its stage until it has loaded the other one."""
 
     peer: PeerId
     stage: int
@@ -87,10 +87,11 @@ class StageMove:
 
 
 def stage_for_joiner(placement: Placement, fits: Iterable[int]) -> int:
-    """What the run lacks most of what a peer has room for: a stage with no replica, then one with a single one, then the slowest.
+    """The stage that the run lacks most, among those that fit: a stage without replicas, then one with a single replica, then the
+    slowest.
 
     Raises:
-        LocalProtocolError: it has room for none; protocol/pipeline/placement/cutting.py says so before.
+        LocalProtocolError: no stage fits; protocol/pipeline/placement/cutting.py reports that earlier.
     """
     rates, counts = placement.rates(), placement.replicas()
     lacking = sorted(fits, key=lambda stage: (min(counts[stage], SAFE_REPLICAS), rates[stage], stage))
@@ -100,10 +101,10 @@ def stage_for_joiner(placement: Placement, fits: Iterable[int]) -> int:
 
 
 def next_move(placement: Placement) -> StageMove | None:
-    """The move that gains most for its time, None where none is worth it. Of two that gain as much the one that takes less time."""
+    """The move that gains most for its time, None if none pays off. Of two with equal gain, the shorter one."""
     rates, counts = placement.rates(), placement.replicas()
     best: tuple[tuple[float, float, PeerId], StageMove] | None = None
-    # Only what makes the slowest stage faster, or a stage with less than two replicas safer, can gain at all.
+    # A move gains only if it makes the slowest stage faster, or a stage with fewer than two replicas safer.
     wanted = {stage for stage, rate in enumerate(rates) if rate == min(rates)}
     wanted |= {stage for stage, count in enumerate(counts) if count < SAFE_REPLICAS}
     for server in placement.servers:
@@ -127,7 +128,7 @@ def _worth(won_s: float, takes_s: float, placement: Placement) -> str:
 
 
 def _won_s(placement: Placement, rates: Sequence[float], server: Server, stage: int) -> float:
-    """Seconds of the run as it is that are won within the horizon; less than 0 where it becomes slower."""
+    """Seconds of the present run that are saved within the horizon; negative if the run becomes slower."""
     after = list(rates)
     after[server.stage] -= server.speed / placement.costs[server.stage]
     after[stage] += server.speed / placement.costs[stage]
@@ -137,7 +138,7 @@ def _won_s(placement: Placement, rates: Sequence[float], server: Server, stage: 
     slowest = [sorted(rates), sorted(after)]
     gain = slowest[1][0] / slowest[0][0] - 1.0
     if gain == 0.0:
-        # Two stages are as slow as each other: a move to one of them gains nothing alone, but half of what both together gain.
+        # If two stages are equally slow, a move to one of them gains nothing alone, but half of what both moves gain together.
         num_slowest = sum(rate == slowest[0][0] for rate in rates)
         both = slowest[1][num_slowest - 1] / slowest[0][0] - 1.0 if num_slowest < len(rates) else 0.0
         gain = both / num_slowest

@@ -1,12 +1,13 @@
-"""Whether a peer moves to another stage now, as it decides by itself from what everybody sees
+"""Whether a peer moves to another stage now. Each peer decides for itself from the shared view
 (protocol/pipeline/placement/placement.py).
 
-Nobody orders a move. Peers see who is at which stage, with little delay and alike, and each works out in which order those would go
-for whom it is worth it. When nothing has changed for a while the first one goes, at the end of its round; who comes after it has its
-turn only if nothing has changed even then: the first one has no room for that stage, or will not. So no two go for one reason.
-Those who serve where others are free wait until all others have had their turn.
+Nobody orders a move. All peers see the stages of all peers, with little delay, and compute the same order of the peers for which
+a move pays off. When nothing has changed for a while, the first one moves at the end of its round. A later one gets its turn only
+if nothing has changed even then: the first one has no memory for that stage, or chooses to stay. So no two peers move for the
+same reason. Peers that serve wait until all free peers have had their turn.
 
-What a peer's own line and start were measured to be others do not see. So that decides whether a peer goes, and when nobody's turn.
+Other peers do not see the measured costs of a peer's own line and start. So those decide whether this peer moves, but not the
+turns.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from protocol.ids import PeerId
 from protocol.pipeline.placement.placement import Placement, StageMove, next_move
 
 SETTLED_S: Final = 60.0
-"""So long everybody must be where they are: a record of the directory needs less to come, and a peer that starts again to be back."""
+"""How long placements must be unchanged. A directory record arrives, and a restarted peer is back, within this time."""
 
 TURN_S: Final = 30.0
 
 
 @dataclass(frozen=True)
 class PlacementHistory:
-    """What a peer remembers.
+    """A peer's memory of placements.
 
     Attributes:
-        places: the stage of each peer when it looked last.
-        since_s: since when nobody has come, gone or moved, monotonic.
+        places: the stage of each peer at the last look.
+        since_s: time since which no peer has joined, left or moved, monotonic.
     """
 
     places: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -40,11 +41,11 @@ class PlacementHistory:
 
 @dataclass(frozen=True, slots=True)
 class MoveDecision:
-    """What is remembered, our move when it is our turn, and why or why not.
+    """The new history, our move if it is our turn, and why or why not.
 
     Attributes:
-        num_before: for how many others it may be worth it, who go before us. A peer that serves goes at the end of a round; who comes
-            after it lets so many ends pass, or all whose turn was in that round would go together.
+        num_before: how many other peers come before us. A serving peer moves at the end of a round. It lets this many round ends
+            pass, or all peers whose turn fell in that round would move together.
     """
 
     watch: PlacementHistory
@@ -62,17 +63,17 @@ def decide(
     is_needed: bool,
     as_measured: Placement | None = None,
 ) -> MoveDecision:
-    """Look once; more often than every turn.
+    """Decide now. Call it more often than turns change.
 
     Args:
-        placement: as everybody sees it, ourselves in it: by it peers have their turns.
-        as_measured: with what a move of ours was measured to take, which others do not know: by it we go or stay.
-        is_needed: others may be free to go, and we are not: we serve a lane, or keep the run's lanes.
+        placement: the shared view, including this peer. It defines the turns.
+        as_measured: the view with our own measured costs, which others do not know. It decides whether we move.
+        is_needed: this peer serves a lane or keeps the run's lanes, while others may be free to move.
     """
     places = {server.peer: server.stage for server in placement.servers}
     if places != watch.places:
         return MoveDecision(
-            PlacementHistory(MappingProxyType(places), now_s), None, "who is at which stage has just changed"
+            PlacementHistory(MappingProxyType(places), now_s), None, "the peers' stages have just changed"
         )
     found = _own_place(placement, me, placement if as_measured is None else as_measured)
     if found is None:
@@ -88,8 +89,8 @@ def decide(
 
 
 def _own_place(placement: Placement, me: PeerId, as_measured: Placement) -> tuple[int, int, StageMove] | None:
-    """How many would go before us, how many others would at all, and our move; None where none of ours is worth it. For whom it is by
-    its own measure alone, which others do not see, has its turn after all others for whom it may be.
+    """(number of peers that move before us, number of other peers that move at all, our move); None if no move of ours pays off. A
+    peer for which a move pays off only by its own measurements has its turn last.
     """
     others = [server.peer for server in placement.servers if server.peer != me]
     own = next_move(_without_moves(as_measured, others))
@@ -107,7 +108,7 @@ def _own_place(placement: Placement, me: PeerId, as_measured: Placement) -> tupl
 
 
 def _without_moves(placement: Placement, staying: Iterable[PeerId]) -> Placement:
-    """The same, but these stay where they are."""
+    """The same placement with these peers fixed."""
     stay = frozenset(staying)
     return replace(
         placement, servers=tuple(replace(s, is_moving=s.is_moving or s.peer in stay) for s in placement.servers)

@@ -1,4 +1,4 @@
-"""What a move takes here is what this peer's own start took, as far as it was measured."""
+"""A peer estimates the cost of a move from its own start, as far as it was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who left counts as no holder, though the directory still names it; nor who says so and shows nothing of it."""
+"""A peer that left is not a holder, though the directory still lists it. Neither is a peer that shows no proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a newcomer counts as a holder: who shows it, where there is anything to show."""
+"""A newcomer believes the holders that show a proof, if there is anything to show."""
 
 from __future__ import annotations
 

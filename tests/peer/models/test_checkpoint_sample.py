@@ -1,4 +1,4 @@
-"""What a checkpoint's model writes, from a checkpoint as the host writes it."""
+"""Text of a checkpoint's model, from a checkpoint as the host writes it."""
 
 from __future__ import annotations
 

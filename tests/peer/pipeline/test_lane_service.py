@@ -92,7 +92,7 @@ async def test_a_keeper_keeps_its_lanes_when_one_joins_that_stands_before_it(
                 await trio.sleep(0.05)
         services.begin(KEEPER, 0)
         with trio.fail_after(10.0):
-            while services.of[KEEPER].reason != "free: a lane is waited for":
+            while services.of[KEEPER].reason != "free: waiting for a lane":
                 await trio.sleep(0.05)
         assert not services.of[KEEPER].keepers.lanes
         assert len(services.of[SUCCESSOR].keepers.lanes) == 1
@@ -118,7 +118,7 @@ async def test_who_comes_back_and_keeps_lanes_before_it_has_seen_anybody_gives_w
             while services.of[KEEPER].is_needed:
                 await trio.sleep(0.05)
         assert len(services.of[SUCCESSOR].keepers.lanes) == 1
-        assert services.of[KEEPER].reason == "free: a lane is waited for"
+        assert services.of[KEEPER].reason == "free: waiting for a lane"
 
 
 async def test_a_lane_of_a_round_that_a_member_has_left_behind_since_it_said_where_it_stands_is_refused(
@@ -129,7 +129,7 @@ async def test_a_lane_of_a_round_that_a_member_has_left_behind_since_it_said_whe
         services.begin(KEEPER, 0)
         services.begin(spare, 1)
         with trio.fail_after(10.0):
-            while services.of[spare].reason != "free: a lane is waited for":
+            while services.of[spare].reason != "free: waiting for a lane":
                 await trio.sleep(0.05)
         world.rounds.anchors[0, 1] = (torch.zeros(1), torch.zeros(1))  # its stage's commit comes
         begin = LaneBegin(7, 0, Point(0, 0), (KEEPER, spare, PeerId("stage2peer0")))

@@ -1,4 +1,4 @@
-"""What the lanes of a daemon hear of its owner, and how a run's stage is read off its manifest."""
+"""The owner's controls reach a daemon's lanes, and a run's stage follows from its manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer goes over to the stage of which the run has less: at the end of a round, as one who leaves and joins again."""
+"""A peer moves to the stage that the run lacks more. It moves at the end of a round, by a leave and a join."""
 
 from __future__ import annotations
 

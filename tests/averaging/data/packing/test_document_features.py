@@ -1,4 +1,4 @@
-"""What documents are known by: whole numbers, and embeddings that no router could use are refused in one line."""
+"""Features of documents are integers, and unusable embeddings are refused in one line."""
 
 from __future__ import annotations
 

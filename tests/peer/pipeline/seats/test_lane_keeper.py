@@ -45,7 +45,7 @@ async def test_nobody_but_a_lanes_members_is_heard_and_they_only_as_members(
             assert "about lane" in read_answer(reply)
         ping = encode_lane_message(msg.LanePing(0, 0))
         member = world.networks[VICTIM]
-        assert "a member's word" in read_answer(await member.call(KEEPER, KEEPER_CHANNEL, ping, timeout_s=1.0))
+        assert "a member's message" in read_answer(await member.call(KEEPER, KEEPER_CHANNEL, ping, timeout_s=1.0))
         assert "whole message" in read_answer(await member.call(KEEPER, KEEPER_CHANNEL, b"\xff", timeout_s=1.0))
         await world.rounds.anchor(0)
         assert world.lane(0).epoch == 0
@@ -127,7 +127,7 @@ async def test_a_part_whose_holder_never_hears_that_the_lane_ended_is_said_to_be
                 await trio.sleep(0.05)
     said_lost = [log for log in logs if log["event"] == "lane_share_lost"]
     assert [(log["lane"], log["stage"], log["tokens"]) for log in said_lost] == [(0, 0, 3 * STEP_TOKENS)]
-    assert f"{short(frozen)}, who was to bring it, was " in said_lost[0]["reason"]
+    assert f"{short(frozen)}, which was to contribute it, was " in said_lost[0]["reason"]
 
 
 async def test_a_lane_is_kept_once(autojump_clock: trio.testing.MockClock) -> None:

@@ -209,7 +209,7 @@ async def test_work_that_comes_twice_is_done_once(autojump_clock: trio.testing.M
     [
         (msg.LaneStep(0, 0, START, 1.0), STRANGER, "its keeper"),
         (msg.LaneBack(0, 1, START, 0, MEMBERS), BEFORE, "its keeper"),
-        (msg.LaneSquare(0, 0, START, 1.0), KEEPER, "a keeper's word"),
+        (msg.LaneSquare(0, 0, START, 1.0), KEEPER, "a keeper's message"),
         (msg.LaneStep(1, 0, START, 1.0), KEEPER, "has a seat in"),
         (replace(BEGIN, lane=1), KEEPER, "it has one in 0"),
         (msg.LaneBack(0, 1, START, 0, (SEAT, BEFORE, BESIDE)), KEEPER, "another stage"),
@@ -365,6 +365,6 @@ async def test_a_seat_whose_silent_keeper_keeps_no_such_lane_is_over_when_it_ask
 ) -> None:
     async with _seated() as played:
         await _silent(played)
-        played.refusal = "a word about lane 0"
+        played.refusal = "a message about lane 0"
         await trio.sleep(2.0)
         assert played.world.members[SEAT].seat is None

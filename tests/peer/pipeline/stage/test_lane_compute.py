@@ -1,4 +1,4 @@
-"""What one stage of a lane holds of micro-batches, and when it is freed."""
+"""The data that one stage of a lane keeps of micro-batches, and when it is freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `potluck cut` measures and prints, with a clock that says what the test wants."""
+"""The measurements and output of `potluck cut`, with a clock that the test sets."""
 
 from __future__ import annotations
 

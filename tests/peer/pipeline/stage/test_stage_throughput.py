@@ -1,4 +1,4 @@
-"""What a stage could do is told from the time that it computes, and not from the time that it waits."""
+"""A stage's capacity follows from the time that it computes, not from the time that it waits."""
 
 from __future__ import annotations
 

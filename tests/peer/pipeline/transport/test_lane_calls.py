@@ -1,4 +1,4 @@
-"""What is said to one peer about a lane: in order, again until it is answered, and a sign of life when there is nothing to say."""
+"""Calls to one peer about a lane: in order, repeated until answered, and a heartbeat when there is nothing to send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who keeps lanes and who makes one: alike for everybody who knows the same, and never in the middle of a round."""
+"""Peers with the same view choose the same keeper and form the same lanes, and no lane begins in the middle of a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lane's messages can say, and what cannot be said at all."""
+"""The values that a lane's messages accept and refuse."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_every_change_of_anybodys_place_begins_the_wait_anew() -> None:
     changed = _placed({**LOPSIDED, "z": 1})
     later = decide(watch, changed, PeerId("a"), SETTLED_S, is_needed=False)
     assert later.move is None
-    assert later.reason == "who is at which stage has just changed"
+    assert later.reason == "the peers' stages have just changed"
     again = decide(later.watch, changed, PeerId("a"), SETTLED_S + 1.0, is_needed=False)
     assert again.reason.startswith(f"to stage 2 in {SETTLED_S - 1:.0f} s, if nobody else moves: ")
 
