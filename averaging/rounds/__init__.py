@@ -1,1 +1,1 @@
-"""The round service: it carries out what the round machine in `protocol/rounds` decides."""
+"""The round service: performs the orders of the round machine in `protocol/rounds`."""

@@ -1,7 +1,7 @@
-"""The heads of all units of a peer, moved together (R23 and R24): one durable record says where each of them goes.
+"""The heads of all units of a peer, moved together (R23 and R24): one durable record names the target of each.
 
-The record is the truth from the moment it is on disk. The units' own logs are brought up to it afterwards, and again at the next
-start where a crash came between. Only the last record counts, so each takes the place of the whole log before it.
+The record decides from the moment it is on disk. The units' own logs follow, at the latest at the next start after a crash. Only
+the last record counts, so each replaces the whole log before it.
 
 Rules: R23, R24 (protocol/rounds/RULES.md).
 """
@@ -29,14 +29,14 @@ log = structlog.get_logger()
 VECTOR_LOG: Final = "heads.log"
 _MOVE, _DONE = b"M", b"D"
 _MOVE_RECORDS: Final = 2
-"""A move, and the word that all units' logs tell of it."""
+"""A move, and the note that all units' logs contain it."""
 
 _LENGTH: Final = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
 class UnitMove:
-    """Where one unit goes: what of its lineage stays, up to `fork`, and the certificates that follow, oldest first."""
+    """The move of one unit: the fork up to which its lineage stays, and the certificates after it, oldest first."""
 
     unit: UnitName
     fork: CommitId
@@ -45,8 +45,8 @@ class UnitMove:
 
 @dataclass(frozen=True)
 class Mover:
-    """One unit that is ready to go. `has(commit)` says whether it is on its lineage, `flip()` does it in memory and in the unit's own
-    log, and tells whether that log could be written; `moving` is held meanwhile.
+    """One unit that is ready to move. `has(commit)` says whether a commit is on its lineage. `flip()` moves it in memory and in
+    its own log, and returns whether that log could be written; `moving` is held meanwhile.
     """
 
     move: UnitMove
@@ -65,7 +65,7 @@ class HeadVector:
         self._busy = trio.Lock()
 
     async def finish(self, logs: Mapping[UnitName, UnitLog]) -> None:
-        """Before the units read their logs: write into each what a crash left out of it.
+        """Write into each unit's log what a crash left out. Call before the units read their logs.
 
         Raises:
             StorageError: the disk refuses, or holds a record that no version of this log writes.
@@ -77,15 +77,15 @@ class HeadVector:
         for move in read_moves(records[-1]):
             unit_log = logs.get(move.unit)
             if unit_log is not None:
-                await _bring_up(unit_log, move)
+                await _complete_log(unit_log, move)
         await self._storage.append(VECTOR_LOG, _DONE)
 
     async def move(self, movers: Sequence[Mover]) -> None:
         """Flip these units, all or none.
 
         Raises:
-            LocalProtocolError: one of them has moved off the lineage that its switch leaves. StorageError: the record could not be
-                written, or the disk still refuses the log of a unit that moved before. Nothing has changed in either case.
+            LocalProtocolError: one of them has left the lineage that its switch starts from. StorageError: the record could not
+                be written, or the disk still refuses the log of a unit that moved earlier. Nothing has changed in either case.
         """
         async with self._busy, AsyncExitStack() as stack:
             await self._settle()
@@ -102,7 +102,7 @@ class HeadVector:
                 await self._note_done()
 
     async def _settle(self) -> None:
-        """The next record takes the place of the last one, so all logs must tell of that first."""
+        """Complete all logs first: the next record replaces the last one."""
         for unit, mover in tuple(self._behind.items()):
             async with mover.moving:
                 await mover.log.settle()
@@ -111,7 +111,7 @@ class HeadVector:
                 await self._note_done()
 
     async def _forget_old(self, num_records: int) -> None:
-        """All is done: of a log that was only ever appended to nothing matters any more."""
+        """Shorten a log that was only appended to: all its moves are done."""
         if num_records <= _MOVE_RECORDS:
             return
         try:
@@ -123,7 +123,7 @@ class HeadVector:
         try:
             await self._storage.append(VECTOR_LOG, _DONE)
         except StorageError as error:
-            # the next start looks at the units' logs once more, and finds them as they should be
+            # the next start checks the units' logs again, and finds them complete
             log.warning("heads_not_noted", reason=error.one_line())
 
 
@@ -133,12 +133,12 @@ def unit_move(unit: UnitName, fork: CommitId, path: Sequence[TreeNode]) -> UnitM
     return UnitMove(unit, fork, raws)
 
 
-async def _bring_up(unit_log: UnitLog, move: UnitMove) -> None:
+async def _complete_log(unit_log: UnitLog, move: UnitMove) -> None:
     logged = await unit_log.load()
     if not move.certificates or move.certificates[-1] in {raw for _, raw in logged.certificates}:
         return
     if logged.certificates and move.fork not in _commits(logged):
-        return  # it was there, and has left that lineage since
+        return  # it was there, and has moved on to another lineage
     log.info("head_moved_at_start", unit=move.unit, commits=len(move.certificates))
     await unit_log.log_switch(move.fork, move.certificates)
 

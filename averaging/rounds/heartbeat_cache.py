@@ -1,4 +1,4 @@
-"""Which heartbeats need not be said whole: what each peer was told of us and took, and what each told of itself."""
+"""The heartbeats of ours that each peer knows, and the latest of each peer, so that most are sent as deltas."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from protocol.rounds.messages.messages import Heartbeat
 
 T = TypeVar("T")
 MAX_KNOWN: Final = 4096
-"""Peers of whom anything is remembered, the latest: who is forgotten is told, or asked for, the whole once more."""
+"""The most peers that are remembered, the latest. A forgotten peer gets, or is asked for, a whole heartbeat again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A peer's latest heartbeat, and the number of its latest short one."""
+    """A peer's latest whole heartbeat, and the number of its latest delta."""
 
     heartbeat: Heartbeat
     report_digest: bytes
@@ -37,7 +37,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class OwnBeat:
-    """A heartbeat of ours, and what others know it by: worked out once for all whom it is told."""
+    """A heartbeat of ours with the digests that others identify it by, computed once for all receivers."""
 
     heartbeat: Heartbeat
     report_digest: bytes
@@ -45,26 +45,26 @@ class OwnBeat:
 
 
 def own_beat(heartbeat: Heartbeat, last: OwnBeat | None = None) -> OwnBeat:
-    """With what others know it by: mostly the same as of the `last` one."""
+    """A heartbeat with its digests; mostly those of the `last` one."""
     if last is not None and is_like(heartbeat, last.heartbeat):
         return OwnBeat(heartbeat, last.report_digest, last.outline)
     return OwnBeat(heartbeat, report_digest(heartbeat), outline(heartbeat))
 
 
 class HeartbeatCache:
-    """Of one process, for all peers."""
+    """The heartbeats of one process, for all peers."""
 
     def __init__(self) -> None:
         self._taken: OrderedDict[PeerId, OwnBeat] = OrderedDict()
-        """What each peer knows of us, as far as it has answered."""
+        """The latest heartbeat that each peer has answered."""
 
         self._known: OrderedDict[PeerId, _Known] = OrderedDict()
         self._number = 0
 
-    # --- what we say ---
+    # --- sent ---
 
     def split(self, to: Sequence[PeerId], beat: OwnBeat) -> dict[bytes, tuple[PeerId, ...]]:
-        """Who is told in short, by the bytes of that; all others are to be told whole."""
+        """The peers that get a delta, by the delta's bytes. All others must get the whole heartbeat."""
         if self._number == LAST_NUMBER:
             return {}
         by_likeness = dict[bytes, list[PeerId]]()
@@ -81,17 +81,17 @@ class HeartbeatCache:
         }
 
     def taken(self, peer: PeerId, beat: OwnBeat) -> None:
-        """The peer knows this one."""
+        """The peer has received this heartbeat."""
         _remember(self._taken, peer, beat)
 
     def not_taken(self, peer: PeerId) -> None:
-        """The peer may be another process, or has forgotten us: it is told the whole next time."""
+        """The peer may be a new process or has forgotten us: it gets the whole heartbeat next time."""
         self._taken.pop(peer, None)
 
-    # --- what we hear ---
+    # --- received ---
 
     def heard(self, sender: PeerId, heartbeat: Heartbeat) -> None:
-        """A whole one of its sender's own; one of an earlier process life, overtaken on its way, says nothing any more."""
+        """Take a whole heartbeat from its own sender. A late one of an earlier process is ignored."""
         before = self._known.get(sender)
         session = heartbeat.member.session
         if before is not None and session < before.heartbeat.member.session:
@@ -104,7 +104,8 @@ class HeartbeatCache:
         )
 
     def heard_short(self, sender: PeerId, raw: bytes) -> tuple[Heartbeat | None, bool]:
-        """(what it says, whether it is understood). None for one that came late or twice: nothing is to be done about it.
+        """Returns (the heartbeat, whether the delta was understood). The heartbeat is None for a late or repeated delta; ignore
+        it then.
 
         Raises:
             RemoteProtocolError: bytes that no peer sends.

@@ -1,4 +1,4 @@
-"""What others say on the round channel: each message is judged by itself, whether it came alone or in a bundle with others."""
+"""Messages from other peers on the round channel: each is judged by itself, whether it came alone or in a bundle."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from protocol.rounds.messages.wire import decode_message
 log = structlog.get_logger()
 
 TakeMessage = Callable[[PeerId, RoundMessage, bytes], Awaitable[None]]
-"""(who says it, what it is, its envelope as it came): bring it to whom it is for."""
+"""Deliver a message: (sender, message, its envelope as it came)."""
 
 
 class Inbox:
-    """Of one process, for all units; it remembers which messages came before."""
+    """The inbox of one process, for all units; it remembers which messages it has seen."""
 
     def __init__(self, run_id: RunId, verifier: Verifier, clock: Clock, take: TakeMessage) -> None:
         self._run_id = run_id
@@ -35,7 +35,7 @@ class Inbox:
         self._replays = ReplayGuard()
 
     async def answer(self, sender: PeerId, request: bytes) -> bytes:
-        """Take what a member says in one call, and answer it. In a bundle one that is refused keeps none of the others.
+        """Take the messages of one call, and answer it. A refused message in a bundle does not hold up the others.
 
         Raises:
             RemoteProtocolError: a single message that is refused, or bytes that are no bundle.
@@ -46,7 +46,7 @@ class Inbox:
         try:
             envelopes = decode_bundle(request)
         except RemoteProtocolError as error:
-            raise RemoteProtocolError(f"of {short(sender)} {error.found}", error.expected, error.remedy) from error
+            raise RemoteProtocolError(f"{error.found} from {short(sender)}", error.expected, error.remedy) from error
         reasons = [""] * len(envelopes)
         units: dict[UnitName | None, list[_Opened]] = {}
         for number, raw in enumerate(envelopes):
@@ -63,7 +63,7 @@ class Inbox:
         return encode_answer(reasons)
 
     async def _take_in_order(self, sender: PeerId, inside: Sequence[_Opened], reasons: list[str]) -> None:
-        """What one unit is told; another one that has too much to do keeps none of it waiting."""
+        """Deliver the messages for one unit in order. Units do not wait for one another."""
         for opened in inside:
             try:
                 await self._take(sender, opened.message, opened.raw)
@@ -89,7 +89,7 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A message of a bundle that was not refused, and which one it is."""
+    """A message of a bundle that was not refused, with its number."""
 
     number: int
     message: RoundMessage

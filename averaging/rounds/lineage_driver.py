@@ -1,4 +1,4 @@
-"""Keeping up with the run: applying commits, asking for those we missed, and bringing another lineage here (R14, R19, R24).
+"""Keeping up with the run: applies commits, asks for those we missed, and fetches other lineages (R14, R19, R24).
 
 Rules: R14, R19, R24 (protocol/rounds/RULES.md).
 """
@@ -47,34 +47,35 @@ log = structlog.get_logger()
 
 CATCH_UP_WITHIN_S: Final = 60.0
 CERTIFICATES_AT_ONCE: Final = 16
-"""Verified in one step of the machine: 64 signatures each take a few milliseconds, and messages shall not wait for a whole chain."""
+"""Certificates verified in one step of the machine. Each of up to 64 signatures takes a few milliseconds, and messages must not
+wait for a whole chain.
+"""
 
 USELESS_PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 30.0
 MAX_SOURCES: Final = 256
 SNAPSHOT_WITHIN_S: Final = 3600.0
-"""A large state over a home line takes long; every frame of it has a deadline of its own."""
+"""Limit for a whole state: a large one takes long on a home line. Every frame has a shorter deadline of its own."""
 
 BESIDE_WITHIN_S: Final = 600.0
-"""How long the spine waits for another unit's bytes before it moves without it."""
+"""How long the spine waits for another unit's bytes before it moves without that unit."""
 
 NUM_ASKED_BESIDE: Final = 3
-"""Holders of the other lineage who are asked for a unit's commits when the spine is about to move."""
+"""Number of holders of the other lineage that are asked for a unit's commits when the spine is about to move."""
 
 KEEP_AFTER_S: Final = 0.5
 KEEP_AFTER_SHARE: Final = 0.1
-"""A new state is written to disk so long after its commit, or such a part of the time since the commit before: at this moment its
-trainer takes it over, and whoever shares the machine may still be at what the commit names. Of four members on two cores, 25M int8
-values at 100 Mbit/s, those who had ended took the processor for 0.8 s of writing, and the last one ended 0.15 s later for it. A crash
-meanwhile costs one more commit to be replayed from the log.
+"""Delay before a new state is written to disk: this time, or this share of the time since the previous commit. Right after a
+commit the trainer takes the new state over, and other members on the same machine may still be busy with the commit. After a
+crash in this time one more commit is replayed from the log.
 """
 
 STALL_PAUSE_S: Final = 1.0
-"""What could not be written or had from anybody is not tried again at once."""
+"""Pause before a failed write or download is tried again."""
 
 
 class LineageDriver:
-    """Performs what the round machine orders about commits and lineages. `state()` is the machine's state now."""
+    """Performs the machine's orders about commits and lineages. `state()` returns the machine's current state."""
 
     def __init__(
         self,
@@ -90,20 +91,22 @@ class LineageDriver:
         self._chain = chain
         self._tools = tools
         self._gatherer = gatherer
-        self._adopter = adopter
+        self._trainer_updates = adopter
         self._tell = tell
         self._state = state
         self._prepared: PreparedSwitch | None = None
-        self._beside: PreparedSwitch | None = None
-        self._spine_beside: SpineView | None = None
-        """Where the spine was about to go when it asked last what this unit needs there."""
+        self._prepared_with_spine: PreparedSwitch | None = None
+        self._spine_target: SpineView | None = None
+        """The spine's target when it last asked what this unit needs there."""
 
-        self._brought = FetchedResults(chain.tools.log)
+        self._fetched_results = FetchedResults(chain.tools.log)
         self._leaving: _Left | None = None
-        self._bringing: dict[CommitId, tuple[CommitId, trio.CancelScope]] = {}
-        """What is being brought here, by its last commit: from which fork."""
+        self._downloads: dict[CommitId, tuple[CommitId, trio.CancelScope]] = {}
+        """Downloads that are running, by last commit: the fork they start from."""
         self._under_way: dict[tuple[CommitId, CommitId], trio.Event] = {}
-        """What is being prepared, by fork and last commit, for the unit's own switch or for one with the spine: set when that ends."""
+        """Switches that are being prepared, by fork and last commit, for the unit's own switch or one with the spine. The event
+        is set when the preparation ends.
+        """
 
         self._applied_s = -inf
         self._asking: dict[PeerId, trio.Event] = {}
@@ -112,8 +115,8 @@ class LineageDriver:
     # --- the next commit ------------------------------------------------------------------------------------------------------
 
     async def commit(self, action: Commit, contribution: EncodedContribution | None) -> None:
-        """Bring its bytes to disk, log it, apply it; the trainer hears of it beside the next round, and before anything that a restart
-        can do without.
+        """Get the commit's bytes on disk, log it and apply it. The trainer learns of it while the next round runs, before any
+        work that a restart can do without.
         """
         link, record = action.link, action.link.record
         why, is_missing = "it names no bytes", False
@@ -122,10 +125,10 @@ class LineageDriver:
                 if await self._gatherer.gather(record, self._with_everybody(action.holders)):
                     await self._apply(action, record, contribution)
                     return
-                why, is_missing = "its bytes are with nobody who answers", self._chain.head.commit == record.parent
+                why, is_missing = "no live peer has its bytes", self._chain.head.commit == record.parent
             except PotluckError as error:
                 why = error.one_line()
-                self._tell_refusal("commit", error)
+                self._report_disk_failure("commit", error)
         await trio.sleep(STALL_PAUSE_S)
         await self._tell(CommitStalled(link.commit, why, is_missing))
 
@@ -133,32 +136,32 @@ class LineageDriver:
         link = action.link
         with spanned(self._tools.record, "apply", link.unit, round_index=link.index):
             applied = await self._chain.apply(link, action.certificate)
-        # first the trainer's queue, then the machine: a delta that is asked for from here on waits for this adoption
-        await self._adopter.commit(link, record, applied, contribution)
+        # the trainer's queue comes before the machine: a delta that is asked for from now on waits for this adoption
+        await self._trainer_updates.commit(link, record, applied, contribution)
         root = await self._chain.prove(applied)
         await self._tell(Applied(link, action.certificate, root, self._chain.votes_on(link.commit)))
         self._tools.publish(RoundCommitted(link))
         now_s = trio.current_time()
         since_s, self._applied_s = now_s - self._applied_s, now_s
         await trio.sleep(min(KEEP_AFTER_S, KEEP_AFTER_SHARE * since_s))
-        if self._chain.head.commit == link.commit:  # else what came next is kept instead
+        if self._chain.head.commit == link.commit:  # else the next commit is kept instead
             await self._chain.keep()
-        await self._tidy_brought()
+        await self._tidy_fetched()
 
-    def _tell_refusal(self, task: str, error: PotluckError) -> None:
-        """The machine tries again by itself; that our disk refuses is for its owner to know."""
+    def _report_disk_failure(self, task: str, error: PotluckError) -> None:
+        """Report a disk that refuses to its owner. The machine retries by itself."""
         if isinstance(error, StorageError):
             tell_failure(self._tools.publish, task, error)
 
     def _with_everybody(self, holders: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
-        """Who should have it first, then anybody."""
+        """The peers that should have it, then all other live peers."""
         others = sorted(peer for peer, view in self._state().peers.items() if not (view.lost or view.left))
         return tuple(dict.fromkeys((*holders, *others)))
 
     # --- commits that we missed -----------------------------------------------------------------------------------------------
 
     async def catch_up(self, action: CatchUp) -> None:
-        """Ask a peer for the commits after the newest that we share; one that has nothing for us is asked less and less often."""
+        """Ask a peer for the commits after the newest shared one. A peer that has nothing for us is asked less and less often."""
         source, now_s = action.source, self._tools.clock.monotonic_s()
         not_before_s, pause_s = self._pauses.get(source, (0.0, 0.0))
         if source in self._asking or now_s < not_before_s:
@@ -176,7 +179,7 @@ class LineageDriver:
             self._pauses[source] = (self._tools.clock.monotonic_s() + pause_s, pause_s)
 
     async def _fetch_commits(self, action: CatchUp) -> bool:
-        """Whether the answer brought anything new."""
+        """Whether the answer contained anything new."""
         unit = self._chain.tools.unit
         raws = await fetch_commits(self._tools.network, action.source, unit, action.known)
         certificates = [decode_certificate(raw) for raw in raws]
@@ -190,29 +193,29 @@ class LineageDriver:
     # --- another lineage ------------------------------------------------------------------------------------------------------
 
     async def prepare_switch(self, action: PrepareSwitch) -> None:
-        """Bring what a switch needs to our disk, and compute the state that it leads to. Another lineage may be wanted meanwhile, and
-        this one again: what still comes goes on coming, and what came is on our disk.
+        """Get on disk what a switch needs, and compute the state that it leads to. Another lineage may be wanted meanwhile, and
+        later this one again: running downloads go on, and what arrived stays on disk.
         """
         target = action.path[-1].link.commit
         for node in action.path:
-            fork, scope = self._bringing.get(node.link.commit, (None, None))
+            fork, scope = self._downloads.get(node.link.commit, (None, None))
             if scope is not None and (node.link.commit, fork) == (target, action.fork):
                 return
             if scope is not None:
-                scope.cancel()  # less of the same lineage: it would be fetched twice
+                scope.cancel()  # a shorter path of the same lineage: it would be fetched twice
         with trio.CancelScope() as scope:
-            self._bringing[target] = (action.fork, scope)
+            self._downloads[target] = (action.fork, scope)
             try:
                 await self._prepare_switch(action, target)
             finally:
-                if self._bringing.get(target) == (action.fork, scope):
-                    del self._bringing[target]
+                if self._downloads.get(target) == (action.fork, scope):
+                    del self._downloads[target]
 
     async def _prepare_switch(self, action: PrepareSwitch, target: CommitId) -> None:
         try:
             prepared = await self._prepare(action, target)
         except PotluckError as error:
-            self._tell_refusal("switch", error)
+            self._report_disk_failure("switch", error)
             await self._tell(SwitchFailed(target, error.one_line(), _missing(error)))
             return
         if prepared is not None:
@@ -226,51 +229,55 @@ class LineageDriver:
             switching = self._state().switching
             return switching is not None and (switching.fork, switching.target) == (action.fork, target)
 
-        return await self._bring(action, is_wanted)
+        return await self._ready_or_fetched(action, is_wanted)
 
-    async def _bring(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
-        """What is ready or under way already, for the unit's own switch or for one with the spine, is not fetched again."""
+    async def _ready_or_fetched(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
+        """Prepare a switch. One that is ready or under way, for this unit alone or with the spine, is not fetched again."""
         aim = action.fork, action.path[-1].link.commit
         while aim in self._under_way:
             await self._under_way[aim].wait()
-        ready = next((one for one in (self._prepared, self._beside) if one is not None and _aim(one) == aim), None)
+        ready = next(
+            (one for one in (self._prepared, self._prepared_with_spine) if one is not None and _aim(one) == aim), None
+        )
         if ready is not None:
             return ready
         self._under_way[aim] = trio.Event()
         try:
-            return await self._bring_anew(action, is_wanted)
+            return await self._fetch_switch(action, is_wanted)
         finally:
             self._under_way.pop(aim).set()
 
-    async def _bring_anew(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
+    async def _fetch_switch(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
         chain = self._chain
         fork_state = await chain.state_at(action.fork)
-        with self._brought.bringing(action.path):
+        with self._fetched_results.bringing(action.path):
             state, rest = await self._begin(action, fork_state, is_wanted)
             if not await self._gather_all(action, rest, is_wanted):
                 return None
             state = await chain.replay(state, rest)
             return await chain.prepared(action.fork, action.path, fork_state, state)
 
-    async def _tidy_brought(self) -> None:
-        """The head has moved: what was brought of other lineages goes, unless it is to be followed still."""
+    async def _tidy_fetched(self) -> None:
+        """The head has moved: drop what was fetched of other lineages, except those that may still be followed."""
         state = self._state()
-        if self._spine_beside is not None and self.beside(self._spine_beside) is None:
-            self._beside = None  # a whole state is in it
-        waiting = [prepared.path[-1] for prepared in (self._prepared, self._beside) if prepared is not None]
+        if self._spine_target is not None and self.beside(self._spine_target) is None:
+            self._prepared_with_spine = None  # it holds a whole state
+        waiting = [
+            prepared.path[-1] for prepared in (self._prepared, self._prepared_with_spine) if prepared is not None
+        ]
 
         def is_wanted(path: Path) -> bool:
-            first, spines = path[0].link.commit, {id(view): view for view in (state.spine, self._spine_beside)}
+            first, spines = path[0].link.commit, {id(view): view for view in (state.spine, self._spine_target)}
             preferred = (best_head(state.tree, spine=view) for view in spines.values())
             return path[-1] in waiting or any(state.tree.path(first, target) is not None for target in preferred)
 
-        await self._brought.tidy(self._chain.links, is_wanted)
+        await self._fetched_results.tidy(self._chain.links, is_wanted)
 
     async def _begin(
         self, action: PrepareSwitch, fork_state: UnitState | None, is_wanted: Callable[[], bool]
     ) -> tuple[UnitState, tuple[TreeNode, ...]]:
-        """A state, and the commits whose results lead on from there: from the fork over few commits, else from a whole state; and the
-        other way where nobody who answers gives what the one needs.
+        """A state, and the commits to replay on it. Starts from the fork if few commits follow, else from a whole state. If no
+        live peer can serve the first choice, the other one is tried.
         """
         if fork_state is None:
             return await self._snapshot_on(action)
@@ -284,14 +291,14 @@ class LineageDriver:
                 return await self._snapshot_on(action)
             except _StateGoneError as error:
                 if action.fork == self._chain.head.commit:
-                    raise  # we are only behind, and the next one who is asked may have a state
+                    raise  # we are only behind, and the next peer that is asked may have a state
                 log.info("results_instead", unit=self._chain.tools.unit, reason=error.one_line())
         return fork_state, action.path
 
     async def _gather_all(
         self, action: PrepareSwitch, nodes: tuple[TreeNode, ...], is_wanted: Callable[[], bool]
     ) -> bool:
-        """The results of all these to our disk; False where they are not wanted any more."""
+        """Get the results of all these commits on disk; False if they are not wanted any more."""
         for node in nodes:
             record = node.link.record
             holders = self._with_everybody(action.holders)
@@ -304,7 +311,9 @@ class LineageDriver:
     async def _snapshot_instead(
         self, action: PrepareSwitch, error: _BytesGoneError
     ) -> tuple[UnitState, tuple[TreeNode, ...]]:
-        """Who came by a whole state itself has none of the results before that. One before the missing results is of no use."""
+        """Look for a whole state when results are missing: a peer that downloaded its state has no results from before it. Only a
+        state at or after the missing results helps.
+        """
         try:
             return await self._snapshot_on(action, error.commit)
         except UnreachableError as other:
@@ -314,7 +323,9 @@ class LineageDriver:
     async def _snapshot_on(
         self, action: PrepareSwitch, first: CommitId | None = None
     ) -> tuple[UnitState, tuple[TreeNode, ...]]:
-        """A whole state at some commit of the path, from `first` on, attested by a later one, and what is left to replay."""
+        """A whole state at some commit of the path, at or after `first` and attested by a later commit, and the commits left to
+        replay.
+        """
         path = action.path
         places = {node.link.commit: place for place, node in enumerate(path)}
         attested = attested_roots(node.link for node in path)
@@ -326,7 +337,7 @@ class LineageDriver:
         tools = download_tools(self._tools.network, self._chain.tools)
         try:
             with trio.move_on_after(SNAPSHOT_WITHIN_S):
-                state = await download_state(tools, self._with_everybody(action.holders), wanted, self._told)
+                state = await download_state(tools, self._with_everybody(action.holders), wanted, self._report_progress)
                 return state, path[places[state.head] + 1 :]
         except UnreachableError as error:
             raise _StateGoneError(path[0].link.commit, error) from error
@@ -334,7 +345,7 @@ class LineageDriver:
             self._tools.publish(DownloadEnded())
         raise UnreachableError("a state that took too long", f"all of it within {SNAPSHOT_WITHIN_S / 3600:.0f} h")
 
-    def _told(self, progress: DownloadProgress) -> None:
+    def _report_progress(self, progress: DownloadProgress) -> None:
         self._tools.publish(Downloading(progress))
 
     async def switch(self, action: Switch) -> None:
@@ -348,33 +359,33 @@ class LineageDriver:
         try:
             open_round = await self._peer.switch(self._chain.tools.unit, prepared)
         except PotluckError as error:
-            self._tell_refusal("switch", error)
+            self._report_disk_failure("switch", error)
             await self._tell(SwitchFailed(target, error.one_line()))
             return
         await self.moved(open_round)
 
     def leave(self, prepared: PreparedSwitch) -> None:
-        """The head is about to flip, and nothing else moves it: remember what is left behind, as long as it is here."""
+        """The head is about to flip and nothing else moves it: remember the lineage that is left while it is still here."""
         links = self._chain.links
         position = next((i for i, link in enumerate(links) if link.commit == prepared.fork), len(links))
         self._leaving = _Left(prepared, tuple(links[position + 1 :]), self._chain.state.anchor_N)
 
     async def moved(self, open_round: OpenRound) -> None:
-        """The head is on the prepared lineage now: tell the trainer, then the machine."""
+        """The head is now on the prepared lineage: notify the trainer, then the machine."""
         left, self._leaving, chain = self._leaving, None, self._chain
         if left is None:
-            raise LocalProtocolError("a switch that nobody began", "a prepared one")
-        for _, scope in self._bringing.values():
-            scope.cancel()  # nothing else is wanted while the head flips
-        await self._adopter.switch(left.prepared, list(left.lost), left.anchor_N)
+            raise LocalProtocolError("a switch that was not begun", "a prepared one")
+        for _, scope in self._downloads.values():
+            scope.cancel()  # no other lineage is wanted now
+        await self._trainer_updates.switch(left.prepared, list(left.lost), left.anchor_N)
         await self._tell(Switched(chain.head, chain.root, open_round))
         self._tools.publish(LineageSwitched(left.prepared.path, left.lost))
-        await self._tidy_brought()
+        await self._tidy_fetched()
 
-    # --- beside the spine -----------------------------------------------------------------------------------------------------
+    # --- following the spine --------------------------------------------------------------------------------------------------
 
     async def ask_beside(self, sources: tuple[PeerId, ...]) -> None:
-        """Ask some of these what they know of this unit; whoever is being asked already is waited for."""
+        """Ask some of these peers for this unit's commits. If a peer is being asked already, wait for its answer."""
         for source in sources[:NUM_ASKED_BESIDE]:
             asked = self._asking.get(source)
             if asked is not None:
@@ -385,27 +396,27 @@ class LineageDriver:
                 await self.catch_up(CatchUp(source, known, "the spine moves, and it may know where this unit goes"))
 
     async def prepare_beside(self, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
-        """Bring what this unit needs to follow the spine to another lineage here. What cannot be had is left for later: then the
-        unit stays where it is when the spine moves, and follows by itself once it can.
+        """Fetch what this unit needs to follow the spine to another lineage. If something cannot be had, the unit stays on its
+        lineage when the spine moves, and follows by itself later.
         """
-        self._spine_beside, plan = spine, would_switch(self._state(), spine)
+        self._spine_target, plan = spine, would_switch(self._state(), spine)
         if plan is None or self.beside(spine) is None:
-            self._beside = None
+            self._prepared_with_spine = None
         if plan is None:
             return
         target = plan.path[-1].link.commit
         try:
             with trio.move_on_after(BESIDE_WITHIN_S):
                 order = PrepareSwitch(plan.fork, plan.path, sources, plan.reason)
-                self._beside = await self._bring(order, lambda: True)
+                self._prepared_with_spine = await self._ready_or_fetched(order, lambda: True)
         except PotluckError as error:
             log.warning(
                 "not_prepared_beside", unit=self._chain.tools.unit, target=short(target), reason=error.one_line()
             )
 
     def beside(self, spine: SpineView) -> PreparedSwitch | None:
-        """What was prepared, if that is what this unit has to do when the spine stands there."""
-        plan, prepared = would_switch(self._state(), spine), self._beside
+        """The prepared switch, if it is the one that this unit has to make with the spine; else None."""
+        plan, prepared = would_switch(self._state(), spine), self._prepared_with_spine
         if plan is None or prepared is None or (plan.fork, plan.path[-1]) != (prepared.fork, prepared.path[-1]):
             return None
         return prepared
@@ -416,15 +427,15 @@ def _aim(prepared: PreparedSwitch) -> tuple[CommitId, CommitId]:
 
 
 class _BytesGoneError(UnreachableError):
-    """Nobody who answers has the results of `commit`."""
+    """No live peer has the results of `commit`."""
 
     def __init__(self, commit: CommitId) -> None:
-        super().__init__(f"the bytes of commit {short(commit)} are with nobody who answers", "one holder")
+        super().__init__(f"no live peer has the bytes of commit {short(commit)}", "one holder")
         self.commit = commit
 
 
 class _StateGoneError(UnreachableError):
-    """Nobody who answers has a whole state of a lineage that begins with `commit`."""
+    """No live peer has a whole state of a lineage that begins with `commit`."""
 
     def __init__(self, commit: CommitId, error: UnreachableError) -> None:
         super().__init__(error.found, error.expected, error.remedy)
@@ -432,13 +443,13 @@ class _StateGoneError(UnreachableError):
 
 
 def _missing(error: PotluckError) -> CommitId | None:
-    """The commit whose bytes are with nobody, where that was the error."""
+    """The commit whose bytes nobody has, if that was the error."""
     return error.commit if isinstance(error, _BytesGoneError | _StateGoneError) else None
 
 
 @dataclass(frozen=True)
 class _Left:
-    """A lineage that is being left: what for, its commits since the fork, and its last anchor, (N,) float32."""
+    """A lineage that is being left: the switch, its commits since the fork, and its last anchor, (N,) float32."""
 
     prepared: PreparedSwitch
     lost: tuple[ChainLink, ...]

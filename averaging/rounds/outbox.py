@@ -1,8 +1,8 @@
-"""What a peer says to others on the round channel: said once more where a connection broke, and together where units meet.
+"""Sends a peer's messages on the round channel: repeats one after a broken connection, and bundles those of several units.
 
-Where the rounds of several units are open at the same time, what they have to say to the same peer waits for `GATHER_S` and goes in
-one call (protocol/rounds/messages/bundle.py). Each message has its own answer, as if it had gone alone. A peer that knows no
-bundles, as one of an older release, is told one message after another from then on, until its process changes.
+If rounds of several units are open at once, their messages to the same peer wait for `GATHER_S` and go in one call
+(protocol/rounds/messages/bundle.py). Each message has its own answer, as if it had gone alone. A peer of an older release may
+know no bundles. It then gets one message after another, until its process changes.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ ROUND_CHANNEL: Final = "round"
 CALL_WITHIN_S: Final = 2.0
 
 GATHER_S: Final = 0.008
-"""How long a message waits for those of other units: twice as long as a vote takes to a disk."""
+"""How long a message waits for those of other units: about twice as long as writing a vote to disk."""
 
 MAX_PLAIN: Final = 4096
-"""Peers remembered that know no bundles, the latest."""
+"""The most peers that are remembered as knowing no bundles; the latest are kept."""
 
 Item = tuple[PeerId, bytes | PotluckError]
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What goes to each of these peers in one call: the numbers of the messages in it, in the order in which they arose."""
+    """One call to each of these peers: the numbers of the messages in it, in the order in which they arose."""
 
     peers: tuple[PeerId, ...]
     numbers: tuple[int, ...]
 
 
 def parcels(messages: Sequence[tuple[Sequence[PeerId], int]], plain: Collection[PeerId] = ()) -> tuple[Parcel, ...]:
-    """How messages that wait together travel: to each peer in as few calls as they fit into, peers that get the same together.
+    """How waiting messages travel: each peer gets as few calls as they fit into; peers with the same messages share a parcel.
 
     Args:
-        messages: of each to whom it goes, and its length in bytes.
-        plain: who is told one message after another.
+        messages: receivers of each message, and its length in bytes.
+        plain: peers that get one message after another.
     """
     calls: dict[PeerId, list[list[int]]] = {}
     room: dict[PeerId, int] = {}
@@ -77,8 +77,8 @@ def parcels(messages: Sequence[tuple[Sequence[PeerId], int]], plain: Collection[
     return tuple([Parcel(tuple(peers), numbers) for numbers, peers in alike.items()])
 
 
-class _Letter:
-    """One message that waits for others, and what comes of it at each peer."""
+class _QueuedMessage:
+    """One message that waits for others, and the replies of its receivers."""
 
     def __init__(self, to: Sequence[PeerId], raw: bytes) -> None:
         self.to = tuple(to)
@@ -92,12 +92,12 @@ class _Letter:
             self._settle.send_nowait((peer, reply))
 
     def fail(self, error: PotluckError) -> None:
-        """It did not leave at all."""
+        """The message was never sent."""
         self._error = error
         self._settle.close()
 
     async def hear(self, took: TookReply) -> None:
-        """Tell `took` of each peer as soon as it has replied or failed. Raises what `fail` was told."""
+        """Call `took` for each peer as soon as it has replied or failed. Raises the error given to `fail`."""
         for _ in self.to:
             item = await anext(self._settled, None)
             if item is None:
@@ -106,7 +106,9 @@ class _Letter:
 
 
 class Outbox:
-    """Of one peer, for all units and the heartbeats. `lose` hears of whom the host sent away, whenever something was to go there."""
+    """Sends one peer's messages, for all units, and its heartbeats. `lose` is called for a banned peer whenever a message would
+    go to it.
+    """
 
     def __init__(
         self,
@@ -119,8 +121,8 @@ class Outbox:
         self._tasks = tasks
         self._is_banned = is_banned
         self._lose = lose
-        self._waiting: list[_Letter] = []
-        self._plain: OrderedDict[PeerId, None] = OrderedDict()
+        self._waiting: list[_QueuedMessage] = []
+        self._without_bundles: OrderedDict[PeerId, None] = OrderedDict()
 
     async def deliver(
         self,
@@ -132,15 +134,16 @@ class Outbox:
         within_s: float = CALL_WITHIN_S,
         gathers: bool = False,
     ) -> None:
-        """Bring a message; once more where the connection broke: a dead process refuses that, a living one may say it is repeated.
+        """Deliver a message, and repeat it after a broken connection: a dead process refuses that, a live one may have seen it
+        already.
 
         Args:
-            within_s: for a message that goes alone, how long its answer may take.
-            gathers: it may wait for other units' messages to the same peers.
+            within_s: limit for the answer to a message that goes alone.
+            gathers: the message may wait for other units' messages to the same peers.
         """
         banned = [peer for peer in to if self._is_banned(peer)]
         for peer in banned:
-            # Its answers would keep it alive for us, and a quorum would be waited for that its refused votes can never make.
+            # Answers would keep a banned peer alive here, and a quorum would wait for votes that are always refused.
             await self._lose(peer)
         others = [peer for peer in to if peer not in banned]
         alone = partial(self._call_each, channel, within_s=within_s)
@@ -161,7 +164,7 @@ class Outbox:
     ) -> None:
         async def took_it(peer: PeerId, reply: bytes | PotluckError) -> None:
             if isinstance(reply, PeerUnreachable):
-                self._plain.pop(peer, None)  # its next process may be of another release
+                self._without_bundles.pop(peer, None)  # its next process may be another release
             await took(peer, reply)
 
         await self._network.call_each(to, channel, raw, timeout_s=within_s, took=took_it)
@@ -169,72 +172,72 @@ class Outbox:
     # --- together -------------------------------------------------------------------------------------------------------------
 
     async def _gathered(self, to: Sequence[PeerId], raw: bytes, took: TookReply) -> None:
-        letter = _Letter(to, raw)
-        self._waiting.append(letter)
+        queued = _QueuedMessage(to, raw)
+        self._waiting.append(queued)
         if len(self._waiting) == 1:
-            self._tasks.spawn(self._bring_all)
-        await letter.hear(took)
+            self._tasks.spawn(self._send_all)
+        await queued.hear(took)
 
-    async def _bring_all(self) -> None:
-        """Bring what came since the first of them, after a moment."""
+    async def _send_all(self) -> None:
+        """Send all messages that came since the first of them, after a short wait."""
         await trio.sleep(GATHER_S)
-        letters, self._waiting = self._waiting, []
+        batch, self._waiting = self._waiting, []
         async with trio.open_nursery() as nursery:
-            for parcel in parcels([(letter.to, len(letter.raw)) for letter in letters], self._plain):
-                inside = [letters[number] for number in parcel.numbers]
-                nursery.start_soon(self._bring, parcel.peers, inside)
+            for parcel in parcels([(queued.to, len(queued.raw)) for queued in batch], self._without_bundles):
+                inside = [batch[number] for number in parcel.numbers]
+                nursery.start_soon(self._send, parcel.peers, inside)
 
-    async def _bring(self, peers: Sequence[PeerId], letters: Sequence[_Letter]) -> None:
-        """One call to each of these peers, with one message or several."""
+    async def _send(self, peers: Sequence[PeerId], batch: Sequence[_QueuedMessage]) -> None:
+        """Make one call to each of these peers, with one message or several."""
         try:
-            if len(letters) == 1:
-                await self._bring_one(peers, letters[0])
+            if len(batch) == 1:
+                await self._send_one(peers, batch[0])
             else:
-                await self._bring_several(peers, letters)
+                await self._send_bundle(peers, batch)
         except* PotluckError as group:
             error = leaves(group)[0]
-            for letter in letters:
-                letter.fail(error)
+            for queued in batch:
+                queued.fail(error)
 
-    async def _bring_one(self, peers: Sequence[PeerId], letter: _Letter) -> None:
+    async def _send_one(self, peers: Sequence[PeerId], queued: _QueuedMessage) -> None:
         async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
-            letter.settle(peer, reply)
+            queued.settle(peer, reply)
 
-        await self._call_each(ROUND_CHANNEL, peers, letter.raw, took)
+        await self._call_each(ROUND_CHANNEL, peers, queued.raw, took)
 
-    async def _bring_several(self, peers: Sequence[PeerId], letters: Sequence[_Letter]) -> None:
+    async def _send_bundle(self, peers: Sequence[PeerId], batch: Sequence[_QueuedMessage]) -> None:
         async with trio.open_nursery() as nursery:
 
             async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
                 if isinstance(reply, RemoteProtocolError):
-                    nursery.start_soon(self._bring_apart, peer, letters)
+                    nursery.start_soon(self._send_one_by_one, peer, batch)
                     return
-                for letter, its in zip(letters, _replies(peer, reply, len(letters)), strict=True):
-                    letter.settle(peer, its)
+                for queued, its in zip(batch, _replies(peer, reply, len(batch)), strict=True):
+                    queued.settle(peer, its)
 
-            await self._call_each(ROUND_CHANNEL, peers, encode_bundle([letter.raw for letter in letters]), took)
+            await self._call_each(ROUND_CHANNEL, peers, encode_bundle([queued.raw for queued in batch]), took)
 
-    async def _bring_apart(self, peer: PeerId, letters: Sequence[_Letter]) -> None:
-        """One after another, to a peer that refused them as a bundle; where it takes any of them it knows no bundles."""
+    async def _send_one_by_one(self, peer: PeerId, batch: Sequence[_QueuedMessage]) -> None:
+        """Send messages one by one to a peer that refused them as a bundle. If it takes any of them, it knows no bundles."""
         taken: list[PeerId] = []
 
-        async def took(letter: _Letter, peer: PeerId, reply: bytes | PotluckError) -> None:
+        async def took(queued: _QueuedMessage, peer: PeerId, reply: bytes | PotluckError) -> None:
             if isinstance(reply, bytes):
                 taken.append(peer)
-            letter.settle(peer, reply)
+            queued.settle(peer, reply)
 
         async with trio.open_nursery() as nursery:
-            for letter in letters:
-                nursery.start_soon(self._call_each, ROUND_CHANNEL, (peer,), letter.raw, partial(took, letter))
+            for queued in batch:
+                nursery.start_soon(self._call_each, ROUND_CHANNEL, (peer,), queued.raw, partial(took, queued))
         if taken:
             log.info("peer_knows_no_bundles", peer=short(peer))
-            self._plain[peer] = None
-            while len(self._plain) > MAX_PLAIN:
-                self._plain.popitem(last=False)
+            self._without_bundles[peer] = None
+            while len(self._without_bundles) > MAX_PLAIN:
+                self._without_bundles.popitem(last=False)
 
 
 def _replies(peer: PeerId, reply: bytes | PotluckError, num_messages: int) -> Sequence[bytes | PotluckError]:
-    """What came of each message in a bundle: a call that failed has brought none of them."""
+    """The reply to each message in a bundle: a failed call has delivered none of them."""
     if isinstance(reply, PotluckError):
         return [reply] * num_messages
     try:

@@ -1,7 +1,7 @@
-"""All rounds of one peer: what comes from the network is brought to the unit that it is about, what all units have in common is here.
+"""All rounds of one peer: hands what arrives from the network to its unit, and keeps what all units share.
 
-One heartbeat tells of all units (R4); a sign of life, or of death, is one for all of them; and the heads of all units move
-together when the spine changes to another lineage (R23 and R24).
+One heartbeat covers all units (R4). A peer's sign of life or death counts for all of them. The heads of all units move together
+when the spine changes to another lineage (R23 and R24).
 
 Rules: R3, R4, R23, R24 (protocol/rounds/RULES.md).
 """
@@ -57,19 +57,21 @@ from protocol.rounds.state import OpenRound
 log = structlog.get_logger()
 
 BEAT_CHANNEL: Final = "beat"
-"""Short heartbeats (protocol/rounds/messages/heartbeat_delta.py)."""
+"""Heartbeat deltas (protocol/rounds/messages/heartbeat_delta.py)."""
 
 BEAT_WITHIN_S: Final = 6.0
-"""Of a heartbeat: a late answer is a sign of life, too. Behind bulk on a line of 1 Mbit/s it takes 1 to 3 s, and two come a second."""
+"""Limit for a heartbeat. A late answer is a sign of life, too, and takes seconds behind bulk on a thin line."""
 SAY_AGAIN_AFTER_S: Final = (0.25, 0.5, 1.0, 2.0)
-"""What the leader of an attempt says is said again to whoever is there and did not take it, such as a peer that is just starting: one
-member that never hears of a proposal costs everybody the whole deadline.
+"""Pauses before a leader's message is sent again to peers that are up but did not take it, such as a peer that is just starting.
+One member that misses a proposal costs everybody the whole deadline.
 """
 
 
 @dataclass(frozen=True)
 class PeerContext:
-    """The seams and the keys of all rounds of one peer. `is_banned`: whom the host sent away; it is gone for us, whatever it says."""
+    """The interfaces and keys that all rounds of one peer share. `is_banned`: the peers that the host removed. They count as
+    gone, whatever they send.
+    """
 
     network: Network
     clock: Clock
@@ -82,8 +84,8 @@ class PeerContext:
 class PeerRounds:
     """The rounds of all units at one peer. `add` each of them, `serve` before the network starts, then `run`.
 
-    `vector` keeps the record of moves of several units at once; `follower` follows the spine where this peer does not hold it;
-    `lend(...)` says that this peer reduces for units that it does not hold.
+    `vector` keeps the record of moves of several units at once. `follower` follows the spine if this peer does not hold it.
+    `lend(...)` makes this peer a reducer for units that it does not hold.
     """
 
     def __init__(
@@ -106,21 +108,21 @@ class PeerRounds:
         self._outbox = Outbox(tools.network, self._tasks, tools.is_banned, self._lose)
         self._inbox = Inbox(run_id, verifier, tools.clock, self._take)
         self._beats: dict[PeerId, tuple[float, UnitName]] = {}
-        self._memory = HeartbeatCache()
+        self._heartbeats = HeartbeatCache()
         self._own_beat: OwnBeat | None = None
-        self._lender: ExternalReducer | None = None
+        self._external_reducer: ExternalReducer | None = None
         self._stood_at: dict[tuple[PeerId, UnitName], CommitId] = {}
 
     def lend(self, me: Member, offload: Offload, shapes: Mapping[UnitName, UnitShape]) -> None:
-        """Reduce for units that are not held here when asked to, before `run`; `shapes` are those of all units of the run."""
+        """Reduce, when asked, for units that are not held here. Call before `run`; `shapes` are those of all units of the run."""
         tools = self._tools
-        lender_tools = ExternalReducerContext(
+        context = ExternalReducerContext(
             self._run_id, me, self._verifier, tools.network, offload, tools.seal, self.send, shapes
         )
-        self._lender = ExternalReducer(lender_tools, self._tasks)
+        self._external_reducer = ExternalReducer(context, self._tasks)
 
     def add(self, service: RoundService) -> None:
-        """One unit more, before `run`; the spine first."""
+        """Add a unit, before `run`; the spine first."""
         self._services[service.unit] = service
         self._by_name = tuple(service for _, service in sorted(self._services.items()))
         if service.config.is_spine:
@@ -139,9 +141,9 @@ class PeerRounds:
 
     @property
     def spine_ready(self) -> int | None:
-        """What our heartbeats say of it; None where it is not held."""
-        held = next((service for service in self._by_name if service.config.is_spine), None)
-        return held.state.tokens_ready if held is not None else None
+        """The spine's ready tokens in our heartbeats; None if this peer does not hold the spine."""
+        holder = next((service for service in self._by_name if service.config.is_spine), None)
+        return holder.state.tokens_ready if holder is not None else None
 
     def serve(self) -> None:
         """Answer on the round, exchange and fetch channels from now on."""
@@ -152,7 +154,7 @@ class PeerRounds:
         network.serve_streams(FETCH_CHANNEL, self.serve_fetch)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with trio.open_nursery() as nursery:
             self._tasks.use(nursery)
             for service in self.services:
@@ -160,7 +162,7 @@ class PeerRounds:
             task_status.started()
 
     async def list_peers(self, peers: tuple[PeerId, ...]) -> None:
-        """The directory names these credentialed peers."""
+        """The directory lists these peers with credentials."""
         if self._follower is not None:
             self._follower.keep_holders(peers)
         await self._tell_all(PeersListed(peers))
@@ -178,7 +180,7 @@ class PeerRounds:
     # --- to others ------------------------------------------------------------------------------------------------------------
 
     async def send(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
-        """Sign a message and have it brought to these peers; ourselves hear it, too, where named."""
+        """Sign a message and deliver it to these peers, and to ourselves if we are named."""
         raw, me = await self._tools.seal(encode_message(message)), self._tools.network.peer_id
         if me in to:
             self._tasks.spawn(self._route, me, message, raw)
@@ -186,19 +188,21 @@ class PeerRounds:
         if others and isinstance(message, Proposal | Mend | Settle):
             self._tasks.spawn(self._lead, others, message, raw)
         elif others and isinstance(message, Heartbeat):
-            self._tasks.spawn(self._say_whole, others, message, raw)
+            self._tasks.spawn(self._send_whole, others, message, raw)
         elif others:
-            self._tasks.spawn(self._bring, others, message, raw)
+            self._tasks.spawn(self._deliver, others, message, raw)
 
     async def send_and_wait(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
-        """As `send`, until everybody has it or cannot be reached."""
-        await self._tasks.guarded(self._bring, to, message, await self._tools.seal(encode_message(message)))
+        """As `send`, but wait until each peer has it or cannot be reached."""
+        await self._tasks.guarded(self._deliver, to, message, await self._tools.seal(encode_message(message)))
 
-    async def _bring(self, to: tuple[PeerId, ...], message: RoundMessage, raw: bytes) -> None:
-        await self._outbox.deliver(to, raw, self._took, gathers=self._meets(message))
+    async def _deliver(self, to: tuple[PeerId, ...], message: RoundMessage, raw: bytes) -> None:
+        await self._outbox.deliver(to, raw, self._note_reply, gathers=self._may_gather(message))
 
-    def _meets(self, message: RoundMessage) -> bool:
-        """Whether another unit may have something for the same peers now: its round is due or open here, or all say goodbye."""
+    def _may_gather(self, message: RoundMessage) -> bool:
+        """Whether another unit may soon have a message for the same peers: its round is due or open here, or all units say
+        goodbye.
+        """
         if isinstance(message, Heartbeat) or len(self._services) == 1:
             return False
         if isinstance(message, Leave):
@@ -206,47 +210,47 @@ class PeerRounds:
         return any(is_due_or_open(each.state) for each in self._by_name if each.unit != message.unit)
 
     async def send_heartbeat(self, unit: UnitName, order: SendHeartbeat) -> None:
-        """Tell these peers where all units stand, unless that was just done for another unit."""
+        """Report the heads of all units to these peers, unless another unit has just done so."""
         now_s = self._tools.clock.monotonic_s()
-        to = tuple(peer for peer in order.to if order.is_question or not self._was_told(peer, unit, now_s))
+        to = tuple(peer for peer in order.to if order.is_question or not self._was_reported(peer, unit, now_s))
         for peer in to:
             self._beats[peer] = (now_s, unit)
         if not to:
             return
         beat = self._own_beat = own_beat(self._of_all_units(order.heartbeat, now_s), self._own_beat)
-        in_short = self._memory.split(to, beat)
-        for raw, peers in in_short.items():
-            self._tasks.spawn(self._say_again, peers, beat, raw)
-        told = set().union(*in_short.values())
-        others = tuple([peer for peer in to if peer not in told])
+        deltas = self._heartbeats.split(to, beat)
+        for raw, peers in deltas.items():
+            self._tasks.spawn(self._send_delta, peers, beat, raw)
+        in_delta = set().union(*deltas.values())
+        others = tuple([peer for peer in to if peer not in in_delta])
         if others:
             await self.send(others, beat.heartbeat)
 
-    async def _say_again(self, to: tuple[PeerId, ...], beat: OwnBeat, raw: bytes) -> None:
-        """Bring a short heartbeat; the whole one to whoever does not know what it is like."""
+    async def _send_delta(self, to: tuple[PeerId, ...], beat: OwnBeat, raw: bytes) -> None:
+        """Send a heartbeat delta, and the whole heartbeat to each peer that lacks the base of the delta."""
 
         async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
             if reply == SAY_WHOLE or isinstance(reply, RemoteProtocolError):
-                self._memory.not_taken(peer)
+                self._heartbeats.not_taken(peer)
                 await self.send((peer,), beat.heartbeat)
             else:
                 if not isinstance(reply, PotluckError):
-                    self._memory.taken(peer, beat)
-                await self._took(peer, reply)
+                    self._heartbeats.taken(peer, beat)
+                await self._note_reply(peer, reply)
 
         await self._outbox.deliver(to, raw, took, channel=BEAT_CHANNEL, within_s=BEAT_WITHIN_S)
 
-    async def _say_whole(self, to: tuple[PeerId, ...], heartbeat: Heartbeat, raw: bytes) -> None:
+    async def _send_whole(self, to: tuple[PeerId, ...], heartbeat: Heartbeat, raw: bytes) -> None:
         beat = own_beat(heartbeat, self._own_beat)
 
         async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
             if not isinstance(reply, PotluckError):
-                self._memory.taken(peer, beat)
-            await self._took(peer, reply)
+                self._heartbeats.taken(peer, beat)
+            await self._note_reply(peer, reply)
 
         await self._outbox.deliver(to, raw, took, within_s=BEAT_WITHIN_S)
 
-    def _was_told(self, peer: PeerId, unit: UnitName, now_s: float) -> bool:
+    def _was_reported(self, peer: PeerId, unit: UnitName, now_s: float) -> bool:
         at_s, by = self._beats.get(peer, (-1e9, unit))
         if by == unit:
             return False
@@ -259,7 +263,7 @@ class PeerRounds:
         return any(service.state.open.exchange is not None for service in self.services)
 
     def _of_all_units(self, heartbeat: Heartbeat, now_s: float) -> Heartbeat:
-        """One for all: where each unit stands; whom any of them misses; the slowest of their uploads."""
+        """One heartbeat for all units: the head of each, the peers that any of them misses, and the slowest upload."""
         states = [service.state for service in self.services]
         if len(states) == 1:
             return heartbeat
@@ -274,32 +278,34 @@ class PeerRounds:
         )
 
     async def _lead(self, to: tuple[PeerId, ...], message: Proposal | Mend | Settle, raw: bytes) -> None:
-        """Bring what the leader of an attempt says; again, while it leads, to those who are not gone and did not take it."""
+        """Deliver the message of an attempt's leader. While we lead, send it again to peers that are up but did not take it."""
         missed: list[PeerId] = []
 
         async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
             if isinstance(reply, PotluckError) and not is_gone(reply):
                 missed.append(peer)
-            await self._took(peer, reply)
+            await self._note_reply(peer, reply)
 
-        await self._outbox.deliver(to, raw, took, gathers=self._meets(message))
+        await self._outbox.deliver(to, raw, took, gathers=self._may_gather(message))
         for pause_s in SAY_AGAIN_AFTER_S:
             if not missed:
                 return
             await trio.sleep(pause_s)
             if not leads(self._services[message.unit].state, message.ballot):
                 return
-            again, missed[:] = tuple(missed), ()
+            retried, missed[:] = tuple(missed), ()
             raw = await self._tools.seal(encode_message(message))
-            await self._outbox.deliver(again, raw, took, gathers=self._meets(message))
+            await self._outbox.deliver(retried, raw, took, gathers=self._may_gather(message))
 
     async def _lose(self, peer: PeerId) -> None:
         await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
 
-    async def _took(self, peer: PeerId, reply: bytes | PotluckError) -> None:
-        """What came of one message of ours. A connection that broke twice is no death: a process that is gone refuses the second."""
+    async def _note_reply(self, peer: PeerId, reply: bytes | PotluckError) -> None:
+        """Note the result of one message of ours. A connection that broke twice is no death: a process that is gone refuses the
+        second one.
+        """
         if isinstance(reply, PeerUnreachable):
-            self._memory.not_taken(peer)
+            self._heartbeats.not_taken(peer)
         if is_gone(reply):
             log.info("peer_gone", peer=short(peer), reason=reply.one_line())
             await self._lose(peer)
@@ -317,12 +323,12 @@ class PeerRounds:
 
     async def _take(self, sender: PeerId, message: RoundMessage, raw: bytes) -> None:
         if isinstance(message, Heartbeat):
-            self._memory.heard(sender, message)
+            self._heartbeats.heard(sender, message)
         await self._route(sender, message, raw)
 
     async def _on_short_beat(self, sender: PeerId, request: bytes) -> bytes:
         await self._check_member(sender)
-        heartbeat, is_understood = self._memory.heard_short(sender, request)
+        heartbeat, is_understood = self._heartbeats.heard_short(sender, request)
         if heartbeat is not None:
             await self._route(sender, heartbeat, request)
         return b"" if is_understood else SAY_WHOLE
@@ -334,7 +340,7 @@ class PeerRounds:
             )
 
     async def _route(self, sender: PeerId, message: RoundMessage, raw: bytes) -> None:
-        """To all units, to the one that it is about, or to whoever follows the spine here."""
+        """Hand a message to all units, to its own unit, or to the follower of the spine."""
         if isinstance(message, Heartbeat):
             for each in self.services:
                 if not each.note_heartbeat(message):
@@ -348,30 +354,30 @@ class PeerRounds:
             return
         if self._follower is not None and message.unit == self._follower.unit and isinstance(message, Committed):
             self._tasks.spawn(self._hear_of_spine, sender, message)
-        if self._lender is not None and isinstance(message, Proposal):
-            self._lender.take_proposal(sender, message)
-        if self._lender is not None and isinstance(message, Committed):
-            self._lender.end(sender, message.unit, decode_record(message.certificate.record).parent)
+        if self._external_reducer is not None and isinstance(message, Proposal):
+            self._external_reducer.take_proposal(sender, message)
+        if self._external_reducer is not None and isinstance(message, Committed):
+            self._external_reducer.end(sender, message.unit, decode_record(message.certificate.record).parent)
 
     async def _on_exchange(self, sender: PeerId, stream: Stream) -> None:
-        """A member brings its chunks for one of our slices."""
+        """A member sends its chunks for one of our slices."""
         await self._check_member(sender)
         frame: bytes | None = None
         with trio.move_on_after(FRAME_WITHIN_S):
             frame = await stream.receive_frame()
         if frame is None:
-            raise RemoteProtocolError("an exchange without a greeting", "an ExchangeHello")
+            raise RemoteProtocolError("an exchange without a hello", "an ExchangeHello")
         hello = decode_body(ExchangeHello, frame)
         service = self._services.get(hello.unit)
         if service is not None:
             await service.serve_exchange(sender, hello, stream)
-        elif self._lender is not None:
-            await self._lender.serve_exchange(sender, hello, stream)
+        elif self._external_reducer is not None:
+            await self._external_reducer.serve_exchange(sender, hello, stream)
         else:
             raise TransportError(f"unit {hello.unit} is not held here", "a unit of ours")
 
     async def serve_fetch(self, sender: PeerId, stream: Stream) -> None:
-        """Somebody asks for what we hold; what is not here is answered by an empty end."""
+        """Serve a peer that asks for our data; an empty end answers for what is not here."""
         await self._check_member(sender)
         request = await read_request(stream)
         service, follower = self._services.get(request.unit), self._follower
@@ -380,29 +386,29 @@ class PeerRounds:
             await service.serve_fetch(sender, request, stream)
         elif follower is not None and request.unit == follower.unit and isinstance(request, FetchCommits):
             await follower.serve_commits(request, stream)
-        elif self._lender is not None and isinstance(request, FetchResult):
-            await self._lender.serve_result(request, stream)
+        elif self._external_reducer is not None and isinstance(request, FetchResult):
+            await self._external_reducer.serve_result(request, stream)
 
     def _note_where(self, sender: PeerId, request: FetchRequest) -> None:
-        # who has only verified a commit asks on from that one alone (trailing.py): its bytes are still to be taken
+        # a peer that has only verified a commit asks from that one alone (unit_mirror.py), and has yet to fetch its bytes
         if isinstance(request, FetchCommits) and len(request.known) > 1:
             self._stood_at[sender, request.unit] = request.known[0]
 
     def stood_at(self, peer: PeerId, unit: UnitName) -> CommitId | None:
-        """The head of a unit with which a peer asked us last for the commits after it; None where it never did."""
+        """The unit's head that a peer named when it last asked us for later commits; None if it never did."""
         return self._stood_at.get((peer, unit))
 
     # --- the spine ------------------------------------------------------------------------------------------------------------
 
     def spine_moved(self, spine: SpineView) -> None:
-        """The spine has another head, or more of it is known."""
+        """The spine has a new head, or more of its tree is known."""
         self._spine = spine
         for service in self.services:
             if not service.config.is_spine:
                 service.note_spine()
 
     async def prepare_others(self, unit: UnitName, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
-        """Bring to our disk what the other units need to follow the spine to another lineage; nothing for any other unit."""
+        """Fetch what the other units need to follow the spine to another lineage. Does nothing if `unit` is not the spine."""
         if unit in self._services and not self._services[unit].config.is_spine:
             return
         async with trio.open_nursery() as nursery:
@@ -411,7 +417,7 @@ class PeerRounds:
                     nursery.start_soon(service.prepare_beside, spine, sources)
 
     async def switch(self, unit: UnitName, prepared: PreparedSwitch) -> OpenRound:
-        """Flip a unit to another lineage, and with the spine all units that have to follow it. Raises as `HeadVector.move`."""
+        """Flip a unit to another lineage; with the spine, every unit that has to follow it. Raises as `HeadVector.move`."""
         service = self._services[unit]
         if not service.config.is_spine or len(self._services) == 1:
             return await service.chain.switch(prepared)
@@ -421,7 +427,7 @@ class PeerRounds:
         return opened[unit]
 
     async def _move_all(self, spine: SpineView, first: Mover, opened: dict[UnitName, OpenRound]) -> None:
-        """Move the spine by `first`, and beside it every unit that has to follow and is ready to."""
+        """Move the spine by `first`, and together with it every unit that has to follow and is ready."""
         joined: list[tuple[RoundService, PreparedSwitch]] = []
         for service in self.services:
             if not service.config.is_spine:
@@ -456,7 +462,7 @@ class PeerRounds:
             self.spine_moved(after)
 
     async def _follow_to(self, follower: SpineFollower, source: PeerId, spine: SpineView, move: SpineMove) -> None:
-        """The spine's holders are on another lineage: our units follow, in one step."""
+        """The spine's holders are on another lineage: our units follow in one step."""
         await self.prepare_others(follower.unit, spine, (source,))
         mover = Mover(
             unit_move(follower.unit, move.fork, move.path),
@@ -469,7 +475,7 @@ class PeerRounds:
 
 
 def _chain_mover(chain: UnitChain, prepared: PreparedSwitch, opened: dict[UnitName, OpenRound]) -> Mover:
-    """A unit that flips to what was prepared; what is known of votes on its new head is put into `opened`."""
+    """A unit that flips to the prepared switch; `opened` gets what is known of votes on its new head."""
     unit = chain.tools.unit
 
     async def flip() -> bool:

@@ -1,6 +1,6 @@
 """Keeps the spine's records at a peer that does not hold the spine, and follows it (R23).
 
-What decides is in protocol/rounds/lineage/spine.py.
+The decisions are in protocol/rounds/lineage/spine.py.
 
 Rules: R23 (protocol/rounds/RULES.md).
 """
@@ -32,22 +32,24 @@ log = structlog.get_logger()
 
 ASK_WITHIN_S: Final = 60.0
 CERTIFICATES_AT_ONCE: Final = 16
-"""Signatures take milliseconds each, and messages shall not wait for a whole chain."""
+"""Certificates verified in one step: signatures take milliseconds each, and messages must not wait for a whole chain."""
 
 ASK_PAUSE_S: Final = 1.0
-"""Between two questions to one holder whose answer leads nowhere."""
+"""Pause between two questions to a holder whose answer leads nowhere."""
 
 
 @dataclass(frozen=True)
 class SpineMove:
-    """Another lineage of the spine is followed from here on: what of the old one stays, and what follows."""
+    """A change of the spine's lineage: the last commit that both share, and the commits after it."""
 
     fork: CommitId
     path: tuple[TreeNode, ...]
 
 
 class SpineFollower:
-    """The spine's records at one peer. `restore` first; `moves(view, move)` is awaited when another lineage is to be followed."""
+    """The spine's records at one peer. Call `restore` first; `move(view, change)` is awaited when another lineage is to be
+    followed.
+    """
 
     def __init__(
         self, unit: UnitName, start_record: bytes, log_: UnitLog, network: Network, verifier: Verifier, run_id: RunId
@@ -90,7 +92,7 @@ class SpineFollower:
         await self._tidy_log()
 
     async def _tidy_log(self) -> None:
-        await self.log.tidy(())  # nobody votes here: nothing but changes of lineage makes it longer than what it tells
+        await self.log.tidy(())  # no votes are logged here: only changes of lineage make it grow
 
     def _with(self, certificates: Sequence[Certificate]) -> tuple[FollowedSpine, bool]:
         return spine.with_certificates(self._state, certificates, verifier=self._verifier, run_id=self._run_id)
@@ -98,7 +100,7 @@ class SpineFollower:
     # --- what is heard --------------------------------------------------------------------------------------------------------
 
     async def take_heartbeat(self, sender: PeerId, heartbeat: Heartbeat) -> None:
-        """Where a holder stands; what we do not know is asked for."""
+        """Note a holder's head; ask for commits that we do not know."""
         head = next((entry.head for entry in heartbeat.heads if entry.unit == self.unit), None)
         if head is None:
             return
@@ -107,7 +109,7 @@ class SpineFollower:
             await self._ask(sender)
 
     async def take_committed(self, sender: PeerId, message: Committed) -> None:
-        """A commit of the spine.
+        """Take a commit of the spine.
 
         Raises:
             RemoteProtocolError, VersionError: it proves nothing.
@@ -117,7 +119,7 @@ class SpineFollower:
             await self._ask(sender)
 
     def keep_holders(self, peers: Sequence[PeerId]) -> None:
-        """The directory names these peers; the word of others no longer counts."""
+        """The directory lists these peers; heads of others are dropped."""
         self._state = spine.only_holders(self._state, set(peers))
 
     async def _ask(self, source: PeerId) -> None:
@@ -144,7 +146,7 @@ class SpineFollower:
     # --- following ------------------------------------------------------------------------------------------------------------
 
     async def follow(self, move: Callable[[SpineView, SpineMove], Awaitable[None]]) -> None:
-        """Go where the holders are: along our own lineage at once, to another one by `move`, which calls `flip`."""
+        """Follow the holders: along our own lineage at once, to another one by `move`, which calls `flip`."""
         if self._is_busy:
             return
         self._is_busy = True
@@ -181,8 +183,8 @@ class SpineFollower:
         return self._state.tree.path(commit, self._state.head) is not None
 
     async def flip(self, move: SpineMove) -> bool:
-        """Follow another lineage from here on, as a record of all units says already; `moving` is held by the caller. Whether our own
-        log tells of it, too.
+        """Follow another lineage after a record of all units has been written; the caller holds `moving`. Returns whether our own
+        log names it, too.
         """
         raws = [encode_certificate(node.certificate) for node in move.path if node.certificate is not None]
         self._state = replace(self._state, head=move.path[-1].link.commit)
@@ -191,7 +193,7 @@ class SpineFollower:
     # --- for others -----------------------------------------------------------------------------------------------------------
 
     async def serve_commits(self, request: FetchCommits, stream: Stream) -> None:
-        """Certificates of the followed lineage after the newest known one, oldest first."""
+        """Send certificates of the followed lineage after the newest known one, oldest first."""
         known = [commit for commit in request.known if self.has(commit)]
         if not known:
             return

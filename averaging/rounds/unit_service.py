@@ -1,8 +1,9 @@
 """The round service: drives the round machine of one unit. It decides nothing: events in, orders out.
 
-One task feeds events to `core.step` in order and performs the orders; whatever waits (sending, taking a delta, moving bytes,
-applying a commit) runs in a task of its own and comes back as an event. What the orders mean is in exchanging.py (contribution and
-exchange), pursuing.py (commits and lineages) and adopting.py (the trainer). What comes from the network is brought by peer_rounds.py.
+One task feeds events to `core.step` in order and performs the orders. Anything that waits (sending, taking a delta, moving bytes,
+applying a commit) runs in its own task and comes back as an event. The orders are carried out in exchange_driver.py (contribution
+and exchange), lineage_driver.py (commits and lineages) and trainer_updates.py (the trainer). peer_rounds.py delivers what arrives
+from the network.
 
 Rules: R3, R12 (protocol/rounds/RULES.md).
 """
@@ -74,15 +75,15 @@ log = structlog.get_logger()
 
 LEAVE_WITHIN_S: Final = 3.0
 STAYS_WITHIN_S: Final = 20.0
-"""How long who wants to leave stays for a commit whose bytes others need: after a leader's death the others take seconds to begin a
-new attempt, and then the bytes go over our line.
+"""The longest time that a leaving peer stays for a commit whose bytes others need. After a leader's death the others need seconds
+to begin a new attempt; then the bytes are fetched from us.
 """
 
 MAX_EVENTS: Final = 1000
-"""Events that may wait; senders of messages are slowed beyond it."""
+"""The most events that may wait; senders of messages are slowed down beyond it."""
 
 _WITH_PROGRESS: Final = (RoundTicked, Applied)
-"""Before these the machine hears how training goes."""
+"""The machine gets the trainer's progress before each of these events."""
 
 
 class RoundService:
@@ -103,24 +104,26 @@ class RoundService:
         self._heartbeats: dict[PeerId, tuple[Heartbeat, float]] = {}
         self._ticking = trio.CancelScope()
         self._has_left = trio.Event()
-        self._adopter = TrainerUpdater(
+        self._trainer_updates = TrainerUpdater(
             config.me.peer, chain, tools.trainer, tools.offload, self._run_tokens, tools.mixing, tools.record
         )
-        self._exchanging = ExchangeDriver(config, chain, tools, self._tasks, self.tell, peer.send)
-        self._exchanging.probe = self._probe
-        self._changes = self._exchanging.changes
-        exchanging, changes = self._exchanging, self._changes
+        self._exchange_driver = ExchangeDriver(config, chain, tools, self._tasks, self.tell, peer.send)
+        self._exchange_driver.probe = self._probe
+        self._changes = self._exchange_driver.changes
+        driver, changes = self._exchange_driver, self._changes
         view = ExchangeView(
-            exchanging.is_exchanging,
+            driver.is_exchanging,
             changes,
-            arrivals=lambda: exchanging.arrivals,
-            patience_s=lambda: exchanging.patience_s,
+            arrivals=lambda: driver.arrivals,
+            patience_s=lambda: driver.patience_s,
             is_silent=self._is_silent,
         )
         self._gatherer = Gatherer(tools.network, chain, view)
-        exchanging.until_fetched = self._gatherer.until_fetched
-        self._healer = Healer(chain, tools.network, self._adopter, tools.publish, self._live_peers)
-        self._pursuer = LineageDriver(chain, tools, self._gatherer, self._adopter, self.tell, peer, lambda: self.state)
+        driver.until_fetched = self._gatherer.until_fetched
+        self._healer = Healer(chain, tools.network, self._trainer_updates, tools.publish, self._live_peers)
+        self._lineages = LineageDriver(
+            chain, tools, self._gatherer, self._trainer_updates, self.tell, peer, lambda: self.state
+        )
         self._transfer = TransferService(
             config.unit, chain.tools.log, chain.tools.generations, chain.tools.grid, chain.certificates_after
         )
@@ -130,12 +133,12 @@ class RoundService:
 
     @property
     def unit(self) -> UnitName:
-        """Whose rounds these are."""
+        """The unit of these rounds."""
         return self.config.unit
 
     @property
     def state(self) -> RoundState:
-        """The machine's state, for status; before `run` the one that it will start with."""
+        """The machine's state, for status. Before `run`, the state that it will start with."""
         if self._state is None:
             self._state = core.start(
                 self.config,
@@ -154,14 +157,14 @@ class RoundService:
 
     @property
     def has_adopted(self) -> bool:
-        """Whether the trainer has heard of every commit that the machine knows as applied."""
-        return self._adopter.is_idle and self.state.link.commit == self.chain.state.head
+        """Whether the trainer knows of every commit that the machine has applied."""
+        return self._trainer_updates.is_idle and self.state.link.commit == self.chain.state.head
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with trio.open_nursery() as nursery:
             self._tasks.use(nursery)
-            nursery.start_soon(self._adopter.run)
+            nursery.start_soon(self._trainer_updates.run)
             nursery.start_soon(self._healer.run)
             if self.chain.tools.feedback is not None:
                 nursery.start_soon(self.chain.tools.feedback.run)
@@ -173,7 +176,7 @@ class RoundService:
                     await self._take(event)
 
     def _waiting_event(self) -> Event | trio.Event | None:
-        """One that is there already: a turn of the scheduler for each would cost more than most steps."""
+        """An event that is already there. Taking it here saves a turn of the scheduler, which costs more than most steps."""
         try:
             return self._receive_events.receive_nowait()
         except trio.WouldBlock:
@@ -187,33 +190,39 @@ class RoundService:
             await self._step(event)
 
     async def _before(self, event: Event | trio.Event) -> None:
-        """What the machine hears before anything else: where the spine is, who answered, and how training goes: with a tick, and
-        with a commit, for then the next opener is told what we have ready, and is not to hear once more of tokens that were counted.
+        """Give the machine what it must know before this event: the spine's head, the peers that answered, and the trainer's
+        progress.
+
+        Progress comes with a tick and with a commit: the next opener then learns what we have ready, and does not hear again of
+        tokens that were counted.
         """
         spine = self._peer.spine
         has_moved = spine is not None and spine is not self.state.spine and not self.config.is_spine
         if spine is not None and has_moved:
-            # what is decided must not rest on a lineage that was left
+            # decide nothing on a lineage that the spine has left
             await self._step(SpineMoved(spine))
         if self._answers or self._heartbeats:
             heard, self._answers = tuple(self._answers.items()), {}
             heartbeats, self._heartbeats = tuple(self._heartbeats.values()), {}
             await self._step(PeersAnswered(heard, heartbeats))
-        # Who has found its own state wrong opens nothing from that moment on, whatever it is that happens next.
-        # What is ready for the spine's next round is told with its head.
+        # A peer that has found its own state wrong opens no round from that moment on, whatever the event. A move of the spine
+        # also reports what is ready for its next round.
         if isinstance(event, _WITH_PROGRESS) or has_moved or (self.state.can_contribute and not self.chain.is_sound):
             await self._step(self._progress())
 
     def note_answer(self, peer: PeerId) -> None:
-        """A message to this peer was answered: told with the next event, at once where the peer was taken for dead."""
+        """Note that this peer answered a message. The machine learns it with the next event, or at once if it took the peer for
+        dead.
+        """
         self._answers[peer] = self._tools.clock.monotonic_s()
         view = self.state.peers.get(peer)
         if view is None or view.lost:
             self._tasks.spawn(self.drained)
 
     def note_heartbeat(self, heartbeat: Heartbeat) -> bool:
-        """Whether a heartbeat of its sender's own may be told with the next event, and will be; others need to be told at once. Most
-        say again what is known, and a turn of the machine for each costs more than all that follows from them.
+        """Whether this heartbeat from its own sender can wait for the next event, and will. Any other heartbeat must be given to
+        the machine at once. Most heartbeats repeat what is known, and a step for each would cost more than everything that
+        follows from them.
         """
         peer = heartbeat.member.peer
         waiting = self._heartbeats.get(peer)
@@ -225,53 +234,55 @@ class RoundService:
         return True
 
     async def tell(self, event: Event) -> None:
-        """Give the machine an event; waits while it has too many."""
+        """Give the machine an event; waits while too many are waiting."""
         try:
             self._send_events.send_nowait(event)
         except trio.WouldBlock:
             await self._send_events.send(event)
 
     async def drained(self) -> None:
-        """Until the machine has taken all events that it was told before."""
+        """Wait until the machine has taken all earlier events."""
         taken = trio.Event()
         await self._send_events.send(taken)
         await taken.wait()
 
     async def wait_changed(self) -> None:
-        """Until something happened to the head, the exchange or the bytes on disk."""
+        """Wait until something happens to the head, the exchange or the bytes on disk."""
         await self._changes.wait()
 
     async def leave(self) -> None:
         """Promise on disk to vote no more on this base, and say goodbye, so that nobody waits for us (R3).
 
-        Not between our ack and the commit while its leader is dead, or is ourselves: where a majority acked, others must commit that
-        record, and if all who acked go, nobody is left who has its bytes.
+        Stay between our ack and the commit if its leader is dead or is this peer. After a majority has acked, the others must
+        commit that record; if every peer that acked leaves, nobody has its bytes.
         """
         clock = self._tools.clock
-        asked_s = clock.monotonic_s()
+        ordered_s = clock.monotonic_s()
         with trio.move_on_after(STAYS_WITHIN_S):
-            while voting.is_owed_bytes(self.state, clock.monotonic_s(), asked_s):
+            while voting.is_owed_bytes(self.state, clock.monotonic_s(), ordered_s):
                 with trio.move_on_after(voting.NOTICED_WITHIN_S):
                     await self.wait_changed()
         with trio.move_on_after(LEAVE_WITHIN_S):
             await self.tell(LeaveOrdered())
             await self._has_left.wait()
 
-    # --- beside the spine ---
+    # --- following the spine ---
 
     def note_spine(self) -> None:
-        """The spine moved: have the machine look."""
+        """The spine moved: let the machine see it."""
         self._tasks.spawn(self.drained)
 
     async def prepare_beside(self, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
-        """Get ready to follow the spine to another lineage."""
-        await self._pursuer.ask_beside(sources)
+        """Prepare to follow the spine to another lineage."""
+        await self._lineages.ask_beside(sources)
         await self.drained()
-        await self._pursuer.prepare_beside(spine, sources)
+        await self._lineages.prepare_beside(spine, sources)
 
     async def join_move(self, spine: SpineView) -> PreparedSwitch | None:
-        """What this unit has to flip to when the spine stands there; its rounds stand still until `moved` or `not_moved`."""
-        prepared = self._pursuer.beside(spine)
+        """The switch that this unit makes if the spine moves there; None if it has none ready. Its rounds stop until `moved` or
+        `not_moved`.
+        """
+        prepared = self._lineages.beside(spine)
         if prepared is None:
             return None
         await self.tell(FlipOrdered(prepared.fork, prepared.path))
@@ -279,67 +290,69 @@ class RoundService:
         switching = self.state.switching
         if switching is None or not switching.is_with_spine or switching.target != prepared.state.head:
             return None  # its own head is moving: it follows by itself later
-        self._pursuer.leave(prepared)
+        self._lineages.leave(prepared)
         return prepared
 
     async def moved(self, open_round: OpenRound) -> None:
-        """The head is where the spine asked for."""
-        await self._pursuer.moved(open_round)
+        """The head has reached the lineage that the spine asked for."""
+        await self._lineages.moved(open_round)
 
     async def not_moved(self, target: CommitId, why: str) -> None:
-        """The move did not come about."""
+        """The move failed."""
         await self.tell(SwitchFailed(target, why))
 
     # --- the loop ---
 
     async def _tick(self) -> None:
-        """Ticks one after another; begins anew, with a tick at once, when a step has made the pause too long."""
+        """Tick forever. Starts again, with a tick at once, when a step has made the pause too long."""
         clock = self._tools.clock
         expected_s = clock.monotonic_s()
         while True:
             with trio.CancelScope() as self._ticking:
                 while True:
                     now_s = clock.monotonic_s()
-                    await self.tell(RoundTicked(max(0.0, now_s - expected_s), self._exchanging.arrivals.bringing()))
+                    await self.tell(
+                        RoundTicked(max(0.0, now_s - expected_s), self._exchange_driver.arrivals.bringing())
+                    )
                     pause_s = liveness.next_tick_s(self.state)
                     expected_s = clock.monotonic_s() + pause_s
                     await trio.sleep(pause_s)
 
     def _progress(self) -> Progressed:
         progress = self._tools.trainer.progress()
-        # a process that is starting has nothing to give, and a round that counts on it would wait for it
+        # a starting process has no tokens yet, and a round that counts on it would wait
         can = progress.state in ("training", "paused") and self.chain.is_sound
-        ready = max(0, progress.tokens_ready - self._adopter.pending_tokens)
+        ready = max(0, progress.tokens_ready - self._trainer_updates.pending_tokens)
         spine_ready = None if self.config.is_spine else self._peer.spine_ready
-        exchanging = self._exchanging
+        driver = self._exchange_driver
         return Progressed(
             ready,
             can,
-            exchanging.upload_bytes_per_s,
+            driver.upload_bytes_per_s,
             due_tokens=progress.due_tokens,
             spine_ready=spine_ready,
-            late_upload_s=exchanging.late_upload_s,
+            late_upload_s=driver.late_upload_s,
         )
 
     async def _step(self, event: Event) -> None:
         before = self.state
         step = self._judge(before, event)
         state = self._state = step.state
-        self._tell_why(step)
+        self._log_reasons(step)
         for action in step.actions:
             await self._tasks.guarded(self._perform, action)
         if isinstance(event, LeaveLogged) and not any(isinstance(action, Send) for action in step.actions):
             self._has_left.set()
         if before.link.commit != state.link.commit:
-            self._exchanging.head_moved()
+            self._exchange_driver.head_moved()
             self._changes.notify()
-        self._tell_spine(before, state)
+        self._report_spine(before, state)
         if state.open is not before.open and liveness.next_tick_s(state) < liveness.next_tick_s(before):
             self._ticking.cancel()
 
-    def _tell_why(self, step: RoundStep) -> None:
-        """What changed, and what is waited for, once for each change; what one message came to, and what an order is for, only to
-        who looks for it. Heartbeats go out all the time for the same few reasons.
+    def _log_reasons(self, step: RoundStep) -> None:
+        """Log what changed and what is waited for, once for each change. The result of a single message and the reason of an
+        order go to the debug log, because heartbeats repeat the same few reasons all the time.
         """
         if not (step.reason or step.remark or step.waiting or step.actions):
             return
@@ -357,15 +370,15 @@ class RoundService:
             if not isinstance(action, SendHeartbeat):
                 log.debug("round_order", order=type(action).__name__, reason=action.reason, index=index, peer=peer)
 
-    def _tell_spine(self, before: RoundState, state: RoundState) -> None:
-        """Where this unit is the spine, the others hear where it stands; not between a flip and the machine's word of it."""
+    def _report_spine(self, before: RoundState, state: RoundState) -> None:
+        """If this unit is the spine, report its head to the other units. Wait while a flip is not yet known to the machine."""
         has_moved = state.link is not before.link or state.tree is not before.tree
         is_flipping = state.switching is not None and state.switching.is_flipping
         if has_moved and self.config.is_spine and not is_flipping:
             self._peer.spine_moved(SpineView(state.link.commit, state.tree))
 
     def _judge(self, state: RoundState, event: Event) -> RoundStep:
-        """One step of the machine. What a stranger says may be refused, never end us."""
+        """One step of the machine. A stranger's message may be refused but must never end this service."""
         now_s = self._tools.clock.monotonic_s()
         try:
             return core.step(state, event, now_s)
@@ -381,15 +394,15 @@ class RoundService:
             case SendHeartbeat():
                 await self._peer.send_heartbeat(self.unit, action)
             case PrepareContribution():
-                self._exchanging.prepare(action.base, self._adopter)
+                self._exchange_driver.prepare(action.base, self._trainer_updates)
             case BeginExchange():
-                self._exchanging.begin(action.proposal)
+                self._exchange_driver.begin(action.proposal)
             case GiveTime():
-                self._exchanging.give_time(action.ballot, action.reduce_within_s)
+                self._exchange_driver.give_time(action.ballot, action.reduce_within_s)
             case EndExchange():
-                self._exchanging.end()
+                self._exchange_driver.end()
             case DropMember():
-                self._exchanging.drop(action.peer, action.reason)
+                self._exchange_driver.drop(action.peer, action.reason)
             case GatherBytes():
                 self._tasks.spawn(self._gather_for_ack, action.settle)
             case LogAck() | LogPromise() | LogLeave():
@@ -402,34 +415,34 @@ class RoundService:
     def _pursue(self, action: Commit | CatchUp | PrepareSwitch | Switch) -> None:
         match action:
             case Commit():
-                self._tasks.spawn(self._pursuer.commit, action, self._exchanging.contribution)
+                self._tasks.spawn(self._lineages.commit, action, self._exchange_driver.contribution)
             case CatchUp():
-                self._tasks.spawn(self._pursuer.catch_up, action)
+                self._tasks.spawn(self._lineages.catch_up, action)
             case PrepareSwitch():
-                self._tasks.spawn(self._pursuer.prepare_switch, action)
+                self._tasks.spawn(self._lineages.prepare_switch, action)
             case Switch():
-                self._tasks.spawn(self._pursuer.switch, action)
+                self._tasks.spawn(self._lineages.switch, action)
 
     async def _vote(self, action: LogAck | LogPromise | LogLeave) -> None:
-        """Write a vote to disk, in the order of the orders; one that cannot be written is never told."""
+        """Write a vote to disk, in the order of the orders. A vote that cannot be written is never sent."""
         log_ = self.chain.tools.log
-        told: Event
+        logged: Event
         match action:
             case LogAck():
                 await log_.log_ack(action.base, action.ballot, action.record, lone=action.lone)
-                told = AckLogged(action.base, action.ballot, action.commit)
+                logged = AckLogged(action.base, action.ballot, action.commit)
             case LogPromise():
                 await log_.log_promise(action.base, action.ballot)
-                told = PromiseLogged(action.base, action.ballot)
+                logged = PromiseLogged(action.base, action.ballot)
             case LogLeave():
                 try:
                     await log_.log_promise(action.leave.base, Ballot(LAST_ATTEMPT, self.config.me.peer))
                 except StorageError:
-                    self._has_left.set()  # gone without a word: the others find out by themselves
+                    self._has_left.set()  # leave without a goodbye: the others find out by themselves
                     raise
-                told = LeaveLogged(action.leave)
+                logged = LeaveLogged(action.leave)
         # the loop must not wait for itself
-        self._tasks.spawn(self.tell, told)
+        self._tasks.spawn(self.tell, logged)
 
     # --- messages ---
 
@@ -444,7 +457,7 @@ class RoundService:
         self._has_left.set()
 
     def _probe(self, peer: PeerId) -> None:
-        """A refused connection is a death at once; an answer is a sign of life (R12)."""
+        """Ping a peer: a refused connection means that it is dead, an answer that it is alive (R12)."""
         heartbeat = own_heartbeat(self.state, self._tools.clock.monotonic_s())
         self._tasks.spawn(self._peer.send_heartbeat, self.unit, SendHeartbeat((peer,), heartbeat, is_question=True))
 
@@ -456,13 +469,13 @@ class RoundService:
     # --- bytes ---
 
     async def serve_exchange(self, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:
-        """A member brings its chunks for one of our slices. Raises as `ExchangeDriver.serve`."""
-        await self._exchanging.serve(sender, hello, stream)
+        """Take a member's chunks for one of our slices. Raises as `ExchangeDriver.serve`."""
+        await self._exchange_driver.serve(sender, hello, stream)
 
     async def serve_fetch(self, sender: PeerId, request: FetchRequest, stream: Stream) -> None:
-        """Somebody asks for what we hold."""
+        """Serve a peer that asks for our data."""
         if isinstance(request, FetchState | FetchHashes) and not self.chain.is_sound:
-            return  # an empty end: ask somebody else; and nothing is pinned for a download that will not come
+            return  # an empty end: the peer asks another one, and no generation is pinned for it
         await self._transfer.serve(sender, request, stream)
 
     async def _gather_for_ack(self, settle: Settle) -> None:

@@ -1,1 +1,1 @@
-"""One attempt: contributions go out, are summed, and results come back."""
+"""One attempt: contributions are sent and summed, and the results return."""

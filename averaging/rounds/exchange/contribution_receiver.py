@@ -1,4 +1,4 @@
-"""A reducer's side of the scatter: what members bring for one of its slices, checked, kept and summed as it comes (R9 and R10).
+"""A reducer's side of the scatter: members' chunks for one of its slices, checked, kept and summed as they arrive (R9 and R10).
 
 Rules: R9, R10 (protocol/rounds/RULES.md).
 """
@@ -25,11 +25,11 @@ from protocol.rounds.messages.requests import ExchangeHello
 from protocol.rounds.messages.wire import decode_body
 
 AT_ONCE_BYTES: Final = BATCH_BYTES
-"""So many are hashed at once, in 0.2 ms at 3.5 GB/s: to have it done beside the loop takes three steps of it, and a thread."""
+"""Up to this size a frame is hashed in the event loop: a thread would cost more than the hashing."""
 
 
 class Receiving:
-    """Takes the streams of one attempt's members. `came` hears of every frame and whose it is."""
+    """Receives the streams of one attempt's members. `came` is called with every frame and its sender."""
 
     def __init__(self, tools: ExchangeContext, offers: Offers, came: Callable[[PeerId, memoryview], None]) -> None:
         self._tools = tools
@@ -40,10 +40,10 @@ class Receiving:
     async def take(
         self, proposal: Proposal, sender: PeerId, hello: ExchangeHello, reduction: Reduction, stream: Stream
     ) -> None:
-        """All that a member has for this slice, up to its end mark.
+        """Receive all that a member has for this slice, up to its end mark.
 
         Raises:
-            RemoteProtocolError: what it sends does not fit. Chunks that were checked before are kept, and the others forgotten.
+            RemoteProtocolError: its data does not fit. Chunks that were already checked are kept, the others are dropped.
             TransportError: the stream broke.
         """
         former = self._ahead.pop((sender, reduction.part.first_chunk), None)
@@ -92,7 +92,7 @@ class Receiving:
     async def _take_batch(
         self, proposal: Proposal, reduction: Reduction, offer: OfferedContribution, batch: Batch
     ) -> None:
-        """Check the chunks of a frame, keep them, and sum those that all have brought now."""
+        """Check the chunks of a frame, keep them, and sum those that all members have sent now."""
         tools = self._tools
         if sum(len(data) for _, data in batch) <= AT_ONCE_BYTES:
             self._offers.check_batch(offer, batch)
@@ -108,8 +108,8 @@ class Receiving:
     async def _take_ahead(
         self, sender: PeerId, hello: ExchangeHello, reduction: Reduction, stream: Stream, moving: Moving
     ) -> tuple[ExchangeHello, list[Batch]]:
-        """The hello that says under what header the chunks come, and those that came before it. They take no more room than the slice:
-        no chunk comes twice, and whatever a member's next stream brings ends this one.
+        """The hello with the header of these chunks, and the chunks that came before it. They take no more memory than the slice:
+        no chunk may come twice, and a member's next stream ends this one.
         """
         place = (sender, reduction.part.first_chunk)
         with trio.CancelScope() as scope:
@@ -145,7 +145,7 @@ class Receiving:
     # --- frames ---------------------------------------------------------------------------------------------------------------
 
     async def _next(self, reduction: Reduction, stream: Stream, moving: Moving) -> Batch | bytes:
-        """Chunks of the slice, not yet checked; or a mark."""
+        """Unchecked chunks of the slice, or a mark."""
         part = reduction.part
         frame = await stream.receive_view(reduction.place)
         if frame is None:

@@ -1,4 +1,4 @@
-"""A member's side of the scatter: what it offers in one attempt, brought to each reducer while it is still being encoded (R9).
+"""A member's side of the scatter: sends its contribution to each reducer while it is still being encoded (R9).
 
 Rules: R9 (protocol/rounds/RULES.md).
 """
@@ -26,19 +26,21 @@ from protocol.rounds.messages.wire import encode_body
 
 END: Final = b"E"
 OFFER: Final = b"O"
-"""The hello with the header comes next, for the chunks before it and those after it."""
+"""Announces the hello with the header, which covers the chunks before and after it."""
 
 SEND_ON: Final = b"S"
-"""A reducer's word to a hello without a header: it takes chunks before that. One of an older release refuses such a hello."""
+"""A reducer's answer to a hello without a header: it accepts chunks before the header. A reducer of an older release refuses such
+a hello.
+"""
 
 
 class Scattering:
-    """What one attempt has of us, as far as it is encoded, and how far that has left.
+    """Our contribution to one attempt: how much of it is encoded, and how much has been sent.
 
     Attributes:
-        upload: how long our upload takes.
+        upload: measures how long our upload takes.
         contribution: ours, once it is signed.
-        has_begun: set when there is something to say to a reducer.
+        has_begun: set when there is something to send to a reducer.
         is_known: set when our contribution is here, or there is none.
     """
 
@@ -59,15 +61,15 @@ class Scattering:
             self.has_begun.set()
 
     def offer(self, contribution: EncodedContribution | None, *, no_part: bool) -> None:
-        """Our contribution is signed, or there is none: with `no_part` because we were to bring nothing."""
+        """Our contribution is signed, or there is none; with `no_part` because we were not asked for one."""
         self.contribution, self._no_part = contribution, no_part
         if contribution is None:
-            self.upload = UploadMeter()  # what has left of it says nothing of a whole upload
+            self.upload = UploadMeter()  # the part that was sent says nothing of a whole upload
         self.is_known.set()
         self.has_begun.set()
 
     def want(self, part: SliceSpec) -> None:
-        """All that is to be sent counts, also where its reducer is not to be reached."""
+        """Count a slice as part of our upload, even if its reducer cannot be reached."""
         chunks = self._chunks
         if part.reducer == self._tools.me.peer or not chunks:
             return
@@ -75,7 +77,7 @@ class Scattering:
             self.upload.want(chunk, len(chunks[chunk]))
 
     def spare(self, part: SliceSpec) -> None:
-        """Its reducer is another one now."""
+        """Stop counting a slice: it has a new reducer."""
         for chunk in range(part.first_chunk, part.stop_chunk):
             self.upload.spare(chunk)
 
@@ -86,23 +88,23 @@ class Scattering:
         return () if self._growing is None else self._growing.chunks
 
     async def bring(self, proposal: Proposal, part: SliceSpec, stream: Stream) -> bool:
-        """Bring a reducer what it does not have of ours, up to the end mark. To be called once `has_begun` is set.
+        """Send a reducer the chunks of ours that it lacks, up to the end mark. Call once `has_begun` is set.
 
         Returns:
-            False where the stream is of no use any more and `is_known` is set: another one brings all.
+            False if the stream cannot be used any more and `is_known` is set: send all on a new one.
 
         Raises:
-            TransportError, RemoteProtocolError: the stream broke, or what came is no answer.
+            TransportError, RemoteProtocolError: the stream broke, or the reducer's answer is invalid.
         """
         growing = self._growing
         if self.is_known.is_set() or growing is None:
-            await self._bring_whole(proposal, part, stream)
-        elif not await self._bring_growing(proposal, part, growing, stream):
+            await self._send_whole(proposal, part, stream)
+        elif not await self._send_growing(proposal, part, growing, stream):
             return False
         await stream.send_frame(END)
         return True
 
-    async def _bring_whole(self, proposal: Proposal, part: SliceSpec, stream: Stream) -> None:
+    async def _send_whole(self, proposal: Proposal, part: SliceSpec, stream: Stream) -> None:
         mine = self.contribution
         await stream.send_frame(self._hello(proposal, part))
         held = await stream.receive_frame()
@@ -119,13 +121,13 @@ class Scattering:
         with self._tools.spanned(proposal, "send", f"our contribution to {short(part.reducer)}") as moving:
             await self._send(stream, wanted, mine, moving)
 
-    async def _bring_growing(
+    async def _send_growing(
         self, proposal: Proposal, part: SliceSpec, growing: GrowingContribution, stream: Stream
     ) -> bool:
         await stream.send_frame(encode_body(hello_before(proposal, part)))
         try:
             answer = await stream.receive_frame()
-        except TransportError:  # it broke; or one of an older release has refused the hello
+        except TransportError:  # it broke, or a reducer of an older release refused the hello
             self._tools.probe(part.reducer)
             answer = None
         if answer != SEND_ON:

@@ -1,18 +1,18 @@
 """The collective of one attempt: scatter our chunks to the reducers, reduce our own slices, take the results (R9 and R10).
 
-A member opens one stream to each reducer, sends what the reducer does not have yet, and gets the slice's result on the same
-stream: so a peer without inbound connections takes part fully. Two quantisations in all: ours, and the reducer's one.
+A member opens one stream to each reducer, sends the chunks that the reducer lacks, and gets the slice's result on the same stream.
+So a peer without inbound connections takes part fully. There are two quantisations in all: the member's and the reducer's.
 
     member  -> reducer   ExchangeHello, with the hashes of the slice's chunks
     reducer -> member    bitmap of the chunks of this slice that it has
     member  -> reducer   "C" chunk number, the bytes of that chunk and of some that follow it ... then "E"
-                         (while the contribution is still being encoded the hello says so, the answer is "S", and after some chunks
+                         (while the contribution is still being encoded the hello says so, the answer is "S"; after some chunks
                          "O" and a hello with the hashes follow)
-    reducer -> member    signed ResultHeader to the attempt's leader, ResultWord to others
-    member  -> reducer   "N" to get the chunks, with a number where it has so many of the first ones; "H" when it has all of them
+    reducer -> member    signed ResultHeader to the attempt's leader, ResultRef to others
+    member  -> reducer   "N" to get the chunks, with the number of the first ones that it has; "H" when it has all of them
     reducer -> member    the chunks in order, some in each frame
 
-Hashing, decoding and summing are done beside trio, for the chunks of a frame together.
+Hashing, decoding and summing run in other threads, for the chunks of a frame together.
 
 Rules: R9, R10, R12 (protocol/rounds/RULES.md).
 """
@@ -57,34 +57,33 @@ log = structlog.get_logger()
 EXCHANGE_CHANNEL: Final = "exchange"
 _HAVE: Final = b"H"
 OPEN_WITHIN_S: Final = 10.0
-"""Of 32 members on two cores the last of a thousand connections is made after seven; who is gone is noticed by pings long before."""
+"""Limit for opening a stream: a machine with many members opens its last connection late. Pings find dead peers much earlier."""
 OPEN_EARLY_S: Final = 10.0
-"""A stream is opened so long before there is something to say on it; a reducer waits 20 s for the first word."""
+"""How long a stream is kept open before there is something to send; a reducer waits 20 s for the first frame."""
 
 RETRY_AFTER_S: Final = 0.5
 ANSWER_WITHIN_S: Final = 20.0
-"""A member says so soon whether it needs a result's bytes."""
+"""How long a reducer waits for a member to say whether it needs a result's bytes."""
 
 CONTRIBUTIONS_FIRST_S: Final = 10.0
-"""A member puts off a result for so long at most: half of what its reducer waits for the answer."""
+"""How long a member may put off a result: half of the time that its reducer waits for the answer."""
 
 KEEP_OWN_SHARE: Final = 0.03
 KEEP_OWN_AFTER_S: Final = 0.05
-"""A reducer begins to write its own result so much of an upload's time after its slice has closed, at most so long: others wait for
-the first of it, and it is wanted when their last one is here. Written at once it held up the first frames by 10 to 20 ms, with two
-peers on two cores.
+"""Delay before a reducer writes its own result after the slice has closed: this share of an upload's time, at most this long. The
+others wait for the first frames, which writing at once would hold up; our own copy is needed only when their last frame is here.
 """
 
 REDUCE_COST_S: Final = 0.002
-"""What summing a slice costs in virtual time."""
+"""Virtual time that summing a slice takes."""
 
 
 class Exchange:
-    """One attempt's traffic at one peer; `run` does it, `offer`, `mend`, `drop` and the served streams feed it.
+    """One attempt's traffic at one peer. `run` performs it; `offer`, `mend`, `drop` and the served streams feed it.
 
-    Reducing and receiving begin at once; our own chunks follow when `offer` brings them. It lasts until it is cancelled: slices
-    may come back to it. `last_upload_s` is what our upload of the attempt before took, 0 before the first. `halves` are the results
-    that this attempt and the one before did not get to the end of.
+    Reducing and receiving begin at once; our own chunks follow when `offer` delivers them. The exchange lasts until it is
+    cancelled, because slices may return to it. `last_upload_s` is the duration of the previous attempt's upload, 0 before the
+    first. `halves` are results that this attempt and the previous one received only in part.
     """
 
     def __init__(
@@ -98,12 +97,12 @@ class Exchange:
         self.proposal = proposal
         self._tools = tools
         self._offers = offers
-        self._halves = HalfResults() if halves is None else halves
+        self._partial_results = HalfResults() if halves is None else halves
         self._reductions: dict[int, Reduction] = {}
         self._scopes: dict[SliceSpec, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
         self._left_out: dict[PeerId, str] = {}
-        self._scattering = Scattering(tools, last_upload_s)
+        self._sending = Scattering(tools, last_upload_s)
         self.arrivals = Arrivals()
         self._receiving = Receiving(tools, offers, self.arrivals.came)
         self._even_results = EvenSending()
@@ -117,20 +116,20 @@ class Exchange:
         self._has_ended = False
         self._taking = set[trio.CancelScope]()
         self._takes_part = proposal.member(tools.me.peer) is not None
-        """Else we only lend ourselves as a reducer, and need nobody's result."""
+        """Whether we are a member. Else we only reduce, and need nobody's result."""
 
         self.begun = trio.Event()
-        """Set when its slices are under way."""
+        """Set when its slices are running."""
 
     @property
     def is_over(self) -> bool:
-        """Whether every slice's result is here, or was given up."""
+        """Whether every slice's result is here or was given up."""
         return self._has_ended or (self._nursery is not None and self._num_running == 0)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         self._began_s = trio.current_time()
-        self._scattering.upload.begin(self._began_s)
+        self._sending.upload.begin(self._began_s)
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -141,19 +140,19 @@ class Exchange:
             self._nursery = None
             self._has_ended = True
             for scope in self._taking:
-                scope.cancel()  # who stalls would else keep all that was scattered to us, and its place
+                scope.cancel()  # else a stalled member would keep all contributions in memory
             for reduction in self._reductions.values():
-                reduction.close()  # members that wait for a slice of this attempt are let go
+                reduction.close()  # releases members that wait for a slice of this attempt
 
     def grow(self, growing: GrowingContribution) -> None:
-        """Our own contribution is being encoded: what is of it leaves at once. `offer` says what came of it."""
-        self._scattering.grow(growing)
+        """Our own contribution is still being encoded: send each chunk once it is ready. `offer` follows with the result."""
+        self._sending.grow(growing)
         for part in self._scopes:
-            self._scattering.want(part)
+            self._sending.want(part)
 
     def offer(self, contribution: EncodedContribution | None, *, no_part: bool = False) -> None:
-        """Our own contribution is ready, or there is none: with `no_part` because we were to bring nothing."""
-        if self._scattering.is_known.is_set():
+        """Our own contribution is ready, or there is none; with `no_part` because we were not asked for one."""
+        if self._sending.is_known.is_set():
             return
         me = self._tools.me.peer
         if contribution is None:
@@ -163,19 +162,19 @@ class Exchange:
             offer.chunks.update(enumerate(contribution.chunks))
             for reduction in self._reductions.values():
                 reduction.wake()
-        self._scattering.offer(contribution, no_part=no_part)
+        self._sending.offer(contribution, no_part=no_part)
         for part in self._scopes:
-            self._scattering.want(part)
+            self._sending.want(part)
 
     def mend(self, proposal: Proposal) -> None:
-        """Slices have other reducers now: what is no longer wanted stops, what is new begins, the rest goes on (R12)."""
+        """Slices have new reducers: stop those that are not wanted, begin the new ones, continue the rest (R12)."""
         self.proposal = proposal
         wanted = set(proposal.slices)
         for part, scope in list(self._scopes.items()):
             if part not in wanted:
                 scope.cancel()
                 del self._scopes[part]
-                self._scattering.spare(part)
+                self._sending.spare(part)
                 gone = self._reductions.pop(part.first_chunk, None)
                 if gone is not None:
                     gone.close()
@@ -188,25 +187,25 @@ class Exchange:
             reduction.set_absent(peer, reason)
 
     def give_time(self, reduce_within_s: float) -> None:
-        """Our slices may wait so long from their beginning, where that is longer than before."""
+        """Let our slices wait this long from their beginning, if that is longer than now."""
         self._reduce_within_s = max(self._reduce_within_s, reduce_within_s)
         for reduction in self._reductions.values():
             reduction.give_time(self._reduce_within_s)
 
     def upload_s(self, now_s: float) -> float | None:
-        """How long our upload took, or would have taken at its pace so far; None when nothing was to be sent."""
-        return self._scattering.upload.seconds(now_s)
+        """How long our upload took, or will take at its rate so far; None if there was nothing to send."""
+        return self._sending.upload.seconds(now_s)
 
     def late_upload_s(self, now_s: float) -> float:
-        """What our upload will take at its pace so far, once it takes longer than the last one did; else 0."""
-        return self._scattering.upload.late_s(now_s)
+        """How long our upload will take at its rate so far, once that is longer than the last one took; else 0."""
+        return self._sending.upload.late_s(now_s)
 
     def upload_bytes_per_s(self, now_s: float) -> int:
-        """The pace of our upload so far, 0 when nothing was sent."""
-        return self._scattering.upload.bytes_per_s(now_s)
+        """The rate of our upload so far, 0 if nothing was sent."""
+        return self._sending.upload.bytes_per_s(now_s)
 
     def _start_slices(self) -> None:
-        """Begin every slice of the proposal that is not under way."""
+        """Begin every slice of the proposal that is not running."""
         if self._nursery is None:
             return
         for part in self.proposal.slices:
@@ -222,7 +221,7 @@ class Exchange:
                 self._reductions[part.first_chunk] = reduction
                 self._nursery.start_soon(self._in_scope, scope, part, self._reduce, reduction)
             else:
-                self._scattering.want(part)
+                self._sending.want(part)
                 self._nursery.start_soon(self._in_scope, scope, part, self._trade, part)
             self._num_running += 1
 
@@ -240,7 +239,7 @@ class Exchange:
         with scope:
             try:
                 await work(argument)
-            except PotluckError as error:  # one slice that fails here is given to others by the leader
+            except PotluckError as error:  # the leader gives a slice that fails here to another reducer
                 log.warning("slice_failed", first_chunk=part.first_chunk, reason=error.one_line())
                 reduction = self._reductions.get(part.first_chunk)
                 if reduction is not None:
@@ -258,7 +257,7 @@ class Exchange:
             return
         reduction.signed_header = await self._tools.seal(encode_body(result.header))
         reduction.result = result
-        reduction.close()  # members take it while we write it: each acks what is on its own disk
+        reduction.close()  # members take it while we write it; each acks only what is on its own disk
         await trio.sleep(min(KEEP_OWN_AFTER_S, KEEP_OWN_SHARE * (self.upload_s(trio.current_time()) or 0.0)))
         await self._tools.keep_result(result.header, SliceBytes(result.data, result.hashes), None)
         await self._announce(reduction.signed_header)
@@ -269,7 +268,7 @@ class Exchange:
         await self._tools.announce(ResultReady(proposal.unit, proposal.base, proposal.ballot, signed_header))
 
     async def _examine_own(self, result: SliceResult) -> None:
-        """What is done with others' results as they come, while ours goes out."""
+        """Examine our own result, as others' results are examined when they arrive, while it is being sent."""
         first, step = result.header.first_chunk, run_chunks(self._tools.grid.chunk_elements)
         try:
             for begin in range(0, len(result.chunks), step):
@@ -279,10 +278,10 @@ class Exchange:
             raise
 
     async def serve(self, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:
-        """A member came with its chunks for one of our slices.
+        """Take a member's chunks for one of our slices, and send it the result.
 
         Raises:
-            RemoteProtocolError: it is no member, or what it sends does not fit; the stream is reset.
+            RemoteProtocolError: it is no member, or its data does not fit; the stream is reset.
             TransportError: the attempt ended before the slice closed.
         """
         stream.count_as(self.proposal.unit, self._offers.codec.name)
@@ -315,8 +314,8 @@ class Exchange:
             await self._send_result(reduction.result, place, sender, stream)
 
     async def _send_result(self, result: SliceResult, place: int, sender: PeerId, stream: Stream) -> None:
-        """Its chunks from that place on, as long as the member listens. It leaves with its attempt, and would else be sent the rest
-        for nothing, on the line that the next attempt needs.
+        """Send the result's chunks from `place` on, as long as the member listens. A member that leaves the attempt stops
+        listening; the rest would waste the line that the next attempt needs.
         """
         with self._tools.spanned(self.proposal, "send", f"a result to {short(sender)}") as moving:
             numbers = range(place, len(result.chunks))
@@ -335,13 +334,13 @@ class Exchange:
     # --- the member's side ---
 
     async def _trade(self, part: SliceSpec) -> None:
-        """Bring our chunks to a reducer and take its result; try again while the attempt lasts, a refused result once."""
+        """Send our chunks to a reducer and take its result. Try again while the attempt lasts, after a refused result once."""
         num_refused = 0
         while True:
             try:
                 if await self._trade_once(part):
                     return
-                await self._scattering.has_begun.wait()
+                await self._sending.has_begun.wait()
                 continue
             except TransportError as error:
                 log.debug("exchange_stream_broke", reducer=short(part.reducer), reason=error.one_line())
@@ -350,19 +349,21 @@ class Exchange:
                 log.warning("exchange_refused", reducer=short(part.reducer), reason=error.one_line())
                 num_refused += isinstance(error, RefusedResult)
                 if num_refused > 1 or (isinstance(error, RefusedResult) and error.is_useless):
-                    return  # who waits for what a stream still brings asks elsewhere then
+                    return  # ends the wait for this stream: the bytes are asked for elsewhere
             await trio.sleep(RETRY_AFTER_S)
 
     async def _trade_once(self, part: SliceSpec) -> bool:
-        """Whether it is done. The stream is opened while our delta is still made, and left where that takes very long."""
+        """Whether the slice is done. The stream is opened while our delta is still being made, and closed again if that takes
+        very long.
+        """
         stream = await self._tools.network.open_stream(part.reducer, EXCHANGE_CHANNEL, timeout_s=OPEN_WITHIN_S)
         try:
             with trio.move_on_after(OPEN_EARLY_S):
-                await self._scattering.has_begun.wait()
-            if not self._scattering.has_begun.is_set():
+                await self._sending.has_begun.wait()
+            if not self._sending.has_begun.is_set():
                 return False
             stream.count_as(self.proposal.unit, self._offers.codec.name)
-            if not await self._scattering.bring(self.proposal, part, stream):
+            if not await self._sending.bring(self.proposal, part, stream):
                 return False
             await self._take_result(part, stream)
             return True
@@ -381,12 +382,14 @@ class Exchange:
         named = self._opened(part, signed) if is_leader else read_word(signed, proposal.base)
         if (named.first_chunk, named.stop_chunk) != (part.first_chunk, part.stop_chunk):
             raise RemoteProtocolError("a result of another slice", "the one that was asked for")
-        if await tools.holds_result(named):  # the same sum of the same members, of an attempt before
+        if await tools.holds_result(named):  # the same sum of the same members, from an earlier attempt
             await stream.send_frame(_HAVE)
         else:
             await self._contributions_first()
             place = span_bytes(tools.result_codec, tools.grid, part.first_chunk, part.stop_chunk)
-            half = self._halves.take(part, named) or PartialResult(self._results.take_at(place.start, place.stop))
+            half = self._partial_results.take(part, named) or PartialResult(
+                self._results.take_at(place.start, place.stop)
+            )
             await stream.send_frame(need_from(len(half.hashes)))
             with self._tools.spanned(self.proposal, "receive", f"a result of {short(part.reducer)}") as moving:
                 await self._take_result_chunks(part, named, half, stream, moving)
@@ -394,8 +397,8 @@ class Exchange:
             await tools.learn(ResultReady(proposal.unit, proposal.base, proposal.ballot, signed))
 
     async def _contributions_first(self) -> None:
-        """Put off a result while contributions to our own slices come in, but for the last few, for as long as this exchange has
-        lasted at most: everybody waits for the last slice that closes, and results that come earlier only take its line.
+        """Put off a result until nearly all contributions to our own slices are here, at most for as long as this exchange has
+        lasted. Everybody waits for the last slice that closes, and earlier results only take its line.
         """
         most_s = min(CONTRIBUTIONS_FIRST_S, trio.current_time() - self._began_s)
         with trio.move_on_after(most_s):
@@ -403,7 +406,7 @@ class Exchange:
                 await reduction.nearly_in.wait()
 
     def _opened(self, part: SliceSpec, signed: bytes) -> ResultHeader:
-        """What a reducer signed for the leader of the attempt."""
+        """Verify the header that a reducer signed for the leader of the attempt."""
         tools, proposal = self._tools, self.proposal
         envelope = open_envelope(
             signed, verifier=tools.verifier, domain=ROUND_DOMAIN, run_id=tools.run_id, now_unix_ms=None
@@ -432,16 +435,16 @@ class Exchange:
             await self._refuse(part.reducer, error, named.result_hash if error.is_useless else None)
             raise
         except (TransportError, trio.Cancelled):
-            # its reducer, or the attempt, is gone: the rest may come in another one
-            self._keep_half(part, named, half.memory, hashes)
+            # the reducer or the attempt is gone: a later attempt may deliver the rest
+            self._keep_partial(part, named, half.memory, hashes)
             raise
         finally:
             begun.drop()
 
-    def _keep_half(self, part: SliceSpec, named: NamedResult, memory: memoryview, hashes: list[bytes]) -> None:
+    def _keep_partial(self, part: SliceSpec, named: NamedResult, memory: memoryview, hashes: list[bytes]) -> None:
         came = span_bytes(self._tools.result_codec, self._tools.grid, part.first_chunk, part.first_chunk + len(hashes))
         half = PartialResult(memory, len(came), tuple(hashes))
-        self._halves.keep(self.proposal.ballot, part.reducer, named, half)
+        self._partial_results.keep(self.proposal.ballot, part.reducer, named, half)
 
     async def _refuse(self, reducer: PeerId, error: RemoteProtocolError, result_hash: Root | None) -> None:
         proposal = self.proposal
@@ -449,7 +452,7 @@ class Exchange:
 
 
 async def _until_it_leaves(stream: Stream, sending: trio.CancelScope) -> None:
-    """End the sending when the other side ends the stream; it has nothing more to say on it."""
+    """Stop sending when the other side ends the stream; it sends nothing more on it."""
     with suppress(PotluckError):
         await stream.receive_frame()
     sending.cancel()

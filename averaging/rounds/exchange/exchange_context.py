@@ -1,4 +1,4 @@
-"""What every exchange of a unit works with (exchange.py)."""
+"""Dependencies of every exchange of a unit (exchange.py)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def _nothing(_: ResultReady | ResultRefused) -> None:
 
 @dataclass(frozen=True)
 class ExchangeContext:
-    """What every exchange of a unit works with."""
+    """Dependencies of every exchange of a unit."""
 
     run_id: RunId
     me: Member
@@ -39,21 +39,21 @@ class ExchangeContext:
     grid: ChunkGrid
     seal: Callable[[bytes], Awaitable[bytes]]
     begin_result: Callable[[NamedResult], BegunFile]
-    """A file for a result that comes."""
+    """Opens a file for an arriving result."""
     keep_result: Callable[[NamedResult, SliceBytes, BegunFile | None], Awaitable[None]]
-    """Have a whole result on disk, where the first bytes of it are in that file already."""
+    """Stores a whole result on disk; its first bytes may be in that file already."""
     examine: Callable[[int, Encoded], Awaitable[list[bytes]]]
-    """Checks chunks of a result, from that number on, to be fit to be applied; returns their leaf hashes. What else can be done with
-    them at once is done, too, beside trio.
+    """Checks that chunks of a result, from that number on, are fit to apply; returns their leaf hashes. It may also compute the
+    next state from them in a thread.
     """
     holds_result: Callable[[NamedResult], Awaitable[bool]]
     announce: Callable[[ResultReady], Awaitable[None]]
     probe: Callable[[PeerId], None] = _nobody
-    """A stream to this peer broke: ask it for a sign of life, now rather than at the next ping."""
+    """A stream to this peer broke: ping it now, before the next regular ping."""
     learn: Callable[[ResultReady], Awaitable[None]] = _nothing
-    """A reducer's result came to us on our own stream: its announcement may have been lost on the way."""
+    """Takes a reducer's result header from our own stream: the reducer's announcement may have been lost."""
     refused: Callable[[ResultRefused], Awaitable[None]] = _nothing
-    """A reducer gave a result that cannot be used."""
+    """Called when a reducer's result cannot be used."""
     record: Record = nowhere
 
     def spanned(self, proposal: Proposal, name: str, detail: str = "") -> AbstractContextManager[Moving]:

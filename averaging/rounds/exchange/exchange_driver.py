@@ -1,4 +1,4 @@
-"""A unit's contribution and its running exchange at one peer: what the round machine orders about them is done here.
+"""A unit's contribution and its running exchange at one peer: performs the round machine's orders about them.
 
 Rules: R11, R16 (protocol/rounds/RULES.md).
 """
@@ -45,25 +45,25 @@ from protocol.rounds.state import RoundConfig
 log = structlog.get_logger()
 
 ENCODE_COST_S: Final = 0.005
-"""What encoding a delta costs in virtual time."""
+"""Virtual time that encoding a delta takes."""
 
 GROWS_FROM_ELEMENTS: Final = 1 << 25
 GROWS_FROM_UPLOAD_S: Final = 0.2
 GROWS_BELOW_BYTES_PER_S: Final = 2.5e7
-"""What is shorter is encoded before the first of it leaves, but where the last upload took so long over a line below 200 Mbit/s: on a
-faster one four peers on two cores, whose limit is the processor, spent 6% to 10% more of that, for two threads of each wanted the
-interpreter at once.
+"""Minimum length of a delta that is sent while it is still being encoded. A shorter one is sent so only if the last upload took
+at least this time at less than this rate. On a fast line of a busy machine the second thread costs more than it saves; measured;
+see tests/benchmarks/LOG.md.
 """
 
 SNAPSHOT_WITHIN_S: Final = 60.0
 WAIT_FOR_PROPOSAL_S: Final = 5.0
-"""A member's stream may come before the proposal that it belongs to."""
+"""How long a member's stream waits for its proposal, which may arrive later."""
 
 PATIENCE_SHARE: Final = 0.1
-"""Of what our own upload takes: for so long a running exchange may bring nothing."""
+"""Share of our own upload's time for which a running exchange may deliver nothing."""
 
 FETCHED_WITHIN_S: Final = 2.0
-"""So long a result that its reducer offers may be on its way from elsewhere before it is taken from there as well."""
+"""How long a result may be on its way from another peer before it is taken from its reducer as well."""
 
 
 class ExchangeDriver:
@@ -83,7 +83,7 @@ class ExchangeDriver:
         self._base: CommitId | None = None
         self._contribution: EncodedContribution | None = None
         self._growing: GrowingContribution | None = None
-        """What of our contribution on the base is encoded, as long as it is not all of it, signed."""
+        """The encoded part of our contribution on the base, until all of it is encoded and signed."""
 
         self._halves = HalfResults()
         self._without_delta: CommitId | None = None
@@ -94,16 +94,16 @@ class ExchangeDriver:
         self.upload_bytes_per_s = 0
         self._upload_s = 0.0
         self.probe: Callable[[PeerId], None] | None = None
-        """Asks a peer for a sign of life."""
+        """Pings a peer."""
 
         self.until_fetched: Callable[[Root], Awaitable[None]] | None = None
-        """Waits until nobody here fetches a result elsewhere."""
+        """Waits until this peer fetches a result from nobody else."""
 
     # --- our contribution -----------------------------------------------------------------------------------------------------
 
     def prepare(self, base: CommitId, adopter: TrainerUpdater) -> None:
-        """Take the delta on `base` at the next step boundary, encode it, write its root to disk, and tell. An exchange that begins
-        meanwhile waits for it, whatever came of an earlier one.
+        """Take the delta on `base` at the next step boundary, encode it, write its root to disk, and notify the machine. An
+        exchange that begins meanwhile waits for it, even if an earlier try failed.
         """
         self._without_delta = None
         self._tasks.spawn(self._prepare, base, adopter)
@@ -132,7 +132,7 @@ class ExchangeDriver:
     async def _take_delta(
         self, base: CommitId, adopter: TrainerUpdater
     ) -> tuple[EncodedContribution, FedDelta | None, float]:
-        """With what it leaves for later rounds, and when it was taken."""
+        """The encoded contribution, what it leaves for later rounds, and the time at which the delta was taken."""
         chain, tools = self._chain, self._tools
         with trio.fail_after(SNAPSHOT_WITHIN_S):
             await adopter.wait_adopted()
@@ -150,7 +150,7 @@ class ExchangeDriver:
             encoder = await tools.offload.run(lambda: _encoder(chain, anchor_N, snapshot))
             moving.num_bytes = sum(map(len, encoder.chunks))
             encoded, fed = await self._encode(base, encoder)
-        # durable before its header leaves; a head that moves meanwhile makes it a contribution to nothing
+        # durable before its header leaves; if the head moves meanwhile the contribution is useless
         await chain.log_contribution(base, LoggedContribution(encoded.root, snapshot.tokens, snapshot.next_step))
         config = self._config
         header = ContributionHeader(
@@ -161,7 +161,9 @@ class ExchangeDriver:
         return replace(encoded, header=signed), fed, taken_s
 
     async def _encode(self, base: CommitId, encoder: DeltaEncoder) -> tuple[EncodedContribution, FedDelta | None]:
-        """Of a long vector chunk after chunk, each on its way as soon as it is there: without a header it counts for nothing yet."""
+        """Encode the delta. A long vector is sent chunk by chunk while it is still being encoded; it does not count until its
+        header follows.
+        """
         self._check_head(base)
         self._at(base)
         exchange, offload, grid = self._exchange, self._tools.offload, self._chain.tools.grid
@@ -187,7 +189,7 @@ class ExchangeDriver:
         return num_elements >= GROWS_FROM_ELEMENTS or (is_line_thin and self._upload_s >= GROWS_FROM_UPLOAD_S)
 
     def _others_parts(self) -> list[range]:
-        """The chunks that go to each of the other reducers, as far as that is known."""
+        """The chunks that go to each of the other reducers, as far as they are known."""
         slices = () if self._exchange is None else self._exchange.proposal.slices
         others = (part for part in slices if part.reducer != self._config.me.peer)
         return [range(part.first_chunk, part.stop_chunk) for part in others]
@@ -198,13 +200,13 @@ class ExchangeDriver:
 
     @property
     def contribution(self) -> EncodedContribution | None:
-        """What we offer on the head, if there is anything."""
+        """Our contribution on the head, if there is one."""
         return self._contribution if self._base == self._chain.head.commit else None
 
     # --- the exchange ---------------------------------------------------------------------------------------------------------
 
     def begin(self, proposal: Proposal) -> None:
-        """Begin the exchange of this proposal, or go on with it: its slices may have moved, our contribution may have come."""
+        """Begin the exchange of this proposal, or continue it: its slices may have moved, or our contribution may be ready."""
         self._at(proposal.base)
         exchange = self._exchange
         if exchange is None or exchange.proposal.ballot != proposal.ballot:
@@ -226,13 +228,13 @@ class ExchangeDriver:
             exchange.grow(self._growing)
 
     def head_moved(self) -> None:
-        """What was scattered to us on another base is not needed any more: its memory is free until the next round."""
+        """Free the memory of contributions to other bases until the next round."""
         if self._base is not None and self._base != self._chain.head.commit:
             self._base = self._contribution = self._growing = self._offers = None
             self._halves = HalfResults()
 
     def _at(self, base: CommitId) -> None:
-        """What is kept belongs to one base."""
+        """Drop everything that belongs to another base."""
         if self._base != base:
             tools = self._chain.tools
             self._base = base
@@ -260,7 +262,7 @@ class ExchangeDriver:
         self._exchange = None
 
     def give_time(self, ballot: Ballot, reduce_within_s: float) -> None:
-        """Slices of this attempt may wait so long from their beginning."""
+        """Let slices of this attempt wait this long from their beginning."""
         if self._exchange is not None and self._exchange.proposal.ballot == ballot:
             self._exchange.give_time(reduce_within_s)
 
@@ -271,24 +273,26 @@ class ExchangeDriver:
 
     @property
     def late_upload_s(self) -> float:
-        """What the upload under way will take, once it takes longer than the last one did; 0 else. The next attempt, and the settling
-        of this one, must not be given what the line could do before (R11).
+        """How long the running upload will take, once it takes longer than the last one; else 0. The rest of this attempt, and
+        the next one, must not be planned with the line's earlier rate (R11).
         """
         return 0.0 if self._exchange is None else self._exchange.late_upload_s(trio.current_time())
 
     def is_exchanging(self, base: CommitId) -> bool:
-        """Whether results of this base may still come by themselves."""
+        """Whether results on this base may still arrive through the exchange."""
         exchange = self._exchange
         return exchange is not None and not exchange.is_over and exchange.proposal.base == base
 
     @property
     def arrivals(self) -> Arrivals:
-        """What streams bring to the running exchange; nothing ever where none runs."""
+        """The streams' deliveries to the running exchange; always empty if none runs."""
         return self._no_arrivals if self._exchange is None else self._exchange.arrivals
 
     @property
     def patience_s(self) -> float:
-        """For how long it may bring nothing: on a thin line a lost packet costs as much, and bytes that come twice cost more."""
+        """How long the exchange may deliver nothing. A lost packet stalls a thin line for long, and asking elsewhere would move
+        bytes twice.
+        """
         upload_s = None if self._exchange is None else self._exchange.upload_s(trio.current_time())
         return max(EXCHANGE_PATIENCE_S, PATIENCE_SHARE * (upload_s or 0.0))
 
@@ -324,7 +328,7 @@ class ExchangeDriver:
         self.changes.notify()
 
     async def _examine(self, first_chunk: int, encoded: Encoded) -> list[bytes]:
-        """The next state is made of results as they come, by the outer step that the run's numbers name."""
+        """Compute the next state from results as they arrive, by the outer step that the run's settings name."""
         state = self._chain.state if self._chain.state.head == self._base else None
         outer = outer_of_round(self._config.outer, self._config.momentum_from_tokens, self._chain.head)
         return await self._chain.updates.examine(state, outer, first_chunk, encoded)
@@ -336,20 +340,22 @@ class ExchangeDriver:
         return await self._chain.tools.log.holds_results(named.base, [named.result_hash])
 
     async def _announce(self, ready: ResultReady) -> None:
-        """The leader hears of a closed slice, and we ourselves: who is counted in it is to be a member of the next attempt, too, if we
-        lead that. Nobody else has a use for what was summed under its ballot (R16).
+        """Announce a closed slice to the leader and to ourselves: if we lead the next attempt, the members counted in it take
+        part in that, too. No other peer can use a result summed under this ballot (R16).
         """
         exchange = self._exchange
         if exchange is not None and exchange.proposal.ballot == ready.ballot:
             await self._send(tuple(dict.fromkeys((ready.ballot.peer, self._config.me.peer))), ready)
 
     async def _learn(self, ready: ResultReady) -> None:
-        """A leader settles on the reducers' word. What was said while its network was away is not said again."""
+        """Take a reducer's announcement if we lead: a leader settles on these, and one sent while its network was away is not
+        repeated.
+        """
         if ready.ballot.peer == self._config.me.peer:
             await self._send((self._config.me.peer,), ready)
 
     async def serve(self, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:
-        """A member brings its chunks for one of our slices.
+        """Take a member's chunks for one of our slices.
 
         Raises:
             RemoteProtocolError: bytes that do not fit. TransportError: no such exchange here.

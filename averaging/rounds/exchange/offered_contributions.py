@@ -1,7 +1,7 @@
-"""What members offer on one base, as a reducer knows it: each checked before it counts.
+"""Members' offers on one base, as a reducer knows them: each is checked before it counts.
 
-The checks, cheap first: length, roster, round and base, signature, chunk count, Merkle root, then each chunk's length and hash. What
-is decoded comes last (reduction.py).
+The checks, cheap first: length, roster, round and base, signature, chunk count, Merkle root, then each chunk's length and hash.
+Decoding comes last (reduction.py).
 
 Rules: R9 (protocol/rounds/RULES.md).
 """
@@ -28,9 +28,7 @@ from protocol.tensors.tensor_schema import ChunkGrid
 
 @dataclass
 class OfferedContribution:
-    """One member's checked header, the hashes of its chunks as far as they are known, and the chunks of it that are here (both by
-    number, over all attempts).
-    """
+    """One member's checked header, its known chunk hashes, and its chunks that are here; both by number, over all attempts."""
 
     header: ContributionHeader
     hashes: dict[int, bytes] = field(default_factory=dict)
@@ -42,7 +40,7 @@ class OfferedContribution:
 
 
 class Offers:
-    """All offers on one base: what a reducer has is never sent again, in any attempt (R9)."""
+    """All offers on one base: chunks that a reducer has are never sent again, in any attempt (R9)."""
 
     def __init__(self, run_id: RunId, verifier: Verifier, codec: Codec, grid: ChunkGrid) -> None:
         self._run_id = run_id
@@ -52,7 +50,7 @@ class Offers:
         self._offers: dict[PeerId, OfferedContribution] = {}
 
     def admit(self, sender: PeerId, proposal: Proposal, part: SliceSpec, hello: ExchangeHello) -> OfferedContribution:
-        """Check what a member brings for a slice: its header by the proposal, the hashes of the slice's chunks by the header.
+        """Check a member's hello for a slice: its header by the proposal, the hashes of the slice's chunks by the header.
 
         Raises:
             RemoteProtocolError: anything that does not fit; the stream is reset.
@@ -74,8 +72,8 @@ class Offers:
         return offer
 
     def _headed(self, sender: PeerId, proposal: Proposal, signed: bytes) -> OfferedContribution:
-        """The offer of a signed header; one root per session. A peer that was restarted may offer again, in an attempt that names its
-        new session: what its session before sent is then no longer counted.
+        """The offer of a signed header; one root per session. A restarted peer may offer again, in an attempt that names its new
+        session. Chunks of its earlier session do not count then.
         """
         envelope = open_envelope(
             signed, verifier=self._verifier, domain=ROUND_DOMAIN, run_id=self._run_id, now_unix_ms=None
@@ -95,12 +93,12 @@ class Offers:
         return OfferedContribution(header)
 
     def check_batch(self, offer: OfferedContribution, batch: Batch) -> None:
-        """Whether these are chunks of the offer; may run in a thread. Raises as `check_chunk`."""
+        """Check that these are chunks of the offer; may run in a thread. Raises as `check_chunk`."""
         for chunk, data in batch:
             self.check_chunk(offer, chunk, data)
 
     def check_chunk(self, offer: OfferedContribution, chunk: int, data: bytes | memoryview) -> None:
-        """Whether this is a chunk of the offer.
+        """Check that this is a chunk of the offer.
 
         Raises:
             RemoteProtocolError: no such chunk, wrong length, or a hash that is not the signed one.

@@ -1,8 +1,8 @@
-"""A reducer's side of one slice: take contributions chunk by chunk, each checked before (offers.py), and sum them in fixed order.
+"""A reducer's side of one slice: take checked contributions chunk by chunk and sum them in fixed order.
 
-A chunk is summed as soon as all members that are still expected have brought it, so that only the last ones are left when the slice
-closes. Who is left out in the end changes the sum: what was summed with another set of members is summed again, from the bytes.
-Last of all checks is decoding within the budget, and finiteness.
+A chunk is summed as soon as all members that are still expected have sent it, so that few are left when the slice closes. If a
+member is left out in the end, the chunks summed with it are summed again from the bytes. The chunks are checked in
+offered_contributions.py, except that they decode within the budget to finite values.
 
 Rules: R10 (protocol/rounds/RULES.md).
 """
@@ -44,8 +44,8 @@ MAX_DELTA: Final = 1e18
 """64 members of 2^53 tokens each times this stay below float32's largest number (3.4e38): the sum cannot overflow."""
 
 NEARLY_SHARE: Final = 0.04
-"""Of what each member brings to a slice: once no more is to come, its reducer begins to take others' results. To ask for one, and for
-its first frame to come, takes time: lines of four members that share two cores were idle for 0.1 s meanwhile.
+"""Share of each member's chunks of a slice. When less than this is still to come, the reducer starts to take others' results. A
+request and its first frame take a while, in which the line would be idle.
 """
 
 
@@ -60,12 +60,12 @@ class SliceResult:
 
 
 _Names: TypeAlias = tuple[tuple[PeerId, Root], ...]
-"""Whose contributions are in a sum, by their roots."""
+"""The contributions in a sum: each member with its contribution's root."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Written:
-    """Room for a whole result, and whose contributions are in it: sums of others are never written over one another."""
+    """Memory for a whole result, and the contributions in it. Sums of different contributions never share this memory."""
 
     of: _Names
     room: memoryview
@@ -73,8 +73,8 @@ class _Written:
 
 @dataclass(frozen=True)
 class _Sum:
-    """One chunk of the result: with which others it lies, its bytes, their leaf hash; the energy of its mean, and what of that had no
-    room.
+    """One chunk of the result: its memory, its bytes, their leaf hash, the energy of its mean, and the energy that the encoding
+    lost.
     """
 
     written: _Written
@@ -93,14 +93,14 @@ class _UndecodableError(Exception):
 
 
 _Counted = Sequence[tuple[PeerId, OfferedContribution]]
-"""Members in the order of their ids, whose contributions are summed."""
+"""Members whose contributions are summed, in the order of their ids."""
 
 
 class Reduction:
     """One slice of one attempt at its reducer: waits for the members, closes, sums.
 
     Args:
-        results: where the slice's result is written, at its place in that of the whole vector.
+        results: memory of the whole vector's result; the slice is written at its place in it.
     """
 
     def __init__(
@@ -126,28 +126,28 @@ class Reduction:
         self._sums: dict[int, _Sum] = {}
         self._results = results or SlotBuffer(0)
         self._written: _Written | None = None
-        """What was summed last is written here; what is summed of others after it goes elsewhere."""
+        """Memory of the latest sum; a sum of other contributions gets memory of its own."""
 
         self._lock = threading.Lock()
         self._whole_bytes = CHUNK_HEAD.size + len(span_bytes(offers.codec, grid, part.first_chunk, part.stop_chunk))
         self._room = SlotBuffer(_scattered_bytes(proposal, part, offers.codec, grid))
-        """Where the members' chunks lie as they come."""
+        """Memory for the members' chunks as they arrive."""
 
         self._num_left: dict[PeerId, tuple[OfferedContribution | None, int]] = {}
-        """Chunks that members have still to bring of an offer, once they have brought some."""
+        """Number of chunks that are still to come of an offer, once some have arrived."""
 
         self.nearly_in = trio.Event()
-        """Set when little is to come, and when it is closed."""
+        """Set when little is still to come, and when the slice is closed."""
 
         self.closed = trio.Event()
         self.result: SliceResult | None = None
         self.signed_header = b""
 
     def place(self, num_bytes: int) -> memoryview:
-        """Where a frame of a member's chunks is to lie.
+        """The memory that a frame of a member's chunks is to be received into.
 
         Raises:
-            RemoteProtocolError: it is longer than the whole slice; no memory was taken for it.
+            RemoteProtocolError: the frame is longer than the whole slice; no memory was taken for it.
         """
         if num_bytes > self._whole_bytes:
             raise RemoteProtocolError(f"a frame of {num_bytes} bytes", f"at most {self._whole_bytes}, the whole slice")
@@ -159,22 +159,22 @@ class Reduction:
         self.wake()
 
     def set_refused(self, peer: PeerId, error: PotluckError) -> None:
-        """Something that a member sent did not fit. It may send what does until the slice closes; where it does not, this is why it is
-        left out.
+        """Note why something that a member sent was refused. The member may still send correct data until the slice closes;
+        otherwise this is the reason for leaving it out.
         """
         self._refused[peer] = shown(f"what it sent was refused: {error.one_line()}")
 
     def set_present(self, peer: PeerId) -> None:
-        """A suspect spoke again: wait for it like for anybody."""
+        """A suspect answered again: wait for it as for any member."""
         self._absent.pop(peer, None)
 
     def close(self) -> None:
-        """With its result, or without where it was given up."""
+        """Close the slice, with its result or given up without one."""
         self.nearly_in.set()
         self.closed.set()
 
     def wake(self) -> None:
-        """Look again whether the slice may close."""
+        """Check again whether the slice may close."""
         event, self._changed = self._changed, trio.Event()
         event.set()
 
@@ -183,7 +183,9 @@ class Reduction:
         return peer in self._absent or (offer is not None and offer.has(self.part))
 
     async def wait_ready(self, within_s: float) -> None:
-        """Returns when all members' ranges are in or accounted for, or at the deadline with at least one (R10)."""
+        """Return when every member's chunks are here or the member is accounted for, or at the deadline with at least one member
+        (R10).
+        """
         self._began_s = trio.current_time()
         self._waiting.deadline = self._began_s + within_s
         with self._waiting:
@@ -194,7 +196,7 @@ class Reduction:
             await self._changed.wait()
 
     def give_time(self, within_s: float) -> None:
-        """The deadline is so long after we began to wait, where that is later; nothing is changed once it has passed."""
+        """Extend the deadline to this long after the wait began, if that is later. Has no effect after the deadline."""
         self._waiting.deadline = max(self._waiting.deadline, self._began_s + within_s)
 
     def _whole_offers(self) -> list[tuple[PeerId, OfferedContribution]]:
@@ -209,8 +211,8 @@ class Reduction:
     # --- the sum ---
 
     def take(self, offer: OfferedContribution, batch: Batch) -> Callable[[], None] | None:
-        """Keep checked chunks of a member that are not here yet. Returns the summing of those that all who are still expected have
-        brought now, to be run beside trio; None when there is none.
+        """Keep checked chunks of a member that are not here yet. Returns a function that sums those that all expected members
+        have sent now, to be run in another thread; None if there are none.
         """
         batch = _new(offer, batch)
         offer.chunks.update(batch)
@@ -235,12 +237,12 @@ class Reduction:
         return partial(self._sum_early, complete, counted)
 
     def _count(self, offer: OfferedContribution, num_new: int) -> None:
-        """How much is still to come."""
+        """Count how much is still to come."""
         if self.nearly_in.is_set():
             return
         sender, numbers = offer.header.member.peer, range(self.part.first_chunk, self.part.stop_chunk)
         known, num_left = self._num_left.get(sender, (None, 0))
-        if known is not offer:  # nothing of it before, or a later session's
+        if known is not offer:  # its first chunks, or those of a later session
             known, num_left = offer, num_new + sum(chunk not in offer.chunks for chunk in numbers)
         self._num_left[sender] = known, num_left - num_new
         if all(self._has_nearly_all(member.peer, NEARLY_SHARE * len(numbers)) for member in self._proposal.members):
@@ -259,10 +261,10 @@ class Reduction:
         try:
             self._sums.update(self._summed(chunks, counted, self._written_of(_names(counted))))
         except _UndecodableError:
-            return  # who is left out for it, and everything that follows from that, is said when the slice closes
+            return  # the member is left out, with its reason, when the slice closes
 
     def reduce(self) -> SliceResult | None:
-        """Sum what is whole, in the order of peer ids, and encode the mean once; None when there is nothing to sum."""
+        """Sum the complete contributions in the order of peer ids, and encode the mean once; None if there are none."""
         whole = self._whole_offers()
         while whole:
             try:
@@ -273,12 +275,12 @@ class Reduction:
         return None
 
     def without_contributions(self) -> ResultHeader:
-        """What the leader is told where there was nothing to sum: who was waited for, and why nobody is counted."""
+        """The header that tells the leader that nothing was summed: the members waited for, and why each one is not counted."""
         return self._header((), 0, Root(bytes(HASH_BYTES)), self._absent)
 
     def _closed(self, counted: _Counted, twice: Mapping[PeerId, str]) -> SliceResult:
         written = self._written_of(_names(counted))
-        # a copy in one step: the last chunks may be summed in another thread at this moment
+        # a copy in one step: another thread may be summing the last chunks now
         early = {chunk: each for chunk, each in dict(self._sums).items() if each.written is written}
         numbers = range(self.part.first_chunk, self.part.stop_chunk)
         early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted, written))
@@ -291,11 +293,13 @@ class Reduction:
         return SliceResult(header, chunks, hashes, written.room.toreadonly())
 
     def _place(self, first_chunk: int, stop_chunk: int) -> range:
-        """Where these chunks of the slice lie in the result of the whole vector."""
+        """The byte range of these chunks in the result of the whole vector."""
         return span_bytes(self._result_codec, self._grid, first_chunk, stop_chunk)
 
     def _written_of(self, of: _Names) -> _Written:
-        """The first who are summed are mostly those who stay: they get the slice's place among the results."""
+        """The memory for a sum of these contributions. The first set gets the slice's place among the results, because it is
+        mostly the final one.
+        """
         with self._lock:
             if self._written is None or self._written.of != of:
                 place = self._place(self.part.first_chunk, self.part.stop_chunk)
@@ -306,7 +310,7 @@ class Reduction:
         return [min(offer.header.tokens, self._proposal.weight_cap_tokens) for _, offer in counted]
 
     def _summed(self, chunks: Sequence[int], counted: _Counted, written: _Written) -> dict[int, _Sum]:
-        """The means of these chunks over these members, encoded in the room of these members. Raises _UndecodableError."""
+        """The means of these chunks over these members, encoded into `written`. Raises _UndecodableError."""
         found: dict[int, _Sum] = {}
         begin = self._place(self.part.first_chunk, self.part.stop_chunk).start
         for run in consecutive(chunks, run_chunks(self._grid.chunk_elements)):
@@ -323,7 +327,7 @@ class Reduction:
         return found
 
     def _losses(self, mean_n: torch.Tensor, encoded: Sequence[memoryview]) -> list[tuple[float, float]]:
-        """By chunk, as of `left_out`; nothing where the codec writes all."""
+        """Lost energy and energy of each chunk, as of `left_out`; zeros if the codec writes every value."""
         if not self._result_codec.leaves_out:
             return [(0.0, 0.0)] * len(encoded)
         size = self._grid.chunk_elements
@@ -335,7 +339,7 @@ class Reduction:
         return total.mean().float()
 
     def _sum_of_plain(self, run: range, counted: _Counted) -> WeightedSum | None:
-        """In one pass over the bytes of each member; None where that cannot be, or where there is something to be refused."""
+        """Sum in one pass over each member's bytes; None if the codec does not allow that, or a value must be refused."""
         begin, stop = self._grid.span(run.start, run.stop)
         total = WeightedSum(stop - begin, sum_dtype(self._result_codec.name))
         for weight, (_, offer) in zip(self._weights(counted), counted, strict=True):
@@ -345,7 +349,7 @@ class Reduction:
         return total
 
     def _sum_of_checked(self, run: range, counted: _Counted) -> WeightedSum:
-        """Member by member, decoded first. Raises _UndecodableError."""
+        """Sum member by member, decoded first. Raises _UndecodableError."""
         begin, stop = self._grid.span(run.start, run.stop)
         total = WeightedSum(stop - begin, sum_dtype(self._result_codec.name))
         for weight, (peer, offer) in zip(self._weights(counted), counted, strict=True):
@@ -391,21 +395,23 @@ class Reduction:
 
 
 def _new(offer: OfferedContribution, batch: Batch) -> Batch:
-    """Those chunks of a frame that are not here yet. A stream that broke may have brought some of them. Where only a part is new it is
-    copied, for each chunk that is kept keeps all of its frame: else who brings one new chunk a frame would fill our memory.
+    """The chunks of a frame that are not here yet; an earlier stream may have brought some.
+
+    If only a part is new, it is copied. Each kept chunk keeps its whole frame in memory, so a peer with one new chunk in each
+    frame could fill our memory.
     """
     new = [(chunk, data) for chunk, data in batch if chunk not in offer.chunks]
     return new if len(new) == len(batch) else [(chunk, memoryview(bytes(data))) for chunk, data in new]
 
 
 def _each_lane_once(whole: _Counted) -> tuple[list[tuple[PeerId, OfferedContribution]], dict[PeerId, str]]:
-    """Who is counted; and who is not because another brings a lane of theirs, and why."""
+    """The members that are counted, and the reason for each one that is not because another member brings one of its lanes."""
     twice = brought_twice({peer: offer.header.lanes for peer, offer in whole})
     return [(peer, offer) for peer, offer in whole if peer not in twice], twice
 
 
 def _scattered_bytes(proposal: Proposal, part: SliceSpec, codec: Codec, grid: ChunkGrid) -> int:
-    """What all others bring to a slice, with a head at each chunk."""
+    """Bytes that all other members send for a slice, with a head at each chunk."""
     one_bytes = len(span_bytes(codec, grid, part.first_chunk, part.stop_chunk))
     return (len(proposal.members) - 1) * (one_bytes + CHUNK_HEAD.size * (part.stop_chunk - part.first_chunk))
 

@@ -1,4 +1,4 @@
-"""A slice's result as a member takes it from its reducer: frame by frame, each chunk checked to be fit to be applied as it comes."""
+"""A member takes a slice's result from its reducer: frame by frame, each chunk checked on arrival to be fit to apply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from protocol.rounds.messages.messages import SliceSpec
 
 
 class RefusedResult(RemoteProtocolError):
-    """What a reducer gave for its result cannot be used. `is_useless`: these are the bytes that it named, and they mean nothing."""
+    """A reducer's result cannot be used. `is_useless`: these are the bytes that it named, but they do not decode to finite
+    values.
+    """
 
     def __init__(self, error: RemoteProtocolError, *, is_useless: bool = False) -> None:
         super().__init__(error.found, error.expected, error.remedy)
@@ -35,12 +37,13 @@ async def take_result(
     came: Callable[[memoryview], None],
     begun: BegunFile,
 ) -> SliceBytes:
-    """The bytes that were named, in the room's memory, fit to be applied; `came` hears of each frame. Most of them are in the file
-    `begun` when they are all here: everybody waits for the last one who has them on disk. `hashes` are of the chunks that are in the
-    room already; those of chunks that come are added, as long as all are fit.
+    """The named bytes, in the memory of `room`, fit to apply; `came` is called with each frame.
+
+    Most bytes are in the file `begun` when the last ones arrive, because everybody waits for the last member that has them on
+    disk. `hashes` are those of chunks that are in `room` already; those of arriving chunks are added, as long as all are fit.
 
     Raises:
-        RefusedResult: other bytes than were named, or bytes that mean nothing.
+        RefusedResult: other bytes than were named, or bytes that do not decode to finite values.
         RemoteProtocolError: the stream ends before all of them.
     """
     useless, unfit = None, list[bytes]()
@@ -61,7 +64,7 @@ async def take_result(
         try:
             found = await tools.examine(chunk, [data for _, data in batch])
             (hashes if useless is None else unfit).extend(found)
-        except RemoteProtocolError as error:  # the rest tells whether these are the bytes that were named
+        except RemoteProtocolError as error:  # the rest shows whether these are the named bytes
             useless = error
             unfit += [leaf_hash(data) for _, data in batch]
         if useless is None and len(room.taken) - begun.num_bytes >= WRITE_BYTES:

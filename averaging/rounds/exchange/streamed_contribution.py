@@ -1,4 +1,4 @@
-"""Our contribution while it is being encoded: chunks that are encoded leave at once."""
+"""Our contribution while it is being encoded: encoded chunks are sent at once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from averaging.rounds.lineage.round_context import Changes
 
 
 class GrowingContribution:
-    """Of all chunks, in grid order, each in its place in `data` from the beginning; its bytes are there once it was encoded.
+    """All chunks, in grid order, each at its place in `data` from the beginning; its bytes are valid once it was encoded.
 
-    It holds no header: chunks without one count for nothing anywhere.
+    It holds no header: chunks without one count nowhere.
     """
 
     def __init__(self, data: memoryview, chunks: Sequence[memoryview]) -> None:
@@ -27,12 +27,12 @@ class GrowingContribution:
         self._changes.notify()
 
     def give_up(self) -> None:
-        """No more will be encoded, and what was is offered by nobody."""
+        """No more will be encoded, and what was encoded will not be offered."""
         self._is_given_up = True
         self._changes.notify()
 
     async def wait(self, run: range) -> bool:
-        """Until these chunks are encoded; False once it was given up."""
+        """Wait until these chunks are encoded; False if the contribution was given up."""
         while not self._is_given_up:
             if all(self._is_encoded[run.start : run.stop]):
                 return True

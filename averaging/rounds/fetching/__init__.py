@@ -1,1 +1,1 @@
-"""State and results that others have, fetched and checked."""
+"""Fetches and checks the states and results of other peers."""

@@ -1,8 +1,8 @@
-"""A unit's state from several donors at once: striped, each chunk verified before use, resumed after a crash (R24).
+"""Downloads a unit's state from several donors at once: striped, each chunk verified before use, resumed after a crash (R24).
 
-What is asked of whom is decided in striping.py. Several states may be wanted (every one that a later commit attests): the newest that
-most donors offer is taken, or one of which so much is here already that less is left to fetch. No other is begun until it is here or
-nobody has it any more.
+striping.py decides what each donor is asked for. Any state that a later commit attests will do. The download takes the newest
+state that most donors offer, or one that is partly here already if less of it is left to fetch. It begins no other state until
+this one is here or no donor has it.
 
 Rules: R24 (protocol/rounds/RULES.md).
 """
@@ -37,10 +37,10 @@ STRIPE_BYTES: Final = 512 << 10
 """A fifth of a second at 20 Mbit/s: long against a round trip, short against a download."""
 
 REQUESTS_EACH: Final = 2
-"""Requests on their way to one donor: the next is there when the last one ends."""
+"""Requests in flight to one donor, so that the next one is there when the last one ends."""
 
 MAX_DONORS: Final = 16
-"""Asked at a time; the next ones where none of these has it."""
+"""Donors asked at a time; the next ones follow only if none of these has a state."""
 
 OFFERS_WITHIN_S: Final = 8.0
 LOOK_AGAIN_S: Final = 0.25
@@ -51,7 +51,9 @@ Told = Callable[[DownloadProgress], None]
 
 @dataclass(frozen=True)
 class DownloadContext:
-    """What a download works with. Without `incoming` it begins anew after a crash. `update_bytes`: what replaying one commit moves."""
+    """Dependencies of a download. Without `incoming` it starts over after a crash. `update_bytes`: bytes needed to replay one
+    commit.
+    """
 
     network: Network
     offload: Offload
@@ -62,7 +64,7 @@ class DownloadContext:
 
 
 def download_tools(network: Network, unit: UnitContext) -> DownloadContext:
-    """For a unit that is held here."""
+    """The context for a unit that is held here."""
     one_bytes = update_bytes(unit.result_codec, unit.grid)
     return DownloadContext(network, unit.offload, unit.unit, unit.grid, unit.generations.incoming, one_bytes)
 
@@ -73,7 +75,7 @@ async def download_state(
     """A state at one of the commits of `roots`, checked against its root (attested by a later commit, or the genesis root).
 
     Raises:
-        UnreachableError: nobody could give it, or all who could went away; ask again when others are there.
+        UnreachableError: no donor could send it, or all that could went away. Try again when other donors are there.
     """
     offers, reasons = await _first_offers(tools, donors, roots)
     for offered in await _ranked(tools, offers):
@@ -84,7 +86,7 @@ async def download_state(
                 log.warning("hashes_not_fetched", donor=short(donor.peer), reason=error.one_line())
                 reasons.append(f"{short(donor.peer)}: {error.one_line()}")
                 continue
-            # only now is a header proven: the same commit and root may have been offered with other numbers beside them
+            # only now is a header proven: others may have offered the same commit and root with different numbers
             alike = [other for other in offered if other.header == donor.header]
             download = _Download(tools, alike, hashes, told)
             state = await download.run()
@@ -93,16 +95,16 @@ async def download_state(
             reasons += [f"{short(peer)}: {reason}" for peer, reason in download.plan.dropped.items()]
             break
     raise UnreachableError(
-        f"no donor for the state ({'; '.join(reasons) or 'nobody to ask'})", "one peer that holds it"
+        f"no donor for the state ({'; '.join(reasons) or 'no peer to ask'})", "one peer that holds it"
     )
 
 
 async def _ranked(tools: DownloadContext, offers: Mapping[CommitId, Sequence[Donor]]) -> Sequence[Sequence[Donor]]:
-    """The states to try, one after another: by preference, but first one of which a part is here, where less is left of it, shared
-    among those who offer it, with the updates that lead on from there to the newest.
+    """The states to try, in order: by preference, but a state that is partly here comes first if less is left of it. The cost is
+    shared by its donors and includes the updates from there to the newest state.
     """
     ranked = sorted(offers.values(), key=lambda one: _preference(one, offers), reverse=True)
-    held = await tools.incoming.held_bytes() if tools.incoming is not None else {}
+    bytes_here = await tools.incoming.held_bytes() if tools.incoming is not None else {}
     state_bytes = STATE_BYTES_PER_VALUE * tools.grid.num_elements
     newest = max((offered[0].header.index for offered in ranked), default=0)
     most = max(map(len, ranked), default=0)
@@ -110,15 +112,15 @@ async def _ranked(tools: DownloadContext, offers: Mapping[CommitId, Sequence[Don
     def left_bytes(offered: Sequence[Donor]) -> float:
         header = offered[0].header
         replay_bytes = (newest - header.index) * tools.update_bytes
-        return (state_bytes - held.get(header.head, 0)) / len(offered) + replay_bytes / most
+        return (state_bytes - bytes_here.get(header.head, 0)) / len(offered) + replay_bytes / most
 
-    begun = [offered for offered in ranked[1:] if offered[0].header.head in held]
+    begun = [offered for offered in ranked[1:] if offered[0].header.head in bytes_here]
     first = min([*ranked[:1], *begun], key=left_bytes, default=None)
     return sorted(ranked, key=lambda offered: offered is not first)
 
 
 def _preference(offered: Sequence[Donor], offers: Mapping[CommitId, Sequence[Donor]]) -> tuple[bool, int]:
-    """The newest state that at least half as many donors have as the state that most have."""
+    """Sort key: prefers the newest state that at least half as many donors have as the most common one."""
     most = max(len(donors) for donors in offers.values())
     return 2 * len(offered) >= most, offered[0].header.index
 
@@ -126,7 +128,7 @@ def _preference(offered: Sequence[Donor], offers: Mapping[CommitId, Sequence[Don
 async def _first_offers(
     tools: DownloadContext, donors: Sequence[PeerId], roots: Mapping[CommitId, Root]
 ) -> tuple[dict[CommitId, list[Donor]], list[str]]:
-    """Of the first MAX_DONORS; of the next ones only where none of them has anything."""
+    """Offers of the first MAX_DONORS donors; the next ones are asked only if none of these offers anything."""
     offers: dict[CommitId, list[Donor]] = {}
     reasons: list[str] = []
     for begin in range(0, len(donors), MAX_DONORS):
@@ -140,7 +142,7 @@ async def _first_offers(
 async def _offers(
     tools: DownloadContext, donors: Sequence[PeerId], roots: Mapping[CommitId, Root]
 ) -> tuple[dict[CommitId, list[Donor]], list[str]]:
-    """Who has which of the wanted states; all are asked at once."""
+    """The donors of each wanted state; all are asked at once."""
     offers: dict[CommitId, list[Donor]] = {}
     reasons: list[str] = []
 
@@ -150,7 +152,7 @@ async def _offers(
                 wanted: dict[CommitId, Donor] = {}
                 for donor in await ask_generation(tools.network, peer, tools.unit):
                     if roots.get(donor.header.head) == donor.root:
-                        wanted.setdefault(donor.header.head, donor)  # who says it twice is still one donor
+                        wanted.setdefault(donor.header.head, donor)  # a peer that says it twice is still one donor
             except PotluckError as error:
                 reasons.append(f"{short(peer)}: {error.one_line()}")
                 return
@@ -178,7 +180,7 @@ class _Download:
         self._donors = donors
         self._header = donors[0].header
         self._hashes = hashes
-        self._told = told
+        self._report = told
         grid = tools.grid
         chunk_bytes = STATE_BYTES_PER_VALUE * max(1, grid.bounds(0)[1])
         each, at_once = max(1, STRIPE_BYTES // chunk_bytes), REQUESTS_EACH * len(donors)
@@ -189,9 +191,9 @@ class _Download:
         self._changes = Changes()
 
     async def run(self) -> UnitState | None:
-        """The state; None when no donor is left that could bring what is missing."""
+        """The state; None if no donor is left that could send the missing chunks."""
         await self._restore()
-        self._tell()
+        self._report_progress()
         async with trio.open_nursery() as nursery:
             for donor in self._donors:
                 for _ in range(REQUESTS_EACH):
@@ -213,13 +215,13 @@ class _Download:
         if self.plan.done:
             log.info("download_resumed", chunks=len(restored), of=self._tools.grid.num_chunks)
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         left = [donor for donor in self._donors if donor.peer not in self.plan.dropped]
         everything = STATE_BYTES_PER_VALUE * self._tools.grid.num_elements
-        self._told(DownloadProgress(self._header.index, self._parts.num_bytes, everything, len(left)))
+        self._report(DownloadProgress(self._header.index, self._parts.num_bytes, everything, len(left)))
 
     async def _ask(self, donor: PeerId) -> None:
-        """One stripe after another, as long as this donor can be of use."""
+        """Fetch one stripe after another, as long as this donor is useful."""
         while not self.plan.is_done and donor not in self.plan.dropped:
             stripe = striping.next_stripe(self.plan, donor, trio.current_time())
             if stripe is None:
@@ -243,7 +245,7 @@ class _Download:
             tell = log.warning if is_lie else log.info
             tell("stripe_not_fetched", donor=short(donor), reason=error.one_line())
             self.plan = striping.failed(self.plan, donor, stripe, error.one_line(), is_lie=is_lie)
-            self._tell()
+            self._report_progress()
             return
         self.plan = striping.arrived(self.plan, donor, stripe, trio.current_time())
         for chunk, part in zip(chunks, data, strict=True):
@@ -251,6 +253,6 @@ class _Download:
         for (other, wanted), scope in self._requests.items():
             if wanted == stripe and other != donor:
                 scope.cancel()
-        self._tell()
+        self._report_progress()
         if tools.incoming is not None:
             await tools.incoming.keep(self._header.head, chunks.start, data)

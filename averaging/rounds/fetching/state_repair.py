@@ -1,4 +1,4 @@
-"""A state that differs from the one that the run attests is made again: from our own disk, else from others (R21).
+"""Replaces a state that differs from the one that the run attests: from our own disk, else from other peers (R21).
 
 Meanwhile this peer acks, but contributes nothing and serves no state.
 
@@ -26,11 +26,11 @@ from protocol.rounds.lineage.chain import attested_roots
 log = structlog.get_logger()
 
 HEAL_RETRY_S: Final = 5.0
-"""Between two tries, when neither our disk nor anybody else has the attested state."""
+"""Pause between two tries, when neither our disk nor another peer has the attested state."""
 
 
 class Healer:
-    """Watches over one unit's state. `peers()` are those who may be asked for theirs."""
+    """Watches over one unit's state. `peers()` are the peers that may be asked for theirs."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Healer:
         self._peers = peers
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await self._chain.became_unsound.wait()
             reason = (
@@ -61,7 +61,7 @@ class Healer:
             self._publish(StateHealed(f"healed at commit {self._chain.head.index}"))
 
     async def _try(self) -> bool:
-        """From our own disk, else from others."""
+        """Try our own disk, then other peers."""
         for source in (self._chain.recomputed, self._fetched):
             try:
                 state = await source()
@@ -76,6 +76,6 @@ class Healer:
         return False
 
     async def _fetched(self) -> UnitState | None:
-        """The newest attested state that others offer."""
+        """The newest attested state that other peers offer."""
         tools = download_tools(self._network, self._chain.tools)
         return await download_state(tools, self._peers(), attested_roots(self._chain.links))

@@ -1,8 +1,8 @@
-"""Bringing a unit's lineage here without taking part in its rounds: certificates first, then state and results (R14, R19, R24).
+"""Copies a unit's lineage without taking part in its rounds: certificates first, then state and results (R14, R19, R24).
 
-The host trails the experts of a run so that it can give them on while nobody holds them, and a newcomer trails the host. What is
-written is what a member writes, and each certificate is verified on the one before it. The newest state that a later commit attests is
-written whole; of the commits after it the results are kept, from which whoever comes next gets to the same bytes.
+The host mirrors the experts of a run so that it can serve them while no peer holds them; a newcomer mirrors the host. It writes
+the same files as a member and verifies each certificate on the one before it. It writes the newest state that a later commit
+attests, and keeps the results of later commits, from which the next holder computes the same state.
 
 Rules: R14, R19, R22, R23, R24 (protocol/rounds/RULES.md).
 """
@@ -33,18 +33,18 @@ from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_
 log = structlog.get_logger()
 
 COMMITS_WITHIN_S: Final = 600.0
-"""For all certificates that one donor has and we have not."""
+"""Limit for all certificates that one donor has and we lack."""
 
 STATE_WITHIN_S: Final = 3600.0
 GATHER_TRIES: Final = 3
-"""A result that nobody of the donors has is not waited for: there is another way, or another time."""
+"""Rounds of requests for a result; if no donor has it then, another way or a later call may get it."""
 
 _DENSE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """What a donor has after a commit of ours, verified, oldest first."""
+class _Branch:
+    """The commits of a donor after one of ours, verified, oldest first."""
 
     fork: CommitId
     nodes: tuple[TreeNode, ...]
@@ -56,13 +56,13 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class DonorAnswer:
-    """What became of asking one donor.
+    """The outcome of asking one donor.
 
     Attributes:
-        links: what it showed after the last commit that it shares with us, verified, oldest first; none where it has nothing new.
-        took_s: with all that was fetched because of it.
-        refused: in one line, why it was of no use; empty where it answered well.
-        is_lie: what it sent does not verify.
+        links: its verified commits after the last one that it shares with us, oldest first; empty if it has nothing new.
+        took_s: seconds, including all that was fetched because of it.
+        refused: why it was no use, in one line; empty if it answered well.
+        is_lie: whether it sent something that does not verify.
     """
 
     donor: PeerId
@@ -80,40 +80,40 @@ async def trail(
     may_leave: bool,
     spine: SpineView | None = None,
     is_lost: bool = False,
-    asked: Callable[[DonorAnswer], None] = lambda _asked: None,
+    asked: Callable[[DonorAnswer], None] = lambda _answer: None,
 ) -> bool:
-    """Come to where the first donor stands that has anything new; True where our head has moved.
+    """Move to the head of the first donor that has anything new; True if our head has moved.
 
     Args:
-        donors: who is asked, for commits one after another, for results and states all. None is believed further than its
-            certificates go.
-        may_leave: whether commits of ours may be given up where the donor's lineage is the one to follow (R22 and R23); else
-            nothing is done where it is on another.
-        spine: as it is followed here, which decides at a fork before the work does; None where there is no word of it.
-        is_lost: whether nobody who could go on from what is here is left: the donors' lineage is the one to follow then.
-        asked: hears of every donor that was asked, once it is done with.
+        donors: peers to ask: one after another for commits, all of them for results and states. None is trusted beyond its
+            certificates.
+        may_leave: whether commits of ours may be abandoned if the donor's lineage is the one to follow (R22 and R23). Otherwise
+            nothing is done if it is on another one.
+        spine: as it is followed here; at a fork it decides before the work does. None if it is not known.
+        is_lost: whether no peer is left that could continue our lineage; the donors' lineage is then followed.
+        asked: called with each donor's answer once the donor is done with.
 
     Raises:
         StorageError: our disk did not take it; what came before is there.
-        UnreachableError: nobody can give all that is needed; ask again. TransportError, RemoteProtocolError: of the last donor that
-            gave no good answer, where none brought anything.
+        UnreachableError: nobody can send all that is needed; try again. TransportError, RemoteProtocolError: of the last donor
+            that gave no good answer, if no donor had anything new.
     """
     failed: PotluckError | None = None
     before = chain.head.commit
     for donor in list(dict.fromkeys(donors))[:MAX_DONORS]:
-        begun_s, way, error = trio.current_time(), None, None
+        begun_s, branch, error = trio.current_time(), None, None
         try:
-            way = await _shown_way(network, donor, chain)
-            is_next = way is not None and way.fork == chain.head.commit
-            if way is not None and (is_next or (may_leave and (is_lost or _is_better(chain, way, spine)))):
-                await _Trail(network, chain, (donor, *(other for other in donors if other != donor))).go(way)
+            branch = await _fetch_branch(network, donor, chain)
+            is_next = branch is not None and branch.fork == chain.head.commit
+            if branch is not None and (is_next or (may_leave and (is_lost or _is_better(chain, branch, spine)))):
+                await _Follower(network, chain, (donor, *(other for other in donors if other != donor))).go(branch)
         except StorageError:
             raise
         except PotluckError as why:
-            # who shows certificates and has no bytes to them must not keep us from the next donor
+            # a donor with certificates but no bytes must not keep us from the next one
             log.info("not_trailed", unit=chain.tools.unit, donor=short(donor), reason=why.one_line())
             failed = error = why
-        asked(_asked(donor, way, trio.current_time() - begun_s, error))
+        asked(_answer_of(donor, branch, trio.current_time() - begun_s, error))
         if chain.head.commit != before:
             return True
     if failed is not None:
@@ -121,29 +121,29 @@ async def trail(
     return False
 
 
-def _asked(donor: PeerId, way: _Way | None, took_s: float, error: PotluckError | None) -> DonorAnswer:
-    is_lie = way is None and isinstance(error, RemoteProtocolError)
-    links = way.links if way is not None else ()
+def _answer_of(donor: PeerId, branch: _Branch | None, took_s: float, error: PotluckError | None) -> DonorAnswer:
+    is_lie = branch is None and isinstance(error, RemoteProtocolError)
+    links = branch.links if branch is not None else ()
     return DonorAnswer(donor, links, took_s, error.one_line() if error is not None else "", is_lie=is_lie)
 
 
-async def _shown_way(network: Network, donor: PeerId, chain: UnitChain) -> _Way | None:
+async def _fetch_branch(network: Network, donor: PeerId, chain: UnitChain) -> _Branch | None:
     with trio.move_on_after(COMMITS_WITHIN_S):
-        return await _way_of(network, donor, chain)
+        return await _verified_branch(network, donor, chain)
     raise UnreachableError(f"{short(donor)} took too long over its commits", "a faster donor")
 
 
-async def _way_of(network: Network, donor: PeerId, chain: UnitChain) -> _Way | None:
+async def _verified_branch(network: Network, donor: PeerId, chain: UnitChain) -> _Branch | None:
     unit, offload = chain.tools.unit, chain.tools.offload
     known, nodes = _steps_back(chain.links), tuple[TreeNode, ...]()
     while answer := await fetch_commits(network, donor, unit, known):
         nodes, last = await offload.run(partial(_continued, chain, nodes, answer))
         if (last,) == known:
-            break  # it says the same again
+            break  # it repeats itself
         known = (last,)
     if not nodes or nodes[0].link.parent is None:
         return None
-    return _Way(nodes[0].link.parent, nodes)
+    return _Branch(nodes[0].link.parent, nodes)
 
 
 def _steps_back(links: Sequence[ChainLink]) -> tuple[CommitId, ...]:
@@ -158,7 +158,7 @@ def _steps_back(links: Sequence[ChainLink]) -> tuple[CommitId, ...]:
 def _continued(
     chain: UnitChain, nodes: tuple[TreeNode, ...], raws: Sequence[bytes]
 ) -> tuple[tuple[TreeNode, ...], CommitId]:
-    """The verified commits with these, and the last commit that was named. What is on our own lineage is passed over."""
+    """The verified commits with these added, and the last commit that was named. Commits of our own lineage are skipped."""
     tools, found = chain.tools, list(nodes)
     own = {link.commit: link for link in chain.links}
     last = found[-1].link.commit if found else chain.links[0].commit
@@ -176,17 +176,17 @@ def _continued(
     return tuple(found), last
 
 
-def _is_better(chain: UnitChain, way: _Way, spine: SpineView | None) -> bool:
-    """Whether what a donor has after the fork is to be followed, and not what is here."""
-    place = [link.commit for link in chain.links].index(way.fork)
+def _is_better(chain: UnitChain, branch: _Branch, spine: SpineView | None) -> bool:
+    """Whether a donor's commits after the fork are to be followed instead of ours."""
+    place = [link.commit for link in chain.links].index(branch.fork)
     ours = zip(chain.links[place + 1 :], map(decode_certificate, chain.certificates[place:]), strict=True)
-    theirs = [(node.link, node.certificate) for node in way.nodes if node.certificate is not None]
+    theirs = [(node.link, node.certificate) for node in branch.nodes if node.certificate is not None]
     tree = tree_of(chain.links[place]).add_all([*ours, *theirs])
-    return best_head(tree, spine=spine) == way.links[-1].commit
+    return best_head(tree, spine=spine) == branch.links[-1].commit
 
 
-class _Trail:
-    """One way that is gone: `donors` are asked for what it needs."""
+class _Follower:
+    """Follows one donor's commits; `donors` are asked for the bytes."""
 
     def __init__(self, network: Network, chain: UnitChain, donors: tuple[PeerId, ...]) -> None:
         self._network = network
@@ -194,76 +194,78 @@ class _Trail:
         self._donors = donors
         self._gatherer = Gatherer(network, chain)
 
-    async def go(self, way: _Way) -> None:
-        chain, nodes = self._chain, way.nodes
-        attested = attested_roots([*chain.links, *way.links])
-        place = max((place for place, link in enumerate(way.links) if link.commit in attested), default=-1)
+    async def go(self, branch: _Branch) -> None:
+        chain, nodes = self._chain, branch.nodes
+        attested = attested_roots([*chain.links, *branch.links])
+        place = max((place for place, link in enumerate(branch.links) if link.commit in attested), default=-1)
         if place >= 0:
-            await self._move(_Way(way.fork, nodes[: place + 1]), attested)
-        elif way.fork != chain.head.commit:
-            raise UnreachableError("another lineage of which nothing is attested yet", "a later commit of it")
+            await self._move(_Branch(branch.fork, nodes[: place + 1]), attested)
+        elif branch.fork != chain.head.commit:
+            raise UnreachableError("another lineage without an attested state yet", "a later commit of it")
         elif chain.head.index and chain.head.commit in attested:
-            await chain.keep()  # only now is it known to be the right one
+            await chain.keep()  # only now is it known to be right
         for node in nodes[place + 1 :]:
             await self._gather(node)
             if node.certificate is not None:
                 await chain.prove(await chain.apply(node.link, node.certificate))
 
-    async def _move(self, way: _Way, attested: dict[CommitId, Root]) -> None:
-        """To the last commit of a way, which is attested."""
-        chain, target = self._chain, way.nodes[-1].link
-        fork_state = await chain.state_at(way.fork)
+    async def _move(self, branch: _Branch, attested: dict[CommitId, Root]) -> None:
+        """Move to the last commit of a donor's commits, which is attested."""
+        chain, target = self._chain, branch.nodes[-1].link
+        fork_state = await chain.state_at(branch.fork)
         tools = chain.tools
-        replay_bytes = len(way.nodes) * update_bytes(tools.result_codec, tools.grid)
+        replay_bytes = len(branch.nodes) * update_bytes(tools.result_codec, tools.grid)
         is_short = fork_state is not None and replay_bytes <= STATE_BYTES_PER_VALUE * tools.grid.num_elements
         state = None
         if is_short and fork_state is not None:
             try:
-                state = await self._replayed(fork_state, way.nodes)
+                state = await self._replayed(fork_state, branch.nodes)
             except UnreachableError as error:
                 log.info("not_replayed", unit=tools.unit, reason=error.one_line())
         if state is None:
-            state = await self._fetched(way, attested, fork_state)
-        prepared = await chain.prepared(way.fork, way.nodes, fork_state, state)
+            state = await self._fetched(branch, attested, fork_state)
+        prepared = await chain.prepared(branch.fork, branch.nodes, fork_state, state)
         if prepared.root != attested[target.commit]:
-            raise RemoteProtocolError(f"another state at commit {target.index} than the run attests", "the attested")
+            raise RemoteProtocolError(
+                f"another state at commit {target.index} than the run attests", "the attested state"
+            )
         await chain.switch(prepared)
 
-    async def _fetched(self, way: _Way, attested: dict[CommitId, Root], fork_state: UnitState | None) -> UnitState:
-        """A whole state; where rounds come so fast that its donors have dropped it for a newer one meanwhile, all updates since the
-        fork instead, of which they keep more.
+    async def _fetched(
+        self, branch: _Branch, attested: dict[CommitId, Root], fork_state: UnitState | None
+    ) -> UnitState:
+        """A whole state. If rounds come so fast that donors have replaced it meanwhile, all updates since the fork instead:
+        donors keep more of those.
         """
         try:
-            return await self._downloaded(way, attested)
+            return await self._downloaded(branch, attested)
         except UnreachableError as error:
-            if fork_state is None or len(way.nodes) > self._chain.num_kept_updates:
+            if fork_state is None or len(branch.nodes) > self._chain.num_kept_updates:
                 raise
             log.info("not_downloaded", unit=self._chain.tools.unit, reason=error.one_line())
-            return await self._replayed(fork_state, way.nodes)
+            return await self._replayed(fork_state, branch.nodes)
 
     async def _replayed(self, state: UnitState, nodes: Sequence[TreeNode]) -> UnitState:
         for node in nodes:
             await self._gather(node)
         return await self._chain.replay(state, nodes)
 
-    async def _downloaded(self, way: _Way, attested: dict[CommitId, Root]) -> UnitState:
-        """The state at the way's end: a whole one of some attested commit of it, and what is left replayed."""
-        places = {link.commit: place for place, link in enumerate(way.links)}
+    async def _downloaded(self, branch: _Branch, attested: dict[CommitId, Root]) -> UnitState:
+        """The state after the last commit: a whole state of some attested commit, with the rest replayed."""
+        places = {link.commit: place for place, link in enumerate(branch.links)}
         wanted = {commit: root for commit, root in attested.items() if commit in places}
         tools = download_tools(self._network, self._chain.tools)
         with trio.move_on_after(STATE_WITHIN_S):
             state = await download_state(tools, self._donors, wanted)
-            return await self._replayed(state, way.nodes[places[state.head] + 1 :])
+            return await self._replayed(state, branch.nodes[places[state.head] + 1 :])
         raise UnreachableError("a state that took too long", f"all of it within {STATE_WITHIN_S / 3600:.0f} h")
 
     async def _gather(self, node: TreeNode) -> None:
-        """The results of a commit to our disk, unless they are here."""
+        """Get the results of a commit on disk, unless they are here."""
         record, tries = node.link.record, iter(range(GATHER_TRIES))
 
         def is_left() -> bool:
             return next(tries, None) is not None
 
         if record is None or not await self._gatherer.gather(record, self._donors, is_left):
-            raise UnreachableError(
-                f"the bytes of commit {node.link.index} are with nobody who answers", "one holder of them"
-            )
+            raise UnreachableError(f"no live peer has the bytes of commit {node.link.index}", "one holder of them")

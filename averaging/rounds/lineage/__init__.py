@@ -1,1 +1,1 @@
-"""A unit's chain of commits on this machine, and what a commit does to the trainer."""
+"""A unit's chain of commits on this machine, and how a commit changes the trainer."""

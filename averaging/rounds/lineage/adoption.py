@@ -1,18 +1,19 @@
-"""What a commit, or a switch of lineages, means for the local parameters (R20 and R24): pure arithmetic.
+"""How a commit, or a switch of lineages, changes the local parameters (R20 and R24): pure arithmetic.
 
-**Mixing** (Streaming DiLoCo, 2501.18512, section 3.2: theta <- alpha theta + (1 - alpha) A'), of fragments whose commit came within
-the delay, in the chunks that counted our contribution. Written with theta = A - D + u, where D is what we offered and u the work since
-the snapshot, it leaves A' - theta' = alpha (D - (A - A')) - alpha u to be offered next: of the work since the snapshot alpha stays in
-theta, and of our own deviation from what all moved by alpha is offered again. Where all members adopt so, these deviations sum to
-what the outer step did not follow of the mean, so nothing is counted twice in the sum; one member's own share is only slower to go.
-- Not counted, or not covered: theta + (A' - A), as always. Mixing would throw away 1 - alpha of work that nobody has.
-- Later than the delay: A' + (theta - theta_snapshot), as always. Mixing would throw away 1 - alpha of ever more work; so it never
-  costs more than 1 - alpha of the delay's steps.
-- Error feedback: D is not what was sent. What the codec left out is in the residual, and alpha of it must not be offered beside that:
-  alpha (D - deq(q)) goes back into theta, so that the deviation is that of what was sent, alpha (deq(q) - (A - A')).
-- Where the run names no alpha, nothing is mixed: every counted commit is A' + (theta - theta_snapshot), and none is late. That trains
-  better (tests/benchmarks/LOG.md): alpha of the deviation is what costs.
-- A restart, a death of the training process and a switch know nothing of it: theta is A, or moves as a whole.
+**Mixing** (Streaming DiLoCo, 2501.18512, section 3.2: theta <- alpha theta + (1 - alpha) A') applies to fragments whose commit
+came within the delay, in the chunks that counted our contribution. Write theta = A - D + u, where D is our contribution and u the
+work since the snapshot. Mixing leaves A' - theta' = alpha (D - (A - A')) - alpha u to be offered next. So alpha of the work since
+the snapshot stays in theta, and alpha of our own deviation from the outer step is offered again. If all members mix, these
+deviations sum to what the outer step did not follow of the mean. The sum counts nothing twice; only one member's own share fades
+more slowly.
+- Not counted, or not covered: theta + (A' - A), as without mixing. Mixing would discard 1 - alpha of work that nobody has.
+- Later than the delay: A' + (theta - theta_snapshot), as without mixing. Mixing would discard 1 - alpha of ever more work; so it
+  never costs more than 1 - alpha of the delay's steps.
+- Error feedback: D is not what was sent. The residual holds what the codec left out, and alpha of it must not be offered a second
+  time. So alpha (D - deq(q)) goes back into theta, and the deviation is that of what was sent, alpha (deq(q) - (A - A')).
+- If the run names no alpha, nothing is mixed: every counted commit is A' + (theta - theta_snapshot), and none is late. That
+  trains better (tests/benchmarks/LOG.md): offering alpha of the deviation again costs quality.
+- A restart, a crash of the training process and a switch do not mix: theta is A, or moves as a whole.
 
 Rules: R20, R24 (protocol/rounds/RULES.md).
 """
@@ -42,13 +43,13 @@ from protocol.tensors.tensor_schema import ChunkGrid
 
 @dataclass(frozen=True)
 class ParameterShift:
-    """What to tell the trainer: theta <- kept theta + shift.
+    """An update for the trainer: theta <- kept theta + shift.
 
     Attributes:
         shift_N: (N,) float32 to add to theta; None: load the new anchor, the local work cannot be kept.
-        credited_tokens: to take off the tokens ready; negative when work of a lineage that lost is to be offered again.
-        remark: what could not be kept, for the log; "" when everything was.
-        feedback: what a switch made of the residual; None without error feedback.
+        credited_tokens: to subtract from the tokens ready; negative when work of an abandoned lineage is to be offered again.
+        remark: what could not be kept, for the log; "" if everything was.
+        feedback: the residual after a switch; None without error feedback.
         kept: the share of theta that stays, by chunk; all of it in chunks that are not named.
     """
 
@@ -61,7 +62,9 @@ class ParameterShift:
 
 @dataclass(frozen=True, slots=True)
 class Mixing:
-    """How a commit is mixed into theta that comes at most `delay_tokens` of our own after the snapshot: `alpha` of theta stays."""
+    """Mixing of commits: one that comes at most `delay_tokens` of our own after the snapshot is mixed, and `alpha` of theta
+    stays.
+    """
 
     alpha: float
     delay_tokens: int
@@ -69,7 +72,7 @@ class Mixing:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Mix with `alpha`; `codec` is that of contributions where there is error feedback, None without."""
+    """Mix with `alpha`; `codec` is that of contributions with error feedback, None without."""
 
     alpha: float
     codec: Codec | None
@@ -78,8 +81,8 @@ class Mixed:
 def adoption_shift(
     applied: AppliedCommit, record: CommitRecord, me: PeerId, theta_N: torch.Tensor | None, grid: ChunkGrid
 ) -> torch.Tensor:
-    """What to add to the local parameters (R20), (N,) float32: A' - theta_snapshot where our contribution was counted, so
-    that only the work since the snapshot remains on top of A'; A' - A elsewhere, so that uncounted work is kept.
+    """The shift of the local parameters (R20), (N,) float32. In chunks that counted our contribution it is A' - theta_snapshot,
+    so that only the work since the snapshot remains on top of A'. Elsewhere it is A' - A, so that uncounted work is kept.
     """
     anchor_N, shift_N = applied.state.anchor_N, new_vector(grid.num_elements)
     covered = covered_chunks(record, me) if theta_N is not None else ()
@@ -99,7 +102,7 @@ def adopt_commit(
     grid: ChunkGrid,
     mixed: Mixed | None = None,
 ) -> ParameterShift:
-    """One more commit on our lineage; `mixed` where what it counted is to be mixed into theta."""
+    """The shift of one commit on our lineage; with `mixed`, chunks that counted our contribution are mixed into theta."""
     entry = record.contributor(me)
     is_ours = entry is not None and contribution is not None and entry.root == contribution.root
     theta_N = contribution.theta_N if is_ours and contribution is not None else None
@@ -120,7 +123,7 @@ def _mix(
     grid: ChunkGrid,
     mixed: Mixed,
 ) -> None:
-    """Write (1 - alpha) A' into the shift of these chunks, with error feedback alpha (D - deq(q)) more."""
+    """Write (1 - alpha) A' into the shift of these chunks; with error feedback add alpha (D - deq(q))."""
     span = slice(*grid.span(chunks.start, chunks.stop))
     torch.mul(applied.state.anchor_N[span], 1.0 - mixed.alpha, out=shift_N[span])
     if mixed.codec is None:
@@ -133,7 +136,7 @@ def _mix(
 
 
 def one_after_another(first: ParameterShift, second: ParameterShift, grid: ChunkGrid) -> ParameterShift:
-    """Two adoptions as one: k2 (k1 theta + s1) + s2. What is loaded by the second is loaded."""
+    """Two shifts as one: k2 (k1 theta + s1) + s2. If one of them loads an anchor, the result loads it."""
     if first.shift_N is None or second.shift_N is None:
         return second if second.shift_N is None else first
     shift_N = first.shift_N
@@ -149,7 +152,7 @@ def one_after_another(first: ParameterShift, second: ParameterShift, grid: Chunk
 
 
 def kept_parts(kept: Mapping[int, float], grid: ChunkGrid) -> tuple[KeptPart, ...]:
-    """Shares of theta by chunk as the trainer takes them: neighbours with one share together."""
+    """Shares of theta by chunk as the trainer takes them: neighbours with the same share are merged."""
     parts: list[KeptPart] = []
     for chunk, share in sorted(kept.items()):
         begin, stop = grid.bounds(chunk)
@@ -169,14 +172,14 @@ def adopt_switch(
     grid: ChunkGrid,
     feedback: Feedback | None = None,
 ) -> ParameterShift:
-    """Another lineage: theta <- A_win - (A_fork - theta), tokens ready = own since the fork (R24).
+    """The shift of a switch of lineages: theta <- A_win - (A_fork - theta), tokens ready = own since the fork (R24).
 
-    Where a commit of the winning lineage counted a contribution of ours, that is in A_win and taken out of theta; where its bytes are
-    no longer here, theta starts from A_win: work may be lost, but none is ever applied twice. Without the anchor at the fork only
-    the work since the last commit is offered again.
+    A contribution of ours that the winning lineage counted is already in A_win, so it is taken out of theta. If its bytes are
+    gone, theta starts from A_win: work may be lost, but none is applied twice. Without the anchor at the fork only the work since
+    the last commit is offered again.
 
     Args:
-        lost: our commits after the fork, which are given up.
+        lost: our commits after the fork, which are abandoned.
         anchor_N: (N,) float32, the anchor at our head.
         offers: our latest contributions by root.
     """
@@ -187,7 +190,7 @@ def adopt_switch(
     taken_out: dict[Root, set[int]] = {}
     if from_N is None:
         from_N, regained = anchor_N, 0
-        remark = "the anchor at the fork is no longer kept: only the work since the last commit is offered again"
+        remark = "the anchor at the fork is gone: only the work since the last commit is offered again"
         taken_out = lost_chunks
     shift_N = torch.sub(prepared.state.anchor_N, from_N)
     spent, is_here = 0, True
@@ -206,15 +209,16 @@ def adopt_switch(
             if feedback is not None:
                 feedback = _carried(feedback, root, chunks - lost_chunks.get(root, set()), shift_N)
     if not is_here:
-        remark = "the other lineage counted work of ours that is no longer here: starting from its anchor"
+        remark = "the other lineage counted work of ours that is gone: starting from its anchor"
         return ParameterShift(None, 0, remark, feedback)
     return ParameterShift(shift_N, spent - regained, remark, feedback)
 
 
 def _carried(feedback: Feedback, root: Root, chunks: AbstractSet[int], shift_N: torch.Tensor) -> Feedback:
-    """The residual after another lineage counted these chunks of a contribution, which the one that was left did not. It went out
-    with that contribution, and becomes what was pending of it, else zero. `shift_N` takes the difference: what theta offers and what
-    the residual holds are, together, short of what was counted and of nothing else, and either can be lost without the other.
+    """The residual after a switch to a lineage that counted these chunks of a contribution, which the abandoned one did not.
+
+    The contribution carried the residual. It becomes what was pending of it, else zero, and `shift_N` takes the difference. Then
+    what theta offers and what the residual holds lack together only what was counted, and either can be lost without the other.
     """
     after = feedback.counted(root, chunks)
     for chunk in feedback.moved_by(root, chunks):

@@ -1,6 +1,6 @@
-"""Results of lineages that were being brought here and are not wanted any more go when the head moves, and lie nowhere for good.
+"""Deletes fetched results of lineages that are not wanted any more when the head moves, so that they do not stay on disk.
 
-What is still wanted stays, also between two tries: on a thin line it may take hours to come again.
+Results that are still wanted stay, also between two tries: on a thin line it may take hours to fetch them again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from protocol.rounds.lineage.lineage import TreeNode
 log = structlog.get_logger()
 
 Path = tuple[TreeNode, ...]
-"""What another lineage has after the fork, oldest first."""
+"""The commits of another lineage after the fork, oldest first."""
 
 
 class FetchedResults:
-    """Of one unit, in one process: what a process before it left goes with the updates that are too old (keeping.py)."""
+    """The fetched results of one unit in one process. Those of an earlier process are deleted with updates that are too old
+    (retention.py).
+    """
 
     def __init__(self, unit_log: UnitLog) -> None:
         self._log = unit_log
@@ -33,7 +35,7 @@ class FetchedResults:
 
     @contextmanager
     def bringing(self, path: Path) -> Iterator[None]:
-        """While results of these commits are being written."""
+        """Marks that results of these commits are being written, for as long as the block lasts."""
         target = path[-1].link.commit
         self._paths[target] = path
         self._running[target] += 1
@@ -43,10 +45,10 @@ class FetchedResults:
             self._running[target] -= 1
 
     async def tidy(self, links: Sequence[ChainLink], is_wanted: Callable[[Path], bool]) -> None:
-        """Drop what was brought of lineages that are not wanted. A disk that refuses is asked again when the head moves next.
+        """Delete results of lineages that are not wanted. If the disk refuses, it is tried again when the head moves next.
 
         Args:
-            links: the lineage on which we stand, oldest first. What its commits name stays, and what lies on its head or after it.
+            links: our lineage, oldest first. Results that its commits name stay, and so do those on its head or after it.
         """
         own = {link.parent: link for link in links if link.parent is not None}
         try:
@@ -57,7 +59,7 @@ class FetchedResults:
             log.warning("brought_not_dropped", reason=error.one_line())
 
     async def _drop(self, path: Path, own: Mapping[CommitId, ChainLink], head: CommitId) -> bool:
-        """False where it is wanted again meanwhile."""
+        """Returns False if it is wanted again meanwhile."""
         target = path[-1].link.commit
         others = [node.link for other, nodes in self._paths.items() if other != target for node in nodes]
         for node in path:

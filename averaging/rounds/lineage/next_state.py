@@ -1,4 +1,4 @@
-"""The state after the commit that is being made, computed chunk by chunk while the results come, so that little is left to do then."""
+"""The state after the coming commit, computed chunk by chunk while results arrive, so that little is left to do at the commit."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from protocol.rounds.messages.messages import OuterStep
 from protocol.tensors.tensor_schema import ChunkGrid
 
 Encoded: TypeAlias = Sequence[bytes | memoryview]
-"""Chunks of a result that follow one another, as they were sent."""
+"""Consecutive chunks of a result, as they were sent."""
 
 
 @dataclass(frozen=True)
 class SliceBytes:
-    """A slice's result that was checked: its bytes, and the leaf hashes of its chunks."""
+    """A slice's checked result: its bytes, and the leaf hashes of its chunks."""
 
     data: bytes | memoryview
     hashes: tuple[bytes, ...]
 
 
 class NextState:
-    """A step from `state` by `outer`, over bytes of which nobody has decided yet. Every chunk remembers by which bytes it was made;
-    where the record names others it is made again. Who calls sees to it that no two threads make the same chunk: `claim` is for that.
+    """A step from `state` by `outer`, from bytes that are not committed yet. Every chunk remembers the bytes it was made from; if
+    the record names others, it is made again. Callers use `claim` so that no two threads make the same chunk.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class NextState:
         codec: Codec,
         grid: ChunkGrid,
     ) -> None:
-        """Takes 8 bytes a value, 4 where the momentum does not move.
+        """Takes 8 bytes a value, 4 if the momentum does not move.
 
         Raises:
             RemoteProtocolError: an outer step that this version does not know.
@@ -63,7 +63,7 @@ class NextState:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While a thread is to make chunks of this, or makes them; for the thread of trio, by whoever starts it."""
+        """Marks that a thread will make chunks, or is making them. Entered in trio's thread, by the task that starts the thread."""
         self._num_running += 1
         try:
             yield
@@ -73,7 +73,7 @@ class NextState:
             ended.set()
 
     async def until_idle(self, within_s: float) -> bool:
-        """Until no thread makes chunks of this; False where none of them has ended for `within_s`: what it holds is not to be used."""
+        """Wait until no thread makes chunks; False if none of them ends for `within_s`. Do not use the state then."""
         while self._num_running:
             with trio.move_on_after(within_s) as scope:
                 await self._ended.wait()
@@ -82,23 +82,23 @@ class NextState:
         return True
 
     def follows(self, state: UnitState, outer: OuterStep) -> bool:
-        """Whether this is the step from that very state by those numbers."""
+        """Whether this is the step from that very state with those settings."""
         return self._state is state and self._outer == outer
 
     def claim(self, chunks: range) -> bool:
-        """Whether these chunks are the caller's to make: nobody has claimed one of them before."""
+        """Claim these chunks for the caller; False if any of them was claimed already."""
         if not self._claimed.isdisjoint(chunks):
             return False
         self._claimed.update(chunks)
         return True
 
     def make(self, first_chunk: int, encoded: Encoded, hashes: Sequence[bytes]) -> None:
-        """Make the chunks from `first_chunk` on by these bytes, whose leaf hashes are `hashes`. Raises as `Codec.decode`."""
+        """Make the chunks from `first_chunk` on from these bytes, whose leaf hashes are `hashes`. Raises as `Codec.decode`."""
         numbers = range(first_chunk, first_chunk + len(encoded))
         lacking = (chunk for chunk, by in zip(numbers, hashes, strict=True) if self._made_by.get(chunk) != by)
         for run in consecutive(lacking, run_chunks(self._grid.chunk_elements)):
             part = slice(run.start - first_chunk, run.stop - first_chunk)
-            for chunk in run:  # bytes that are refused may have been written in part over what was made before
+            for chunk in run:  # refused bytes may have overwritten part of the chunk
                 self._made_by.pop(chunk, None)
             self._step(run, encoded[part])
             self._made_by.update(zip(run, hashes[part], strict=True))
@@ -113,7 +113,7 @@ class NextState:
         """The state at this commit.
 
         Raises:
-            LocalProtocolError: chunks that nothing was made of.
+            LocalProtocolError: some chunks were not made.
         """
         if len(self._made_by) < self._grid.num_chunks:
             raise LocalProtocolError(f"{len(self._made_by)} chunks of a new state", f"{self._grid.num_chunks}")
@@ -121,16 +121,16 @@ class NextState:
 
 
 def decoded(codec: Codec, grid: ChunkGrid, run: range, encoded: Encoded) -> torch.Tensor:
-    """The values of chunks of a result that follow one another, (n,) float32. Raises as `Codec.decode`."""
+    """The values of consecutive chunks of a result, (n,) float32. Raises as `Codec.decode`."""
     begin, stop = grid.span(run.start, run.stop)
     return decode_run(codec, encoded, grid.chunk_elements, stop - begin)
 
 
 def examined(codec: Codec, grid: ChunkGrid, first_chunk: int, encoded: Encoded, ahead: NextState | None) -> list[bytes]:
-    """The leaf hashes of chunks that came, which are fit to be applied; with `ahead` the next state is made of them.
+    """The leaf hashes of chunks that arrived, checked to be fit to apply; with `ahead` the next state is computed from them.
 
     Raises:
-        RemoteProtocolError: bytes that mean nothing, or values that are not finite.
+        RemoteProtocolError: bytes that do not decode, or values that are not finite.
     """
     hashes = [leaf_hash(chunk) for chunk in encoded]
     if ahead is not None:

@@ -1,4 +1,4 @@
-"""What of a unit stays on this peer's disk, and how much that may come to.
+"""The files that a unit keeps on this peer's disk, and how much they may take.
 
 Rules: R24 (protocol/rounds/RULES.md).
 """
@@ -24,21 +24,21 @@ from protocol.tensors.tensor_schema import ChunkGrid
 log = structlog.get_logger()
 
 KEPT_UPDATE_SNAPSHOTS: Final = 4
-"""One snapshot's weight would do for safety; four give a slow joiner time to finish its download."""
+"""Weight of the kept updates, in snapshots. One would be safe; four give a slow joiner time to finish its download."""
 
 OLD_GENERATIONS: Final = 3
-"""At every half of the kept updates: as many fit into their span."""
+"""Old generations that fit into the span of the kept updates, one at every half of them."""
 
 OPEN_UPDATES: Final = 3
 """Results of several attempts on the head, until it moves."""
 
 KEPT_VOTES: Final = 64
-"""Acks are kept in full on at least so many bases of the lineage, the newest."""
+"""The least number of newest bases of the lineage on which acks are kept in full."""
 
 
 Genesis: TypeAlias = UnitState | Callable[[], UnitState]
-"""The state before the first commit, or what makes it once more and blocks: it is wanted only where no generation on the disk is good,
-and need not be held in memory for that.
+"""The state before the first commit, or a blocking function that makes it again. It is needed only if no generation on disk is
+good, and the function saves its memory.
 """
 
 
@@ -48,12 +48,14 @@ async def genesis_state(genesis: Genesis, tools: UnitContext) -> UnitState:
 
 
 def update_bytes(codec: Codec, grid: ChunkGrid) -> int:
-    """What the results of one commit weigh: chunk by chunk, as they are encoded; all but the last are of one size."""
+    """Bytes of one commit's results, encoded chunk by chunk; all chunks but the last have one size."""
     return len(span_bytes(codec, grid, 0, grid.num_chunks))
 
 
 def num_kept_updates(tools: UnitContext) -> int:
-    """Updates are kept until they weigh more than some snapshots: beyond that a snapshot is the shorter way (R24)."""
+    """Number of newest updates that are kept: until they weigh more than some snapshots, because a snapshot is cheaper from there
+    on (R24).
+    """
     return (
         KEPT_UPDATE_SNAPSHOTS
         * STATE_BYTES_PER_VALUE
@@ -63,7 +65,7 @@ def num_kept_updates(tools: UnitContext) -> int:
 
 
 def num_kept_votes(tools: UnitContext) -> int:
-    """On so many of the newest bases acks are kept in full: a start that has lost results comes back to one of them, mostly."""
+    """Number of newest bases on which acks are kept in full. A start that has lost results mostly returns to one of them."""
     return max(KEPT_VOTES, num_kept_updates(tools))
 
 
@@ -73,8 +75,9 @@ def last_agreed(links: Sequence[ChainLink]) -> ChainLink:
 
 
 def kept_generations(tools: UnitContext, links: Sequence[ChainLink]) -> set[CommitId]:
-    """The two newest of a lineage, a few older ones from which the kept updates lead to every fork among them, and the commit on which
-    we went on without a quorum, however long ago: the others went on from there, too.
+    """The generations of a lineage that are kept. These are the two newest, and a few older ones, from which the kept updates
+    lead to every fork among them. The last commit that a quorum made is kept however old, because the other peers also went on
+    from there.
     """
     num_updates, newest = num_kept_updates(tools), links[-1].index
     spacing = max(1, num_updates // 2)
@@ -83,22 +86,22 @@ def kept_generations(tools: UnitContext, links: Sequence[ChainLink]) -> set[Comm
 
 
 def kept_bases(tools: UnitContext, commits: Sequence[CommitId]) -> Sequence[CommitId]:
-    """The bases whose results stay: of the kept updates, and of the round on the head. `commits`: a lineage, oldest first."""
+    """The bases whose results stay: those of the kept updates, and the head. `commits`: a lineage, oldest first."""
     return commits[-(num_kept_updates(tools) + 1) :]
 
 
 def max_updates(tools: UnitContext) -> int:
-    """Results of so many commits lie on the disk at most: the kept ones; beside them, until the head moves there, those of a lineage
-    that is being brought here, of which nobody has more than we keep of ours; and those of the open round's attempts.
+    """The most commits whose results are on disk. These are the kept ones, those of a lineage that is being fetched (no peer has
+    more than we keep of ours), and those of the open round's attempts.
     """
     return 2 * (num_kept_updates(tools) + 1) + OPEN_UPDATES
 
 
 def disk_bound_bytes(tools: UnitContext) -> int:
-    """What a unit takes of the disk at most: generations (the two newest, three old ones, the last that a quorum made, those that
-    joiners are downloading, one being written), a download of our own, updates (`max_updates`), the residuals of error feedback, and
-    the log: twice what would stay of it if it were written anew, and 1 MiB. What stays grows by a certificate a round; of it 1 MiB at
-    most are certificates of lineages that were left.
+    """The most bytes that a unit takes on disk. Generations: the two newest, three old ones, the last that a quorum made, those
+    that joiners download, and one being written. Then a download of our own, updates (`max_updates`), the residuals of error
+    feedback, and the log. The log may take twice its compacted size, and 1 MiB. It grows by a certificate a round; certificates
+    of lineages that were left take at most 1 MiB of it.
     """
     num_states = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1 + 1
     updates_bytes = max_updates(tools) * update_bytes(tools.result_codec, tools.grid)
@@ -110,11 +113,11 @@ def disk_bound_bytes(tools: UnitContext) -> int:
 async def keep_generation(
     tools: UnitContext, links: Sequence[ChainLink], state: UnitState, root: Root, doubtful: Collection[CommitId] = ()
 ) -> None:
-    """Write the state at the head of a lineage, drop what is too old or `doubtful`. The log is the truth: a disk that refuses costs
-    only a longer replay.
+    """Write the state at the head of a lineage, and delete generations that are too old or `doubtful`. If the disk refuses, the
+    next start has a longer log to replay; nothing is lost.
 
-    Updates go first, and all that are due. Generations go once the new one is on the disk, where it has room for that; else before,
-    but for the newest that is there.
+    Updates that are due are deleted first. Generations are deleted once the new one is on disk, if the disk has room for it.
+    Otherwise all but the newest one are deleted before.
     """
     head = links[-1]
     kept = kept_generations(tools, links) - set(doubtful)
@@ -133,14 +136,14 @@ async def keep_generation(
 
 
 async def _drop_updates(tools: UnitContext, links: Sequence[ChainLink]) -> None:
-    """Those of attempts on the head's base that came to nothing, and all of the lineage that are too old: also those that an earlier
-    call could not drop, or that a commit passed by which came before its predecessor was kept.
+    """Delete the updates of failed attempts on the head's base, and all of the lineage that are too old. That includes updates
+    that an earlier call could not delete, and those of a commit whose predecessor was not kept yet.
     """
     head, kept = links[-1], num_kept_updates(tools)
     if head.record is not None:
         await tools.log.drop_results(head.record.parent, [part.result_hash for part in head.record.slices])
     newest = {link.commit for link in links[-kept - 1 :]}
-    if found := set(await tools.log.result_bases()) - newest:  # of other lineages, too, which are on their way here
+    if found := set(await tools.log.result_bases()) - newest:  # also those of other lineages, which are being fetched
         for base in found.intersection(link.commit for link in links):
             await tools.log.drop_results(base, ())
 
@@ -148,6 +151,6 @@ async def _drop_updates(tools: UnitContext, links: Sequence[ChainLink]) -> None:
 async def _newest_on_disk(
     tools: UnitContext, links: Sequence[ChainLink], doubtful: Collection[CommitId]
 ) -> set[CommitId]:
-    """The generation of a lineage that the next start would take; empty where there is none."""
+    """The generation of a lineage that the next start would load; empty if there is none."""
     good = {link.commit for link in links} - set(doubtful)
     return set([ref.commit for ref in await tools.generations.list() if ref.commit in good][-1:])

@@ -1,4 +1,4 @@
-"""What the parts of a round service work with: the seams, the word that something changed, and the edge of every task."""
+"""Dependencies of the parts of a round service: its interfaces, the signal that something changed, and the edge of every task."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ IsMember = Callable[[PeerId], Awaitable[bool]]
 """Whether a peer holds a good credential."""
 
 SendMessage = Callable[[tuple[PeerId, ...], RoundMessage], Awaitable[None]]
-"""Sign a message and have it brought to these peers."""
+"""Sign a message and deliver it to these peers."""
 
 
 def is_gone(reply: bytes | PotluckError) -> TypeGuard[PeerUnreachable]:
-    """Whether what came of a message, or of its repetition, says that its receiver is gone: it was refused. A reset says it of one
-    connection.
+    """Whether the reply to a message or its repetition means that its receiver is gone: the connection was refused. A reset only
+    means that one connection broke.
     """
     return isinstance(reply, PeerUnreachable) and not isinstance(reply, ConnectionReset)
 
 
 class Peerwide(Protocol):
-    """What the rounds of one unit have in common with those of this peer's other units."""
+    """The parts that the rounds of one unit share with those of this peer's other units."""
 
     @property
     def spine(self) -> SpineView | None:
@@ -54,31 +54,32 @@ class Peerwide(Protocol):
 
     @property
     def spine_ready(self) -> int | None:
-        """Tokens that this peer has ready for the spine's next round; None where it does not hold the spine."""
+        """Tokens that this peer has ready for the spine's next round; None if it does not hold the spine."""
         ...
 
     async def send(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
-        """Sign a message and have it brought to these peers; ourselves hear it, too, where named."""
+        """Sign a message and deliver it to these peers, and to ourselves if we are named."""
         ...
 
     async def send_and_wait(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
-        """As `send`, until everybody has it or cannot be reached."""
+        """As `send`, but wait until each peer has it or cannot be reached."""
         ...
 
     async def send_heartbeat(self, unit: UnitName, order: SendHeartbeat) -> None:
-        """Tell these peers where all units stand, unless that was just done for another unit."""
+        """Report the heads of all units to these peers, unless another unit has just done so."""
         ...
 
     def spine_moved(self, spine: SpineView) -> None:
-        """The spine has another head, or more of it is known."""
+        """The spine has a new head, or more of its tree is known."""
         ...
 
     async def prepare_others(self, unit: UnitName, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
-        """Bring to our disk what the other units need to follow the spine to another lineage; nothing for any other unit."""
+        """Fetch what the other units need to follow the spine to another lineage. Does nothing if `unit` is not the spine."""
         ...
 
     async def switch(self, unit: UnitName, prepared: PreparedSwitch) -> OpenRound:
-        """Flip a unit to another lineage, and with the spine all units that have to follow it; what is known of votes on its new head.
+        """Flip a unit to another lineage; with the spine, every unit that has to follow it. Returns what is known of votes on its
+        new head.
 
         Raises:
             StorageError: the record could not be written. LocalProtocolError: the unit has moved meanwhile. Nothing has changed.
@@ -88,8 +89,8 @@ class Peerwide(Protocol):
 
 @dataclass(frozen=True)
 class RoundContext:
-    """The seams and the keys of one unit's rounds; `trainer` is its part of the local training, `mixing` how commits are mixed into
-    it, where they are; `record` hears what took how long.
+    """The interfaces and keys of one unit's rounds. `trainer` is its part of the local training, `mixing` says how commits are
+    mixed into it, if they are, and `record` takes the durations of the work.
     """
 
     network: Network
@@ -103,7 +104,7 @@ class RoundContext:
 
 
 class Changes:
-    """Wakes everybody who waits for the next change."""
+    """Wakes every task that waits for the next change."""
 
     def __init__(self) -> None:
         self._event = trio.Event()
@@ -114,37 +115,37 @@ class Changes:
         event.set()
 
     async def wait(self) -> None:
-        """Until the next change."""
+        """Wait for the next change."""
         await self._event.wait()
 
 
 def tell_failure(publish: Publish, task: str, error: PotluckError) -> None:
-    """Something came to nothing; what the disk refused is told apart, for its owner."""
+    """Publish a failure; one of the disk is marked for its owner."""
     publish(TaskFailed(task, error.one_line(), is_of_disk=isinstance(error, StorageError)))
 
 
 class Tasks:
-    """Starts tasks in a nursery that is there once the service runs; what fails in one is told, and nothing else falls with it."""
+    """Starts tasks in a nursery that is there once the service runs. A task that fails is reported, and stops nothing else."""
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._nursery: trio.Nursery | None = None
 
     def use(self, nursery: trio.Nursery) -> None:
-        """Start tasks here from now on."""
+        """Start tasks in this nursery from now on."""
         self._nursery = nursery
 
     def spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Run it beside everything else; nothing more is begun once the service has ended, though others still send us something."""
+        """Run it in the background. Starts nothing once the service has ended, though messages may still arrive."""
         if self._nursery is None:
             return
         try:
             self._nursery.start_soon(self.guarded, function, *args)
-        except RuntimeError:  # trio has no other word for a nursery that is closed
+        except RuntimeError:  # this is how trio reports a closed nursery
             self._nursery = None
 
     async def guarded(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        """The edge of a task: our own errors end here, also those that a nursery wrapped; bugs go on."""
+        """The edge of a task: our own errors end here, also those that a nursery wrapped; bugs propagate."""
         try:
             await function(*args)
         except* PotluckError as group:

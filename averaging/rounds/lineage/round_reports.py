@@ -1,4 +1,4 @@
-"""What the rounds of a unit report to whoever shows or counts it. Nothing in the rounds waits for a report, and none changes them."""
+"""Reports of a unit's rounds, to be shown or counted. Nothing in the rounds waits for a report, and no report changes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protocol.tables import several
 
 @dataclass(frozen=True, slots=True)
 class RoundCommitted:
-    """A commit was applied here, a newest one or one that was missed."""
+    """A commit was applied here, the newest one or one that was missed."""
 
     link: ChainLink
 
@@ -27,7 +27,7 @@ class Contributed:
 
 @dataclass(frozen=True, slots=True)
 class LineageSwitched:
-    """The head moved to another lineage: `path` from below the fork to the new head; `lost` were ours and no longer count."""
+    """The head moved to another lineage: `path` from below the fork to the new head; `lost` were ours and do not count any more."""
 
     path: tuple[TreeNode, ...]
     lost: tuple[ChainLink, ...]
@@ -57,19 +57,19 @@ class DownloadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Downloading:
-    """A state is on its way here."""
+    """A state is being downloaded."""
 
     progress: DownloadProgress
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadEnded:
-    """The download is over, also where it failed: there is no further progress to expect."""
+    """The download has ended or failed: no further progress follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """A task of the rounds came to nothing. `is_of_disk`: the disk refused something, which the owner can mend."""
+    """A task of the rounds failed. `is_of_disk`: the disk refused something, which the owner can fix."""
 
     task: str
     reason: str
@@ -78,7 +78,7 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class StateDiffers:
-    """Our state is not the attested one. It is being made again."""
+    """Our state is not the attested one. It is being replaced."""
 
     reason: str
 
@@ -92,7 +92,7 @@ class StateHealed:
 
 @dataclass(frozen=True, slots=True)
 class RoundReason:
-    """The round machine has another reason for what it does."""
+    """The round machine has a new reason for what it does."""
 
     reason: str
 
@@ -111,4 +111,4 @@ RoundReport = (
 )
 
 Publish = Callable[[RoundReport], None]
-"""Hears the reports of a unit's rounds. It must not block and must not raise."""
+"""Takes the reports of a unit's rounds. It must not block and must not raise."""

@@ -1,4 +1,4 @@
-"""Brings the trainer what the rounds decided, in order and beside them: a slow training step holds up nobody's next round."""
+"""Gives the trainer what the rounds decided, in order and in the background: a slow training step delays nobody's next round."""
 
 from __future__ import annotations
 
@@ -37,26 +37,28 @@ from protocol.tensors.tensor_schema import ChunkGrid
 log = structlog.get_logger()
 
 NUM_KEPT: Final = 4
-"""Contributions kept for a switch of lineages, beside those on the last commit that a quorum made: the others may have counted
-these. Older ones are given up with a remark, never applied twice.
+"""Contributions kept for a switch of lineages, in addition to those on the last commit that a quorum made; the other lineage may
+have counted these. Older ones are given up with a remark, never applied twice.
 """
 
 MOST_WAITING: Final = 4
-"""Commits that wait for the trainer one by one, each with vectors of the whole unit; more become one. A training process that does not
-come up keeps them waiting as long as the run lasts.
+"""The most commits that wait for the trainer separately, each with vectors of the whole unit; more are merged into one. If no
+training process comes up, they wait as long as the run lasts.
 """
 
 _LONG_AGO: Final = 1 << 62
-"""Tokens since a snapshot that so many commits came after: none of them is mixed into theta any more."""
+"""Tokens since the snapshot for commits that were merged while they waited: more than any delay, so none of them is mixed into
+theta.
+"""
 
 ADOPT_COST_S: Final = 0.002
-"""What the arithmetic costs in virtual time."""
+"""Virtual time that the arithmetic takes."""
 
 
 @dataclass(frozen=True)
 class _Task:
-    """One thing for the trainer: `adopt(tokens ready)` says what, `anchor_N` is the new anchor. Commits that wait are told
-    together.
+    """One update of the trainer: `adopt(tokens ready)` computes the shift, `anchor_N` is the new anchor. Waiting commits are sent
+    as one update.
     """
 
     adopt: Callable[[int], ParameterShift]
@@ -67,10 +69,10 @@ class _Task:
 
 
 class TrainerUpdater:
-    """Tells the trainer about commits and switches. `run` does it, one after another.
+    """Sends commits and switches to the trainer; `run` does it, one after another.
 
-    `run_tokens(own)` gives the tokens of the run that schedules go by, for a unit that has counted `own`: those of the spine.
-    `mixing` says how commits are mixed into theta, where they are.
+    `run_tokens(own)` gives the run's tokens that schedules follow, for a unit that has counted `own`: those of the spine.
+    `mixing` says how commits are mixed into theta, if they are.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class TrainerUpdater:
         self._offers: dict[Root, tuple[CommitId, EncodedContribution]] = {}
         self._waiting: deque[_Task] = deque()
         self._taking = trio.Lock()
-        """Held while tasks that wait become an adoption: in order, each once."""
+        """Lock for turning waiting tasks into one shift: in order, each once."""
 
         self._arrived = trio.Event()
         self._idle = trio.Event()
@@ -103,7 +105,7 @@ class TrainerUpdater:
         """Tokens that a commit has counted and that the trainer still calls ready."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         await self._trainer.set_anchor(self._chain.state.anchor_N)
         while True:
             while not self._waiting:
@@ -111,24 +113,26 @@ class TrainerUpdater:
             try:
                 await self._adopt_next()
             except PotluckError as error:
-                # A worker that died comes back from the anchor that it was given; nothing of the round depends on it.
+                # A training process that died restarts from the anchor that it was given; the round does not depend on it.
                 log.warning("not_adopted", reason=error.one_line())
             if not self._waiting:
                 self.pending_tokens = 0
                 self._idle.set()
 
     def _next_together(self) -> list[_Task]:
-        """The next thing, or all commits that wait in a row: a trainer slower than the rounds must not fall behind for ever."""
+        """The next update, or all waiting commits in a row: a trainer slower than the rounds must not fall further and further
+        behind.
+        """
         commits = list(takewhile(lambda task: task.is_commit, self._waiting))
         return commits or list(self._waiting)[:1]
 
     @property
     def is_idle(self) -> bool:
-        """Whether the trainer has everything."""
+        """Whether the trainer has every update."""
         return self._idle.is_set()
 
     async def wait_adopted(self) -> None:
-        """Until the trainer has everything."""
+        """Wait until the trainer has every update."""
         await self._idle.wait()
 
     def remember(self, contribution: EncodedContribution) -> None:
@@ -142,7 +146,7 @@ class TrainerUpdater:
     async def commit(
         self, link: ChainLink, record: CommitRecord, applied: AppliedCommit, contribution: EncodedContribution | None
     ) -> None:
-        """One more commit on our lineage; `contribution` is what we offered on its base."""
+        """Queue a commit on our lineage; `contribution` is what we offered on its base."""
         entry, grid = record.contributor(self._me), self._chain.tools.grid
         if entry is not None and contribution is not None and entry.root == contribution.root:
             self.pending_tokens += consumed_tokens(record, self._me)
@@ -157,14 +161,14 @@ class TrainerUpdater:
         await self._fold()
 
     def _mixed(self, contribution: EncodedContribution | None, tokens_ready: int) -> Mixed | None:
-        """How a commit is mixed into theta: not at all where it came later than it may, after so many tokens since the snapshot."""
+        """How a commit is mixed into theta; None if it came after more tokens since the snapshot than mixing allows."""
         mixing = self._mixing
         if mixing is None or contribution is None or tokens_ready - contribution.tokens > mixing.delay_tokens:
             return None
         return Mixed(mixing.alpha, self._chain.tools.codec if self._feedback is not None else None)
 
     async def switch(self, prepared: PreparedSwitch, lost: list[ChainLink], anchor_N: torch.Tensor) -> None:
-        """Another lineage; `anchor_N` (N,) float32 is the anchor that was left."""
+        """Queue a switch of lineages; `anchor_N` (N,) float32 is the anchor that was left."""
         offers, tools = {root: offer for root, (_, offer) in self._offers.items()}, self._chain.tools
         me, feedback = self._me, self._feedback
 
@@ -178,7 +182,7 @@ class TrainerUpdater:
         await self._put(adopt, prepared.state.anchor_N, prepared.state.total_tokens)
 
     async def correct(self, shift_N: torch.Tensor, state: UnitState) -> None:
-        """The anchor was wrong by `shift_N`, (N,) float32, and is right now: local work is kept."""
+        """Correct an anchor that was wrong by `shift_N`, (N,) float32: local work is kept."""
         await self._put(lambda tokens_ready: ParameterShift(shift_N, 0), state.anchor_N, state.total_tokens)
 
     async def _put(
@@ -199,7 +203,7 @@ class TrainerUpdater:
         await trio.lowlevel.checkpoint()
 
     async def _fold(self) -> None:
-        """Make one of the commits that wait when they are many."""
+        """Merge the waiting commits when there are many."""
         if len(self._waiting) <= MOST_WAITING:
             return
         async with self._taking:
@@ -209,7 +213,7 @@ class TrainerUpdater:
                 self._waiting.appendleft(replace(tasks[-1], adopt=lambda tokens_ready: adoption))
 
     async def _take(self, tasks: list[_Task], tokens_ready: int) -> ParameterShift:
-        """What the first of those that wait come to together; they wait no longer."""
+        """The first waiting tasks as one shift; they are removed from the queue."""
         grid = self._chain.tools.grid
         try:
             adoption = await self._offload.run(
@@ -246,5 +250,5 @@ class TrainerUpdater:
 
 
 def _together(adoptions: list[ParameterShift], grid: ChunkGrid) -> ParameterShift:
-    """Shifts one after another are one shift."""
+    """Successive shifts as one shift."""
     return reduce(lambda first, second: one_after_another(first, second, grid), adoptions)

@@ -1,4 +1,4 @@
-"""A unit's outer state as it moves: the head, the chain behind it, and what applying a commit does to memory and disk.
+"""A unit's outer state: the head, the lineage behind it, and how applying a commit changes memory and disk.
 
 Rules: R8, R19, R21, R24 (protocol/rounds/RULES.md).
 """
@@ -30,16 +30,16 @@ from protocol.rounds.state import OpenRound
 log = structlog.get_logger()
 
 KEPT_ROOTS = 64
-"""Own roots kept to be compared with what later commits attest."""
+"""Own state roots that are kept for comparison with what later commits attest."""
 
 
 _Lineage: TypeAlias = tuple[list[ChainLink], list[bytes], CommitTree]
-"""Links from the genesis on, the certificates of all but that, and everything that they prove."""
+"""Links from the genesis on, the certificates of all links after the genesis, and the tree of all that they prove."""
 
 
 @dataclass(frozen=True)
 class AppliedCommit:
-    """What one commit did here: the new state, and the anchor before it, (N,) float32."""
+    """The result of one commit here: the new state, and the anchor before it, (N,) float32."""
 
     state: UnitState
     previous_anchor_N: torch.Tensor
@@ -47,12 +47,12 @@ class AppliedCommit:
 
 @dataclass(frozen=True)
 class PreparedSwitch:
-    """Another lineage, or a head far ahead, whose bytes are all here.
+    """Another lineage, or a head far ahead, with all its bytes here.
 
     Attributes:
-        fork: the commit that both have.
-        path: what follows it, oldest first, ending at the state's commit.
-        fork_anchor_N: (N,) float32, the anchor at the fork; None when it could not be rebuilt.
+        fork: the commit that both lineages share.
+        path: the commits after it, oldest first, ending at the state's commit.
+        fork_anchor_N: (N,) float32, the anchor at the fork; None if it could not be rebuilt.
     """
 
     fork: CommitId
@@ -63,7 +63,7 @@ class PreparedSwitch:
 
 
 class UnitChain:
-    """The lineage that is followed here, and the outer state at its head. `remake` is as of `keeping.Genesis`."""
+    """The lineage that is followed here, and the outer state at its head. For `remake` see `retention.Genesis`."""
 
     def __init__(
         self, tools: UnitContext, start_record: bytes, genesis: UnitState, remake: Callable[[], UnitState] | None = None
@@ -76,17 +76,17 @@ class UnitChain:
         self.state = genesis
         self.root = Root(bytes(32))
         self.rooted = CommitId(bytes(32))
-        """The commit that `root` is the state root of: the head, or the one before while the head's is being computed."""
+        """The commit whose state root `root` is: the head, or the one before it while the head's root is being computed."""
 
         self.is_kept = True
-        """False between a commit and the end of `keep`: the log leads to the head, its generation is still to be written."""
+        """False between a commit and the end of `keep`: the log leads to the head, but its generation is not written yet."""
 
         self._roots: dict[CommitId, Root] = {}
         self.moving = trio.Lock()
-        """Held while the head moves; taken from outside where several units move together."""
+        """Lock for moving the head. When several units move together, the caller takes it."""
 
         self.is_sound = True
-        """False while our state is not the one that the run attests (R21); healing.py makes it so again."""
+        """False while our state differs from the one that the run attests (R21); state_repair.py replaces it."""
         self.became_unsound = trio.Event()
         self._tree = tree_of(self.links[0])
         self._offered: dict[CommitId, tuple[LoggedContribution, ...]] = {}
@@ -99,11 +99,11 @@ class UnitChain:
 
     @property
     def tree(self) -> CommitTree:
-        """What the log proves, also beyond the head where bytes were lost."""
+        """Everything that the log proves, also beyond the head if bytes were lost."""
         return self._tree
 
     def certificates_after(self, known: Sequence[CommitId]) -> Sequence[bytes]:
-        """Certificates of our lineage after the newest of these commits that is on it, oldest first; empty when none is."""
+        """Certificates of our lineage after the newest of these commits that is on it, oldest first; empty if none is."""
         wanted = set(known)
         for position in range(len(self.links) - 1, -1, -1):
             if self.links[position].commit in wanted:
@@ -118,13 +118,13 @@ class UnitChain:
     # --- the start of a process -----------------------------------------------------------------------------------------------
 
     async def restore(self) -> OpenRound:
-        """Read the disk: the newest good generation, then the log on top; returns what is known of the open round.
+        """Read the disk: the newest good generation, then the log on top. Returns what is known of the open round.
 
         Raises:
             StorageError: the log does not continue the start record: the folder belongs to another run.
         """
         logged = await self.tools.log.load()
-        # a long run's certificates take seconds to verify, in which others should hear us
+        # verifying a long run's certificates takes seconds, in which other peers must hear from us
         followed = partial(self._followed, logged)
         self.links, self.certificates, self._tree = await self.tools.offload.run(followed)
         self._offered = {base: known.contributions for base, known in logged.bases.items() if known.contributions}
@@ -132,15 +132,15 @@ class UnitChain:
         await self._restore_state()
         open_round = self._read_votes(logged)
         await self._tidy_log()
-        # results of commits that our state does not reach at the moment are not asked for again
+        # results of commits that our state cannot reach now are kept: they are not downloaded again
         await self._sweep_updates(logged_lineage)
         if self.tools.feedback is not None:
             await self.tools.feedback.restore(self.links, self.tree)
         return open_round
 
     def _followed(self, logged: LoggedRounds) -> _Lineage:
-        """The lineage that the log tells of, and in the tree those that were left. An entry on a base behind the head was written
-        after a start that had lost the bytes of what followed: the same commit once more, or another one, from which it goes on.
+        """The lineage that the log describes; the tree also holds abandoned lineages. An entry on a base behind the head was
+        written after a start that had lost later bytes. The lineage continues from that entry.
         """
         links, raws = [self.links[0]], list[bytes]()
         places = {links[0].commit: 0}
@@ -165,7 +165,7 @@ class UnitChain:
         return links, raws, with_displaced(tree, logged.displaced, self._verified)
 
     def votes_on(self, base: CommitId) -> OpenRound:
-        """What our log, as it was read last, knows of the round on a base that becomes our head."""
+        """The votes on a base that becomes our head, from our log as it was last read."""
         return self._votes.on(base)
 
     def _read_votes(self, logged: LoggedRounds) -> OpenRound:
@@ -186,7 +186,7 @@ class UnitChain:
             if data is None:
                 break
             state = await self.updates.advance(state, link, data)
-            # A generation that no commit attests may have been damaged before it was written: what follows from it shows that.
+            # A generation that no commit attests may have been damaged before it was written: a later root shows that.
             if link.commit in attested and await self.updates.root(state) != attested[link.commit]:
                 self._doubt()
         del self.links[commits.index(state.head) + 1 :]
@@ -194,8 +194,8 @@ class UnitChain:
         self._stand_at(state, await self.updates.root(state))
 
     def data_position(self, me: PeerId) -> int:
-        """The local step to go on from: after the last one that a commit of this chain counted, or that one on our head or on a base
-        ahead of it may still count. What came later died untold, so its data is read again; no step is counted twice.
+        """The local step to resume from: after the last one that a commit of this chain counted, or that an offered contribution
+        may still count. No commit can count later steps, so their data is read again. No step is counted twice.
         """
         behind = {link.commit for link in self.links[:-1]}
         counted: dict[CommitId, Root] = {}
@@ -216,14 +216,14 @@ class UnitChain:
         self._offered[base] = (*self._offered.get(base, ()), contribution)
 
     async def start_from(self, state: UnitState, certificates: Sequence[Certificate]) -> None:
-        """Take over a downloaded state before the rounds begin: the chain up to its commit is verified, logged and becomes ours.
+        """Adopt a downloaded state before the rounds begin: the chain up to its commit is verified, logged and becomes ours.
 
         Raises:
             RemoteProtocolError: the certificates do not lead from the start to the state.
         """
         links, raws, tree = await self.tools.offload.run(partial(self._led_to, state.head, certificates))
         root = await self.updates.root(state)
-        # certificates first: a generation that the log does not lead to is worth nothing at the next start
+        # certificates first: the next start cannot use a generation that the log does not lead to
         await self.tools.log.log_lineage(self.head.commit, raws[len(self.certificates) :])
         await self.tools.generations.write(state, root)
         self.links, self.certificates, self._tree = links, raws, tree
@@ -245,7 +245,7 @@ class UnitChain:
             found.append((links[-1], certificate))
         if links[-1].commit != head:
             raise RemoteProtocolError("a state that is not on the chain offered with it", "a commit of the chain")
-        return links, raws, self._tree.add_all(found)  # what the log told of other lineages stays
+        return links, raws, self._tree.add_all(found)  # keeps the other lineages of the log
 
     def _verified(self, certificate: Certificate, parent: ChainLink) -> ChainLink:
         return verify_certificate(certificate, parent, verifier=self.tools.verifier, run_id=self.tools.run_id)
@@ -253,13 +253,12 @@ class UnitChain:
     # --- the next commit ------------------------------------------------------------------------------------------------------
 
     async def apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
-        """Log the certificate, then apply the commit (R19); its bytes must be on disk. Whatever can fail comes before anything
-        is changed, so a commit that could not be applied may be tried again. Its trainer need not wait for what comes after: `prove`,
-        then `keep`.
+        """Log the certificate, then apply the commit (R19); its bytes must be on disk. Every step that can fail comes before any
+        change, so a failed commit may be tried again. The trainer need not wait for the next steps, `prove` and `keep`.
 
         Raises:
             LocalProtocolError: the bytes are not here, or the link does not follow our head.
-            StorageError: the certificate could not be written, or the bytes were damaged on our disk and are gone now.
+            StorageError: the certificate could not be written, or the bytes on our disk were damaged and have been deleted.
         """
         async with self.moving:
             return await self._apply(link, certificate)
@@ -275,7 +274,7 @@ class UnitChain:
         try:
             state = await self.updates.advance(previous, link, data)
         except StorageError:
-            await self.updates.read_good(link)  # what is damaged goes, so that it is fetched again
+            await self.updates.read_good(link)  # deletes damaged bytes, so that they are fetched again
             raise
         await self.tools.log.log_certificate(self.head.commit, raw)
         self.links.append(link)
@@ -286,7 +285,7 @@ class UnitChain:
         return AppliedCommit(state, previous.anchor_N)
 
     async def prove(self, applied: AppliedCommit) -> Root:
-        """The state root of a commit that was applied. The next contribution tells it: the machine hears of the commit after it."""
+        """The state root of an applied commit. The machine hears of a commit after this: the next contribution names the root."""
         async with self.moving:
             if self.state.head != applied.state.head:  # switched to another lineage meanwhile
                 return await self.updates.root(applied.state)
@@ -295,10 +294,10 @@ class UnitChain:
             return self.root
 
     async def keep(self) -> None:
-        """Write the state at the head as a generation, and drop what is not kept any more. Who is killed before it has the log."""
+        """Write the head's state as a generation, and delete what is too old. After an earlier crash the log leads to the head."""
         async with self.moving:
             if self.rooted != self.state.head:
-                return  # one more commit came first: what is kept for that is on its way
+                return  # another commit came first: its own `keep` follows
             await self._keep_generation()
             await self._tidy_log()
             self.is_kept = True
@@ -320,7 +319,7 @@ class UnitChain:
     # --- a state that differs from what the run attests -----------------------------------------------------------------------
 
     async def recomputed(self) -> UnitState | None:
-        """The state at some commit of ours whose root the run attests, from our own disk; None when the log leads to another one."""
+        """The state at a commit of ours with the root that the run attests, from our own disk; None if the log's root differs."""
         attested = attested_roots(self.links)
         newest = await self.tools.generations.load_newest(attested, attested)
         state = newest[0] if newest is not None else await keeping.genesis_state(self._genesis, self.tools)
@@ -334,12 +333,13 @@ class UnitChain:
             expected = attested.get(link.commit)
             if expected is not None:
                 if await self.updates.root(state) != expected:
-                    return None  # the same arithmetic, the same mistake: this state must come from others
+                    return None  # the same arithmetic fails again: get the state from other peers
                 last_good = state
         return last_good
 
     async def replace_state(self, state: UnitState) -> torch.Tensor:
-        """Replace the state at the head by what follows from `state`, at a commit of ours; returns the anchor's shift, (N,) float32.
+        """Replace the head's state by the one that follows from `state`, at a commit of ours; returns the anchor's shift, (N,)
+        float32.
 
         Raises:
             LocalProtocolError: that commit is not on our lineage, or bytes since then are gone.
@@ -351,7 +351,7 @@ class UnitChain:
             for link in self.links[commits.index(state.head) + 1 :]:
                 data = await self.updates.read_good(link)
                 if data is None:
-                    raise LocalProtocolError("bytes that are no longer here", "a newer state")
+                    raise LocalProtocolError("a commit whose bytes are gone", "a newer state")
                 state = await self.updates.advance(state, link, data)
             shift_N = torch.sub(state.anchor_N, self.state.anchor_N)
             self._stand_at(state, await self.updates.root(state))
@@ -361,7 +361,7 @@ class UnitChain:
             return shift_N
 
     async def _keep_generation(self, doubtful: Sequence[CommitId] = ()) -> None:
-        """A state that is not the attested one is not written, and nothing goes for it: a restart must not take it for good."""
+        """Write the head's generation, unless our state differs from the attested one: a restart must not load a wrong state."""
         if self.is_sound:
             await keeping.keep_generation(self.tools, self.links, self.state, self.root, doubtful)
 
@@ -372,12 +372,12 @@ class UnitChain:
 
     @property
     def num_kept_updates(self) -> int:
-        """As many of the newest updates are kept."""
+        """Number of newest updates that are kept."""
         return keeping.num_kept_updates(self.tools)
 
     @property
     def num_kept_votes(self) -> int:
-        """On so many of the newest bases acks are kept in full."""
+        """Number of newest bases on which acks are kept in full."""
         return keeping.num_kept_votes(self.tools)
 
     async def _tidy_log(self) -> None:
@@ -385,12 +385,12 @@ class UnitChain:
 
     @property
     def disk_bound_bytes(self) -> int:
-        """What this unit takes of the disk at most."""
+        """The most bytes that this unit takes on disk."""
         return keeping.disk_bound_bytes(self.tools)
 
     async def _sweep_updates(self, lineage: Sequence[CommitId]) -> None:
-        """Whatever of this lineage is kept stays, and nothing else: after an absence the head is far ahead of what was kept before,
-        and no later commit would name that again.
+        """Delete all results except those that are kept of this lineage. After an absence the head is far ahead of the results
+        kept earlier, and no later commit would name them.
         """
         try:
             await self.tools.log.keep_results(keeping.kept_bases(self.tools, lineage))
@@ -400,7 +400,7 @@ class UnitChain:
     # --- another lineage ------------------------------------------------------------------------------------------------------
 
     async def state_at(self, commit: CommitId) -> UnitState | None:
-        """The state at a commit of our lineage, from what is kept; None when that does not reach back so far."""
+        """The state at a commit of our lineage, rebuilt from what is kept; None if that does not reach back so far."""
         if commit == self.state.head:
             return self.state
         position = next((i for i, link in enumerate(self.links) if link.commit == commit), None)
@@ -420,7 +420,7 @@ class UnitChain:
         """The state after these commits, whose bytes are on disk.
 
         Raises:
-            LocalProtocolError: bytes of one of them are not here.
+            LocalProtocolError: the bytes of one of them are not here.
         """
         for node in path:
             data = await self.updates.read_good(node.link)
@@ -441,7 +441,7 @@ class UnitChain:
         return any(link.commit == commit for link in self.links)
 
     async def switch(self, prepared: PreparedSwitch) -> OpenRound:
-        """Flip the head in one durable record (R24); returns what is known of votes on the new head.
+        """Flip the head in one durable record (R24). Returns what is known of votes on the new head.
 
         Raises:
             StorageError: the record could not be written; nothing has changed.
@@ -451,8 +451,8 @@ class UnitChain:
             return await self._flip(prepared)
 
     async def flip(self, prepared: PreparedSwitch) -> tuple[OpenRound, bool]:
-        """Flip the head where a record of all units says so already; `moving` is held by the caller. Returns what is known of votes on
-        the new head, and whether our own log tells of it, too.
+        """Flip the head after a record of all units has been written; the caller holds `moving`. Returns what is known of votes
+        on the new head, and whether our own log names it, too.
         """
         is_written = await self.tools.log.log_moved(prepared.fork, _certificates_of(prepared))
         return await self._flip(prepared), is_written
@@ -470,8 +470,8 @@ class UnitChain:
         return await self.votes_on_head()
 
     async def votes_on_head(self) -> OpenRound:
-        """What our log knows of the round on the new head. The head has moved, so a disk that cannot be read back must not stop us
-        here: who does not know its votes casts none on this base.
+        """Our log's votes in the round on the new head. The head has moved already, so an unreadable disk must not stop us: a
+        peer that does not know its votes casts none on this base.
         """
         try:
             return self._read_votes(await self.tools.log.load())
@@ -480,7 +480,7 @@ class UnitChain:
             return OpenRound(has_left=True)
 
     async def _drop_lost(self, lost: Sequence[ChainLink], kept: ChainLink) -> None:
-        """Updates of the lineage that was left; on the fork itself the other one's stay."""
+        """Delete updates of the lineage that was left. On the fork itself those of the new lineage stay."""
         try:
             for link in lost:
                 if link.record is not None:

@@ -1,8 +1,8 @@
 """A unit's error feedback at one peer: it changes with the commits that count our contributions, and survives a restart.
 
-The files are written beside the rounds, by `run`. What a crash loses of them is made up from the log of commits, chunk by chunk: a
-commit after the one at which a residual stood, and that names a contribution of ours, makes it the pending one if that is here, else
-zero. So nothing depends on how far the writing had come, and work may be given up but is never offered twice.
+`run` writes the files in the background. After a crash, what was not written is made up from the log of commits, chunk by chunk.
+A later commit that names a contribution of ours replaces a chunk's residual by the pending one, or by zero if that is not on
+disk. So the result does not depend on how much was written; work may be lost but is never offered twice.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from protocol.tensors.tensor_schema import ChunkGrid
 log = structlog.get_logger()
 
 CATCH_UP_COST_S = 0.001
-"""What going through the commits since a residual was saved costs in virtual time."""
+"""Virtual time to go through the commits since a residual was saved."""
 
 
 def counted_chunks(links: Iterable[ChainLink], me: PeerId) -> dict[Root, set[int]]:
-    """Which chunks of our contributions these commits counted, by root."""
+    """The chunks of our contributions that these commits counted, by root."""
     counted: dict[Root, set[int]] = {}
     for root, chunks in counts_of(links, me):
         counted.setdefault(root, set()).update(chunks)
@@ -58,25 +58,25 @@ class ErrorFeedback:
         self._grid = grid
         self._now: tuple[Feedback, CommitId | None] = (Feedback(beta, grid, no_residual(grid)), None)
         self._written: list[Root | None] = [NO_ORIGIN] * grid.num_chunks
-        """By chunk, the origin of what is on disk; None where that stands on another lineage."""
+        """By chunk, the origin of the residual on disk; None if that belongs to another lineage."""
 
         self._written_pending: object = None
         self._changed = trio.Event()
 
     @property
     def state(self) -> Feedback:
-        """The residual, and the pending one, now."""
+        """The current residual, and the pending one."""
         return self._now[0]
 
     @property
     def bound_bytes(self) -> int:
-        """What it takes of the disk at most."""
+        """The most bytes that it takes on disk."""
         return bound_bytes(self._grid)
 
     # --- the start of a process -----------------------------------------------------------------------------------------------
 
     async def restore(self, links: Sequence[ChainLink], tree: CommitTree) -> None:
-        """Read the disk, and bring what is there to the end of `links`, the lineage from the genesis on."""
+        """Read the disk, and advance the residual to the end of `links`, the lineage from the genesis on."""
         found = await self._files.load()
         if found.problems:
             log.warning("residual_damaged", reason=f"no residual where it was damaged: {'; '.join(found.problems)}")
@@ -86,7 +86,7 @@ class ErrorFeedback:
         await self._follow(state, found.standing, links, tree)
 
     async def follow(self, links: Sequence[ChainLink], tree: CommitTree) -> None:
-        """The head has jumped to the end of `links` before the rounds began."""
+        """Follow a head that jumped to the end of `links` before the rounds began."""
         state, standing = self._now
         await self._follow(state, (standing,) * self._grid.num_chunks, links, tree)
 
@@ -107,7 +107,7 @@ class ErrorFeedback:
     # --- the rounds -----------------------------------------------------------------------------------------------------------
 
     def offer(self, root: Root, fed: FedDelta) -> None:
-        """This was offered on the head."""
+        """Note what was offered on the head."""
         if fed.num_clipped or fed.num_dropped:
             reason = f"{fed.num_clipped} chunks of the residual scaled down to its bound, {fed.num_dropped} left out"
             log.warning("residual_bounded", reason=reason)
@@ -116,18 +116,18 @@ class ErrorFeedback:
         self.changed()
 
     def commit(self, link: ChainLink) -> None:
-        """One more commit on our lineage. Safe in a thread; `changed` must follow."""
+        """Note a commit on our lineage. Safe in a thread; call `changed` afterwards."""
         self._now = self.state.after(counts_of([link], self._me)), link.commit
 
     def switch(self, state: Feedback, head: CommitId) -> None:
-        """Another lineage, and what it made of the residual. Safe in a thread; `changed` must follow."""
+        """Note a switch of lineages, with the residual after it. Safe in a thread; call `changed` afterwards."""
         self._now = state, head
         self._written = [None if origin != NO_ORIGIN else origin for origin in state.residual.origins]
 
     # --- writing --------------------------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """There is something to write."""
+        """Wake the writer."""
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
@@ -142,8 +142,8 @@ class ErrorFeedback:
             await changed.wait()
 
     async def _save(self) -> None:
-        """The residual first: a pending one counts for nothing without what it was built on."""
-        written = self._written  # before the rest: a switch meanwhile makes another one, for which nothing here counts
+        """Write the residual first: a pending one is useless without the residual that it was built on."""
+        written = self._written  # read first: a switch meanwhile replaces this list
         state, standing = self._now
         origins = state.residual.origins
         for number, chunks in enumerate(self._files.segments):
@@ -168,7 +168,7 @@ def _followed(
     tree: CommitTree,
     me: PeerId,
 ) -> tuple[Feedback, set[int]]:
-    """What the commits since then made of it, and the chunks that stood on no commit of this lineage."""
+    """The feedback after the commits since then, and the chunks whose commit is not on this lineage."""
     places = {link.commit: place for place, link in enumerate(links)}
     groups: dict[CommitId | None, set[int]] = {}
     for chunk, commit in enumerate(standing):
@@ -180,9 +180,9 @@ def _followed(
             path = links[places[commit] + 1 :]
         elif commit is not None:
             off_lineage |= chunks
-            ways = _ways(commit, links[-1].commit, tree)
+            ways = _paths(commit, links[-1].commit, tree)
             if ways is None:
-                log.warning("residual_dropped", reason="what it was made of is on a lineage that is not known any more")
+                log.warning("residual_dropped", reason="its commits are on a lineage that is not known")
                 state = state.without(chunks)
             else:
                 path, left = ways[0], counted_chunks(ways[1], me)
@@ -190,8 +190,12 @@ def _followed(
     return state, off_lineage
 
 
-def _ways(commit: CommitId, head: CommitId, tree: CommitTree) -> tuple[Sequence[ChainLink], Sequence[ChainLink]] | None:
-    """From the fork to the head, and from the fork to this commit of a lineage that was left; None where that is not known."""
+def _paths(
+    commit: CommitId, head: CommitId, tree: CommitTree
+) -> tuple[Sequence[ChainLink], Sequence[ChainLink]] | None:
+    """The commits from the fork to the head, and from the fork to this commit of an abandoned lineage; None if they are not
+    known.
+    """
     fork = tree.common(commit, head)
     path, lost = (tree.path(fork, end) if fork is not None else None for end in (head, commit))
     if path is None or lost is None:

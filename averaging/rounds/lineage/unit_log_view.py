@@ -1,11 +1,10 @@
-"""What the log of a unit says of earlier votes and of commits that were abandoned.
+"""A unit's log read for earlier votes and abandoned commits.
 
-What our log knows of votes on bases on which we may come to stand: also on the one on which we stood before (R19).
+Earlier votes are those on bases that may become our head, including one that was our head earlier (R19). Commits of abandoned
+lineages are put back into the tree when a process starts. So the host learns both sides of a fork, even if it was away while only
+running processes knew them.
 
 Rules: R19 (protocol/rounds/RULES.md).
-
-Commits of lineages that were left, put back into the tree when a process starts: so the host hears of both sides of a fork, also if
-it was away while they were known to running processes alone.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ from protocol.rounds.state import OpenRound
 
 
 class EarlierVotes:
-    """Votes of the log as it was read last, on all bases but those that our head has behind it.
+    """Votes of the log as it was last read, on all bases that are not behind our head.
 
-    A start that lost the bytes of newer commits stands further back than we voted. It comes to those bases again by applying what
-    follows, and who forgot there what it acked could ack another record beside it: two commits of a quorum on one base.
+    A start that lost the bytes of newer commits has an older head than the one we voted on. It reaches those bases again as it
+    applies the commits. A peer that forgot its acks there could ack a second record, and a quorum could commit twice on one base.
     """
 
     def __init__(self) -> None:
         self._bases: Mapping[CommitId, LoggedBase] = {}
 
     def read(self, logged: LoggedRounds, behind: Collection[CommitId]) -> None:
-        """The log was read; our head has these commits behind it."""
+        """The log was read; these commits are behind our head."""
         self._bases = {base: known for base, known in logged.bases.items() if base not in behind}
 
     def on(self, base: CommitId) -> OpenRound:
-        """The round on a base that becomes our head, as far as we voted on it before the log was read."""
+        """The round on a base that becomes our head, with the votes of the log."""
         known = self._bases.get(base)
         if known is None:
             return OpenRound()
         promised = known.promised
-        # it may have helped to decide this base: what else it would ack could be decided beside that
+        # its lost ack may have decided this base: acking another record could decide it twice
         has_left = known.has_forgotten
         if promised is not None and promised.attempt == LAST_ATTEMPT:
             promised, has_left = None, True
@@ -66,8 +65,8 @@ def with_displaced(
     displaced: Sequence[tuple[CommitId, bytes]],
     verified: Callable[[Certificate, ChainLink], ChainLink],
 ) -> CommitTree:
-    """The tree of the followed lineage with these (parent commit, certificate bytes), parents first, each verified as if somebody had
-    sent it. One that proves nothing goes with what follows it: nothing here rests on it.
+    """The tree of the followed lineage with these (parent commit, certificate bytes) added, parents first. Each is verified as if
+    a peer had sent it. One that proves nothing is dropped with all that follows it; nothing here depends on it.
     """
     tip, num_dropped, problem = tree.tip, 0, ""
     for base, raw in displaced:
@@ -81,5 +80,5 @@ def with_displaced(
             num_dropped, problem = num_dropped + 1, problem or error.one_line()
     if num_dropped:
         log.warning("left_commits_dropped", num_commits=num_dropped, reason=problem)
-    # where there is no fork the tip must be the end of the only line
+    # without a fork the tip must be the end of the only line
     return replace(tree, tip=tip) if tree.has_fork else tree

@@ -1,4 +1,4 @@
-"""The results that commits of a unit name: read from the disk, checked, and turned into the next state, beside trio."""
+"""The results that a unit's commits name: read from disk, checked, and turned into the next state in other threads."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from protocol.tensors.tensor_schema import ChunkGrid
 log = structlog.get_logger()
 
 APPLY_COST_S: Final = 0.005
-"""What applying a commit costs in virtual time, and hashing it for its root."""
+"""Virtual time that applying a commit takes, and hashing the state for its root."""
 
 THREADS_WITHIN_S: Final = 5.0
-"""The last results are on disk before the last threads have made the next state of them: by milliseconds, or the rest of our slice.
-To make all of it anew takes a second with 25M values and four peers on two cores, so they are waited for, as long as one after another
-ends; one that is held up for so long still writes into it, and all is made anew.
+"""How long to wait for a thread that computes the next state. The last results reach the disk before these threads end, and
+computing all of it again takes much longer. A thread that is held up longer may still write to that state, so a new one is
+computed.
 """
 
 
 @dataclass(frozen=True)
 class UnitContext:
-    """What a unit's state works with; `feedback` where the run has error feedback."""
+    """Dependencies of a unit's state; `feedback` only if the run has error feedback."""
 
     run_id: RunId
     unit: UnitName
@@ -51,11 +51,11 @@ class UnitContext:
     generations: Generations
     feedback: ErrorFeedback | None = None
     results: Codec | None = None
-    """How results are written; None: as contributions are."""
+    """The codec of results; None: that of contributions."""
 
     @property
     def result_codec(self) -> Codec:
-        """Of the bytes that commits name; `codec` is that of contributions."""
+        """The codec of the bytes that commits name; `codec` is that of contributions."""
         return self.results or self.codec
 
 
@@ -70,8 +70,8 @@ class Updates:
         self._hashes_of = StateHashes(tools.grid)
 
     def remember(self, base: CommitId, result_hash: Root, result: SliceBytes) -> None:
-        """A result of `base` that was checked a moment ago and is on disk: to be applied it is not read and hashed once more. Those of
-        one base are kept, until a commit on it is applied.
+        """Keep a result of `base` that was just checked and is on disk, so that it is not read and hashed again to be applied.
+        Results of one base are kept until a commit on it is applied.
         """
         if base != self._fresh_base:
             self._fresh_base = base
@@ -81,11 +81,11 @@ class Updates:
     async def examine(
         self, state: UnitState | None, outer: OuterStep, first_chunk: int, encoded: Encoded
     ) -> list[bytes]:
-        """The leaf hashes of chunks of a result on `state` that just came, checked to be fit to be applied; the state after such a
-        commit is made of them at once. Without the state they are checked only.
+        """The leaf hashes of chunks of a result on `state` that just arrived, checked to be fit to apply. The next state is
+        computed from them at once; without `state` they are only checked.
 
         Raises:
-            RemoteProtocolError: bytes that mean nothing, or values that are not finite.
+            RemoteProtocolError: bytes that do not decode, or values that are not finite.
         """
         tools = self._tools
         ahead = self._ahead_of(state, outer) if state is not None else None
@@ -109,7 +109,7 @@ class Updates:
         return NextState(state, outer, self._tools.result_codec, self._tools.grid)
 
     async def read(self, link: ChainLink) -> list[bytes | memoryview] | None:
-        """A commit's results, slice by slice; None where one is missing."""
+        """A commit's results, slice by slice; None if one is missing."""
         if link.record is None:
             return None
         parts: list[bytes | memoryview] = []
@@ -124,7 +124,9 @@ class Updates:
         return parts
 
     async def read_good(self, link: ChainLink) -> list[bytes | memoryview] | None:
-        """As `read`, and every result has the hash that the record names: what was damaged is deleted, to be fetched again."""
+        """As `read`, but every result has the hash that the record names. Damaged ones are deleted, so that they are fetched
+        again.
+        """
         data, record = await self.read(link), link.record
         if data is None or record is None:
             return None
@@ -139,7 +141,7 @@ class Updates:
         return data
 
     def _hashes(self, part: SliceRecord, data: bytes | memoryview) -> tuple[bytes, ...] | None:
-        """The leaf hashes of a result's chunks; None where these are not the bytes that the record names."""
+        """The leaf hashes of a result's chunks; None if these are not the bytes that the record names."""
         try:
             hashes = tuple(leaf_hash(chunk) for chunk in self._chunks(part, data))
         except RemoteProtocolError:
@@ -153,7 +155,7 @@ class Updates:
         """The state after one more commit, whose results are `data`.
 
         Raises:
-            StorageError: these are not the bytes that the record names: they were damaged on our disk since they came.
+            StorageError: these are not the bytes that the record names: they were damaged on our disk since they arrived.
         """
         record, tools = link.record, self._tools
         if record is None:
@@ -166,7 +168,7 @@ class Updates:
         return advanced
 
     async def _made_ahead(self, state: UnitState, outer: OuterStep) -> NextState:
-        """What was made of the state after `state` while its results came, else a new one to be made; nobody adds to it any more."""
+        """The next state as far as it was computed while results arrived, else an empty one. Nothing is added to it afterwards."""
         ahead = self._ahead
         is_made = ahead is not None and ahead.follows(state, outer) and await ahead.until_idle(THREADS_WITHIN_S)
         self._ahead = None
@@ -191,5 +193,5 @@ class Updates:
         return ahead.at(link)
 
     async def root(self, state: UnitState) -> Root:
-        """The Merkle root of a state. It is hashed here, not while the state is made of what comes: a trainer waits for that."""
+        """The Merkle root of a state. It is hashed here, not while the state is computed, because a trainer waits for the state."""
         return await self._tools.offload.run(partial(self._hashes_of.root, state), cost_s=APPLY_COST_S)

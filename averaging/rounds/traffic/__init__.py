@@ -1,1 +1,1 @@
-"""What crosses between members of a round, and how it is shared out."""
+"""Data that members of a round exchange, and how lines and donors are shared."""

@@ -1,7 +1,7 @@
-"""What streams bring to a running exchange: when, how much, from whom, and which results are on their way.
+"""Records what streams deliver to a running exchange: when, how much, from which peers, and which results.
 
-It stands apart from the exchange, which has it, as those have who take what comes. If they had the exchange for it, each would keep
-the other, and with them all that a round moved, until the garbage collector comes by, after some twenty rounds.
+It is separate from the exchange, and both the exchange and its users refer to it. If the users referred to the exchange, each
+would keep the other, and all memory of a round, alive until the garbage collector runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocol.ids import PeerId, Root
 
 
 class Coming:
-    """A result that a stream brings: when it last did, and how much it brought."""
+    """A result that a stream is delivering: when its last bytes came, and how many."""
 
     def __init__(self, began_s: float) -> None:
         self.moved_s = began_s
@@ -25,39 +25,41 @@ class Coming:
         self._began_s = began_s
 
     def came(self, num_bytes: int) -> None:
-        """So much more of it."""
+        """More bytes of it arrived."""
         self.moved_s = trio.current_time()
         self._num_bytes += num_bytes
 
     def is_slow(self, now_s: float) -> bool:
-        """Slower than who is asked for it may be (`transfer.ask`): a frame now and then keeps nobody from asking others."""
+        """Whether it is slower than an answer may be (`transfer.ask`): a rare frame must not keep us from asking others."""
         return now_s > self._began_s + ANSWER_WITHIN_S + self._num_bytes / LEAST_BYTES_PER_S
 
 
 class Arrivals:
-    """Of one exchange. `moved_s`: when a stream last brought something, in trio's time, or -inf; `moved_bytes`: how much so far."""
+    """Deliveries to one exchange. `moved_s`: when a stream last delivered, in trio's time, or -inf; `moved_bytes`: how much so
+    far.
+    """
 
     def __init__(self) -> None:
         self.moved_s = -inf
         self.moved_bytes = 0
-        self._bringing = set[PeerId]()
+        self._delivering = set[PeerId]()
         self._coming: dict[Root, Coming] = {}
 
     def came(self, peer: PeerId, frame: memoryview) -> None:
-        """A frame on a stream of this peer."""
+        """A frame arrived on a stream of this peer."""
         self.moved_s = trio.current_time()
         self.moved_bytes += len(frame)
-        self._bringing.add(peer)
+        self._delivering.add(peer)
 
     def bringing(self) -> tuple[PeerId, ...]:
-        """Whose streams have brought something since this was asked last."""
-        found = tuple(sorted(self._bringing))
-        self._bringing.clear()
+        """The peers whose streams have delivered since the last call."""
+        found = tuple(sorted(self._delivering))
+        self._delivering.clear()
         return found
 
     @contextmanager
     def coming(self, result_hash: Root) -> Iterator[Coming]:
-        """A stream brings this result, for as long as the block lasts."""
+        """A stream delivers this result, for as long as the block lasts."""
         coming = self._coming[result_hash] = Coming(trio.current_time())
         try:
             yield coming
@@ -66,6 +68,6 @@ class Arrivals:
                 del self._coming[result_hash]
 
     def coming_s(self, result_hash: Root) -> float:
-        """When a stream last brought something of these bytes, in trio's time; -inf where none brings them now, or too slowly."""
+        """When a stream last delivered bytes of this result, in trio's time; -inf if no stream delivers it, or one is too slow."""
         coming = self._coming.get(result_hash)
         return -inf if coming is None or coming.is_slow(trio.current_time()) else coming.moved_s

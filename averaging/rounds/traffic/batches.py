@@ -1,4 +1,4 @@
-"""Chunks on a stream: several that follow one another in one frame, because each frame costs as much as hashing 64 kB."""
+"""Chunks on a stream: consecutive chunks share a frame, because each frame costs as much as hashing 64 kB."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from protocol.errors import RemoteProtocolError
 from protocol.tensors.tensor_schema import ChunkGrid
 
 BATCH_BYTES: Final = 800_000
-"""A frame holds whole chunks of at most so many bytes together, or one chunk: 48 of 16,384 values in int8, summed in three runs."""
+"""The most bytes of whole chunks in a frame, unless one chunk is larger: 48 chunks of 16,384 int8 values, summed in three runs."""
 
 FRAME_S: Final = 0.1
-"""What a stream carries in so long goes into one frame."""
+"""A frame holds what its stream carries in this time."""
 
 TAIL_S: Final = 0.005
-"""The last frames become ever smaller, down to what a stream carries in so long: a frame is looked at when it is whole, and everybody
-waits for that of the last one. Two members, 25M int8 values at 100 Mbit/s: 8 ms from the last byte of 0.5 MB to its sum.
+"""The last frames become ever smaller, down to what a stream carries in this time. A frame is checked when it is whole, and
+everybody waits for the last one.
 """
 
 CHUNK_HEAD: Final = struct.Struct("<cI")
-"""Before the chunks of a contribution in their frame: "C", and the number of the first."""
+"""Precedes the chunks of a contribution in their frame: "C", and the number of the first."""
 
 Batch = Sequence[tuple[int, memoryview]]
-"""Chunks by number, each a view of the frame that brought it."""
+"""Chunks by number, each a view of the frame that it came in."""
 
 
 def consecutive(numbers: Iterable[int], max_length: int) -> Iterator[range]:
-    """Ascending numbers as runs of such that follow one another, each of at most so many."""
+    """Ascending numbers as runs of consecutive ones, each of at most `max_length`."""
     run = range(0)
     for number in numbers:
         if number != run.stop or len(run) >= max_length:
@@ -42,10 +42,11 @@ def consecutive(numbers: Iterable[int], max_length: int) -> Iterator[range]:
 
 
 class FramePace:
-    """How large a stream's frames may be: one chunk at first, then what the stream was seen to carry in FRAME_S, at most twice as much
-    as before, since what comes first is taken at once by whatever is empty. So a thin line, or an owner's cap, is held by one frame
-    as long as by one chunk, and a broken stream loses no more. Towards the end of
-    `wanted_bytes` at most half of what is left, down to what is carried in TAIL_S.
+    """The largest frame of a stream: one chunk at first, then what the stream carries in FRAME_S, at most twice the last frame.
+
+    The limit of twice is needed because the first bytes only fill empty buffers. So a frame blocks a thin line, or an owner's
+    cap, only for as long as a chunk does, and a broken stream loses no more. Near the end of `wanted_bytes` a frame holds at most
+    half of what is left, down to what the stream carries in TAIL_S.
     """
 
     def __init__(self, began_s: float, wanted_bytes: int) -> None:
@@ -55,7 +56,7 @@ class FramePace:
         self._last_bytes = 0
 
     def waited(self, seconds: float) -> None:
-        """There was nothing to send for so long, which says nothing of the line."""
+        """Leave out time without anything to send: it says nothing of the line."""
         self._began_s += seconds
 
     def sent(self, num_bytes: int) -> None:
@@ -64,7 +65,7 @@ class FramePace:
         self._last_bytes = num_bytes
 
     def max_bytes(self, now_s: float) -> int:
-        """For the next frame; smaller than a chunk means one chunk."""
+        """The limit of the next frame; less than a chunk means one chunk."""
         bytes_per_s = self._sent_bytes / max(now_s - self._began_s, 1e-6)
         tail = max((self._wanted_bytes - self._sent_bytes) // 2, int(bytes_per_s * TAIL_S))
         return min(BATCH_BYTES, 2 * self._last_bytes, int(bytes_per_s * FRAME_S), tail)
@@ -73,7 +74,7 @@ class FramePace:
 def runs_of(
     numbers: Iterable[int], chunks: Sequence[bytes | memoryview], max_bytes: Callable[[], int]
 ) -> Iterator[range]:
-    """Numbers of these chunks, ascending, as runs that fit into a frame; `max_bytes` is asked at the beginning of each."""
+    """Runs of these ascending chunk numbers that each fit into a frame; `max_bytes` is called at the start of each."""
     run, num_bytes, limit = range(0), 0, 0
     for number in numbers:
         if number != run.stop or num_bytes + len(chunks[number]) > limit:
@@ -86,7 +87,7 @@ def runs_of(
 
 
 def split_batch(data: memoryview, first_chunk: int, stop_chunk: int, codec: Codec, grid: ChunkGrid) -> Batch:
-    """The chunks that a frame holds, from `first_chunk` on, all before `stop_chunk`.
+    """The chunks in a frame, from `first_chunk` on, all before `stop_chunk`.
 
     Raises:
         RemoteProtocolError: no chunk, a part of one, or more than there are.

@@ -25,27 +25,27 @@ from protocol.rounds.messages.requests import LATER, ExchangeHello
 from protocol.tensors.tensor_schema import ChunkGrid
 
 FIRST_ELEMENTS: Final = 1 << 16
-"""What each reducer gets first, or one chunk: nothing leaves before the first call is over. Of four members on two cores, which all
-encode at once, that took 30 to 90 ms with a run for each reducer.
+"""Elements of the first run for each reducer, at least one chunk. Nothing leaves before the first call is over, and a whole run
+for each reducer would take too long; measured; see tests/benchmarks/LOG.md.
 """
 
 LEAST_RUNS: Final = 8
-"""Two million values in one call, some milliseconds: fewer would cost more in calls than they bring forward what leaves. The first
-call takes FIRST_ELEMENTS for each reducer, at most so many of them, and each after it twice as many runs.
+"""The least number of runs in a call after the growing first ones: fewer would cost more in calls than they gain. The first call
+takes FIRST_ELEMENTS for each reducer, for at most this many reducers. Each later call takes twice as many runs as the one before.
 """
 
 MOST_STRETCHES: Final = 16
-"""Of a long vector's calls after the first ones, which grow up to the length of these."""
+"""The most calls for a long vector after the growing first ones; it sets their final length."""
 
 
 @dataclass(frozen=True)
 class EncodedContribution:
-    """What this peer offers on a base.
+    """A peer's offer on a base.
 
     Attributes:
         theta_N: (N,) float32, the local parameters at the snapshot: R20 needs them when the commit is applied.
-        data: all encoded chunks, in grid order, one behind the other.
-        chunks: each of them, in `data`.
+        data: all encoded chunks, in grid order, joined.
+        chunks: each of them, as a view of `data`.
         tree: over their leaf hashes.
         header: the signed ContributionHeader envelope.
     """
@@ -59,28 +59,28 @@ class EncodedContribution:
 
     @property
     def hashes(self) -> Sequence[bytes]:
-        """Of the chunks, in order."""
+        """The leaf hashes of the chunks, in order."""
         return self.tree.levels[0]
 
     @property
     def root(self) -> Root:
-        """Of the chunks."""
+        """The Merkle root of the chunks."""
         return self.tree.root
 
 
 def encode_chunks(values_N: torch.Tensor, codec: Codec, grid: ChunkGrid) -> tuple[memoryview, ...]:
-    """Each chunk of a (N,) float32 vector by itself."""
+    """Encode each chunk of a (N,) float32 vector separately."""
     runs = runs_in(0, grid.num_chunks, grid.chunk_elements)
     spans = (slice(*grid.span(run.start, run.stop)) for run in runs)
     return tuple(chain.from_iterable(encode_run(codec, values_N[span], grid.chunk_elements) for span in spans))
 
 
 class DeltaEncoder:
-    """Encodes the delta of a snapshot some chunks at a time, in any order, with the residual in it where there is feedback.
+    """Encodes the delta of a snapshot some chunks at a time, in any order. With feedback the residual is added to it.
 
     Attributes:
-        data: for all encoded chunks, in grid order, one behind the other.
-        chunks: each of them, in `data`; a chunk's bytes are there once it was encoded.
+        data: memory for all encoded chunks, in grid order, joined.
+        chunks: each of them, as a view of `data`; valid once the chunk was encoded.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class DeltaEncoder:
         """Encode these chunks, each once; may run in a thread.
 
         Raises:
-            LocalProtocolError: the local parameters are not finite; nothing is to be offered.
+            LocalProtocolError: the local parameters are not finite; offer nothing.
         """
         if self._fed is not None:
             self._fed.encode(run)
@@ -123,25 +123,24 @@ class DeltaEncoder:
             self._hashes[chunk] = leaf_hash(self.chunks[chunk])
 
     def finished(self) -> tuple[EncodedContribution, FedDelta | None]:
-        """When all chunks were encoded: the contribution, whose header is added when it is signed, and what the codec left out.
+        """The contribution, without its header, and what the codec left out; call after all chunks were encoded.
 
         Raises:
-            LocalProtocolError: some were not.
+            LocalProtocolError: some chunks were not encoded.
         """
         if not all(self._hashes):
-            raise LocalProtocolError("a contribution of which chunks are not encoded", "all of them")
+            raise LocalProtocolError("a contribution with chunks that are not encoded", "all of them")
         tree = MerkleTree.over(tuple(self._hashes))
         encoded = EncodedContribution(self._theta_N, self._tokens, self.data, self.chunks, tree)
         return encoded, None if self._fed is None else self._fed.finished()
 
 
 def stretches(parts: Sequence[range], grid: ChunkGrid) -> list[list[range]]:
-    """All chunks in the order in which they are encoded where some leave while others are still to be encoded, as runs that one call
-    after another takes.
+    """All chunks as runs, grouped by call, in encoding order for a delta that is sent while it is being encoded.
 
     Args:
-        parts: disjoint, each going to another reducer: a run of each in its turn, so that all of them get something soon. What is in
-            none of them goes nowhere and comes last.
+        parts: disjoint, each going to another reducer. They take turns, a run each, so that every reducer gets something soon.
+            Chunks in none of them are not sent and come last.
     """
     covered = set(chain.from_iterable(parts))
     rest = consecutive((chunk for chunk in range(grid.num_chunks) if chunk not in covered), grid.num_chunks)
@@ -157,7 +156,7 @@ def stretches(parts: Sequence[range], grid: ChunkGrid) -> list[list[range]]:
 
 
 def _begun_runs(part: range, grid: ChunkGrid) -> list[range]:
-    """The runs of a part, of which the first is cut once more."""
+    """The runs of a part, the first one cut in two."""
     runs = runs_in(part.start, part.stop, grid.chunk_elements)
     num_first = max(1, FIRST_ELEMENTS // grid.chunk_elements)
     if runs and len(runs[0]) > num_first:
@@ -202,8 +201,8 @@ def split_chunks(
 def check_result(
     chunks: Sequence[bytes | memoryview], result_hash: Root, first_chunk: int, codec: Codec, grid: ChunkGrid
 ) -> None:
-    """Whether the bytes of a slice's result are those that were signed, and mean something. What is kept and acked must be fit to be
-    applied: a commit that nobody can apply would end the run.
+    """Check that the bytes of a slice's result are the signed ones and decode to finite values. A peer must not keep or ack a
+    result that cannot be applied: such a commit would end the run.
 
     Raises:
         RemoteProtocolError: other bytes, or values that are not finite.
@@ -224,8 +223,8 @@ def result_root(chunks: Sequence[bytes | memoryview]) -> Root:
 def hello_of(
     proposal: Proposal, part: SliceSpec, mine: EncodedContribution | None, *, no_part: bool = False
 ) -> ExchangeHello:
-    """What opens a stream to the reducer of a slice, with the hashes of the chunks that are brought; None offers nothing, with
-    `no_part` because nothing was to be brought.
+    """The hello that opens a stream to the reducer of a slice, with the hashes of our chunks. None offers nothing; with `no_part`
+    because nothing was asked for.
     """
     named = (proposal.unit, proposal.base, proposal.ballot, part.first_chunk)
     if mine is None:
@@ -236,5 +235,5 @@ def hello_of(
 
 
 def hello_before(proposal: Proposal, part: SliceSpec) -> ExchangeHello:
-    """What opens a stream while the contribution is still being encoded."""
+    """The hello that opens a stream while the contribution is still being encoded."""
     return ExchangeHello(proposal.unit, proposal.base, proposal.ballot, part.first_chunk, LATER, b"")

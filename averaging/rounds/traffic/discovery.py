@@ -1,6 +1,7 @@
-"""Who is there: every peer announces itself in the directory and lists the others from time to time.
+"""Discovery: every peer announces itself in the directory, and lists the others from time to time.
 
-Records only say who is there and where; heartbeats go direct (DHT records every 5 s cost kilobytes a second per peer).
+Records only say that a peer exists and where it is. Heartbeats go direct, because frequent DHT records cost each peer too much
+traffic.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ LIST_EVERY_S: Final = 5.0
 AGAIN_FIRST_S: Final = 1.0
 AGAIN_GROWTH: Final = 1.5
 AGAIN_LAST_S: Final = 16.0
-"""After a directory that did not answer, longer each time: where machines do not keep up, asking each second what takes eight is more
-than half of what they have to do.
-"""
+"""Pauses after a directory that did not answer; each is longer than the last one, so that retries do not overload a slow machine."""
 
 SETTLED_LIST_EVERY_S: Final = 60.0
-"""While the same peers are there: a look brings all records from several nodes, and who comes says so itself, by its heartbeats."""
+"""Interval while the same peers are there. A poll downloads all records from several nodes, and a new peer announces itself by
+its heartbeats.
+"""
 
 LOOK_BYTES_PER_S: Final = 64.0
 CHANGED_RATIO: Final = 6.0
-"""What looks at a settled swarm may bring on average, and how much sooner one may be after somebody came or went: a record is 0.9 kB,
-and of 32 members all of them each minute were 500 bytes a second; all else that an idle peer says and hears is a tenth of that.
+"""Average traffic of polls in a settled swarm, and how much sooner the next one may follow after a peer came or left. A record is
+about a kilobyte; without a limit, polls would be most of an idle peer's traffic.
 """
 
 
@@ -40,11 +41,11 @@ def directory_key(run_id: RunId) -> str:
 
 
 class DirectoryPoller:
-    """Looks at the records of a run, for all in this process who want to know: one look brings every record.
+    """Polls the records of a run for all of this process; one poll downloads every record.
 
     Args:
-        patience_s: for how long after its time a look at a settled swarm is left to whoever looks for a reason of its own; who
-            announces itself does so before some of its records (peer/membership/process_takeover.py).
+        patience_s: how long after its time a poll of a settled swarm waits for another caller to poll. A peer that announces
+            itself polls before some of its records (peer/membership/process_takeover.py).
     """
 
     def __init__(self, network: Network, run_id: RunId, patience_s: float = ANNOUNCE_EVERY_S + AGAIN_LAST_S) -> None:
@@ -57,7 +58,7 @@ class DirectoryPoller:
         self._under_way: trio.Event | None = None
 
     async def look(self) -> Sequence[DirectoryEntry]:
-        """All records that stand now, ours too; none where the directory is away. Who comes while somebody looks waits for that."""
+        """All current records, ours too; none if the directory is away. A caller that comes during a poll waits for that one."""
         before = self._num_looks
         while self._under_way is not None:
             await self._under_way.wait()
@@ -69,13 +70,13 @@ class DirectoryPoller:
             self._num_looks += 1
             over, self._looked = self._looked, trio.Event()
             over.set()
-        finally:  # who waits for one that was given up looks for itself
+        finally:  # callers that wait for a cancelled poll make their own
             over, self._under_way = self._under_way, None
             over.set()
         return self._found
 
     async def look_within(self, seconds: float) -> Sequence[DirectoryEntry]:
-        """What the next look of somebody else finds; where nobody looks for so long, what our own does."""
+        """The result of the next poll by another caller; if there is none within `seconds`, of our own."""
         with trio.move_on_after(seconds):
             await self._looked.wait()
             return self._found
@@ -83,16 +84,18 @@ class DirectoryPoller:
 
 
 def look_after_s(found: Sequence[DirectoryEntry], least_s: float, bytes_per_s: float = LOOK_BYTES_PER_S) -> float:
-    """When to look next, so that looks which bring this take no more than that on average."""
+    """The time until the next poll, so that polls of this size take at most `bytes_per_s` on average."""
     return max(least_s, sum(len(entry.subkey) + len(entry.value) for entry in found) / bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """When to look next at who is there: `every_s` after others were found than the time before, and while they are the same twice as
-    late each time, up to `settled_every_s`. Where that is longer than `every_s`, a swarm with records of more than `bytes_per_s` then
-    (from four or five on) is looked at as rarely as CHANGED_RATIO times that asks for, and then as rarely as that does, with nothing
-    between; who wants to know at once who comes looks as often as ever.
+    """The interval between polls: `every_s` after a change, and twice the last interval while the same peers are found, up to
+    `settled_every_s`.
+
+    If `settled_every_s` is longer than `every_s`, a swarm with more records than `bytes_per_s` allows is polled at two intervals
+    only. The short one after a change allows CHANGED_RATIO times that rate; the other one allows that rate. A caller that must
+    see new peers at once polls as often as ever.
     """
 
     every_s: float = LIST_EVERY_S
@@ -100,13 +103,13 @@ class Rhythm:
     bytes_per_s: float = LOOK_BYTES_PER_S
 
     def settled_s(self, found: Sequence[DirectoryEntry]) -> float:
-        """Between two looks at a swarm in which nobody comes or goes, where a look brings this."""
+        """The interval between two polls of a swarm without changes, for polls of this size."""
         if self.settled_every_s <= self.every_s:
             return self.every_s
         return look_after_s(found, self.settled_every_s, self.bytes_per_s)
 
     def next_s(self, found: Sequence[DirectoryEntry], last_s: float, *, is_same: bool) -> float:
-        """After a look that brought this. `last_s`: how long the last pause was, `is_same`: whether the same peers were found."""
+        """The interval after a poll with this result. `last_s`: the last interval; `is_same`: whether the same peers were found."""
         settled_s = self.settled_s(found)
         if settled_s > self.settled_every_s:
             return settled_s if is_same else look_after_s(found, self.every_s, CHANGED_RATIO * self.bytes_per_s)
@@ -114,7 +117,7 @@ class Rhythm:
 
 
 OFTEN: Final = Rhythm()
-"""Of who waits for somebody to come."""
+"""For a peer that waits for others to come."""
 
 IN_ROUNDS: Final = Rhythm(settled_every_s=SETTLED_LIST_EVERY_S)
 
@@ -126,11 +129,11 @@ async def announce(
     make_value: Callable[[float], Awaitable[bytes]],
     changed: Callable[[], trio.Event] = trio.Event,
 ) -> None:
-    """Publish our record again and again, until cancelled.
+    """Publish our record repeatedly, until cancelled.
 
     Args:
         make_value: (when it expires, unix time in s) -> the signed record.
-        changed: the event that is set when the record is to say something else: it is published at once then.
+        changed: the event that is set when the record must change; it is then published at once.
     """
     again_s = AGAIN_FIRST_S
     while True:
@@ -145,13 +148,13 @@ async def announce(
 async def list_peers(
     looks: DirectoryPoller, take: Callable[[Sequence[DirectoryEntry]], Awaitable[None]], rhythm: Rhythm = OFTEN
 ) -> None:
-    """Look who is there again and again, until cancelled."""
+    """Poll repeatedly, until cancelled."""
     here, wait_s, again_s = frozenset[str](), rhythm.every_s, AGAIN_FIRST_S
     found = await looks.look()
     while True:
         entries = [entry for entry in found if PeerId(entry.subkey) != looks.network.peer_id]
         if not entries:
-            # none but our own: we came first; none at all says that the directory is away, not that everybody went
+            # only our own: we came first; none at all: the directory is away, the peers are not
             again_s = AGAIN_FIRST_S if found else again_s
             found = await looks.look_within(again_s)
             again_s = min(AGAIN_GROWTH * again_s, AGAIN_LAST_S)

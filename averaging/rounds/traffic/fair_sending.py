@@ -1,10 +1,9 @@
-"""Streams that go out beside one another keep together: who is ahead lets the others catch up.
+"""Concurrent outgoing streams keep together: a stream that is ahead lets the others catch up.
 
-Everybody waits for the reducer that closes its slice last, and then for its result. So each of the streams that share a line is to get
-what it needs to end with the others. Left to themselves they do not: one that lost packets at its start got a fifteenth of the line
-until the others had ended, while its receiver's line was empty. Four members at 100 Mbit/s, 25M int8 values: 5.5 s without this and
-without contributions going first (`Exchange`), 4.15 s with both. Since lines are paced (`network/line_pace.py`) streams keep together
-by themselves, mostly: this is for those that are not paced yet, or go another way.
+Everybody waits for the reducer that closes its slice last, and then for its result. So each stream on a shared line should end at
+the same time. Without this, a stream that loses packets at its start stays far behind until the others have ended. Paced lines
+(`network/line_pace.py`) mostly keep streams together; this is for streams that are not paced yet, or take another way. Measured;
+see tests/benchmarks/LOG.md.
 """
 
 from __future__ import annotations
@@ -19,28 +18,30 @@ from averaging.network.seams.interfaces import Stream
 from averaging.rounds.traffic.batches import FramePace, runs_of
 
 MOST_AHEAD: Final = 0.15
-"""A stream that has carried more of what it is to carry than the one furthest behind, by this share of it, holds back. With 5% paced
-streams held back, too, and never caught up: four members at 100 Mbit/s took 0.1 s longer for each half of a round.
+"""A stream holds back if its share of sent bytes is ahead of the slowest stream's by more than this. A smaller value also holds
+back paced streams, which then never catch up; measured; see tests/benchmarks/LOG.md.
 """
 
 MOST_HELD_BACK_S: Final = 0.05
-"""At each frame. A frame that was long on its way says little of how long it should wait: with no limit lines were idle meanwhile."""
+"""The longest pause at each frame. A frame that took long says little of how long the next should wait; without a limit lines
+stay idle.
+"""
 
 
 Ready = Callable[[range], Awaitable[bool]]
-"""Waits until these chunks can be sent; False where nothing more will be."""
+"""Waits until these chunks can be sent; False if no more will be sent."""
 
 
 async def is_ready(run: range) -> bool:
-    """Of chunks that are all there."""
+    """For chunks that are all there."""
     return True
 
 
 class EvenSending:
-    """How far each stream is, and how long one that is ahead holds back before its next frame.
+    """The progress of each stream, and how long one that is ahead waits before its next frame.
 
-    It holds back for as long as its last frame took to leave, so it goes on at half its speed at least: where the one behind is slow
-    for a reason of its own, such as a thin line at its receiver, the others lose no more than that.
+    It waits as long as its last frame took to leave, so it keeps at least half its speed. If a stream is behind for a reason of
+    its own, such as a thin line at its receiver, the others lose no more than that.
     """
 
     def __init__(self) -> None:
@@ -48,17 +49,17 @@ class EvenSending:
         self._sent_bytes: dict[object, int] = {}
 
     def begin(self, stream: object, num_bytes: int) -> None:
-        """A stream is to carry so many bytes; one that has nothing to carry is nobody to wait for."""
+        """A stream will send this many bytes. The others do not wait for a stream with nothing to send."""
         if num_bytes > 0:
             self._wanted_bytes[stream], self._sent_bytes[stream] = num_bytes, 0
 
     def end(self, stream: object) -> None:
-        """It has carried them, or will not."""
+        """The stream has sent all, or will not."""
         self._wanted_bytes.pop(stream, None)
         self._sent_bytes.pop(stream, None)
 
     def sent(self, stream: object, num_bytes: int, took_s: float) -> float:
-        """A frame of so many bytes has left, which took so long; returns the seconds to wait before the next one."""
+        """A frame of `num_bytes` took `took_s` to leave; returns the seconds to wait before the next one."""
         if stream not in self._wanted_bytes:
             return 0.0
         self._sent_bytes[stream] += num_bytes
@@ -70,7 +71,7 @@ class EvenSending:
 
 
 def no_head(run: range) -> bytes:
-    """Of frames that are chunks and nothing else."""
+    """For frames that hold only chunks."""
     return b""
 
 
@@ -88,10 +89,10 @@ async def send_evenly(
 
     Args:
         numbers: of the chunks, ascending; places in `chunks`.
-        data, chunks: all chunks, one behind the other, and each of them.
-        head_of: what goes before chunks that follow one another in their frame.
-        left: told of chunks that have left.
-        ready: asked before each frame.
+        data, chunks: all chunks joined, and each of them.
+        head_of: bytes that precede a run of chunks in its frame.
+        left: called with chunks that have left.
+        ready: awaited before each frame.
 
     Raises:
         TransportError: the stream broke.
@@ -111,7 +112,7 @@ async def send_evenly(
             pace.sent(len(part))
             left(run)
             ahead_s = even.sent(stream, len(part), trio.current_time() - began_s)
-            if ahead_s:  # to send gives others their turn
+            if ahead_s:  # sending yields to others
                 await trio.sleep(ahead_s)
     finally:
         even.end(stream)

@@ -1,6 +1,6 @@
-"""Results that were on their way when their stream ended: what came of them is kept, and only the rest is asked for again.
+"""Results whose stream ended before them: their first chunks are kept, and only the rest is asked for again.
 
-A change of attempt ends all streams of the attempt before, also those between members that stay. Where the sum stays the same
+A change of attempt ends all streams of the previous attempt, also those between members that stay. If the sum stays the same
 (`protocol/rounds/participants.py`) the reducer names the same bytes again, and they need not be sent twice.
 """
 
@@ -16,11 +16,11 @@ from protocol.rounds.messages.messages import Ballot, SliceSpec
 
 @dataclass(frozen=True, slots=True)
 class PartialResult:
-    """The first chunks of a result, fit to be applied, but not yet known to be what their hash names: the rest will tell.
+    """The first chunks of a result, fit to apply. Whether they match the result's hash is known only with the rest.
 
     Attributes:
-        memory: of the whole result; the chunks that came are its beginning.
-        num_bytes: that these chunks have there.
+        memory: of the whole result; the chunks that arrived are its beginning.
+        num_bytes: bytes of these chunks.
         hashes: their leaf hashes, in order.
     """
 
@@ -29,7 +29,7 @@ class PartialResult:
     hashes: tuple[bytes, ...] = ()
 
     def room(self) -> SlotBuffer:
-        """Gives out what lies behind them."""
+        """A buffer for the rest of the result."""
         room = SlotBuffer.over(self.memory)
         if self.num_bytes:
             room.take(self.num_bytes)
@@ -37,26 +37,28 @@ class PartialResult:
 
 
 class HalfResults:
-    """Those of one unit's last attempt that had any. Each holds the memory of all results of the attempt in which it began."""
+    """Partial results of one unit's latest attempt that had any. Each holds the memory of all results of the attempt in which it
+    began.
+    """
 
     def __init__(self) -> None:
         self._ballot: Ballot | None = None
         self._kept: dict[tuple[PeerId, ResultRef], PartialResult] = {}
 
     def keep(self, ballot: Ballot, reducer: PeerId, named: NamedResult, half: PartialResult) -> None:
-        """It came from this reducer alone, in this attempt."""
+        """Keep a partial result from this reducer, of this attempt."""
         if ballot != self._ballot:
             self._ballot = ballot
             self._kept.clear()
         if half.hashes:
-            self._kept[(reducer, _word(named))] = half
+            self._kept[(reducer, _ref(named))] = half
 
     def take(self, part: SliceSpec, named: NamedResult) -> PartialResult | None:
-        """What is here of the result that the slice's reducer names now; nobody gets it twice, so bytes that turn out to be others
-        than were named are gone with it.
+        """The chunks that are here of the result that the slice's reducer names now. They are given out once, so wrong bytes are
+        not used again.
         """
-        return self._kept.pop((part.reducer, _word(named)), None)
+        return self._kept.pop((part.reducer, _ref(named)), None)
 
 
-def _word(named: NamedResult) -> ResultRef:
+def _ref(named: NamedResult) -> ResultRef:
     return named if isinstance(named, ResultRef) else ref_of(named)

@@ -1,7 +1,7 @@
-"""What a reducer says of its result to a member that does not lead the attempt: which bytes they are, in 40 bytes.
+"""A reducer's short reference to its result, for members that do not lead the attempt: it names the bytes in 40 bytes.
 
-The signed header tells the leader whose contributions were summed, in 170 bytes a member; the record will say it to everybody. A
-member needs no more than to fetch the bytes: what it acks and applies is named by the record, not by this. The stream says who speaks.
+The signed header tells the leader which contributions were summed, in 170 bytes a member; the record tells all members later. A
+member only has to fetch the bytes: the record names what it acks and applies. The stream authenticates the reducer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, Root
 from protocol.rounds.messages.messages import ResultHeader
 
-_WORD: Final = struct.Struct(">II32s")
+_REF: Final = struct.Struct(">II32s")
 _NEED: Final = b"N"
 _PLACE: Final = struct.Struct(">I")
 
@@ -29,12 +29,12 @@ class ResultRef:
     result_hash: Root
 
     def encode(self) -> bytes:
-        """As it travels; the base is that of the stream's greeting."""
-        return _WORD.pack(self.first_chunk, self.stop_chunk, self.result_hash)
+        """Its wire form; the base is that of the stream's hello."""
+        return _REF.pack(self.first_chunk, self.stop_chunk, self.result_hash)
 
 
 NamedResult = ResultHeader | ResultRef
-"""Names the bytes of a result, with all that its reducer says of them or without."""
+"""Names the bytes of a result, with or without the rest of its header."""
 
 
 def ref_of(header: ResultHeader) -> ResultRef:
@@ -43,20 +43,20 @@ def ref_of(header: ResultHeader) -> ResultRef:
 
 
 def read_word(frame: bytes, base: CommitId) -> ResultRef:
-    """Raises RemoteProtocolError for a frame of another length."""
-    if len(frame) != _WORD.size:
-        raise RemoteProtocolError(f"a result's word of {len(frame)} bytes", f"{_WORD.size}")
-    first_chunk, stop_chunk, result_hash = _WORD.unpack(frame)
+    """Read a reference. Raises RemoteProtocolError for a frame of another length."""
+    if len(frame) != _REF.size:
+        raise RemoteProtocolError(f"a result reference of {len(frame)} bytes", f"{_REF.size}")
+    first_chunk, stop_chunk, result_hash = _REF.unpack(frame)
     return ResultRef(base, first_chunk, stop_chunk, Root(result_hash))
 
 
 def need_from(place: int) -> bytes:
-    """What a member answers that has so many of a result's first chunks: the rest, please."""
+    """A member's request for the rest of a result of which it has the first `place` chunks."""
     return _NEED + (_PLACE.pack(place) if place else b"")
 
 
 def read_need(frame: bytes, num_chunks: int) -> int | None:
-    """From which place on a member needs the chunks of a result of so many; None where it needs nothing.
+    """The first chunk that a member needs of a result with `num_chunks` chunks; None if it needs none.
 
     Raises:
         RemoteProtocolError: a place that the result does not have.
@@ -65,5 +65,7 @@ def read_need(frame: bytes, num_chunks: int) -> int | None:
         return None
     place = _PLACE.unpack(frame[1:])[0] if len(frame) == 1 + _PLACE.size else 0
     if len(frame) not in (1, 1 + _PLACE.size) or place > num_chunks:
-        raise RemoteProtocolError(f"a need of {len(frame)} bytes from chunk {place} on", f"one of {num_chunks} chunks")
+        raise RemoteProtocolError(
+            f"a request of {len(frame)} bytes from chunk {place} on", f"at most chunk {num_chunks}"
+        )
     return int(place)

@@ -1,8 +1,8 @@
 """Which donor is asked for which stripe of a state: a pure core.
 
-A stripe is a run of chunks that is asked for in one request. Each donor is given the next stripe that nobody was asked for. When
-there is none left, a donor that waits is given one that another is slow with, so that the slowest does not decide when a download
-ends. A donor that lies is asked nothing more; one that fails is asked a few times.
+A stripe is a run of chunks that is asked for in one request. Each donor gets the next stripe that is not asked for. When none is
+left, an idle donor gets one that another donor is slow with, so that the slowest does not decide when a download ends. A donor
+that lies is not asked again; one that fails is asked a few times.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Final
 from protocol.ids import PeerId
 
 MAX_FAILURES: Final = 3
-"""A donor may restart or lose its link for a moment; more than that costs the others' time."""
+"""Failures after which a donor is dropped. It may restart or lose its link for a moment; more would cost too much time."""
 
 ASKERS_AT_MOST: Final = 2
-"""Donors of one stripe at a time: a third copy would only take from the joiner's own link."""
+"""The most donors of one stripe at a time: a third copy would only load the joiner's own link."""
 
 LAST_ARE: Final = 4
-"""The last stripes are so many times shorter: donors end together when what is left to bring is short."""
+"""The last stripes are shorter by this factor, so that donors end together."""
 
 SMOOTHING: Final = 0.5
-"""Of the last stripe's time in the learned one: links change within seconds."""
+"""Weight of the latest stripe in the learned time: links change within seconds."""
 
 
 def lay_out(num_chunks: int, chunks_each: int, num_at_once: int) -> tuple[range, ...]:
-    """The stripes of a state, in the order in which they are asked for: as long as they should be, and short ones for the last that
-    `num_at_once` requests bring, at most half of the state.
+    """The stripes of a state, in the order in which they are asked for. They have full length, except short ones for the last
+    `num_at_once` requests, at most half of the state.
     """
     num_long = max(num_chunks - num_at_once * chunks_each, -(-num_chunks // 2)) // chunks_each
     short = max(1, chunks_each // LAST_ARE)
@@ -39,7 +39,7 @@ def lay_out(num_chunks: int, chunks_each: int, num_at_once: int) -> tuple[range,
 
 @dataclass(frozen=True, slots=True)
 class StripeRequest:
-    """A request on its way: whom, for which stripe, since when (monotonic)."""
+    """A request in flight: its donor, its stripe, and its start (monotonic)."""
 
     donor: PeerId
     stripe: int
@@ -48,12 +48,12 @@ class StripeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Striping:
-    """A download as it stands.
+    """The state of a download.
 
     Attributes:
         done: stripes that are here and verified.
-        pace_s: how long a donor takes for a stripe, learned.
-        dropped: donors that are asked nothing more, and why.
+        pace_s: learned time of each donor for a stripe.
+        dropped: donors that are not asked again, with the reason.
     """
 
     num_stripes: int
@@ -70,7 +70,7 @@ class Striping:
 
 
 def next_stripe(state: Striping, donor: PeerId, now_s: float) -> int | None:
-    """What to ask this donor for, None when there is nothing for it now; ask again when something has changed, or a moment later."""
+    """The stripe to ask this donor for; None if there is none now. Call again when something has changed, or a moment later."""
     if donor in state.dropped:
         return None
     taken = state.done | {asked.stripe for asked in state.asked}
@@ -80,7 +80,9 @@ def next_stripe(state: Striping, donor: PeerId, now_s: float) -> int | None:
 
 
 def _slow_one(state: Striping, donor: PeerId, now_s: float) -> int | None:
-    """A stripe that this donor would likely bring before whoever was asked for it: the latest of these, None where there is none."""
+    """The stripe that this donor would likely deliver before those asked for it, the latest one if there are several; None if
+    none.
+    """
     own_s = state.pace_s.get(donor)
     if own_s is None:
         return None
@@ -98,7 +100,7 @@ def _slow_one(state: Striping, donor: PeerId, now_s: float) -> int | None:
 
 
 def _left_s(state: Striping, asked: StripeRequest, now_s: float) -> float:
-    """How much longer a request will take. One that is over its time is taken to be in the middle: who is late comes later still."""
+    """How much longer a request will take. A late one is assumed to be half done."""
     waited_s = now_s - asked.since_s
     pace_s = state.pace_s.get(asked.donor, 0.0)
     return max(pace_s - waited_s, waited_s)
@@ -110,7 +112,7 @@ def ask(state: Striping, donor: PeerId, stripe: int, now_s: float) -> Striping:
 
 
 def arrived(state: Striping, donor: PeerId, stripe: int, now_s: float) -> Striping:
-    """A stripe is here and verified; what others were asked for the same is no longer wanted."""
+    """A stripe is here and verified; other requests for it are not needed any more."""
     since_s = next((a.since_s for a in state.asked if (a.donor, a.stripe) == (donor, stripe)), now_s)
     took_s = now_s - since_s
     before_s = state.pace_s.get(donor, took_s)
@@ -130,7 +132,7 @@ def found(state: Striping, stripe: int) -> Striping:
 
 
 def failed(state: Striping, donor: PeerId, stripe: int, reason: str, *, is_lie: bool) -> Striping:
-    """A donor did not bring a stripe, or (`is_lie`) brought other bytes than the root names."""
+    """A donor did not deliver a stripe, or (`is_lie`) sent other bytes than the root names."""
     number = state.failures.get(donor, 0) + 1
     dropped = dict(state.dropped)
     if is_lie or number >= MAX_FAILURES:

@@ -1,7 +1,7 @@
 """Asking others for what is already decided: results of a slice, certificates, generations of a state (R14, R19, R24).
 
-Everything is named by its hash or checked against a certified one before use, so it does not matter who answers. One request
-per stream on the channel "fetch"; the answer is frames until the clean end.
+Everything is named by its hash or checked against a certified one before use, so any peer may answer. There is one request per
+stream on the channel "fetch"; the answer is frames until the clean end.
 
 Rules: R14, R19, R24 (protocol/rounds/RULES.md).
 """
@@ -33,30 +33,34 @@ log = structlog.get_logger()
 FETCH_CHANNEL: Final = "fetch"
 OPEN_WITHIN_S: Final = 5.0
 FRAME_WITHIN_S: Final = 20.0
-"""A donor that sends nothing for so long is given up and replaced."""
+"""A donor that sends nothing for this long is replaced."""
 
 LEAST_BYTES_PER_S: Final = 8_192
-"""What an answer must bring after its first seconds. A donor whose line is full goes down to 16 kB/s, for two requests at a time; an
-honest line is far above that, and one byte now and then far below.
+"""The least rate of an answer after its first seconds. A donor with a full line goes down to 16 kB/s, for two requests at a time.
+An honest line is far above that; a donor that sends a byte now and then is far below.
 """
 
 ANSWER_WITHIN_S: Final = 20.0
-"""Allowed to a result, a stripe or certificates beyond their bytes: a donor may read them from disk first, and others wait in the same
-queue.
+"""Time that a result, a stripe or certificates may take in addition to their bytes: a donor may read them from disk first, and
+serve others first.
 """
 
 HASHES_WITHIN_S: Final = 8.0
-"""Allowed to a list of hashes beyond its bytes: it is small, and while it is awaited no other donor is asked for it."""
+"""Time that a list of hashes may take in addition to its bytes. It is small, and no other donor is asked while it is awaited."""
 
 SMALLEST_FRAME_BYTES: Final = 64
-"""No honest answer has many frames below this; each costs us more than its bytes."""
+"""Honest answers have few frames smaller than this; each costs us more than its bytes."""
 
 SPARE_FRAMES: Final = 16
-"""Frames of any size that every answer may have: a small unit has small chunks, and the last piece of a result may be a few bytes."""
+"""Frames of any size that every answer may have: a small unit has small chunks, and the last piece of a result may be a few
+bytes.
+"""
 
 PIECE_BYTES: Final = 256 << 10
 MAX_CHAIN_BYTES: Final = 16 << 20
-"""Certificates of 64 members are about 12 kB, so this is more than a thousand commits in one answer; what is left is asked again."""
+"""The most bytes of certificates in one answer: more than a thousand commits, at about 12 kB for 64 members. The rest is asked
+for again.
+"""
 
 
 async def ask(
@@ -68,8 +72,8 @@ async def ask(
     within_s: float = math.inf,
     open_within_s: float = OPEN_WITHIN_S,
 ) -> None:
-    """Ask a peer; `take` gets the frames of its answer and may raise to stop. The answer may take `within_s` seconds, and one more for
-    each LEAST_BYTES_PER_S bytes that have come. Without it the caller has a deadline of its own.
+    """Ask a peer; `take` gets the frames of its answer and may raise to stop. The answer may take `within_s` seconds, and one
+    more for each LEAST_BYTES_PER_S bytes that arrived. Without `within_s` the caller must have a deadline of its own.
 
     Raises:
         TransportError: the peer is gone, silent or too slow.
@@ -109,12 +113,12 @@ async def ask_all(
     open_within_s: float = OPEN_WITHIN_S,
     came: Callable[[int], None] = lambda num_bytes: None,
 ) -> list[bytes]:
-    """All frames of a peer's answer, at most `max_bytes` of them together, within the time that `ask` allows. `came` hears of the
-    bytes of each.
+    """All frames of a peer's answer, at most `max_bytes` together, within the time that `ask` allows. `came` is called with the
+    length of each.
 
     Raises:
         TransportError: the peer is gone, silent or too slow.
-        RemoteProtocolError: it sent more than was asked for, or in too many frames.
+        RemoteProtocolError: it sent more than was asked for, or too many frames.
     """
     frames: list[bytes] = []
     total_bytes = 0
@@ -144,8 +148,8 @@ async def fetch_result(
     open_within_s: float = OPEN_WITHIN_S,
     came: Callable[[int], None] = lambda num_bytes: None,
 ) -> bytes | None:
-    """The bytes of a slice's result, checked against the hash that the record names; None when the peer has none. `came` hears of
-    bytes as they come. Raises as `ask_all`, and where the bytes are others.
+    """The bytes of a slice's result, checked against the hash that the record names; None if the peer has none. `came` is called
+    with the number of bytes that arrive. Raises as `ask_all`, and if the bytes differ.
     """
     spans = map(grid.bounds, range(request.first_chunk, request.stop_chunk))
     max_bytes = sum(codec.encoded_bytes(stop - begin) for begin, stop in spans)
@@ -161,8 +165,8 @@ async def fetch_result(
 
 
 async def fetch_commits(network: Network, peer: PeerId, unit: UnitName, known: Sequence[CommitId]) -> list[bytes]:
-    """Certificates after the newest of these commits that the peer has, oldest first; the caller verifies them one on another. A
-    long chain comes in several answers: ask again from where it ended.
+    """Certificates after the newest of these commits that the peer has, oldest first; the caller verifies each on the one before.
+    A long chain takes several answers: ask again from its end.
 
     Raises:
         TransportError: the peer is gone, silent or too slow. RemoteProtocolError: it sent more than certificates may take.
@@ -181,21 +185,22 @@ class Donor:
 
 
 async def ask_generation(network: Network, peer: PeerId, unit: UnitName) -> Sequence[Donor]:
-    """Which generations a peer can give, newest first."""
+    """The generations that a peer offers, newest first."""
     frames = await ask_all(network, peer, FetchState(unit, 0, 0, b""), PIECE_BYTES)
     return tuple(Donor(peer, header_from_bytes(frame[32:]), Root(frame[:32])) for frame in frames)
 
 
 async def fetch_hashes(network: Network, donor: Donor, unit: UnitName, num_chunks: int) -> tuple[bytes, ...]:
-    """The leaf hashes of a donor's generation, checked against the root that it named; the donor keeps it from now on.
+    """The leaf hashes of a donor's generation, checked against the root that it named. The donor keeps the generation from now
+    on.
 
     Raises:
-        TransportError: the donor is gone, silent or too slow, or no longer has it. RemoteProtocolError: hashes of another root.
+        TransportError: the donor is gone, silent or too slow, or has dropped it. RemoteProtocolError: hashes of another root.
     """
     request = FetchHashes(unit, donor.header.head)
     frames = await ask_all(network, donor.peer, request, HASH_BYTES * num_chunks, within_s=HASHES_WITHIN_S)
     if not frames:
-        raise TransportError(f"{short(donor.peer)} no longer has that state", "the generation that it offered")
+        raise TransportError(f"{short(donor.peer)} has dropped that state", "the generation that it offered")
     hashes = split_hashes(b"".join(frames), num_chunks)
     if root_of(donor.header, hashes) != donor.root:
         raise RemoteProtocolError(f"{short(donor.peer)} named hashes of another root", "the root that it offered")
@@ -209,10 +214,11 @@ async def fetch_chunks(
     hashes: Sequence[bytes],
     told: Callable[[int], None] = lambda num_bytes: None,
 ) -> list[bytes]:
-    """Chunks of a state, each checked on arrival against its hash; `told` hears of the bytes of each.
+    """Chunks of a state, each checked on arrival against its hash; `told` is called with the length of each.
 
     Raises:
-        TransportError: the donor is gone, silent or too slow, or no longer has that state. RemoteProtocolError: it sent other bytes.
+        TransportError: the donor is gone, silent or too slow, or has dropped that state. RemoteProtocolError: it sent other
+            bytes.
     """
     chunks: list[bytes] = []
 
@@ -225,12 +231,12 @@ async def fetch_chunks(
 
     await ask(network, donor, request, take, within_s=ANSWER_WITHIN_S)
     if len(chunks) < request.stop_chunk - request.first_chunk:
-        raise TransportError(f"{short(donor)} no longer has that state", "the generation that it offered")
+        raise TransportError(f"{short(donor)} has dropped that state", "the generation that it offered")
     return chunks
 
 
 class TransferService:
-    """Serves what this peer holds of one unit."""
+    """Serves this peer's data of one unit."""
 
     def __init__(
         self,
@@ -247,7 +253,7 @@ class TransferService:
         self._certificates_after = certificates_after
 
     async def serve(self, peer: PeerId, request: FetchRequest, stream: Stream) -> None:
-        """Answer one request; what is not here is answered by an empty end."""
+        """Answer one request; an empty end answers for what is not here."""
         stream.count_as(self._unit, "")
         match request:
             case _ if request.unit != self._unit:

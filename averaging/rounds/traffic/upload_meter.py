@@ -1,4 +1,4 @@
-"""How long the upload of one attempt takes, and how fast our line is.
+"""Measures how long the upload of one attempt takes, and how fast our line is.
 
 Rules: R11 (protocol/rounds/RULES.md).
 """
@@ -8,34 +8,36 @@ from __future__ import annotations
 from typing import Final
 
 LEAST_S: Final = 0.001
-"""Nothing is told to have taken less."""
+"""The least time that is reported."""
 
 LEAST_STRETCH_BYTES: Final = 2_000_000
-"""Fewer say nothing of a line: kernels take some hundred kilobytes of each stream at once."""
+"""The least bytes from which a line's rate is computed: kernels take some hundred kilobytes of each stream at once."""
 
 LEAST_LATE_BYTES: Final = 500_000
 LEAST_LATE_SHARE: Final = 0.05
-"""The lesser of both must have left before a pace is made of it: less may lie with our own kernel."""
+"""Bytes, or share of the upload, that must have left before a rate is computed; the lesser of both. Fewer bytes may still be in
+our own kernel.
+"""
 
 LATE_AFTER_S: Final = 2.0
-"""At least: what its first connections take says nothing of the line."""
+"""The least time before an upload counts as late: connecting says nothing of the line."""
 
 NOTHING_S: Final = 20.0
-"""A first chunk takes no longer over any line that carries rounds; a receiver that is never reached takes for ever."""
+"""The longest time for a first chunk over any line that carries rounds; a receiver that cannot be reached takes for ever."""
 
 STOPPED_S: Final = 5.0
-"""A line that is only thin takes some chunk in so long."""
+"""An upload that sends nothing for this long has stopped; even a thin line takes a chunk in that time."""
 
 
 class UploadMeter:
-    """How long an upload takes, measured when it ends, extrapolated while it does not (R11: late arrivals are samples); and the
-    line's pace, which is that of the fastest half of its bytes.
+    """How long an upload takes, and the rate of the line, from the fastest half of its bytes. The time is measured when the upload
+    ends, and extrapolated until then (R11: late arrivals are samples).
 
-    The two differ where a receiver holds us up. A reducer of a large slice takes in more than others do, from all members at once,
-    so what goes to it goes slowly: were that our pace, who sums most would seem the fastest, and sum still more in the next round.
-    While the other slices are still under way our line is full.
+    The two differ if a receiver is the limit. A reducer of a large slice receives more than others, from all members at once, so
+    our bytes to it go slowly. If the whole upload gave our rate, the peer that sums most would seem the fastest, and would sum
+    still more in the next round. While other slices are being sent, our line is full.
 
-    `last_s` is what the upload before it took, 0 where there was none: the others know of that already.
+    `last_s` is the duration of the previous upload, 0 if there was none: the others know it already.
     """
 
     def __init__(self, last_s: float = 0.0) -> None:
@@ -45,19 +47,21 @@ class UploadMeter:
         self._wanted_bytes = 0
         self._sent: set[int] = set()
         self._left: list[tuple[float, int]] = []
-        """(when, bytes that had left by then), ascending; the beginning is not in it, for we may have had nothing to send yet."""
+        """(time, bytes that had left by then), ascending. The beginning is not in it, because there may have been nothing to send
+        yet.
+        """
 
     def begin(self, now_s: float) -> None:
         """The attempt begins."""
         self._begun_s = now_s
 
     def want(self, chunk: int, num_bytes: int) -> None:
-        """A chunk of so many bytes is to be sent."""
+        """A chunk of this many bytes is to be sent."""
         self._wanted_bytes += num_bytes - self._wanted.get(chunk, 0)
         self._wanted[chunk] = num_bytes
 
     def spare(self, chunk: int) -> None:
-        """A chunk need not be sent: its reducer has it already, or its slice has gone to another."""
+        """A chunk need not be sent: its reducer has it already, or its slice has a new reducer."""
         if chunk not in self._sent:
             self._wanted_bytes -= self._wanted.pop(chunk, 0)
 
@@ -77,8 +81,8 @@ class UploadMeter:
         return self._left[-1][1] if self._left else 0
 
     def seconds(self, now_s: float) -> float | None:
-        """The time of the whole upload; None when there is nothing to tell. While nothing leaves it grows by so much and no more: what
-        is left may be for a receiver whom we do not reach, and says nothing of our line.
+        """The time of the whole upload; None if nothing is to be sent. While nothing leaves it grows only up to a limit: the rest
+        may be for a receiver that cannot be reached, which says nothing of our line.
         """
         if not self._wanted_bytes:
             return None
@@ -91,9 +95,9 @@ class UploadMeter:
         return max(LEAST_S, whole_s + min(now_s - last_s, STOPPED_S))
 
     def late_s(self, now_s: float) -> float:
-        """The time of the whole upload at the pace since its first chunk, where it has taken longer than the last one; else 0. Once it
-        is over, what it took. While too little has left to tell a pace it is 0, and where nothing leaves any more it does not grow:
-        that is a receiver who is gone.
+        """The time of the whole upload at the rate since its first chunk, if that is longer than the last one; else 0. After its
+        end, the time that it took. It is 0 while too little has left for a rate. It stops growing if nothing leaves: the receiver
+        is then gone.
         """
         if not self._left or not self._wanted_bytes:
             return 0.0
@@ -108,14 +112,16 @@ class UploadMeter:
         return first_s - self._begun_s + (now_s - first_s) * self._wanted_bytes / self._sent_bytes
 
     def bytes_per_s(self, now_s: float) -> int:
-        """The pace of the fastest half of what was to be sent; of all where half is little or has not left; 0 when nothing was."""
+        """The rate of the fastest half of the bytes to be sent; of all bytes if half is too few or has not left; 0 if there were
+        none.
+        """
         seconds = self.seconds(now_s)
         if not self._left or seconds is None:
             return 0
         pace, begin = self._wanted_bytes / seconds, 0
         least_bytes = max(LEAST_STRETCH_BYTES, self._wanted_bytes // 2)
         for now_at_s, sent_bytes in self._left:
-            # the shortest stretch that ends here and holds enough: those that end later begin no earlier
+            # the shortest stretch that ends here and is long enough: later ones begin no earlier
             while begin + 1 < len(self._left) and sent_bytes - self._left[begin + 1][1] >= least_bytes:
                 begin += 1
             began_at_s, before_bytes = self._left[begin]

@@ -141,11 +141,11 @@ class Side:
         return self.exchange
 
     def omitted(self, first_chunk: int = 0) -> list[tuple[PeerId, str]]:
-        """Who was left out of a slice, and why."""
+        """The members left out of a slice, with the reasons."""
         return [(omission.peer, omission.reason) for omission in self.header(first_chunk).omitted]
 
     def header(self, first_chunk: int = 0) -> ResultHeader:
-        """What is known of a slice's result at its reducer, and at the leader."""
+        """The header of a slice's result, as its reducer and the leader know it."""
         header = self.kept[first_chunk][0]
         assert isinstance(header, ResultHeader)
         return header
@@ -206,7 +206,7 @@ def contribution_of(party: Party, seed: int) -> EncodedContribution:
 
 
 def hello_of(proposal: Proposal, mine: EncodedContribution, number: int = 0, **changes: object) -> ExchangeHello:
-    """What opens a stream with a contribution to the reducer of a slice, the first one by default."""
+    """The hello of a contribution to the reducer of a slice, the first one by default."""
     return replace(contribution.hello_of(proposal, proposal.slices[number], mine), **changes)  # type: ignore[arg-type]
 
 
@@ -240,7 +240,7 @@ async def talk(party: Party, reducer: Party, hello: ExchangeHello, frames: Seque
 
 
 def result_header(world: RoundWorld, chunks: Sequence[bytes], **changes: object) -> ResultHeader:
-    """What the first party says of the whole unit, unsigned."""
+    """The first party's result header for the whole unit, unsigned."""
     included = Included(world.parties[0].peer, 1, Root(bytes(32)), TOKENS, world.genesis.head, Root(bytes(32)))
     proposal = world.proposal(ONE_SLICE)
     header = ResultHeader(

@@ -242,7 +242,7 @@ def config_of(world: RoundWorld, party: Party) -> RoundConfig:
 
 
 class Bench:
-    """What a part of a service works with, and what it tells the machine, sends and publishes."""
+    """The dependencies of a part of a service, with its events, messages and reports."""
 
     def __init__(
         self, party: Party, nursery: trio.Nursery, trainer: HandTrainer | None = None, mixing: Mixing | None = None
@@ -272,11 +272,11 @@ class Bench:
         return await self.party.seal(payload)
 
     async def tell(self, event: Event) -> None:
-        """What the machine would hear."""
+        """Record an event for the machine."""
         self.events.append(event)
 
     async def send(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
-        """What others would hear."""
+        """Record a message to others."""
         self.sent.append((to, message))
 
     def _publish(self, report: RoundReport) -> None:
@@ -422,7 +422,7 @@ async def one_service(
 
 
 def listen(party: Party) -> list[RoundMessage]:
-    """What others tell a party that runs no service."""
+    """The messages that a party without a service receives."""
     heard: list[RoundMessage] = []
 
     async def take(sender: PeerId, request: bytes) -> bytes:

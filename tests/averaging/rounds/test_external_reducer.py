@@ -63,7 +63,7 @@ class Scene:
 
     def is_reducing(self, unit: UnitName = UNIT) -> bool:
         """Whether it has begun an exchange of that unit."""
-        return unit in self.lender._loans
+        return unit in self.lender._jobs
 
 
 @asynccontextmanager
@@ -234,7 +234,7 @@ async def test_a_proposal_of_who_takes_no_part_on_another_base_leaves_a_loan_alo
         other = replace(scene.by_stranger(7), base=CommitId(b"?" * 32))
         scene.lender.take_proposal(other.ballot.peer, other if asks_us else scene.without_us(other))
         await trio.sleep(0.5)
-        assert scene.lender._loans[UNIT].exchange.proposal == first
+        assert scene.lender._jobs[UNIT].exchange.proposal == first
         sides = [Side(party, contribution_of(party, n)) for n, party in enumerate(scene.holders)]
         async with running(sides, first):
             pass
@@ -262,7 +262,7 @@ async def test_one_member_on_another_base_that_asks_nothing_does_not_end_it_for_
         gone = replace(first, base=CommitId(b"?" * 32), ballot=Ballot(0, scene.holders[1].peer))
         scene.lender.take_proposal(scene.holders[1].peer, scene.without_us(gone))
         await trio.sleep(0.5)
-        assert scene.lender._loans[UNIT].exchange.proposal == first
+        assert scene.lender._jobs[UNIT].exchange.proposal == first
 
 
 async def test_who_takes_part_takes_the_lender_along_to_the_next_base(autojump_clock: Clock) -> None:
@@ -274,7 +274,7 @@ async def test_who_takes_part_takes_the_lender_along_to_the_next_base(autojump_c
         following = replace(first, base=CommitId(b"n" * 32), index=2, ballot=Ballot(0, scene.holders[1].peer))
         scene.lender.take_proposal(scene.holders[1].peer, following)
         await trio.sleep(0.5)
-        assert scene.lender._loans[UNIT].exchange.proposal == following
+        assert scene.lender._jobs[UNIT].exchange.proposal == following
 
 
 async def test_others_on_another_base_are_lent_to_once_the_loan_is_over(autojump_clock: Clock) -> None:
@@ -284,7 +284,7 @@ async def test_others_on_another_base_are_lent_to_once_the_loan_is_over(autojump
         other = replace(scene.by_stranger(0), base=CommitId(b"?" * 32))
         await trio.sleep(first.reduce_within_s + EXTRA_S + 1.0)
         scene.lender.take_proposal(other.ballot.peer, other)
-        assert scene.lender._loans[UNIT].exchange.proposal == other
+        assert scene.lender._jobs[UNIT].exchange.proposal == other
 
 
 async def test_a_later_attempt_may_be_led_by_who_was_out_of_reach_before(autojump_clock: Clock) -> None:
@@ -294,7 +294,7 @@ async def test_a_later_attempt_may_be_led_by_who_was_out_of_reach_before(autojum
         later = scene.by_stranger(1)
         scene.lender.take_proposal(later.ballot.peer, later)
         await trio.sleep(0.5)
-        assert scene.lender._loans[UNIT].exchange.proposal == later
+        assert scene.lender._jobs[UNIT].exchange.proposal == later
 
 
 async def test_a_later_attempt_takes_over_what_was_brought_and_an_earlier_one_is_refused(autojump_clock: Clock) -> None:
@@ -309,8 +309,8 @@ async def test_a_later_attempt_takes_over_what_was_brought_and_an_earlier_one_is
         second = scene.proposal(attempt=1)
         scene.lender.take_proposal(sender, second)
         scene.lender.take_proposal(sender, first)
-        assert scene.lender._loans[UNIT].exchange.proposal == second
-        assert scene.lender._loans[UNIT].offers.get(sender) is not None, "it is not sent again"
+        assert scene.lender._jobs[UNIT].exchange.proposal == second
+        assert scene.lender._jobs[UNIT].offers.get(sender) is not None, "it is not sent again"
         async with running(sides, second):
             pass
         assert len(sides[0].header().included) == len(scene.holders)

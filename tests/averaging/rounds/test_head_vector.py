@@ -290,7 +290,7 @@ async def test_the_next_move_waits_until_all_logs_tell_of_the_last_one(autojump_
 
 
 class RefusedLog(UnitLog):
-    """What it owes it cannot write."""
+    """A log that cannot write its pending entries."""
 
     async def settle(self) -> None:
         raise StorageError("no space left on the disk", "some")

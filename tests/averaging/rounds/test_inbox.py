@@ -1,4 +1,4 @@
-"""What is taken of what others say, and what is refused."""
+"""Which messages of others are taken, and which are refused."""
 
 from __future__ import annotations
 
@@ -115,6 +115,6 @@ async def test_a_single_message_that_is_refused_raises(autojump_clock: Clock) ->
 async def test_a_bundle_that_is_none_is_refused_whole_with_its_sender_named(autojump_clock: Clock) -> None:
     async with _letters() as letters:
         name = short(letters.sender.peer)
-        with pytest.raises(RemoteProtocolError, match=f"of {name} a part of 255 bytes"):
+        with pytest.raises(RemoteProtocolError, match=f"a part of 255 bytes .* from {name}"):
             await letters.inbox.answer(letters.sender.peer, TAG + b"\0\0\0\xff" + letters.sealed(BOTH[0])[:10])
         assert letters.taken == []

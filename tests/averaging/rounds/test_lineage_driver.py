@@ -160,7 +160,7 @@ async def test_a_commit_whose_bytes_are_with_nobody_stalls_and_is_applied_when_t
     async with _scene() as scene:
         commit = scene.world.commits(1)[0]
         await scene.commit(commit)
-        assert scene.bench.events == [CommitStalled(commit.link.commit, "its bytes are with nobody who answers", True)]
+        assert scene.bench.events == [CommitStalled(commit.link.commit, "no live peer has its bytes", True)]
         assert trio.current_time() >= GATHER_WITHIN_S
         await commit.write_results(scene.others[0])
         await scene.commit(commit)
@@ -571,7 +571,7 @@ async def test_a_switch_whose_bytes_nobody_gives_fails_and_one_that_is_unwanted_
                 del party.disk.files[name]
         scene.prepare(fork.agreed, fork.theirs)
         failed = await scene.bench.until_told(SwitchFailed, within_s=2 * GATHER_WITHIN_S + 5.0)
-        assert "nobody who answers" in failed.why
+        assert "no live peer has" in failed.why
         assert failed.missing == fork.theirs[-1].link.commit, "a whole state before it was to be had"
         scene.prepare(fork.agreed, fork.theirs)
         await trio.sleep(5.0)

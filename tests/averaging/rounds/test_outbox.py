@@ -1,4 +1,4 @@
-"""What goes to others in one call, and that each message in it has its own answer."""
+"""Which messages share a call, and that each of them has its own answer."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Others:
                 await trio.sleep(pause_s)
 
     def failed_with(self, raw: bytes) -> list[type]:
-        """What came of a message where it was not taken."""
+        """The errors of a message at peers that did not take it."""
         return [type(reply) for _, reply in self.replies[raw] if isinstance(reply, PotluckError)]
 
 

@@ -106,8 +106,8 @@ async def test_what_is_fetched_and_what_streams_bring_know_of_each_other(autojum
     """Else bytes come twice where a machine is busy, and no round shows it."""
     async with _swarm() as (_, lives, _):
         service = lives[0].service
-        assert service._gatherer._exchange.arrivals() is service._exchanging.arrivals
-        assert service._exchanging.until_fetched == service._gatherer.until_fetched
+        assert service._gatherer._exchange.arrivals() is service._exchange_driver.arrivals
+        assert service._exchange_driver.until_fetched == service._gatherer.until_fetched
 
 
 async def test_a_round_goes_on_without_a_member_whose_trainer_is_away(autojump_clock: Clock) -> None:

@@ -335,7 +335,7 @@ async def test_which_results_are_on_their_way_is_told_while_they_are(autojump_cl
 async def test_a_result_goes_on_after_a_broken_stream_but_begins_anew_where_its_reducer_ended_it(
     is_reset: bool, autojump_clock: Clock
 ) -> None:
-    """Whoever hangs up early gives something else than it named: nothing of it is built upon."""
+    """A reducer that hangs up early gave other bytes than it named: none of them are kept."""
     async with three_sides() as (world, sides):
         chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
         word = ref_of(result_header(world, chunks))
@@ -689,7 +689,7 @@ async def _assert_refused(
 
 
 async def test_a_whole_contribution_by_hand_is_taken(autojump_clock: Clock) -> None:
-    """What the refusals below differ from."""
+    """The valid case from which the refusals below differ."""
     async with three_sides() as (world, sides):
         mine = contribution_of(world.parties[2], 2)
         proposal = world.proposal(ONE_SLICE)
@@ -922,7 +922,7 @@ async def test_what_a_false_word_names_is_not_kept_by_a_member_either(fault: str
 async def test_a_reducer_that_gives_other_bytes_again_and_again_is_asked_twice_and_the_bytes_are_looked_for_elsewhere(
     autojump_clock: Clock,
 ) -> None:
-    """Whoever gathers what a record names waits while streams bring anything."""
+    """Gathering a record's results waits while streams deliver anything."""
     async with three_sides() as (world, sides):
         chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
         false = [ref_of(result_header(world, chunks)).encode(), chunks[1], *chunks[1:]]

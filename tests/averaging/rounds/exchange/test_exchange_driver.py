@@ -95,7 +95,7 @@ class Scene:
         await self.bench.adopter.commit(commit.link, commit.record, applied, self.exchanging.contribution)
 
     async def uploaded(self) -> ExchangeMeasured:
-        """What a whole exchange is told to have taken."""
+        """The reported duration of a whole exchange."""
         self.prepare()
         await self.bench.until_told(ContributionReady)
         self.exchanging.begin(proposal_by(self.world, 1))

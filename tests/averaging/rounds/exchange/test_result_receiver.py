@@ -28,7 +28,7 @@ async def _taken(
     begun: BegunFile | None = None,
     here: Sequence[bytes] = (),
 ) -> tuple[SliceBytes, int]:
-    """What a member makes of these frames for a result of these chunks, and how many of them it looked at."""
+    """A member's result from these frames for these chunks, and the number of chunks that it examined."""
     begun = begun or MemoryStorage(MemoryDisk()).begin("result")
     reducer, member = world.parties[:2]
     seen = list[int]()

@@ -42,7 +42,7 @@ def _gatherer(party: Party, exchange: ExchangeView | None = None) -> Gatherer:
 
 @contextmanager
 def _coming(*parts: SliceRecord, of: Arrivals | None = None) -> Iterator[Arrivals]:
-    """What streams bring to an exchange, of which these slices are on their way and stand still."""
+    """Arrivals of an exchange in which the streams of these slices stall."""
     arrivals = of or Arrivals()
     with ExitStack() as stack:
         for part in parts:
@@ -269,7 +269,7 @@ async def test_gathering_ends_when_the_head_has_moved(autojump_clock: Clock) -> 
 
 
 async def test_bytes_of_another_lineage_are_gathered_for_as_long_as_they_are_wanted(autojump_clock: Clock) -> None:
-    """Whatever our own head does meanwhile."""
+    """This holds even if our own head moves meanwhile."""
     async with _one_commit() as (world, commit, gathering):
         await gathering.apply(world.commit_on(world.start, 77))
         wanted = trio.Event()

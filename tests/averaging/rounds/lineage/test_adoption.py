@@ -234,7 +234,7 @@ class Forked:
     """The first party's local parameters on its own side."""
 
     work_N: torch.Tensor
-    """What it trained on top of its last commit."""
+    """The work that it trained on top of its last commit."""
 
     def switch(self) -> ParameterShift:
         lost = [commit.link for commit in self.lost]
@@ -316,7 +316,7 @@ async def test_work_that_was_counted_and_is_no_longer_here_is_rather_lost_than_a
         forked.offers.clear()
         adoption = forked.switch()
         assert (adoption.shift_N, adoption.credited_tokens) == (None, 0)
-        assert "no longer here" in adoption.remark
+        assert "work of ours that is gone" in adoption.remark
 
 
 async def test_without_the_anchor_at_the_fork_only_the_work_since_the_last_commit_is_offered_again(
@@ -328,7 +328,7 @@ async def test_without_the_anchor_at_the_fork_only_the_work_since_the_last_commi
         assert adoption.shift_N is not None
         _close(forked.theta_N + adoption.shift_N, forked.prepared.state.anchor_N + forked.work_N)
         assert adoption.credited_tokens == 0
-        assert "no longer kept" in adoption.remark
+        assert "the fork is gone" in adoption.remark
 
 
 async def test_without_the_anchor_at_the_fork_what_both_sides_counted_is_not_taken_out_of_later_work(
@@ -363,7 +363,7 @@ class Fed:
     forked: Forked
     feedback: Feedback
     sent_N: torch.Tensor
-    """What the offer on the fork carried, as the others decoded it."""
+    """The offer on the fork as the others decoded it."""
 
     def switch(self) -> tuple[ParameterShift, Feedback]:
         lost = [commit.link for commit in self.forked.lost]
@@ -465,7 +465,7 @@ async def test_the_winning_side_did_not_count_us_the_residual_is_kept(autojump_c
 
 
 async def test_a_residual_that_went_out_with_what_won_does_not_outlive_the_worker(autojump_clock: Clock) -> None:
-    """What was not pending goes into theta, which dies with the worker: it cannot be offered twice then."""
+    """The part that was not pending goes into theta, which dies with the worker, so it cannot be offered twice."""
     async with _fed(is_counted_here=False, is_saved=False) as fed:
         _, after = fed.switch()
         assert not after.residual.values_N.any()

@@ -130,7 +130,7 @@ async def test_a_disk_that_refuses_to_write_the_log_anew_costs_nothing_but_room(
 async def test_a_base_of_a_lineage_that_was_left_is_still_one_whose_votes_were_dropped(
     autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its certificate is off the lineage. Whoever brings that lineage only up to this base would find us voting anew."""
+    """Its certificate is off the lineage. A peer that serves that lineage only up to this base would let us vote again."""
     monkeypatch.setattr(unit.UnitChain, "num_kept_votes", 1)
     async with open_world() as world:
         party, shared = world.parties[0], world.commits(1)[0]

@@ -51,7 +51,7 @@ class Scene:
         return self.bench.adopter
 
     def offer(self) -> EncodedContribution:
-        """What the trainer has, offered on the head."""
+        """The trainer's work, offered on the head."""
         anchor_N = self.party.chain.state.anchor_N
         mine = encode_contribution(anchor_N, self.trainer.theta_N, self.trainer.tokens, CODEC, GRID)
         self.adopter.remember(mine)

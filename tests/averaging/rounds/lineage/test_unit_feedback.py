@@ -219,7 +219,7 @@ async def test_a_damaged_file_is_said_in_one_line_and_costs_its_chunks(autojump_
 
 
 async def test_two_processes_on_one_base_the_older_ones_contribution_is_counted(autojump_clock: Clock) -> None:
-    """What the residual was before went out with it, and is not offered again; the newer process' own is of no use then."""
+    """It carried the earlier residual, which is not offered again; the newer process' own residual is useless then."""
     async with _peer() as peer:
         first, _ = peer.offer()
         peer.commit(first)

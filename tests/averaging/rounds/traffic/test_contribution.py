@@ -51,7 +51,7 @@ def test_a_chunk_stands_in_its_place_as_soon_as_it_is_encoded() -> None:
 def test_a_contribution_with_chunks_that_are_not_encoded_is_none() -> None:
     encoder = DeltaEncoder(_vector(1), _vector(2), 7, INT8, GRID)
     encoder.encode(range(9))
-    with pytest.raises(LocalProtocolError, match="chunks are not encoded"):
+    with pytest.raises(LocalProtocolError, match="chunks that are not encoded"):
         encoder.finished()
 
 

@@ -32,7 +32,7 @@ ME = PeerId("me")
 
 
 class _Directory:
-    """Who is there, and when somebody looked."""
+    """The records of present peers, and the times of polls."""
 
     def __init__(self, *names: str, record: bytes = b"record") -> None:
         self.peer_id = ME
@@ -69,7 +69,7 @@ async def _look(directory: _Directory, seconds: float, settled_every_s: float = 
 
 
 class _Board:
-    """What was published, and when."""
+    """The published records and their times."""
 
     def __init__(self) -> None:
         self.peer_id = ME

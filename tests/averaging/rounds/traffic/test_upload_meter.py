@@ -35,7 +35,7 @@ def test_an_upload_does_not_grow_while_a_receiver_is_not_reached() -> None:
 
 
 def test_an_upload_of_which_nothing_ever_left_does_not_grow_for_ever() -> None:
-    """Where each of two that cannot meet is the other's only reducer."""
+    """Two peers that cannot reach each other may each be the other's only reducer."""
     assert _meter().seconds(10.0 + NOTHING_S) == _meter().seconds(800.0) == 2 * NOTHING_S
 
 
