@@ -1,1 +1,1 @@
-"""What two strangers must agree on. Pure."""
+"""The protocol that two strangers must agree on. Pure."""

@@ -1,7 +1,7 @@
 """The one exception tree of Potluck.
 
     PotluckError                exit 1   a bug of ours, unless a subclass says otherwise
-    +-- UsageError              exit 2   the command line cannot be meant
+    +-- UsageError              exit 2   the command line makes no sense
     +-- ConfigError             exit 3   a file or flag holds a value that cannot work
     +-- MachineError            exit 4   this machine lacks something: memory, disk, a port, a readable file
     |   +-- StorageError                 reading or writing durable state failed
@@ -17,8 +17,8 @@
         |   +-- ConnectionReset          reset in the middle: it is gone, or only the connection is
         +-- CallTimeout                  no answer within the deadline: slow, frozen or cut off
 
-Every error says what was found, what was expected and what to do about it, in that order, on one line: control characters, which
-a file or a stranger may have put there, are shown as escapes.
+Every error says what was found, what was expected and what to do, in that order, on one line. Control characters, which may come
+from a file or a stranger, are shown as escapes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PotluckError(Exception):
 
 
 class UsageError(PotluckError):
-    """The command line cannot be meant."""
+    """The command line makes no sense."""
 
     exit_code = 2
 
@@ -78,7 +78,7 @@ class StorageError(MachineError):
 
 
 class SupersededError(MachineError):
-    """Another process with our identity was started after us; of the two it goes on."""
+    """A newer process with our identity was started; that one goes on."""
 
 
 class UnreachableError(PotluckError):
@@ -106,7 +106,7 @@ class RunOverError(PotluckError):
 
 
 class TemporaryError(PotluckError):
-    """Nothing is wrong for good; the same command may work later."""
+    """A passing failure; the same command may work later."""
 
     exit_code = 75
 
@@ -130,7 +130,7 @@ class PeerUnreachable(TransportError):
 
 
 class ConnectionReset(PeerUnreachable):
-    """Reset in the middle: the process at the other end is gone, or only the connection is; who asks again knows."""
+    """Reset in the middle: the process at the other end is gone, or only the connection is. Asking again tells which."""
 
 
 class CallTimeout(TransportError):
@@ -138,7 +138,7 @@ class CallTimeout(TransportError):
 
 
 def no_memory(num_bytes: int) -> MachineError:
-    """What is said instead of a MemoryError, which nobody who goes on with less would know of."""
+    """An error in place of a MemoryError, which code that goes on with less memory would not notice."""
     return MachineError(
         f"no memory for {num_bytes:,} bytes", "memory to be had", "close other programs, or allow this one more memory"
     )

@@ -1,7 +1,7 @@
 """`replace` for the frozen states of the machines, which change one or two of twenty fields thousands of times a second.
 
-`dataclasses.replace` goes through `__init__`, which sets each field of a frozen class by a call of its own: a tenth of a large
-swarm's whole time was spent there. Types are checked as those of `dataclasses.replace`.
+`dataclasses.replace` goes through `__init__`, which sets each field of a frozen class by a call of its own: too slow for a large
+swarm. Types are checked as for `dataclasses.replace`.
 """
 
 from __future__ import annotations

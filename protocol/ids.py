@@ -23,7 +23,7 @@ Root = NewType("Root", bytes)
 """32 bytes: a Merkle root, of a contribution, of a slice's result or of a unit's state."""
 
 PROTOCOL_VERSION: Final = 1
-"""Version of everything two strangers must agree on. Peers with another version are told before they join."""
+"""Version of everything that two strangers must agree on. Peers with another version are refused before they join."""
 
 HASH_BYTES: Final = 32
 

@@ -1,4 +1,4 @@
-"""Files that a user names and that are none: found before they are read, for reading one may never end."""
+"""Names of files that are pipes or devices: refused before they are read, since reading one may never end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protocol.errors import ConfigError
 def check_plain_file(path: Path, expected: str, remedy: str = "") -> None:
     """Refuse a pipe, whose reader waits until somebody writes into it, and a device, which may have no end.
 
-    What is not there, is a folder or cannot be looked at is passed: whoever reads it says so in words of its own.
+    A missing file, a folder and an unreadable one pass: the code that reads it reports them in its own words.
 
     Raises:
         ConfigError: it is a pipe, a device or a socket.

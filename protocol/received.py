@@ -1,4 +1,4 @@
-"""What came over the wire, before anything believes it: parsed within its length, its values within their bounds."""
+"""Bytes from the wire, before they are trusted: parsed within their length, their values within their bounds."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def parse(kind: type[M], data: bytes, max_bytes: int) -> M:
 
 
 def values_by_name(source: object, kind: type[Message]) -> dict[str, Any]:
-    """What a message of this kind says of `source`: the attribute of each field's name. Fields that are messages are left out."""
+    """The fields of a message of this kind, read from the attributes of `source`. Fields that are messages are left out."""
     return {field.name: getattr(source, field.name) for field in kind.DESCRIPTOR.fields if field.message_type is None}
 
 
 def fields_by_name(message: Message) -> dict[str, Any]:
     """The values of a message by their names: repeated ones as tuples, absent ones as None. Fields that are messages are left out.
 
-    They are as the sender wrote them: whatever is made of them checks its bounds.
+    The values are as the sender wrote them: the classes made of them check their bounds.
     """
     values: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
@@ -47,7 +47,7 @@ def fields_by_name(message: Message) -> dict[str, Any]:
             value = getattr(message, field.name)
             is_one = isinstance(
                 value, str | bytes | int | float
-            )  # descriptors say it differently from release to release
+            )  # descriptors spell it differently from release to release
             is_absent = is_one and field.has_presence and not message.HasField(field.name)
             values[field.name] = None if is_absent else value if is_one else tuple(value)
     return values
@@ -60,15 +60,15 @@ def require(is_fine: bool, found: str, expected: str) -> None:
 
 
 def dropped(found: str, expected: str) -> RemoteProtocolError:
-    """What `require` raises."""
+    """The error that `require` raises."""
     return RemoteProtocolError(found, expected, "the message was dropped")
 
 
 def require_hash_or_none(name: str, value: bytes) -> None:
-    """32 bytes, or none at all: before the start there is nothing to hash."""
+    """Check for 32 bytes, or none at all: before the start there is nothing to hash."""
     require(len(value) in (0, HASH_BYTES), f"{name} of {len(value)} bytes", f"none or {HASH_BYTES} bytes")
 
 
 def shown(text: str) -> str:
-    """A stranger's text as it may be shown: 256 letters of it at most, and no control characters."""
+    """A stranger's text in a form that is safe to show: at most 256 letters, and no control characters."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_TEXT])

@@ -7,8 +7,8 @@ from math import log
 
 def printable(text: object) -> str:
     """The text on one line; control characters, which a stranger may have put there, are shown as escapes."""
-    shown = str(text)
-    return shown if shown.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+    plain = str(text)
+    return plain if plain.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in plain)
 
 
 def shortened(text: str, width: int) -> str:
@@ -17,7 +17,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def examples(*lines: str) -> str:
-    """What ends a command's --help: command lines to go by, each on a line of its own."""
+    """The end of a command's --help: example command lines, each on a line of its own."""
     return "\n\n".join(("Examples" if len(lines) > 1 else "Example", *lines))
 
 
@@ -27,7 +27,7 @@ def number(value: object) -> float | None:
 
 
 def duration(value: object) -> str:
-    """As "12 s", "3 min", "2.5 h" or "3.1 days"; "unknown" for what is no number."""
+    """As "12 s", "3 min", "2.5 h" or "3.1 days"; "unknown" for anything that is no number."""
     seconds = number(value)
     if seconds is None:
         return "unknown"
@@ -39,7 +39,7 @@ def duration(value: object) -> str:
 
 
 def in_bytes(count: object) -> str:
-    """As "12 B" or "3.4 MB", in decimal units; "-" for what is no number."""
+    """As "12 B" or "3.4 MB", in decimal units; "-" for anything that is no number."""
     size = number(count)
     if size is None:
         return "-"
@@ -51,7 +51,7 @@ def in_bytes(count: object) -> str:
 
 
 def whole(value: object) -> str:
-    """A number without decimals, thousands apart; "-" for what is none."""
+    """A number without decimals, thousands apart; "-" for anything that is no number."""
     found = number(value)
     return "-" if found is None else f"{found:,.0f}"
 
@@ -62,7 +62,7 @@ def several(count: float, thing: str) -> str:
 
 
 def short_count(value: object) -> str:
-    """A count as "950", "12.3k", "14.7M" or "2.1G"; "-" for what is no number."""
+    """A count as "950", "12.3k", "14.7M" or "2.1G"; "-" for anything that is no number."""
     found = number(value)
     if found is None:
         return "-"
@@ -73,6 +73,6 @@ def short_count(value: object) -> str:
 
 
 def bits(nats: object) -> str:
-    """A loss in nats as bits, three decimals; "-" for what is no number."""
+    """A loss in nats as bits, three decimals; "-" for anything that is no number."""
     found = number(nats)
     return "-" if found is None else f"{found / log(2):.3f}"

@@ -1,4 +1,4 @@
-"""What a dry run prints: every setting with where it comes from, and what is to be expected. Pure: rows in, lines out."""
+"""The output of a dry run: every setting with its origin, and the estimates. Pure: rows in, lines out."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is to be expected of one thing, with units."""
+    """The expected amount of one thing, with units."""
 
     name: str
     expected: str
 
 
 def setting_lines(settings: Sequence[Setting]) -> list[str]:
-    """One line a setting: name, value, and in brackets where it comes from. Nothing is cut off: paths are to be read whole."""
+    """One line a setting: name, value, and its origin in brackets. Nothing is cut off: paths must stay readable."""
     width = max((len(setting.name) for setting in settings), default=0)
     return [f"  {s.name:<{width}}  {_value(s.value)}  ({printable(s.origin)})" for s in settings]
 
 
 def estimate_lines(estimates: Sequence[Estimate]) -> list[str]:
-    """One line an estimate; one without a name goes on with the line before."""
+    """One line an estimate; one without a name continues the line before."""
     width = max((len(estimate.name) for estimate in estimates), default=0)
     return [f"  {e.name:<{width}}  {printable(e.expected)}" for e in estimates]
 
 
 def run_settings(config: RunConfig, file: str) -> Iterable[Setting]:
-    """All of a run.toml, section by section, with what the file does not set."""
+    """All of a run.toml, section by section, with keys that the file does not set."""
     for section_name in type(config).model_fields:
         section = getattr(config, section_name)
         if section is None:
-            continue  # one that belongs to other runs
+            continue  # a section of other kinds of run
         for name in type(section).model_fields:
             origin = file if name in section.model_fields_set else "default"
             # the one key whose default follows from other sections
@@ -57,7 +57,7 @@ def run_settings(config: RunConfig, file: str) -> Iterable[Setting]:
 
 
 def traffic_estimates(run: RunConfig, *, reduces: bool) -> tuple[Estimate, ...]:
-    """What rounds cost one peer: in a round with as many peers as the run takes, in a day and in the whole run."""
+    """The cost of rounds for one peer: of a round with as many peers as the run takes, of a day and of the whole run."""
     size, members, interval_s = run_size(run), run.run.max_members, run.round.longest_interval_s
     up_and_down = round_bytes(size.update_bytes, size.result_bytes, members, reduces=reduces)
     codecs = (

@@ -1,5 +1,5 @@
-"""What a run asks of a machine, from the numbers in its run.toml: memory and disk, and how often there is traffic (traffic.py).
-Estimates, pure; every formula says where it comes from.
+"""Memory, disk and traffic that a run needs of a machine, from the numbers in its run.toml (traffic.py has the bytes of a round).
+Estimates, pure; every formula cites its source.
 
 Rules: R5 (protocol/rounds/RULES.md).
 """
@@ -17,28 +17,29 @@ if TYPE_CHECKING:
 SECONDS_PER_DAY: Final = 86_400
 
 PEER_DISK_BYTES_PER_PARAMETER: Final = 120
-"""Ten kept states of 8 bytes, updates that weigh four states, one more on its way (averaging/rounds/lineage/retention.py)."""
+"""Ten kept states of 8 bytes, updates that weigh four states, and one more being written (averaging/rounds/lineage/retention.py).
+"""
 
 FEEDBACK_DISK_BYTES_PER_PARAMETER: Final = 9
-"""Both on disk, and a part of one that is being written, with what is told of each chunk (averaging/state/residual_files.py)."""
+"""Two copies on disk, a part of one being written, and a header for each chunk (averaging/state/residual_files.py)."""
 
 HOST_MEMORY_BASE_BYTES: Final = 1 << 29
-"""One Python process with torch (280 MB, measured as the peer's), p2pd, and the pieces of text that are packed."""
+"""Measured: one Python process with torch, p2pd, and the pieces of text that are packed."""
 
 HOST_MEMORY_BYTES_PER_PARAMETER: Final = 24
-"""A state (8), written as a checkpoint and read back to verify it: 22 measured with 20M parameters, and some."""
+"""Measured: a state (8), written as a checkpoint and read back to verify it, with some margin."""
 
 STATE_BYTES_PER_PARAMETER: Final = 8
 """A parameter and its momentum in float32 (averaging/state/state.py)."""
 
 
 LEDGER_BYTES_PER_ROUND: Final = 1500
-"""A commit's row and three points of the loss curves, with their index entries and checksums (coordinator/ledger/ledger.py,
-measured).
+"""Measured: a commit's row and three points of the loss curves, with their index entries and checksums
+(coordinator/ledger/ledger.py).
 """
 
 LEDGER_BYTES_PER_MEMBER_AND_ROUND: Final = 500
-"""Of a certificate that everybody acknowledged: what the record says of one member, and its signed word (measured with 2 to 64)."""
+"""Measured: one member's part of the record and its signed ack, in a certificate that everybody acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,13 @@ class RunSize:
 
     Attributes:
         num_parameters: of the model with all experts, if it has any.
-        held_parameters: those that a peer holds at most: fewer than all where there are experts.
-        state_bytes: one state of the whole model, as it is written as a checkpoint.
-        update_bytes: one encoded delta of what a peer holds.
-        result_bytes: one encoded mean of that.
+        held_parameters: the most that a peer holds: fewer than all where there are experts.
+        state_bytes: of one state of the whole model, as it is written as a checkpoint.
+        update_bytes: of one encoded delta of a peer's parameters.
+        result_bytes: of one encoded mean of them.
         slow_rounds_per_day: as many rounds as the longest interval makes in a day.
-        fast_tokens_per_s: a swarm that trains more than this has a round whenever the target is reached, so more of them.
-        has_feedback: whether the run has error feedback, which every peer keeps beside its state.
+        fast_tokens_per_s: a swarm that trains more than this reaches the target before the longest interval, so it has more rounds.
+        has_feedback: whether the run has error feedback, which every peer keeps next to its state.
         fast_rounds: of the whole run, for such a swarm; a slower one needs more.
     """
 
@@ -69,7 +70,7 @@ class RunSize:
 
 
 def run_size(config: RunConfig) -> RunSize:
-    """Its model, codec and cadence: a round is due at the target tokens or the longest interval (R5)."""
+    """The size of a run, from its model, codec and cadence: a round is due at the target tokens or the longest interval (R5)."""
     num_parameters, held, pace = config.num_elements, config.held_elements, config.round
     return RunSize(
         num_parameters=num_parameters,
@@ -85,19 +86,19 @@ def run_size(config: RunConfig) -> RunSize:
 
 
 def peer_disk_bytes(num_parameters: int, *, has_feedback: bool = False) -> int:
-    """Of a peer at most, without its data."""
+    """The most disk that a peer needs, without its data."""
     per_parameter = PEER_DISK_BYTES_PER_PARAMETER + (FEEDBACK_DISK_BYTES_PER_PARAMETER if has_feedback else 0)
     return per_parameter * num_parameters
 
 
 def host_memory_bytes(num_parameters: int) -> int:
-    """Of the host, when it writes a checkpoint."""
+    """Memory of the host while it writes a checkpoint."""
     return HOST_MEMORY_BASE_BYTES + HOST_MEMORY_BYTES_PER_PARAMETER * num_parameters
 
 
 def kept_checkpoints(num_rounds: int, *, every_rounds: int, keep: int, keep_every: int) -> int:
-    """As many as are there after so many rounds at most: the newest, and for ever the first of every `every_rounds * keep_every`
-    rounds, none with 0 (`surplus` in coordinator/checkpoints/checkpoints.py).
+    """The most checkpoints that exist after `num_rounds`: the newest `keep`, and permanently the first of every `every_rounds *
+    keep_every` rounds, none with 0 (`surplus` in coordinator/checkpoints/checkpoints.py).
     """
     num_written = -(-num_rounds // every_rounds)
     num_lasting = num_rounds // (every_rounds * keep_every) + 1 if keep_every else 0
@@ -105,12 +106,12 @@ def kept_checkpoints(num_rounds: int, *, every_rounds: int, keep: int, keep_ever
 
 
 def ledger_bytes(num_rounds: int, num_members: int) -> int:
-    """The host's ledger after so many rounds, nothing of which is ever removed."""
+    """Bytes of the host's ledger after `num_rounds`; nothing of it is ever removed."""
     return num_rounds * (LEDGER_BYTES_PER_ROUND + LEDGER_BYTES_PER_MEMBER_AND_ROUND * num_members)
 
 
 def packed_bytes(text_bytes: int, vocab_size: int) -> int:
-    """Packed data at most: every byte of text a token of its own, of 2 bytes or, for a vocabulary above 65,536, of 4
+    """The most bytes of packed data: a token for every byte of text, of 2 bytes or, for a vocabulary above 65,536, of 4
     (averaging/data/packing/packing.py).
     """
     return text_bytes * (2 if vocab_size <= 1 << 16 else 4)

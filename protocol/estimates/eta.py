@@ -1,4 +1,4 @@
-"""How long a run still takes, told from how its latest rounds came. Pure: whose clock it is does not matter."""
+"""How long a run still takes, from the times of its latest rounds. Pure: any clock will do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 PACE_ROUNDS: Final = 10
-"""Rounds that are looked back on: as many as make one slow round weigh little, and few enough to notice who came and left."""
+"""Rounds to look back on: enough that one slow round weighs little, and few enough to notice peers that came and left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class PacePoint:
 
 
 def time_left_s(points: Sequence[PacePoint], total_tokens: int, target_tokens: int) -> float | None:
-    """Seconds until `target_tokens` at the pace of the latest of these points; None where two of them do not tell it."""
+    """Seconds until `target_tokens` at the rate of the latest of these points; None where there are fewer than two."""
     if total_tokens >= target_tokens:
         return 0.0
     recent = points[-PACE_ROUNDS:]

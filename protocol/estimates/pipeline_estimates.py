@@ -1,4 +1,4 @@
-"""What a run of stages takes of a peer beside its rounds, for dry runs: which stage has what, and what crosses in a lane. Pure."""
+"""Memory and traffic of a peer in a run of stages, without its rounds, for dry runs. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from protocol.run.manifest import RunConfig
 
 _MOST_MOMENTS: Final = 2
-"""Of AdamW; Muon has one for each matrix inside the model."""
+"""Moments of AdamW; Muon has one for each matrix inside the model."""
 
 
 def lane_round_bytes(run: RunConfig, stage: int) -> tuple[int, int]:
-    """(up, down) of a lane's member in one round, beside the average: activations and gradients of every token, and copies of its
-    training state to a neighbour, at the round's beginning and after so many steps.
+    """(up, down) of a lane's member in one round, in bytes, without the average: activations and gradients of every token, and
+    copies of its training state to a neighbour, at the round's beginning and every few steps.
     """
     pipeline, stages = run.pipeline, run.stages
     if pipeline is None or stages is None:
@@ -37,7 +37,7 @@ def lane_round_bytes(run: RunConfig, stage: int) -> tuple[int, int]:
 
 
 def stage_estimates(run: RunConfig) -> tuple[Estimate, ...]:
-    """What each stage is and takes, and what a lane moves; nothing of other runs."""
+    """The layers and memory of each stage, and the traffic of a lane; empty for other runs."""
     pipeline, stages = run.pipeline, run.stages
     if pipeline is None or stages is None:
         return ()

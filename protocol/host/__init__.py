@@ -1,1 +1,1 @@
-"""What peers and the coordinator tell each other."""
+"""Calls and reports between peers and the coordinator."""

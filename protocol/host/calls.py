@@ -1,7 +1,7 @@
-"""What the coordinator says to peers of the run, as frozen dataclasses, and its bytes; what peers say of themselves: reports.py.
+"""The coordinator's messages to peers of the run, as frozen dataclasses, and their bytes. The peers' own reports are in reports.py.
 
-The wire form is protocol/proto/coordinator.proto. Every `decode_*` checks bounds, so what it returns is safe to show
-and to store; anything else raises RemoteProtocolError.
+The wire form is protocol/proto/coordinator.proto. Every `decode_*` checks bounds, so its result is safe to show and to store;
+anything else raises RemoteProtocolError.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ PROBE_DOMAIN: Final = "potluck probe"
 ERROR_METADATA_KEY: Final = "potluck-error-bin"
 
 TLS_SERVER_NAME: Final = "coordinator.potluck"
-"""The name in every coordinator's TLS certificate: the CA in the invite, not DNS, says who the coordinator is."""
+"""The name in every coordinator's TLS certificate: the CA in the invite, not DNS, proves who the coordinator is."""
 
 MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_REPLY_BYTES: Final = 32 << 20
-"""The packed data set's manifest rides in the Admit reply: about 150 bytes per shard."""
+"""The manifest of the packed data set travels in the Admit reply: about 150 bytes per shard."""
 
 MAX_PROBE_UP_BYTES: Final = 512 << 10
-"""Padding of one request that measures the line; with the rest of the request well below MAX_REQUEST_BYTES."""
+"""Padding of one request that measures the line. It leaves room for the rest of the request below MAX_REQUEST_BYTES."""
 
 MAX_PROBE_DOWN_BYTES: Final = 4 << 20
 """Padding of one reply: on a fast line less would measure the round trip."""
 
 MAX_PROBE_BYTES: Final = 8 << 20
-"""What one check moves in each direction at most; a line that carries more in three seconds is fast enough for anything."""
+"""The most that one check moves in each direction; a line that carries more within the check is fast enough for any run."""
 
 DIAL_BACK_NONCE_BYTES: Final = 16
 DIAL_BACK_WITHIN_S: Final = 3.0
-"""As long as TCP takes to try again twice; the caller waits meanwhile."""
+"""Time for two more tries of TCP; the caller waits meanwhile."""
 
 NO_COMMIT: Final = CommitId(b"")
 NO_ROOT: Final = Root(b"")
@@ -67,7 +67,7 @@ class RunNews:
 
 @dataclass(frozen=True, slots=True)
 class AdmitReply:
-    """What a newcomer gets: credential, signed manifest, data set, and where to find the others."""
+    """A newcomer's welcome: credential, signed manifest, data set, and addresses of the others."""
 
     credential: bytes
     manifest: bytes
@@ -103,7 +103,7 @@ _CROSSING: Final[dict[str, type[PotluckError]]] = {
 
 
 def encode_error(error: PotluckError) -> bytes:
-    """An error as it crosses to the peer: what is no business of a peer becomes a TemporaryError."""
+    """An error in the form that a peer gets: one that concerns only the host becomes a TemporaryError."""
     kind = type(error).__name__
     if kind not in _CROSSING:
         error = errors.TemporaryError("the coordinator could not do it", "", "try again; the host's log says more")
@@ -113,7 +113,7 @@ def encode_error(error: PotluckError) -> bytes:
 
 
 def decode_error(data: bytes) -> PotluckError:
-    """The error behind a refused call; control characters from a stranger never reach the terminal.
+    """The error behind a refused call. Control characters from a stranger never reach the terminal.
 
     Raises:
         RemoteProtocolError: not such a message.

@@ -1,13 +1,13 @@
-"""Who holds which experts: the same answer at everybody who knows the same peers, in whole numbers alone.
+"""The choice of each peer's experts: peers that know the same others come to the same answer, in whole numbers alone.
 
-Who has decided is counted. Those who have not take their turn in the order of their peer ids, each the expert that the fewest hold,
-the lowest number among equals; then, while an expert is held by nobody, whoever has room for one more takes it. So the founders of a
-run are shared out by the host, and who joins later finds its own place, also where several join at once: they see each other
-undecided.
+Peers that have decided are counted. The others take turns in the order of their peer ids. Each takes the expert that the fewest
+hold, the lowest number among equals. Then, while an expert has no holder, a peer with room for one more takes it. So the host
+shares out the founders, and later peers find their own places, even if several join at once: they see each other undecided.
 
-What is said and not shown may be a lie, or the truth of somebody who is still downloading. Were it worth nothing, all who come while
-the first one downloads would take the one expert that the run lacks; were it worth as much as what was shown, a liar could keep an
-expert without holders. So half of all peers, by a hash of their ids, count what is said, and the others only between equals.
+A claim without proof may be a lie, or come from a peer that is still downloading. If claims counted nothing, all peers that join
+while the first one downloads would take the one expert that the run lacks. If they counted as much as proofs, a liar could keep an
+expert without holders. So half of all peers, by a hash of their ids, count claims; the others use them only to decide between
+equals.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protocol.ids import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a peer holds, nothing where it has not decided, and how many experts it has room for."""
+    """The experts of a peer, none if it has not decided, and how many it has room for."""
 
     experts: tuple[int, ...] = ()
     room: int = 1
@@ -31,40 +31,40 @@ class Holding:
 def share_out(
     num_experts: int, peers: Mapping[PeerId, Holding], claims: Sequence[int] = ()
 ) -> dict[PeerId, tuple[int, ...]]:
-    """The experts of all peers, in the order of their numbers; those of who has decided are what they were.
+    """The experts of all peers, in the order of their numbers; peers that have decided keep theirs.
 
     Args:
-        claims: how many more say of each expert that they hold it, and have not shown it. Half of the peers (`believes_claims`) count
-            them, of equals the one that fewer have shown to hold; to the others they decide between experts that as many hold.
+        claims: for each expert, how many more peers claim it without proof. Half of the peers (`believes_claims`) count them, and
+            prefer the one with fewer proven holders among equals; the others only use them to decide between equals.
     """
     counts = [0] * num_experts
-    held = {peer: list(peers[peer].experts) for peer in sorted(peers)}
-    undecided = [peer for peer, experts in held.items() if not experts]
-    for experts in held.values():
+    chosen = {peer: list(peers[peer].experts) for peer in sorted(peers)}
+    undecided = [peer for peer, experts in chosen.items() if not experts]
+    for experts in chosen.values():
         for expert in experts:
             if 0 <= expert < num_experts:
                 counts[expert] += 1
     turns = undecided
     while turns:
         for peer in turns:
-            others = [expert for expert in range(num_experts) if expert not in held[peer]]
+            others = [expert for expert in range(num_experts) if expert not in chosen[peer]]
             said = claims or [0] * num_experts
             worth = int(believes_claims(peer))
             ranks = [(counts[one] + worth * said[one], counts[one], said[one], one) for one in others]
             expert = min(ranks)[-1]
-            if held[peer] and counts[expert]:
+            if chosen[peer] and counts[expert]:
                 break  # every expert has a holder
-            held[peer].append(expert)
+            chosen[peer].append(expert)
             counts[expert] += 1
         else:
-            turns = [peer for peer in turns if len(held[peer]) < min(peers[peer].room, num_experts)]
+            turns = [peer for peer in turns if len(chosen[peer]) < min(peers[peer].room, num_experts)]
             continue
         break
-    return {peer: tuple(sorted(experts)) for peer, experts in held.items()}
+    return {peer: tuple(sorted(experts)) for peer, experts in chosen.items()}
 
 
 def believes_claims(peer: PeerId) -> bool:
-    """Whether this peer counts holders that have shown nothing as if they had: every other one, by its id."""
+    """Whether this peer counts claims like proofs: half of the peers do, by their ids."""
     return sha256(peer.encode()).digest()[0] % 2 == 0
 
 
@@ -74,7 +74,7 @@ def holders(num_experts: int, held: Mapping[PeerId, Sequence[int]]) -> tuple[tup
 
 
 def parse_experts(text: str) -> tuple[int, ...]:
-    """Experts as their owner writes them, "0,1", in the order of their numbers.
+    """Experts as their owner writes them, such as "0,1", in the order of their numbers.
 
     Raises:
         ConfigError: anything else, or one of them twice.
@@ -89,14 +89,14 @@ def parse_experts(text: str) -> tuple[int, ...]:
 
 
 def check_experts(experts: Sequence[int], num_experts: int, holdings: int) -> None:
-    """Whether a run's peer may hold these, as its owner says.
+    """Check that a peer of the run may hold these experts, as its owner asks.
 
     Args:
-        num_experts: of the run; 0 of one without experts.
-        holdings: that a peer of the run holds at most.
+        num_experts: of the run; 0 for a run without experts.
+        holdings: the most that a peer of the run holds.
 
     Raises:
-        ConfigError: an expert that the run has not, or more than a peer holds.
+        ConfigError: an expert that the run lacks, or more than a peer holds.
     """
     if not experts:
         return

@@ -1,8 +1,8 @@
-"""A report that says again what the host knows of its sender: which one it is like, and what moves all the time.
+"""A short report: the digest of an earlier one that the host knows, and the values that change all the time.
 
-The host answers every report with its likeness. Where a peer's next one has the same, it says that likeness instead of where it
-stands; numbers that move and what it brings (losses, certificates, bans) are said as ever. A host that knows none like it, such as one
-that was restarted, refuses it, and is told the whole.
+The host answers every report with its digest. If a peer's next report has the same digest, it sends that instead of its heads.
+Changing numbers and new content (losses, certificates, bans) are sent as always. A host that knows no report of the digest, for
+example after a restart, refuses it and gets the whole one.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _EMPTY: Final = PeerReport("", "", UnitName(""))
 
 
 def report_digest(report: PeerReport) -> bytes:
-    """8 bytes that two reports of a peer have in common when they say the same of where it stands."""
+    """8 bytes that two reports of a peer share when they report the same heads."""
     others = {name: getattr(_EMPTY, name) for name in (*_MOVING, *_BROUGHT)}
     return sha256(encode_report(dataclasses.replace(report, like=b"", **others))).digest()[:REPORT_DIGEST_BYTES]
 
 
 def shortened(report: PeerReport) -> PeerReport:
-    """The short form, for a host that knows one like it."""
+    """The short form, for a host that knows a report of the same digest."""
     said = {name: getattr(report, name) for name in (*_MOVING, *_BROUGHT)}
     return dataclasses.replace(_EMPTY, like=report_digest(report), **said)
 
 
 def made_whole(known: PeerReport, short: PeerReport) -> PeerReport:
-    """What the sender of `known` says with a short report of its likeness."""
+    """The whole report that a short one of the sender of `known` stands for."""
     said = {name: getattr(short, name) for name in (*_MOVING, *_BROUGHT)}
     return dataclasses.replace(known, like=b"", **said)

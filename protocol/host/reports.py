@@ -1,6 +1,6 @@
-"""What a peer says of itself to the coordinator, and the answer, as frozen dataclasses, and their bytes.
+"""A peer's report to the coordinator and its answer, as frozen dataclasses, and their bytes.
 
-The wire form is protocol/proto/coordinator.proto. Every `decode_*` checks bounds, so what it returns is safe to show and to store;
+The wire form is protocol/proto/coordinator.proto. Every `decode_*` checks bounds, so its result is safe to show and to store;
 anything else raises RemoteProtocolError. Reports are hints for screens and for the start of the run; commits count only with their
 certificates.
 """
@@ -27,7 +27,7 @@ MAX_CERTIFICATE_BYTES: Final = 640 << 10
 """Sum over the certificates of one report: leaves room for the rest below MAX_REQUEST_BYTES."""
 
 REPORT_DIGEST_BYTES: Final = 8
-"""Of a report (protocol/host/report_delta.py): enough to tell the few that one peer ever sends."""
+"""Length of a report's digest (protocol/host/report_delta.py): enough to tell apart the few reports that one peer sends."""
 
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
@@ -38,14 +38,16 @@ _MAX_COUNT: Final = 1 << 60
 
 def _require_report_digest(value: bytes) -> None:
     require(
-        len(value) in (0, REPORT_DIGEST_BYTES), f"a likeness of {len(value)} bytes", f"none or {REPORT_DIGEST_BYTES}"
+        len(value) in (0, REPORT_DIGEST_BYTES),
+        f"a report digest of {len(value)} bytes",
+        f"none or {REPORT_DIGEST_BYTES}",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class HeldoutResult:
-    """Held-out loss of the committed parameters of `commit`, `nats` per byte; `prose_nats` over the run's prose, if any. In a run of
-    experts `of_experts` are those that were measured, each with its loss on the documents that go to it; `nats` is their mean.
+    """Held-out loss of the committed parameters of `commit`, `nats` per byte; `prose_nats` over the run's prose, if any. In a run
+    of experts `of_experts` are the tested ones, each with its loss on the documents that go to it; `nats` is their mean.
     """
 
     commit: CommitId
@@ -67,7 +69,7 @@ class HeldoutResult:
 
 @dataclass(frozen=True, slots=True)
 class UnitStanding:
-    """The newest commit of a unit whose state root a peer computed, that root, and how many rounds the unit has had there."""
+    """The newest commit of a unit whose state root a peer computed, that root, and the number of rounds up to it."""
 
     unit: UnitName
     state_commit: CommitId
@@ -97,7 +99,7 @@ class UnitBytes:
 
 @dataclass(frozen=True, slots=True)
 class PeerReport:
-    """What a peer says of itself, every few seconds, signed.
+    """A peer's report of itself, every few seconds, signed.
 
     Attributes:
         state: one word ("joining", "training", "spare", "paused", "leaving", ..); `reason` says why in one sentence.
@@ -106,22 +108,23 @@ class PeerReport:
         loss_nats: mean training loss of the latest steps, None before the first.
         bytes_up, bytes_down: payload since the process started.
         state_commit, state_root: newest commit whose state root this peer computed, and that root.
-        is_ready_to_start: data, model and network are there; it waits for the start record.
+        is_ready_to_start: data, model and network are ready; it waits for the start record.
         certificates: of commits in order, as received, from the index that the coordinator asked for.
         addresses: own multiaddresses.
-        start_record: the host's signed envelope, while the coordinator says that the run has not started and it has.
+        start_record: the host's signed envelope, sent while the coordinator reports that the run has not started, if the peer has
+            it.
         known_revocations: fingerprints of the host's revocations that this peer has.
         revocations: signed entries that the coordinator asked for.
-        version: of its program, empty where it does not say.
+        version: of its program, empty where it is not reported.
         is_outbound_only: it takes no connections; it works over those that it makes itself.
-        like: of a short report, the likeness of the whole one that says where the peer stands; empty in a whole one.
-        beside: where the units stand that are not the spine.
+        like: of a short report, the digest of the whole one that it builds on; empty in a whole one.
+        beside: the heads of units other than the spine.
         experts: in a run of experts, those that it holds; before the start those that it wants whatever others hold.
         expert_room: how many it would hold.
-        incarnation: the disk that it votes with; 0 where it does not say.
+        incarnation: the disk that it votes with; 0 where it is not reported.
         unit_bytes: of a run of several units the bulk part of `bytes_up` and `bytes_down` by unit.
-        lane: of a pipeline run, that it serves in, or the group of replicas; None where it serves in none.
-        could_tokens_per_s: what its stage there could do were it never to wait for others; 0 before it is known.
+        lane: of a pipeline run, the lane or group of replicas that it serves in; None where it serves in none.
+        could_tokens_per_s: the rate of its stage if it never had to wait for others; 0 before it is known.
     """
 
     state: str
@@ -168,7 +171,7 @@ class PeerReport:
         for rate in (self.tokens_per_s, self.could_tokens_per_s):
             require(math.isfinite(rate) and rate >= 0, f"{rate} tokens/s", "a rate")
         require(0 <= (self.lane or 0) < 1 << 32, f"lane {self.lane}", "a whole number of 32 bits")
-        # NaN and infinity would poison the loss curve of everybody.
+        # NaN and infinity would poison everybody's loss curve.
         require(math.isfinite(self.loss_nats or 0.0), f"training loss {self.loss_nats}", "a finite number")
         sizes = {"results": (len(self.heldout), _MAX_HELDOUT), "addresses": (len(self.addresses), _MAX_ADDRESSES)}
         sizes["units"] = max(len(self.beside), len(self.unit_bytes)), _MAX_UNITS
@@ -180,13 +183,13 @@ class PeerReport:
 
 @dataclass(frozen=True, slots=True)
 class ReportReply:
-    """Where the coordinator stands, and the index of the first certificate it wants next.
+    """The coordinator's head, and the index of the first certificate that it wants next.
 
     Attributes:
-        is_final_checkpoint_written: the run is finished and its last state is safe with the host: peers may leave.
+        is_final_checkpoint_written: the run is finished and the host has stored its last state: peers may leave.
         revocations: signed entries that the peer lacks, for it to verify.
         asks_revocations: the coordinator lacks some that the peer has; `known_revocations` are fingerprints of its own.
-        like: the likeness of the report as it was taken: the next one may be short where it has the same. Empty from a coordinator
+        like: the digest of the report as it was taken: the next one may be short if it has the same. Empty from a coordinator
             that takes whole ones only.
     """
 

@@ -33,12 +33,12 @@ _SCHEME: Final = "potluck:peer:"
 _RUN_SCHEME: Final = "potluck:run:"
 _REQUEST_LIFE_MS: Final = 300_000
 MAX_REMEMBERED: Final = 1024
-"""Credentials whose issuer was checked, of about 700 bytes each."""
+"""Credentials in the cache of checked issuers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialRequest:
-    """A checked request: who asks, and for which P-256 key."""
+    """A checked request: the peer that asks, and its P-256 key."""
 
     peer_id: PeerId
     csr: x509.CertificateSigningRequest
@@ -95,7 +95,7 @@ class CertificateAuthority:
         return self.certificate.public_bytes(Encoding.DER)
 
     def issue(self, request: CredentialRequest, run_id: RunId, *, now_unix_s: float, days: int, serial: int) -> bytes:
-        """A credential (DER): this peer may take part in this run until then."""
+        """A credential (DER): this peer may take part in this run until it ends."""
         uris = [f"{_SCHEME}{request.peer_id}", f"{_RUN_SCHEME}{run_id.hex()}"]
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
         names.append(x509.DNSName(f"{request.peer_id.lower()}.peer.potluck"))
@@ -105,7 +105,7 @@ class CertificateAuthority:
     def issue_own(
         self, peer_id: PeerId, run_id: RunId, *, now_unix_s: float, days: int = CA_DAYS
     ) -> tuple[bytes, bytes]:
-        """The credential (DER) of whoever holds the CA, and its TLS key (PEM)."""
+        """The credential (DER) of the CA's holder, and its TLS key (PEM)."""
         key = make_tls_key()
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, peer_id)])
         request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
@@ -148,7 +148,7 @@ def _host_name(host: str) -> x509.GeneralName:
 
 
 def make_ca(seed: bytes, *, now_unix_s: float) -> CertificateAuthority:
-    """The CA whose key is `seed` (32 secret bytes). Its subject differs from every leaf's: else the leaf counts as self-signed."""
+    """The CA whose key is `seed` (32 secret bytes). Its subject differs from every leaf's, or the leaf would count as self-signed."""
     if len(seed) != 32:
         raise ConfigError(f"a CA seed of {len(seed)} bytes", "32 bytes")
     key = Ed25519PrivateKey.from_private_bytes(seed)
@@ -159,7 +159,7 @@ def make_ca(seed: bytes, *, now_unix_s: float) -> CertificateAuthority:
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
-        # Always of 20 bytes: an invite carries it (protocol/identity/invite.py) in a line that is as short as it can be.
+        # Always 20 bytes: an invite carries it (protocol/identity/invite.py), and the line should be as short as it can be.
         .serial_number(x509.random_serial_number() | 1 << 158)
         .not_valid_before(begin)
         .not_valid_after(begin + timedelta(days=CA_DAYS))
@@ -194,7 +194,7 @@ class Credential:
 
 
 def credential_ends_unix_s(der: bytes) -> float:
-    """When a credential ends, whoever issued it.
+    """When a credential ends, whichever CA issued it.
 
     Raises:
         RefusedError: the bytes are no certificate.
@@ -206,7 +206,7 @@ def credential_ends_unix_s(der: bytes) -> float:
 
 
 def named_peer(der: bytes) -> PeerId:
-    """The peer that a credential says it is of; nothing is checked.
+    """The peer that a credential names; nothing is checked.
 
     Raises:
         RefusedError: it names none, or more than one.
@@ -224,7 +224,7 @@ def named_peer(der: bytes) -> PeerId:
 
 
 class _Issued(NamedTuple):
-    """What stands in a certificate that a CA issued."""
+    """The content of a certificate that a CA issued."""
 
     uris: frozenset[str]
     not_before_unix_s: float
@@ -234,7 +234,7 @@ class _Issued(NamedTuple):
 
 @functools.lru_cache(maxsize=MAX_REMEMBERED)
 def _issued(der: bytes, ca_der: bytes) -> _Issued:
-    """Remembered: the directory shows each member's credential at every look, several times. Raises RefusedError."""
+    """Cached: the directory shows each member's credential at every poll, several times. Raises RefusedError."""
     try:
         leaf = x509.load_der_x509_certificate(der)
         leaf.verify_directly_issued_by(x509.load_der_x509_certificate(ca_der))
@@ -252,7 +252,7 @@ def _issued(der: bytes, ca_der: bytes) -> _Issued:
 
 
 def check_credential(der: bytes, ca_der: bytes, *, peer_id: PeerId, run_id: RunId, now_unix_s: float) -> Credential:
-    """Whether `der` lets `peer_id` take part in the run now.
+    """Check that `der` lets `peer_id` take part in the run now.
 
     Raises:
         RefusedError: another CA, peer or run, or outside its time; a clock that is far off is named as the likely cause.

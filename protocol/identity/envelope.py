@@ -3,8 +3,8 @@
     domain 16 | version u16 | run id 32 | sender public key 32 | sequence u64 | expiry u64 (unix ms)
     | length u32 | payload | signature 64
 
-Integers are big-endian. The signature covers every byte before it. Protobuf bytes are not canonical, so nothing is ever
-serialised again to check a signature (protobuf.dev, "serialization-not-canonical").
+Integers are big-endian. The signature covers every byte before it. Protobuf bytes are not canonical, so nothing is serialised again
+to check a signature (protobuf.dev, "serialization-not-canonical").
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEADER: Final = struct.Struct(">16sH32s32sQQI")
 DOMAIN_BYTES: Final = 16
 MAX_PAYLOAD_BYTES: Final = 1 << 20
 NEVER_MS: Final = (1 << 64) - 1
-"""Expiry of what is judged as of its round and not by the clock."""
+"""Expiry of messages that are judged as of their round and not by the clock."""
 SESSION_BITS: Final = 32
 MAX_SESSION: Final = (1 << (64 - SESSION_BITS)) - 1
 MAX_GUARDED_SENDERS: Final = 4096
@@ -32,7 +32,7 @@ _WINDOW_MASK: Final = (1 << REPLAY_WINDOW) - 1
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """An envelope whose signature was checked. `raw` is what was received, whole."""
+    """An envelope whose signature was checked. `raw` is all of it, as received."""
 
     sender: PeerId
     public_key: bytes
@@ -108,8 +108,8 @@ def open_envelope(
 
 
 def next_session(last: int, now_unix_s: float) -> int:
-    """The number of the next process life: above `last`, the one counted on this disk (0 for none), and not below the time. So of two
-    machines with copies of one identity the one that was started later has the higher number, whatever each of them counted.
+    """The session number of the next process: above `last`, the one stored on this disk (0 for none), and not below the time. If
+    two machines have copies of one identity, the one started later has the higher number, whatever each of them stored.
 
     Raises:
         LocalProtocolError: no number is left above `last`: there are MAX_SESSION of them, enough for one a second until 2106.
@@ -121,19 +121,19 @@ def next_session(last: int, now_unix_s: float) -> int:
 
 
 def first_sequence(session: int) -> int:
-    """The first sequence number of a process life. `session` is counted on disk before it is used, which reserves 2^32 numbers at
-    the price of one write per process life: none is ever used twice, crashes included.
+    """The first sequence number of a process. `session` is stored on disk before it is used, which reserves 2^32 numbers for one
+    write: no number is used twice, even after a crash.
     """
     return session << SESSION_BITS
 
 
 def session_of(sequence: int) -> int:
-    """The process life that a sequence number belongs to."""
+    """The session that a sequence number belongs to."""
     return sequence >> SESSION_BITS
 
 
 def superseded(ours: int, newer: int) -> SupersededError:
-    """What ends the older of two processes with one identity, in whichever way it hears of the newer one."""
+    """The error that ends the older of two processes with one identity, however it learns of the newer one."""
     return SupersededError(
         f"another process with this identity joined with a newer session ({newer}, ours is {ours})",
         "one process per identity",
@@ -144,20 +144,20 @@ def superseded(ours: int, newer: int) -> SupersededError:
 class ReplayGuard:
     """Remembers which sequence numbers came from each sender, in a sliding window below the highest (RFC 4303, section 3.4.3).
 
-    Messages of one sender travel side by side and arrive out of order, so a number below the highest is no replay by itself.
-    Bounded: MAX_GUARDED_SENDERS senders, the latest kept, and REPLAY_WINDOW numbers each; older numbers count as replays.
+    Messages of one sender may arrive out of order, so a number below the highest is no replay by itself. Memory is bounded: the
+    latest MAX_GUARDED_SENDERS senders, and REPLAY_WINDOW numbers each; older numbers count as replays.
     """
 
     def __init__(self) -> None:
         self._seen: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
 
     def newest_session(self, sender: PeerId) -> int:
-        """The process life that the latest of a sender's messages came from, 0 for a sender never heard."""
+        """The session of a sender's latest message, 0 for a sender never heard."""
         highest, _ = self._seen.get(sender, (0, 0))
         return session_of(highest)
 
     def admit(self, envelope: Envelope) -> bool:
-        """True for a number that did not come from this sender before; it is remembered. False for a replay."""
+        """True for a new number of this sender, which is then stored. False for a replay."""
         highest, window = self._seen.get(envelope.sender, (-1, 0))
         ahead = envelope.sequence - highest
         if ahead > 0:

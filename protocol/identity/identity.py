@@ -1,7 +1,7 @@
 """Ed25519 identities and the libp2p peer ids that derive from them.
 
-A peer id is the base58 form of the "identity" multihash of the public key's libp2p protobuf (libp2p spec, peer-ids): since
-Ed25519 keys fit inside, the key can be read back from the id.
+A peer id is the base58 form of the "identity" multihash of the public key's libp2p protobuf (libp2p spec, peer-ids). Ed25519 keys
+fit inside, so the key can be read back from the id.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ED25519_P: Final = 2**255 - 19
 
 
 class Signer(Protocol):
-    """Who can sign as one peer."""
+    """Signs as one peer."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -46,14 +46,14 @@ class Signer(Protocol):
 
 
 class Verifier(Protocol):
-    """Who can check anybody's signature."""
+    """Checks signatures of any key."""
 
     def verify(self, public_key: bytes, message: bytes, signature: bytes) -> bool:
         """Whether `signature` is that of the key's owner on `message`."""
         ...
 
     def peer_id_of(self, public_key: bytes) -> PeerId:
-        """The peer id of a public key. Raises RemoteProtocolError for a key that is none."""
+        """The peer id of a public key. Raises RemoteProtocolError for a malformed key."""
         ...
 
 
@@ -106,7 +106,7 @@ def public_key_from_peer_id(peer_id: PeerId) -> bytes:
 
 
 class Identity:
-    """An Ed25519 key pair: signs as its peer."""
+    """An Ed25519 key pair that signs as its peer."""
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != KEY_BYTES:

@@ -52,7 +52,7 @@ def open_identity(path: Path) -> Iterator[HeldIdentity]:
 
 
 def read_identity(path: Path) -> Identity:
-    """The identity at `path`, to sign with beside the process that holds it: who only reads it takes no part under its name.
+    """The identity at `path`, for signing next to the process that holds it. The caller must not take part under its name.
 
     Raises:
         MachineError: not there, unreadable, or readable by others.
@@ -66,8 +66,8 @@ def read_identity(path: Path) -> Identity:
 
 
 def secrets_of(path: Path) -> tuple[bytes, ...]:
-    """The bytes of the identity at `path` that nobody else may see, so that they can be looked for: the file and the seed in it. None
-    when it cannot be read.
+    """The secret bytes of the identity at `path`, to search texts for them: the file and the seed in it. Empty when it cannot be
+    read.
     """
     try:
         with path.open("rb") as file:
@@ -102,7 +102,7 @@ def _create_if_absent(path: Path) -> bool:
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    """All or nothing, never over an existing file: a lost key cannot be had back."""
+    """Write all or nothing, and never over an existing file: a lost key cannot be restored."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -118,7 +118,7 @@ def _write_new(path: Path, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A file's name is in its folder, and the folder is synced by itself."""
+    """Sync a folder: a file's name is in its folder, which is synced by itself."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,13 +1,13 @@
-"""Invites: one pasteable line that carries everything a newcomer needs, the coordinator's CA certificate included.
+"""Invites: one pasteable line with everything that a newcomer needs, the coordinator's CA certificate included.
 
 "potluck1:" and base64, without padding and with "_" for "/", of:
 
     checksum 4 | run id 32 | secret 16 | expiry u64 (unix s) | uses u32 | certificate | coordinator addresses | bootstrap
 
-Integers are big-endian. The certificate is a length u16 and its bytes; or 0, and what differs from one run's CA to another's: half as
-many bytes, and with it the line's QR code fits a terminal of 80 columns. Addresses are a count u8, then a length u16 and text each; of
-bootstrap each text is followed by 0, or by 1 and the public key 32 that its "/p2p/" names, which is then left out of it.
-The CA authenticates the coordinator before the secret is sent.
+Integers are big-endian. The certificate is a length u16 and its bytes; or 0, and the bytes that differ between runs' CAs. The
+second form takes half the bytes, and the line's QR code then fits a terminal of 80 columns. Addresses are a count u8, then a length
+u16 and text each. In bootstrap each text is followed by 0, or by 1 and the public key 32 that its "/p2p/" names, which the text
+then leaves out. The CA authenticates the coordinator before the secret is sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from protocol.ids import PeerId, RunId
 
 PREFIX: Final = "potluck1:"
 _ALTCHARS: Final = b"+_"
-"""Not base64url's "-": of a line that was broken up in pasting, a piece that begins with it would be an option of the command line."""
+"""Not base64url's "-": if a line is broken up in pasting, a piece that begins with "-" would be an option of the command line."""
 
 SECRET_BYTES: Final = 16
 _CHECKSUM_BYTES: Final = 4
@@ -45,10 +45,12 @@ _CA_PARTS: Final = (
     b"Z" + _CA_NAME + bytes.fromhex("302a300506032b6570032100"),
     bytes.fromhex("a316301430120603551d130101ff040830060101ff020100300506032b6570034100"),
 )
-"""What is the same in the certificate (DER) of every run's CA, as protocol/identity/credential.py makes it; a test says so."""
+"""Bytes that are the same in the certificate (DER) of every run's CA, as protocol/identity/credential.py makes it; a test checks
+that.
+"""
 
 _CA_OWN_BYTES: Final = (20, 12, 12, 32, 64)
-"""What follows each of these parts: serial number, first and last moment (yymmddhhmmss), public key, signature."""
+"""Lengths of the values after these parts: serial number, first and last moment (yymmddhhmmss), public key, signature."""
 
 _CA_SHAPE: Final = re.compile(
     b"".join(re.escape(part) + b"(.{%d})" % length for part, length in zip(_CA_PARTS, _CA_OWN_BYTES, strict=True)),
@@ -58,14 +60,14 @@ _CA_SHAPE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """Where to go, whom to trust, and the secret that opens the door.
+    """Addresses of the coordinator, the CA to trust, and the secret that admits a peer.
 
     Attributes:
         coordinator_addresses: "host:port" of the coordinator's gRPC service.
         ca_certificate_der: the run's CA: gRPC takes a certificate, not its hash.
         secret: 16 bytes; the coordinator keeps only their hash.
         bootstrap: multiaddresses of long-lived peers.
-        max_uses: how many peers may join with it; what counts is the coordinator's own record.
+        max_uses: how many peers may join with it; the coordinator's own record decides.
     """
 
     coordinator_addresses: tuple[str, ...]
@@ -123,7 +125,7 @@ def decode_invite(text: str) -> Invite:
         raise ConfigError(f"an invite that begins with {text[:12]!r}", f"{PREFIX}...", remedy)
     if len(text) > _MAX_LETTERS:
         raise ConfigError(f"an invite of {len(text)} letters", f"at most {_MAX_LETTERS}", remedy)
-    encoded = text[len(PREFIX) :].replace("-", "+")  # as earlier builds wrote it
+    encoded = text[len(PREFIX) :].replace("-", "+")  # as older builds wrote it
     try:
         raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=_ALTCHARS, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -140,7 +142,7 @@ def _packed(text: str) -> bytes:
 
 
 def _packed_node(address: str) -> bytes:
-    """A multiaddress; its peer id in less than two thirds of its letters."""
+    """A multiaddress, with its peer id in less than two thirds of its letters."""
     place, _, peer = address.rpartition(_PEER_PART)
     try:
         key = public_key_from_peer_id(PeerId(peer))
@@ -151,7 +153,7 @@ def _packed_node(address: str) -> bytes:
 
 
 class _Reader:
-    """Takes a body apart from its front; ValueError where it ends too early."""
+    """Reads a body from its front; ValueError where it ends too early."""
 
     def __init__(self, data: bytes) -> None:
         self._rest = data
@@ -202,5 +204,5 @@ def _parsed(body: bytes) -> Invite:
 
 
 def hash_secret(secret: bytes) -> bytes:
-    """What the coordinator stores in the place of the secret (128 random bits need no salt)."""
+    """The hash that the coordinator stores in place of the secret (128 random bits need no salt)."""
     return sha256(b"potluck invite secret" + secret).digest()

@@ -1,4 +1,4 @@
-"""Secrets out of text that leaves the machine: those that are known, in every spelling, and whatever looks like one."""
+"""Remove secrets from text that leaves the machine: the known ones, in every spelling, and anything that looks like one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 HIDDEN: Final = "[secret]"
 
 _SHORTEST_BYTES: Final = 8
-"""A known secret shorter than this would take harmless words out of the text; none of ours is."""
+"""A shorter known secret would remove harmless words from the text; none of ours is that short."""
 
 _PATTERNS: Final = tuple(
     re.compile(pattern)
@@ -39,11 +39,11 @@ _DNS: Final = re.compile(r"(/dns(?:4|6|addr)?/)[^/\s\"']+")
 
 
 def spellings(secret: bytes) -> list[str]:
-    """How a secret may stand in a text: as itself, in hex, in base64 of three alphabets (standard, URLs', invites'); longest first."""
+    """The forms of a secret in a text: itself, hex, base64 of three alphabets (standard, URLs', invites'); longest first."""
     if len(secret) < _SHORTEST_BYTES:
         return []
     found = {secret.hex(), secret.hex().upper()}
-    # within longer bytes base64 depends on the position: only what all three positions have inside is looked for
+    # within longer bytes base64 depends on the position: search for the letters that all three positions share
     for padding in range(3):
         whole = base64.b64encode(b"\0" * padding + secret).decode("ascii").rstrip("=")
         inner = whole[-(-padding * 8 // 6) : -1]
@@ -55,7 +55,7 @@ def spellings(secret: bytes) -> list[str]:
 
 
 class Redactor:
-    """Takes secrets out of texts; the same address gets the same name in all of them, so that a reader can follow it."""
+    """Removes secrets from texts. The same address gets the same name in all of them, so that a reader can follow it."""
 
     def __init__(self, known: Iterable[bytes] = (), *, hides_addresses: bool = True, home: str = "") -> None:
         found = {spelling for secret in known for spelling in spellings(secret)}
@@ -66,7 +66,7 @@ class Redactor:
         self._names: dict[str, str] = {}
 
     def clean(self, text: str) -> str:
-        """The text without its secrets, and without addresses of others where they are to be hidden."""
+        """The text without its secrets, and without addresses of others if they are to be hidden."""
         for pattern in _PATTERNS:
             text = pattern.sub(HIDDEN, text)
         if self._known is not None:
@@ -93,7 +93,7 @@ class Redactor:
 
 
 def _unless_harmless(match: re.Match[str]) -> str:
-    """Hashes and peer ids are what a report is about; paths are told by their parts."""
+    """Keep hashes and peer ids, which a report is about; paths are judged by their parts."""
     parts = match[0].split("/")
     if all(len(part) < 60 or _HASH_OR_PEER.fullmatch(part) for part in parts) and "+" not in match[0]:
         return match[0]

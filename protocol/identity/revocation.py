@@ -1,10 +1,10 @@
-"""Revocations: the host's signed word that a peer takes part no more. Peers pass them on; each believes only the signature.
+"""Revocations: the host's signed statements that a peer is banned. Peers pass them on; each trusts only the signature.
 
 An entry is an envelope of domain "potluck revoke" whose sequence is the entry's number in the host's ledger. Its payload:
 
     unix time u64, s | length of the peer id u8 | peer id, ASCII | reason, UTF-8
 
-Several entries together are each preceded by their length, u16; integers are big-endian. A revocation says nothing about what the
+Several entries together are each preceded by their length, u16; integers are big-endian. A revocation does not invalidate what the
 peer signed before: records are judged as of their round.
 """
 
@@ -24,7 +24,7 @@ from protocol.ids import PeerId, RunId
 
 REVOKE_DOMAIN: Final = "potluck revoke"
 MAX_REVOCATIONS: Final = 1024
-"""More than that nobody keeps: a run with so many bans needs another way of admission."""
+"""Most entries that a peer keeps: a run with so many bans needs another way of admission."""
 
 MAX_REASON_BYTES: Final = 200
 MAX_ENTRY_BYTES: Final = 512
@@ -38,7 +38,7 @@ _LENGTH: Final = struct.Struct(">H")
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """Who takes part no more, since when (unix time, s) and why. `number` counts the entries of the host's ledger from 1."""
+    """A banned peer, since when (unix time, s) and why. `number` counts the entries of the host's ledger from 1."""
 
     peer: PeerId
     reason: str
@@ -51,7 +51,7 @@ def seal_revocation(host: Signer, run_id: RunId, revocation: Revocation) -> byte
 
     Raises:
         ConfigError: the reason is too long or cannot be shown on one line.
-        RemoteProtocolError: the peer id is none.
+        RemoteProtocolError: the peer id is malformed.
     """
     public_key_from_peer_id(revocation.peer)
     reason = revocation.reason.encode()
@@ -63,7 +63,7 @@ def seal_revocation(host: Signer, run_id: RunId, revocation: Revocation) -> byte
 
 
 def open_revocation(entry: bytes, *, verifier: Verifier, run_id: RunId, host_public_key: bytes) -> Revocation:
-    """What an entry says, after its signature was checked.
+    """The content of an entry, after its signature was checked.
 
     Raises:
         RemoteProtocolError, VersionError: malformed, of another run, or not signed by this host.
@@ -86,15 +86,15 @@ def open_revocation(entry: bytes, *, verifier: Verifier, run_id: RunId, host_pub
 
 
 def fingerprint(entry: bytes) -> bytes:
-    """The name of an entry in a question for the others."""
+    """The short name of an entry in questions to others."""
     return sha256(entry).digest()[:FINGERPRINT_BYTES]
 
 
 def check_fingerprints(data: bytes) -> bytes:
-    """Fingerprints as somebody says which entries it has.
+    """Check fingerprints with which a peer names its entries.
 
     Raises:
-        RemoteProtocolError: not whole, or more than anybody keeps.
+        RemoteProtocolError: cut off, or more than a peer keeps.
     """
     if len(data) % FINGERPRINT_BYTES or len(data) > MAX_REVOCATIONS * FINGERPRINT_BYTES:
         raise RemoteProtocolError(f"{len(data)} bytes of fingerprints", f"at most {MAX_REVOCATIONS} whole ones")
@@ -102,7 +102,7 @@ def check_fingerprints(data: bytes) -> bytes:
 
 
 def missing(entries: Iterable[bytes], known: bytes) -> tuple[bytes, ...]:
-    """Those entries whose fingerprints are not among `known`, as many as one answer holds; the rest is asked for again.
+    """Entries whose fingerprints are not among `known`, as many as one answer holds; the asker asks again for the rest.
 
     Raises:
         RemoteProtocolError: as `check_fingerprints`.
@@ -135,7 +135,7 @@ def split_entries(data: bytes) -> tuple[bytes, ...]:
     """The entries of an answer or a file; none of them is checked yet.
 
     Raises:
-        RemoteProtocolError: cut off, or more than anybody keeps.
+        RemoteProtocolError: cut off, or more than a peer keeps.
     """
     entries: list[bytes] = []
     begin = 0
@@ -151,27 +151,27 @@ def split_entries(data: bytes) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RevocationBook:
-    """The entries that one peer has checked, by fingerprint, and whom they name."""
+    """The entries that one peer has checked, by fingerprint, and the peers that they name."""
 
     entries: Mapping[bytes, bytes] = field(default_factory=lambda: MappingProxyType({}))
     by_peer: Mapping[PeerId, Revocation] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def fingerprints(self) -> bytes:
-        """What we have, as others are told when they are asked for the rest."""
+        """The fingerprints of our entries, sent along when we ask for the rest."""
         return b"".join(sorted(self.entries))
 
     def missing_at(self, known: bytes) -> tuple[bytes, ...]:
-        """What somebody lacks who has these fingerprints. Raises as `missing`."""
+        """The entries that a peer with these fingerprints lacks. Raises as `missing`."""
         return missing((entry for _, entry in sorted(self.entries.items())), known)
 
     def with_entries(
         self, offered: Sequence[bytes], *, verifier: Verifier, run_id: RunId, host_public_key: bytes
     ) -> RevocationBook:
-        """The book with these entries, too, each checked first; itself when there is nothing new.
+        """The book with these entries added, each checked first; the same book when there is nothing new.
 
         Raises:
-            RemoteProtocolError, VersionError: one of them is no entry of this host: whoever sent it is not to be believed.
+            RemoteProtocolError, VersionError: one of them is no entry of this host: do not trust its sender.
         """
         entries, by_peer = dict(self.entries), dict(self.by_peer)
         for entry in offered:

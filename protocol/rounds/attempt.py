@@ -50,24 +50,24 @@ from protocol.rounds.state import Leading, PeerView, RoundState, RoundStep
 MAX_BACKOFF_EXPONENT: Final = 16
 STAND_BACK_S: Final = 1.0
 DEADLINE_FACTOR: Final = 2.0
-"""A slice waits twice as long as the slowest upload took last time (R11)."""
+"""A slice waits twice as long as the slowest of the last uploads took (R11)."""
 
 GROWS: Final = 1.1
-"""Slices are told of more time when it is so much more: an upload's end is foretold anew at each look."""
+"""Slices are given more time only when it grows by this factor: the forecast of an upload's end changes at each tick."""
 
 GONE_GRACE_S: Final = 0.5
-"""Whoever holds all bytes of a settled record has acked by then; a reducer that refuses connections, or was silent long enough to be
-suspected, will not bring them any more.
+"""A peer that holds all bytes of a settled record has acked after this time. A reducer that is suspected by then will not bring
+them.
 """
 
 LEAST_REDUCE_S: Final = 5.0
-"""Below this a deadline measures the load of somebody's machine, not of its link."""
+"""A deadline below this would measure the load of a machine, not of its link."""
 
 NOT_LEADING: Final = "no attempt of ours is under way"
 
 
 def propose(state: RoundState, now_s: float) -> RoundStep:
-    """Plan the attempt that we lead and tell its members (R7)."""
+    """Plan the attempt that we lead and send its proposal to the members (R7)."""
     led, config = state.open.leading, state.config
     if led is None:
         return RoundStep(state, remark=NOT_LEADING)
@@ -110,8 +110,8 @@ def _collect_until_s(state: RoundState, reduce_within_s: float, now_s: float) ->
 
 
 def _offers(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -> list[ReducerOffer]:
-    """Who can sum: reachable members that let no attempt of ours run out of time, and ourselves; where these are fewer than half of
-    the members, reachable peers that do not hold the unit fill up the number (R7).
+    """Offers to reduce: from reachable members that let no attempt of ours run out of time, and from ourselves. If these are fewer
+    than half of the members, reachable peers that do not hold the unit fill up the number (R7).
     """
     config = state.config
     offers = [
@@ -129,7 +129,7 @@ def _offers(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -
 
 
 def _slices(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -> tuple[SliceSpec, ...]:
-    """The slices of the attempt before, where their reducers are still there: what was scattered is not sent again (R16)."""
+    """Reuse the slices of the previous attempt while their reducers are still there: scattered chunks are not sent again (R16)."""
     offers = _offers(state, members, now_s)
     before = state.open.proposal
     if before is None:
@@ -139,7 +139,7 @@ def _slices(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -
 
 
 def _reduce_within_s(state: RoundState, others: tuple[PeerView, ...]) -> float:
-    """Learned from every member's last upload, late ones included; doubled at each failed attempt up to the longest interval."""
+    """Learned from every member's last upload, unfinished ones included; doubled at each failed attempt up to the longest interval."""
     config = state.config
     first_guess_s = config.reduce_within_s
     uploads_s = _uploads_s(state, others)
@@ -149,7 +149,7 @@ def _reduce_within_s(state: RoundState, others: tuple[PeerView, ...]) -> float:
 
 
 def _uploads_s(state: RoundState, others: Iterable[PeerView]) -> list[float]:
-    """How long each one's last upload took, or the one under way will, 0 where nothing is known."""
+    """How long each last upload took, or the running one will take, in seconds; 0 where nothing is known."""
     return [state.exchange_s, *(view.exchange_s for view in others)]
 
 
@@ -157,14 +157,14 @@ def _uploads_s(state: RoundState, others: Iterable[PeerView]) -> list[float]:
 
 
 def results_changed(state: RoundState, now_s: float) -> RoundStep:
-    """A result arrived at the leader: settle when every slice has one (R13). One whose reducer is gone counts if its bytes are
-    here: a record that names bytes which nobody can give costs a whole attempt, and another sum of the slice a moment.
+    """A result arrived at the leader: settle when every slice has one (R13). The result of a dead reducer counts only if its bytes
+    are here: a record that names bytes which nobody can give costs a whole attempt, and another sum of the slice costs little.
     """
     led, proposal = state.open.leading, state.open.proposal
     if led is None or proposal is None or led.stage != "collecting" or proposal.ballot != led.ballot:
         return RoundStep(state, remark="a result is here; the leader of its attempt settles")
     headers = [state.open.results.get(part.first_chunk) for part in proposal.slices]
-    # one that means nothing stays in its place until the mend that gives its slice to another has come to us, too
+    # a meaningless result stays in its place until the mend that gives its slice to another has come to us, too
     results = [header for header in headers if header is not None and header.result_hash not in state.open.useless]
     if len(results) < len(proposal.slices):
         return RoundStep(
@@ -181,7 +181,7 @@ def results_changed(state: RoundState, now_s: float) -> RoundStep:
     roster = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
     offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
     until_first = until_first_unit(state, now_s)
-    if until_first is not None:  # from now; what was trained since the snapshots belongs to the next round already
+    if until_first is not None:  # from now: tokens trained since the snapshots belong to the next round already
         until_first += ready_tokens(state, now_s) - offered
     whole = _next_target(state, offered, len(roster), now_s)
     target = config.stagger.next_target(whole, due_at_tokens(state), offered, until_first)
@@ -195,35 +195,35 @@ def results_changed(state: RoundState, now_s: float) -> RoundStep:
 
 
 def _next_target(state: RoundState, offered_tokens: int, num_members: int, now_s: float) -> int:
-    """At how many ready tokens the round after this one is due, by the manifest and by what we saw of this one."""
+    """Ready tokens at which the round after this one is due, by the manifest and by what we measured of this one."""
     config = state.config
-    if state.proposed_at_s:  # from one proposal to the next, and what the whole exchange took of that, results included
+    if state.proposed_at_s:  # from one proposal to the next; the exchange includes its results
         round_s, done_s = state.open.proposal_at_s - state.proposed_at_s, state.committed_at_s
         proposed_s, snapshot_s = state.proposed_at_s, state.snapshot_at_s
     else:
         round_s, done_s = now_s - state.committed_at_s, now_s
         proposed_s, snapshot_s = state.open.proposal_at_s, state.open.snapshot_at_s
-    # where training waits it does so from the snapshot on: the local step that was under way is trained to its end before
+    # where training waits, it waits from the snapshot on: the running local step is finished before
     exchange_s = done_s - (max(proposed_s, snapshot_s) if config.target.is_blocking else proposed_s)
     measured = MeasuredRound(state.link.target_tokens, offered_tokens, round_s, exchange_s, config.heartbeat_s)
     return config.target.after(state.link.total_tokens + offered_tokens, num_members, measured)
 
 
 def nothing_to_sum(state: RoundState, header: ResultHeader, now_s: float) -> RoundStep:
-    """A reducer says that nobody who is there has anything to offer: waiting would not change that, so the attempt ends. Where we
-    offer something ourselves it does not have what it could have, and its slice goes to another.
+    """A reducer reports that no live member has anything to offer. Waiting would not change that, so the attempt ends. If we offer
+    something ourselves, the reducer cannot get our contribution, and its slice goes to another.
     """
     led, proposal = state.open.leading, state.open.proposal
     if led is None or proposal is None or led.stage != "collecting" or proposal.ballot != led.ballot:
         return RoundStep(state, remark="a slice without contributions; the leader of its attempt decides")
     if state.open.contribution is None:
-        return failed(state, now_s, f"nobody in attempt {led.ballot.attempt} who is there has anything to offer")
+        return failed(state, now_s, f"no live member of attempt {led.ballot.attempt} has anything to offer")
     lost = [part for part in proposal.slices if part.first_chunk == header.first_chunk]
     return _mend(state, led, proposal, lost, now_s)
 
 
 def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, ...], now_s: float) -> RoundStep:
-    """What a quorum may have acked is settled again, byte for byte, under our ballot (R16)."""
+    """Settle a record that a quorum may have acked again, byte for byte, under our ballot (R16)."""
     led = state.open.leading
     if led is None:
         return RoundStep(state, remark=NOT_LEADING)
@@ -233,8 +233,8 @@ def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, .
 
 
 def settle_within_s(state: RoundState) -> float:
-    """How long a settled record waits for its acks: who acks has all results, which are as many bytes as contributions (R11).
-    A line that became thin since the proposal shows in the uploads under way, which the proposal's deadline did not know.
+    """How long a settled record waits for its acks. A peer that acks has fetched all results, as many bytes as contributions (R11).
+    A line that became thin since the proposal shows in the running uploads, which the proposal's deadline did not know.
     """
     config, proposal = state.config, state.open.proposal
     if proposal is None:
@@ -244,27 +244,27 @@ def settle_within_s(state: RoundState) -> float:
 
 
 def _learned_s(state: RoundState, members: Iterable[PeerView]) -> float:
-    """How long a slice may wait by what these took last, or will take, at most the longest interval (R11)."""
+    """How long a slice may wait, by these members' last and running uploads; at most the longest interval (R11)."""
     return min(DEADLINE_FACTOR * max(_uploads_s(state, members)), state.config.longest_interval_s)
 
 
 def reduce_within_s(state: RoundState) -> float:
-    """How long slices of the running attempt wait for contributions: as its proposal says, and longer where a member has told since
-    that its upload takes longer. A line that became thin would else cost the round all that is on its way over it.
+    """How long slices of the running attempt wait for contributions: as proposed, or longer if a member has reported a longer
+    upload since. Else a line that became thin would cost the round everything that is on its way over it.
     """
     proposal = state.open.proposal
     if proposal is None:
         return 0.0
     since_s = state.open.proposal_at_s
-    told = (
+    reporters = (
         view for view in state.peers.values() if view.told_at_s > since_s and proposal.member(view.peer) is not None
     )
-    return max(proposal.reduce_within_s, _learned_s(state, told))
+    return max(proposal.reduce_within_s, _learned_s(state, reporters))
 
 
 def give_time(state: RoundState) -> RoundStep:
-    """Tell our own slices where they may wait longer than they were told. Reducers that do not hold the unit hear no heartbeats of it:
-    the leader tells those, by its proposal with the longer time.
+    """Extend the deadline of our own slices when they may wait longer. Reducers that do not hold the unit get no heartbeats of it:
+    the leader sends them its proposal again with the longer time.
     """
     opened, proposal = state.open, state.open.proposal
     if proposal is None or opened.exchange != proposal.ballot:
@@ -275,9 +275,9 @@ def give_time(state: RoundState) -> RoundStep:
     reason = f"slices wait {within_s:.0f} s: an upload takes longer than was known when they were proposed"
     state = replace(state, open=replace(opened, reduce_within_s=within_s))
     orders: tuple[Action, ...] = (GiveTime(proposal.ballot, within_s, reason),)
-    borrowed = _borrowed(proposal, proposal.slices)
-    if borrowed and opened.leading is not None and opened.leading.ballot == proposal.ballot:
-        orders = (*orders, Send(borrowed, dataclasses.replace(proposal, reduce_within_s=within_s), reason))
+    external = _external_reducers(proposal, proposal.slices)
+    if external and opened.leading is not None and opened.leading.ballot == proposal.ballot:
+        orders = (*orders, Send(external, dataclasses.replace(proposal, reduce_within_s=within_s), reason))
     return RoundStep(state, orders, reason)
 
 
@@ -292,7 +292,7 @@ def _settling(state: RoundState, settle: Settle, to: tuple[PeerId, ...], now_s: 
 
 
 def tick(state: RoundState, led: Leading, now_s: float) -> RoundStep:
-    """Watch the attempt: give the slices of the dead and the late to others, end it when nothing helps."""
+    """Watch the attempt: give the slices of dead and late reducers to others, and end it when nothing helps."""
     if led.stage == "collecting":
         return _tick_collecting(state, led, now_s)
     proposal = state.open.proposal
@@ -304,8 +304,8 @@ def tick(state: RoundState, led: Leading, now_s: float) -> RoundStep:
 
 
 def left_s(state: RoundState, now_s: float) -> float:
-    """How much longer we give the attempt that we lead, if nothing comes of it; 0 where none of ours is proposed. What others think of
-    its time may be less: they hear later of uploads, and nothing of our sleep.
+    """Seconds that we still give the attempt that we lead if nothing comes of it; 0 where none of ours is proposed. Others may
+    expect less: they learn of uploads later, and do not know that our machine slept.
     """
     led = state.open.leading
     if led is None or led.stage not in ("collecting", "settling"):
@@ -318,29 +318,29 @@ def left_s(state: RoundState, now_s: float) -> float:
 
 
 def _results_until_s(state: RoundState, led: Leading, proposal: Proposal) -> float:
-    """Reducers give a line that became thin its time, so we do."""
+    """Reducers give more time to a line that became thin, so the leader does too."""
     return led.deadline_s + reduce_within_s(state) - proposal.reduce_within_s
 
 
 def _acks_until_s(state: RoundState, led: Leading) -> float:
-    """A line that shows itself thin after the record was settled is given its time, too."""
+    """A line that turns out to be thin after the record was settled gets more time, too."""
     return max(led.deadline_s, led.settled_s + settle_within_s(state))
 
 
 def most_left_s(state: RoundState, proposal: Proposal) -> float:
-    """No honest leader gives an attempt longer than this from any moment on, but for a mend after it (R11)."""
+    """The longest time that an honest leader gives an attempt from any moment on, unless it mends it after that (R11)."""
     config = state.config
     longest_s = max(config.settle_within_s, proposal.reduce_within_s, config.longest_interval_s)
     return proposal.reduce_within_s + config.suspect_after_s + longest_s
 
 
 def leading_of(state: RoundState, led: Leading) -> str:
-    """What this peer leads, for a sentence."""
+    """The attempt that this peer leads, as words for a sentence."""
     return f"attempt {led.ballot.attempt} of round {state.link.index + 1}, which we lead,"
 
 
 def _are_bytes_lost(state: RoundState, led: Leading, proposal: Proposal, now_s: float) -> bool:
-    """Nobody acked, so perhaps nobody holds all bytes, and one who held some is gone: another attempt, with promises, finds out."""
+    """Nobody acked, so perhaps nobody holds all bytes, and a holder of some is gone. Another attempt, with promises, finds out."""
     if led.acks:
         return False
     return now_s - led.settled_s >= GONE_GRACE_S and any(
@@ -365,7 +365,7 @@ def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> RoundStep
 def give_away(
     state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float, why: str = ""
 ) -> RoundStep:
-    """Slices of reducers that are gone or late, or wrong as `why` says: they get none in our next attempts either (R7)."""
+    """Take slices from reducers that are gone, late, or wrong as `why` says. They get none in our next attempts either (R7)."""
     unfit = {part.reducer for part in lost} - {state.config.me.peer}
     state = replace(state, open=replace(state.open, unfit=tuple(sorted({*state.open.unfit, *unfit}))))
     return _mend(state, led, proposal, lost, now_s, why)
@@ -374,7 +374,7 @@ def give_away(
 def _mend(
     state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float, why: str = ""
 ) -> RoundStep:
-    """Give slices to other reducers; only what moves is sent again (R12)."""
+    """Give slices to other reducers; only moved slices are sent again (R12)."""
     why = why or _what_is_wrong(state, lost[0], now_s)
     alive = {m.peer: m for m in proposal.members if not is_suspected(state, m.peer, now_s)}
     offers = [offer for offer in _offers(state, alive, now_s) if all(offer.peer != part.reducer for part in lost)]
@@ -385,22 +385,22 @@ def _mend(
     led = replace(led, deadline_s=_collect_until_s(state, proposal.reduce_within_s, now_s))
     state = replace(state, open=replace(state.open, leading=led))
     reason = f"{why}; its slice is given to others"
-    borrowed = _borrowed(proposal, mend.slices)
+    external = _external_reducers(proposal, mend.slices)
     orders: tuple[Action, ...] = (Send(tuple(m.peer for m in proposal.members), mend, reason),)
-    if borrowed:  # they may not know the proposal yet
-        told = dataclasses.replace(proposal, slices=mend.slices, reduce_within_s=reduce_within_s(state))
-        orders = (*orders, Send(borrowed, told, reason))
+    if external:  # they may not know the proposal yet
+        updated = dataclasses.replace(proposal, slices=mend.slices, reduce_within_s=reduce_within_s(state))
+        orders = (*orders, Send(external, updated, reason))
     return RoundStep(state, orders, reason)
 
 
 def _what_is_wrong(state: RoundState, part: SliceSpec, now_s: float) -> str:
-    """Nobody is said to be gone who was only slow: that is how it is found out where lines are too thin."""
+    """Do not call a reducer gone that was only slow: a host finds lines that are too thin by these words."""
     wrong = "is gone" if is_suspected(state, part.reducer, now_s) else "is late or has nothing to sum"
     return f"reducer {short(part.reducer)} {wrong}"
 
 
-def _borrowed(proposal: Proposal, slices: Sequence[SliceSpec]) -> tuple[PeerId, ...]:
-    """Who reduces without being a member, with these slices or before: the latter have to hear that they do no longer."""
+def _external_reducers(proposal: Proposal, slices: Sequence[SliceSpec]) -> tuple[PeerId, ...]:
+    """Reducers that are no members, by these slices or the earlier ones: the latter must be told that they reduce nothing now."""
     reducers = {part.reducer for part in (*proposal.slices, *slices)}
     return tuple(sorted(peer for peer in reducers if proposal.member(peer) is None))
 
@@ -409,7 +409,7 @@ def _borrowed(proposal: Proposal, slices: Sequence[SliceSpec]) -> tuple[PeerId, 
 
 
 def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> RoundStep:
-    """An ack came in; with a quorum of them the commit exists (R15), a lone one with everybody's (R18)."""
+    """An ack came in. With a quorum of them the commit exists (R15), a lone one with everybody's (R18)."""
     led = state.open.leading
     if led is None or led.settle is None or message.ballot != led.ballot or message.commit != led.commit:
         settled = led is not None and led.settle is not None
@@ -425,7 +425,7 @@ def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> RoundSte
 
 
 def certify(state: RoundState) -> RoundStep:
-    """Make the certificate when the acks suffice: asked after each ack, and after each goodbye, which makes the quorum smaller."""
+    """Make the certificate if the acks suffice. Called after each ack, and after each goodbye, which makes the quorum smaller."""
     led = state.open.leading
     if led is None or led.settle is None:
         return RoundStep(state, remark=NOT_LEADING)
@@ -436,7 +436,7 @@ def certify(state: RoundState) -> RoundStep:
         return RoundStep(
             state, remark=f"{len(led.acks)} acks are here; expected {'all' if led.lone_voters else 'a quorum'}"
         )
-    # Told to ourselves like to anybody else: one path applies commits.
+    # Sent to ourselves as to anybody else: one path applies commits.
     committed = Committed(state.config.unit, certificate)
     reason = f"round {state.link.index + 1} has {len(certificate.acks)} acks"
     return RoundStep(state, (Send((state.config.me.peer,), committed, reason),), reason)
@@ -457,7 +457,7 @@ def _certificate(state: RoundState, led: Leading, settle: Settle) -> Certificate
 
 
 def failed(state: RoundState, now_s: float, reason: str, wait_s: float | None = None) -> RoundStep:
-    """The attempt ends, the next one of ours waits longer (R6)."""
+    """The attempt ends, and our next one waits longer (R6)."""
     opened = state.open
     num_failed = opened.num_failed + 1
     backoff_s = min(2.0 ** min(num_failed, MAX_BACKOFF_EXPONENT), state.config.longest_interval_s)

@@ -1,7 +1,7 @@
-"""Results that cannot be used: other bytes than their reducer named, or bytes that mean nothing (R10, R14 and R16).
+"""Results that cannot be used: other bytes than their reducer named, or meaningless bytes (R10, R14 and R16).
 
-Whether bytes mean anything is the same for everybody. So a record that names some which do not is acked by nobody who keeps to the
-rules, and a quorum of acks for it cannot be: where one of its voters says that it acked such a record, nothing was decided by that.
+Everybody agrees on whether bytes mean anything. So no honest peer acks a record that names meaningless bytes, and a quorum of acks
+for it cannot exist. If a voter claims to have acked such a record, that decided nothing.
 
 Rules: R10, R14, R16 (protocol/rounds/RULES.md).
 """
@@ -18,7 +18,7 @@ from protocol.rounds.state import RoundState, RoundStep
 
 
 def names_useless(record: bytes, useless: frozenset[Root]) -> bool:
-    """Whether a record, as it was settled, names a result of which it is known that it means nothing."""
+    """Whether a settled record names a result that is known to be meaningless."""
     if not useless:
         return False
     try:
@@ -28,8 +28,9 @@ def names_useless(record: bytes, useless: frozenset[Root]) -> bool:
 
 
 def result_refused(state: RoundState, event: ResultRefused, now_s: float) -> RoundStep:
-    """A reducer, and be it we, gave what cannot be used: it gets no slice in our next attempts on this base. Where we lead its slice
-    goes to another, or the attempt ends whose record names it, unless somebody else has acked that: then the bytes are to be had.
+    """A reducer, possibly ourselves, gave a result that cannot be used: it gets no slice in our next attempts on this base. If we
+    lead, its slice goes to another. If our record names the result already, the attempt ends, unless another peer acked it and so
+    has the bytes.
     """
     found = f"the result of {short(event.reducer)} cannot be used: {event.why}"
     opened = state.open

@@ -1,4 +1,4 @@
-"""What the round machine is told: events, in the past tense.
+"""Events of the round machine, in the past tense.
 
 Rules: R5, R11, R12, R19, R23 (protocol/rounds/RULES.md).
 """
@@ -28,7 +28,7 @@ class RoundTicked:
 
     Attributes:
         lag_s: how much later than asked this came; it is added to every suspicion (R12).
-        bringing: who brought something on a stream of the running exchange since the tick before.
+        bringing: peers whose bytes came on a stream of the running exchange since the last tick.
     """
 
     lag_s: float = 0.0
@@ -44,8 +44,8 @@ class PeersListed:
 
 @dataclass(frozen=True, slots=True)
 class PeersAnswered:
-    """Signs of life, told together, each with its monotonic time: who answered control messages of ours, and `heartbeats` that change
-    nothing but what is known of their senders.
+    """Signs of life, reported together, each with its monotonic time: peers that answered our control messages, and `heartbeats`
+    that change only what is known of their senders.
     """
 
     heard: tuple[tuple[PeerId, float], ...]
@@ -54,7 +54,7 @@ class PeersAnswered:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A connection to the peer was refused: its process is gone, unless it was heard after `at_s`, monotonic time."""
+    """The peer refused a connection: its process is gone, unless it was heard after `at_s`, monotonic time."""
 
     peer: PeerId
     at_s: float = math.inf
@@ -71,11 +71,15 @@ class MessageArrived:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The trainer's counters, and whether this peer holds verified state and may contribute (R5). Told with each tick, and
-    before each `Applied`, without what that commit counted: with it the next opener hears of them, and what it heard twice would make
-    the next round due at once. `due_tokens` are those of all holders once all who work have ended their part of the round, 0 where
-    that is not known. `spine_ready`: of a peer that holds the spine, what is ready for that. `late_upload_s`: what the upload under
-    way will have taken at its pace so far, once it takes longer than the last one did; 0 before.
+    """The trainer's counters, and whether this peer holds verified state and may contribute (R5).
+
+    They come with each tick, and before each `Applied`. There they leave out the tokens that this commit counted: the next opener
+    would count them twice, and the next round would be due at once.
+
+    Attributes:
+        due_tokens: those of all holders once all working peers have ended their part of the round, 0 where that is not known.
+        spine_ready: of a peer that holds the spine, the tokens ready for it.
+        late_upload_s: how long the running upload will take at its rate so far, once that is longer than the last one; 0 before.
     """
 
     tokens_ready: int
@@ -88,7 +92,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class ContributionReady:
-    """The delta on `base` is encoded and its root is on disk; it was taken so long ago (seconds)."""
+    """The delta on `base` is encoded and its root is on disk; it was taken this long ago (seconds)."""
 
     base: CommitId
     root: Root
@@ -129,15 +133,15 @@ class PromiseLogged:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeMeasured:
-    """Our upload to all reducers of an attempt took so long, or would have (R11)."""
+    """How long our upload to all reducers of an attempt took, or would have taken (R11)."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class ResultRefused:
-    """What a reducer gave as the result of its slice in this attempt cannot be used, and `why`. `result_hash` where the bytes that
-    have that hash came whole, and mean nothing: whoever gives them, nobody who keeps to the rules acks a record that names them.
+    """A reducer's result of its slice in this attempt cannot be used, for the reason `why`. `result_hash` is given if the bytes
+    with that hash came whole and are meaningless: no honest peer acks a record that names them, whichever peer offers it.
     """
 
     base: CommitId
@@ -149,7 +153,7 @@ class ResultRefused:
 
 @dataclass(frozen=True, slots=True)
 class CommitsFetched:
-    """What a peer answered to CatchUp, oldest first."""
+    """A peer's answer to CatchUp, oldest first."""
 
     source: PeerId
     certificates: tuple[Certificate, ...]
@@ -164,8 +168,8 @@ class SwitchPrepared:
 
 @dataclass(frozen=True, slots=True)
 class SwitchFailed:
-    """The other lineage could not be brought here; it is tried again when somebody speaks of it. `missing`: the first commit on the
-    way to it that nobody gave us the bytes of, where that was the reason.
+    """The other lineage could not be fetched; it is tried again when a peer mentions it. `missing`: the first commit on the way to
+    it whose bytes nobody gave us, if that was the reason.
     """
 
     target: CommitId
@@ -175,7 +179,7 @@ class SwitchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """The head moved to another lineage. `open_round` is what the log knows of votes on the new head (R19)."""
+    """The head moved to another lineage. `open_round` is the log's state of votes on the new head (R19)."""
 
     link: ChainLink
     state_root: Root
@@ -211,8 +215,8 @@ class LeaveLogged:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A certified commit is logged and applied; `state_root` is the root of the state it made, `open_round` what the log knows of
-    votes on it: it may be our head once more, after a start that had lost its bytes (R19).
+    """A certified commit is logged and applied; `state_root` is the root of the state it made, `open_round` the log's state of
+    votes on it. It may be our head again, after a start that had lost its bytes (R19).
     """
 
     link: ChainLink
@@ -223,8 +227,8 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class CommitStalled:
-    """A certified commit could not be applied; somebody else may bring its bytes. `is_missing`: they were with nobody who was asked,
-    and that was the reason.
+    """A certified commit could not be applied; another peer may bring its bytes. `is_missing`: no asked peer had them, and that was
+    the reason.
     """
 
     commit: CommitId

@@ -1,9 +1,9 @@
-"""Who looks after whom in a running exchange: whom a member pings, and whom it asks because others miss it (R12). Pure, read-only.
+"""Which members probe each other in a running exchange, and which they probe because others miss them (R12). Pure, read-only.
 
-In a round of a few everybody pings everybody. With N members these are N (N - 1) questions each half second, which is most of what
-two cores do with N = 16, and what one member knows of another is of use to few. So in larger rounds a member is looked after by the
-leader, who decides, and by the two members on each side of it in the order of the proposal. These tell everybody whom they miss, and
-everybody then asks the missed one itself before it believes that.
+In a small round everybody pings everybody. With N members these are N (N - 1) questions at each ping interval, too many for a
+larger round, and of little use there. So in larger rounds a member is watched by the leader, which decides, and by its neighbours.
+These are the two members on each side of it in the order of the proposal. Neighbours report to everybody which members they miss.
+Everybody then probes a missed member itself before it believes the report.
 
 Rules: R12 (protocol/rounds/RULES.md).
 """
@@ -19,35 +19,35 @@ from protocol.rounds.messages.messages import Proposal
 from protocol.rounds.state import PeerView, RoundState
 
 FULL_MESH: Final = 8
-"""With more participants than this not everybody pings everybody."""
+"""With more participants than this, not everybody pings everybody."""
 
 NUM_BESIDE: Final = 2
-"""On each side of a member: four who look after it, twice as many as must agree that it is silent."""
+"""Watchers on each side of a member: four in all, twice as many as must agree that it is silent."""
 
 
 def do_ping(state: RoundState, one: PeerId, other: PeerId) -> bool:
-    """Whether these two participants of the running exchange ping each other, as far as it is known here who is missed."""
+    """Whether these two participants of the running exchange ping each other, given who is reported as missed."""
     return do_watch(state, one, other) or one in state.open.asked_since or other in state.open.asked_since
 
 
 def do_watch(state: RoundState, one: PeerId, other: PeerId) -> bool:
-    """Whether these two participants of the running exchange ping each other whoever is missed."""
+    """Whether these two participants of the running exchange ping each other, whoever is missed."""
     proposal = state.open.proposal
     if proposal is None or _is_small(proposal) or proposal.ballot.peer in (one, other):
         return True
-    beside = _beside(proposal.participants, len(proposal.members))
-    return other in beside.get(one, ()) or one in beside.get(other, ())
+    watched = _watched_by_member(proposal.participants, len(proposal.members))
+    return other in watched.get(one, ()) or one in watched.get(other, ())
 
 
 def whom_we_ping(state: RoundState, participants: Sequence[PeerId]) -> Sequence[PeerId]:
-    """Those of these participants with whom `do_ping` is true of ourselves."""
+    """Those of these participants that we ping, by `do_ping`."""
     me = state.config.me.peer
     return [peer for peer in participants if do_ping(state, me, peer)]
 
 
 def is_ours_to_ask(state: RoundState, peer: PeerId) -> bool:
-    """Whether of us and a peer whom we ping it is we who ask, and the other one who answers: both are signs of life. The leader asks
-    everybody, and of all others each those who come after it in the order of the proposal; who is not asked in time asks.
+    """Whether we are to ping this peer and it answers, rather than the reverse: both are signs of life. The leader asks everybody.
+    Any other peer asks those after it in the order of the proposal. A peer that is not asked in time asks.
     """
     proposal, me = state.open.proposal, state.config.me.peer
     if proposal is None or proposal.ballot.peer == me or not do_watch(state, me, peer):
@@ -62,17 +62,17 @@ def is_ours_to_ask(state: RoundState, peer: PeerId) -> bool:
 
 
 def is_everybody_pinged(state: RoundState) -> bool:
-    """Whether the running exchange is so small that all ping all."""
+    """Whether the running exchange is so small that everybody pings everybody."""
     return state.open.proposal is None or _is_small(state.open.proposal)
 
 
 def says_silent(state: RoundState, view: PeerView, peer: PeerId, now_s: float) -> bool:
-    """Whether a member has said lately that it does not hear this peer: who says nothing any more may hear it again."""
+    """Whether a member reported lately that it does not hear this peer. An old report does not count: it may hear the peer again."""
     return peer in view.silent and now_s - view.told_at_s <= state.config.suspect_after_s
 
 
 def missed_by_others(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
-    """Participants whom we do not watch, and whom some other member says that it misses."""
+    """Participants that we do not watch and that some other member reports as missed."""
     proposal, me = state.open.proposal, state.config.me.peer
     if proposal is None or _is_small(proposal):
         return ()
@@ -91,16 +91,16 @@ def _is_small(proposal: Proposal) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _beside(participants: tuple[PeerId, ...], num_members: int) -> dict[PeerId, frozenset[PeerId]]:
-    """Whom each member looks after, and who looks after each lender, which reduces and is no member: it pings nobody, and answers.
-    What a mend adds changes nothing among members.
+def _watched_by_member(participants: tuple[PeerId, ...], num_members: int) -> dict[PeerId, frozenset[PeerId]]:
+    """The peers that each member watches, and the watchers of each external reducer. Such a reducer pings nobody, and answers.
+    Reducers added by a mend change nothing among the members.
     """
     members, lenders = participants[:num_members], participants[num_members:]
     steps = [step for step in range(-NUM_BESIDE, NUM_BESIDE + 1) if step]
-    beside = {
+    watched = {
         peer: frozenset(members[(place + step) % len(members)] for step in steps) for place, peer in enumerate(members)
     }
     for number, lender in enumerate(lenders):
         first = number * len(steps)
-        beside[lender] = frozenset(members[(first + step) % len(members)] for step in range(len(steps)))
-    return beside
+        watched[lender] = frozenset(members[(first + step) % len(members)] for step in range(len(steps)))
+    return watched

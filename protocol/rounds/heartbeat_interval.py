@@ -1,7 +1,7 @@
-"""How often heartbeats go while nothing is open: each second when a round is nearly due, or was just committed, and rarely in between.
+"""How often heartbeats go while nothing is open: often when a round is nearly due or was just committed, rarely in between.
 
-A round that is far away needs nobody's attention: who is there is found out when it comes near. Near means by the clock, and by the
-tokens: as far as it is known what others have ready, and where it is not, by our own share of the target.
+A distant round needs nobody's attention: live peers are found out when it comes near. Near is judged by the clock, and by the
+tokens: by others' ready tokens as far as they are known, else by our own share of the target.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from protocol.rounds.queries import caught_up, due_at_tokens, due_within_s, open
 from protocol.rounds.state import PeerView, RoundState
 
 SHARE: Final = 0.25
-"""Of the time until the round is expected, between two heartbeats: whoever is late is late by so much."""
+"""Share of the time until the round is expected that lies between two heartbeats: news is late by no more than that."""
 
 SINCE_SHARE: Final = 0.5
-"""Of the time since the last commit: where everybody stands now is told to three peers a heartbeat, in 81 bytes each."""
+"""Share of the time since the last commit: every heartbeat reports the new head to a few peers."""
 
 LEAST_SINCE_S: Final = 1.0
-"""A speed is told by no shorter time."""
+"""A shorter time says nothing of a speed."""
 
 
 def beat_interval_s(state: RoundState, now_s: float) -> float:
@@ -34,8 +34,8 @@ def beat_interval_s(state: RoundState, now_s: float) -> float:
 
 
 def is_told_to_opener(state: RoundState, now_s: float) -> bool:
-    """Whether this heartbeat is for the next opener, too. Each is when the round is near; while it is far away, of many peers only
-    some tell it at a time, or what it hears would grow with their number.
+    """Whether this heartbeat also goes to the next opener. Every one does when the round is near. While it is distant, only some of
+    many peers send one at a time, or the opener's traffic would grow with their number.
     """
     every = opener_beats(state)
     if every == 1 or _is_busy(state) or SHARE * until_due_s(state, now_s) <= state.config.heartbeat_s:
@@ -44,8 +44,8 @@ def is_told_to_opener(state: RoundState, now_s: float) -> bool:
 
 
 def _is_busy(state: RoundState) -> bool:
-    """A round is due or under way, or no quorum is in reach: who comes back is to be heard of at once. Or the run is over: everybody
-    stays until all are heard to have its last commit.
+    """A round is due or under way, or no quorum is in reach: a peer that comes back must be heard at once. Or the run is over:
+    everybody stays until all are known to have its last commit.
     """
     if state.run_tokens >= state.config.total_tokens:
         return True
@@ -67,9 +67,9 @@ def until_due_s(state: RoundState, now_s: float) -> float:
     clock_s = since_s + due_within_s(state) - now_s
     due_at = due_at_tokens(state)
     own_speed = _speed(own, now_s - since_s)
-    told = [(float(ready_at(view)), _speed(ready_at(view), view.heard_at_s - since_s), view) for view in views]
-    ready = own + sum(tokens + speed * _age_s(view, now_s) for tokens, speed, view in told)
-    all_s = _until_s(due_at - ready, own_speed + sum(speed for _, speed, _ in told))
+    reports = [(float(ready_at(view)), _speed(ready_at(view), view.heard_at_s - since_s), view) for view in views]
+    ready = own + sum(tokens + speed * _age_s(view, now_s) for tokens, speed, view in reports)
+    all_s = _until_s(due_at - ready, own_speed + sum(speed for _, speed, _ in reports))
     share_s = _until_s(due_at / (1 + len(views)) - own, own_speed)
     return max(0.0, min(clock_s, all_s, share_s))
 

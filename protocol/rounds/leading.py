@@ -1,6 +1,6 @@
-"""When this peer leads a round, and how it comes to: open, ask before taking over, collect promises (R5, R6, R16, R18).
+"""How this peer comes to lead a round: open, ask before taking over, collect promises (R5, R6, R16, R18).
 
-Every function takes the state and returns a Step; core.py calls them. What a leader does once it may is in attempt.py.
+Every function takes the state and returns a `RoundStep`; machine.py calls them. The leader's further work is in attempt.py.
 
 Rules: R5, R6, R13, R16, R18 (protocol/rounds/RULES.md).
 """
@@ -48,32 +48,32 @@ from protocol.rounds.queries import (
 from protocol.rounds.state import Leading, PeerView, RoundState, RoundStep
 
 RANK_DELAY_S: Final = 1.0
-"""Rank r may take over after 2 s + r s without the opener (R6): two who think alike do not duel."""
+"""The peer of rank r takes over this many seconds times r later (R6), so that two who think alike do not duel."""
 
 CLOSE_BEHIND: Final = 2
-"""Commits: who is further behind is fetching many, or a whole state, and is not waited for."""
+"""In commits. A peer further behind is fetching many, or a whole state, and is not waited for."""
 
 LEAST_FOLLOWER_S: Final = 5.0
-"""Below this, applying a commit measures the load of somebody's machine."""
+"""Less time than this to apply a commit would measure the load of a machine."""
 
 OVERDUE_FACTOR: Final = 2.0
-"""An opener that answers but does not open lacks our view of the tokens, or cannot be reached by most: it gets twice the time."""
+"""An opener that answers but does not open does not know our tokens, or cannot be reached by most. It gets twice the time."""
 
 
 def expected_opener(state: RoundState) -> PeerId:
-    """Whom we expect to lead next: the leader of the running attempt, else the owner of attempt 0."""
+    """The peer that we expect to lead next: the leader of the running attempt, else the owner of attempt 0."""
     if state.open.proposal is not None:
         return state.open.proposal.ballot.peer
     return first_opener(state.link.commit, state.link.roster)
 
 
 def leads(state: RoundState, ballot: Ballot) -> bool:
-    """Whether the attempt of this ballot is led here, and still under way: what was said of it may be said again."""
+    """Whether we lead the attempt of this ballot and it still runs: then our messages of it may be repeated."""
     return state.open.leading is not None and state.open.leading.ballot == ballot
 
 
 def tick(state: RoundState, now_s: float) -> RoundStep:
-    """Open, take over, or end an attempt that ran out of time; else say what is waited for."""
+    """Open, take over, or end an attempt that ran out of time; else report what is waited for."""
     if state.open.committing is not None:
         return RoundStep(state, waiting=f"round {state.link.index + 1} is decided and being applied")
     if state.switching is not None and state.switching.is_flipping:
@@ -94,7 +94,7 @@ def tick(state: RoundState, now_s: float) -> RoundStep:
         kept = _why_not_open(state, first, now_s)
         return RoundStep(state, waiting=kept) if kept else _open_first(state, now_s)
     late = _who_is_late(state, now_s) if state.open.proposal is None and state.open.acked is None else None
-    if late is not None:  # mostly the opener itself: without it the round would be that of those with the faster lines
+    if late is not None:  # mostly the opener itself: without it the round would belong to those with the faster lines
         return RoundStep(state, waiting=_until_applied(state, late))
     waited_s = _waited_s(state, now_s)
     if waited_s is None:
@@ -141,7 +141,7 @@ def _why_not_open(state: RoundState, first: Ballot, now_s: float) -> str:
 
 
 def _until_applied(state: RoundState, late: PeerId) -> str:
-    return f"{_open_round(state)}; {short(late)} is waited for, which has not told yet that it applied the last one"
+    return f"{_open_round(state)}; waiting for {short(late)}, which has not yet reported that it applied the last one"
 
 
 def _until_take_over(state: RoundState) -> str:
@@ -154,16 +154,17 @@ def _until_take_over(state: RoundState) -> str:
 
 
 def _may_open_first(state: RoundState) -> bool:
-    """Attempt 0 is ours, and nobody, we ourselves before a crash included, has gone beyond it."""
+    """Attempt 0 is ours, and nobody has gone beyond it, nor have we before a crash."""
     opened = state.open
     is_first = first_opener(state.link.commit, state.link.roster) == state.config.me.peer
     return is_first and state.may_vote and opened.promised is None and opened.proposal is None and opened.acked is None
 
 
 def _who_is_late(state: RoundState, now_s: float) -> PeerId | None:
-    """Somebody who is there and close behind has not told yet that it applied the last commit. Where rounds follow each other closely,
-    opening without it would leave the roster to the fastest, and one that is alone in the roster would run ahead of all others for
-    ever. Waiting costs nothing: training goes on.
+    """A live peer, close behind, that has not yet reported that it applied the last commit; None if there is none.
+
+    If rounds follow each other closely, opening without it would leave the roster to the fastest. A peer alone in the roster would
+    run ahead of all others for ever. Waiting costs nothing: training goes on.
     """
     waited_s = now_s - state.committed_at_s
     patience_s = idle_patience_s(state)
@@ -180,18 +181,18 @@ def _who_is_late(state: RoundState, now_s: float) -> PeerId | None:
 
 
 def _follower_patience_s(state: RoundState, view: PeerView) -> float:
-    """As long as a peer may take for the bytes of a commit: twice its last upload, at most the longest interval."""
+    """How long a peer may take to fetch the bytes of a commit: twice its last upload, at most the longest interval."""
     return min(state.config.longest_interval_s, max(LEAST_FOLLOWER_S, OVERDUE_FACTOR * view.exchange_s))
 
 
 def _open_first(state: RoundState, now_s: float) -> RoundStep:
-    """Attempt 0: the lowest ballot there is needs no promises of others, but our own before anybody hears of it."""
+    """Open attempt 0. The lowest ballot needs no promises of others, but our own promise comes before anybody hears of it."""
     led = Leading(Ballot(0, state.config.me.peer), "promising", now_s + state.config.promise_within_s)
     return _promise_to_ourselves(state, led)
 
 
 def _waited_s(state: RoundState, now_s: float) -> float | None:
-    """How long we waited for the opener, once that is long enough to take over; None before."""
+    """Seconds that we waited for the opener, once that is long enough to take over; None before."""
     opened, config = state.open, state.config
     opener = expected_opener(state)
     is_lost = False
@@ -217,8 +218,8 @@ def _waited_s(state: RoundState, now_s: float) -> float | None:
 
 
 def overdue_s(state: RoundState) -> float:
-    """After this long the leader of the running attempt has had its time, as far as we know: every mend may have cost a deadline. What
-    the leader itself said of it counts where that is longer.
+    """Seconds after which the leader of the running attempt has had its time, as far as we know: every mend may have cost a
+    deadline. The leader's own statement counts if it is longer.
     """
     opened = state.open
     if opened.proposal is None:
@@ -228,8 +229,8 @@ def overdue_s(state: RoundState) -> float:
 
 
 def _rank(state: RoundState, now_s: float, *, without: PeerId | None) -> int:
-    """Our place among the live, caught-up peers for the next attempt; who cannot be reached stands behind who can. `without` is the
-    opener that we take over from: it may have been heard a moment ago, and would have its turn again, while all wait.
+    """Our rank among the live, caught-up peers for the next attempt. Unreachable peers come after reachable ones. `without` is the
+    opener that we take over from: it may have been heard just now, and would get its turn again while all wait.
     """
     views = [view for view in caught_up(state, now_s) if view.peer != without]
     me = state.config.me.peer
@@ -244,7 +245,7 @@ def _rank(state: RoundState, now_s: float, *, without: PeerId | None) -> int:
 
 
 def _ask(state: RoundState, waited_s: float, now_s: float) -> RoundStep:
-    """Ask whether others find the opener gone, too: who hears nobody must not fence off those who do (R6)."""
+    """Ask whether others find the opener gone, too: a peer that hears nobody must not fence off those who do (R6)."""
     opened, config = state.open, state.config
     floor = opened.promised.attempt if opened.promised is not None else 0
     ballot = Ballot(max(opened.highest_attempt, floor) + 1, config.me.peer)
@@ -263,7 +264,7 @@ def _ask(state: RoundState, waited_s: float, now_s: float) -> RoundStep:
     )
     leader = _running_leader(state, led, now_s)
     asked = (*_voters(state, led), leader) if leader is not None else _voters(state, led)
-    led = replace(led, deadline_s=led.deadline_s + _late_word_s(state, leader))
+    led = replace(led, deadline_s=led.deadline_s + _answer_patience_s(state, leader))
     state = replace(state, open=replace(opened, leading=led))
     others = tuple(dict.fromkeys(peer for peer in asked if peer != config.me.peer))
     request = PreVoteRequest(config.unit, state.link.commit, ballot, waited_s, lone=bool(lone_voters))
@@ -273,8 +274,8 @@ def _ask(state: RoundState, waited_s: float, now_s: float) -> RoundStep:
 
 
 def _running_leader(state: RoundState, led: Leading, now_s: float) -> PeerId | None:
-    """Whose word on the running attempt is waited for before a quorum takes over: it may know that a line became thin, and give that
-    its time. None where there is nobody to ask, or it has answered.
+    """The leader of the running attempt, if its answer is needed before a quorum takes over. It may know of a line that became thin
+    and needs more time. None where there is nobody to ask, or it has answered.
     """
     proposal = state.open.proposal
     if proposal is None or led.lone_voters or led.has_leaders_word:
@@ -283,8 +284,8 @@ def _running_leader(state: RoundState, led: Leading, now_s: float) -> PeerId | N
     return None if leader == state.config.me.peer or is_suspected(state, leader, now_s) else leader
 
 
-def _late_word_s(state: RoundState, leader: PeerId | None) -> float:
-    """Behind a thin line an answer takes longer."""
+def _answer_patience_s(state: RoundState, leader: PeerId | None) -> float:
+    """How long to wait for the leader's answer: longer behind a thin line."""
     view = state.peers.get(leader) if leader is not None else None
     return 0.0 if view is None else thin_line_s(state, view)
 
@@ -294,14 +295,14 @@ def _voters(state: RoundState, led: Leading) -> tuple[PeerId, ...]:
 
 
 def has_all_votes(state: RoundState, led: Leading, votes: frozenset[PeerId]) -> bool:
-    """A quorum of the base roster, or everybody at hand for a lone attempt."""
+    """Whether the votes are a quorum of the base roster, or everybody at hand for a lone attempt."""
     if led.lone_voters:
         return votes.issuperset(led.lone_voters)
     return is_base_quorum(state, led.ballot, votes)
 
 
 def pre_vote(state: RoundState, sender: PeerId, message: PreVote, now_s: float) -> RoundStep:
-    """An answer to our question; one objection is enough to wait when it makes a quorum impossible for now."""
+    """An answer to our question came. One objection is enough to wait if it makes a quorum impossible for now."""
     led = state.open.leading
     if led is None or led.stage != "asking" or message.ballot != led.ballot:
         return RoundStep(state, remark=_unasked(f"a pre-vote of {short(sender)}", message.ballot, led))
@@ -318,7 +319,7 @@ def pre_vote(state: RoundState, sender: PeerId, message: PreVote, now_s: float) 
 
 
 def _given_time(state: RoundState, proposal: Proposal, leads_s: float, now_s: float) -> RoundStep:
-    """The leader still gives the attempt time: so do we, as long as an honest one may."""
+    """The leader still gives the attempt time, so we do too, as long as an honest one may."""
     opened, config = state.open, state.config
     since_s, most_left_s = now_s - opened.proposal_at_s, attempt.most_left_s(state, proposal)
     most_s = opened.revision * (proposal.reduce_within_s + config.suspect_after_s) + most_left_s
@@ -341,7 +342,7 @@ def _after_pre_votes(step: RoundStep, now_s: float) -> RoundStep:
         return step
     highest = state.open.promised
     if highest is not None and highest > led.ballot:
-        # promised or acked while we asked: what we promise never goes down, or two records could be decided (R16)
+        # a higher ballot came while we asked: our promises never go down, or two records could be decided (R16)
         stood = attempt.stood_back(state, now_s, f"attempt {highest.attempt} of {short(highest.peer)} came first")
         return RoundStep(stood.state, (*step.actions, *stood.actions), stood.reason)
     led = replace(led, stage="promising", deadline_s=now_s + state.config.promise_within_s)
@@ -367,7 +368,7 @@ def _promise_to_ourselves(state: RoundState, led: Leading) -> RoundStep:
 
 
 def own_promise_logged(state: RoundState, now_s: float) -> RoundStep:
-    """Our promise is on disk: attempt 0 is proposed, any other asks the voters for theirs."""
+    """Our promise is on disk: propose attempt 0, or ask the voters for their promises."""
     led = state.open.leading
     if led is None or led.stage != "promising" or led.is_promised:
         return RoundStep(state, remark="our own promise is on disk, and no attempt of ours waits for it")
@@ -386,7 +387,7 @@ def own_promise_logged(state: RoundState, now_s: float) -> RoundStep:
 
 
 def promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -> RoundStep:
-    """A promise came in; with a quorum of them, finish what may be decided, or propose (R16)."""
+    """A promise came in. With a quorum of them, finish the record that may be decided, or propose (R16)."""
     led = state.open.leading
     if led is None or led.stage != "promising" or not led.is_promised or message.ballot != led.ballot:
         return RoundStep(state, remark=_unasked(f"a promise of {short(sender)}", message.ballot, led))
@@ -407,10 +408,10 @@ def _after_promises(step: RoundStep, now_s: float) -> RoundStep:
         return step
     acked = [(peer, message.acked) for peer, message in led.promises.items() if message.acked is not None]
     if not is_quorum(state.config.run_id, state.link.roster, led.promises):
-        # else nothing lower was decided without one of these, nor ever will be: what those who left acked need not be finished, and
-        # may have left with them
+        # else nothing lower was decided without one of these, nor ever will be: records acked by leavers need not be finished,
+        # and may have gone with them
         acked += [(peer, leave.acked) for peer, leave in state.open.departures.items() if leave.acked is not None]
-    # what nobody can apply was never decided, whoever says that it acked it
+    # a record that nobody can apply was never decided, whoever claims to have acked it
     acked = [(peer, entry) for peer, entry in acked if not names_useless(entry.record, state.open.useless)]
     if not acked or led.lone_voters:
         return _joined(step, attempt.propose(state, now_s))
@@ -442,7 +443,7 @@ def _tick_leading(state: RoundState, led: Leading, now_s: float) -> RoundStep:
 
 
 def refused(state: RoundState, sender: PeerId, message: Refusal, now_s: float) -> RoundStep:
-    """Somebody promised a higher ballot: stand back, and start above it if it comes to nothing."""
+    """A voter promised a higher ballot: stand back, and start above it if it comes to nothing."""
     opened, led = state.open, state.open.leading
     if message.promised == Ballot(LAST_ATTEMPT, sender):
         # It has no vote here, and never will: the others may be too few for a quorum, and then go on alone in their time.

@@ -1,4 +1,4 @@
-"""Time and signs of life: ticks, heartbeats, who is heard, who is gone, whether a quorum is in reach (R4, R12 and R18).
+"""Time and signs of life: ticks, heartbeats, live and dead peers, and whether a quorum is in reach (R4, R12 and R18).
 
 Rules: R3, R4, R12, R18 (protocol/rounds/RULES.md).
 """
@@ -41,38 +41,34 @@ from protocol.rounds.state import PeerView, RoundState, RoundStep, SignedLeave
 
 BUSY_TICK_S: Final = 0.2
 DUE_TICK_S: Final = 1.0
-"""Who waits for the opener looks as often as the delay from one rank to the next."""
+"""A peer that waits for the opener ticks this often: RANK_DELAY_S is as long."""
 
 QUICK_HEARTBEAT_S: Final = 5.0
-"""Between slower heartbeats nothing is looked at: who sends them every half minute has rounds of half an hour."""
+"""With heartbeats slower than this, the machine ticks once a heartbeat: rounds of such a run are long."""
 
 NEVER_HEARD_S: Final = 3600.0
 
 UNASKED_FACTOR: Final = 1.5
-"""Times as long as pings are apart: who is to be asked by another member, and was not heard for so long, asks it."""
+"""In ping intervals. A peer that waits for another to ask, and heard nothing for this long, asks by itself."""
 
-BEATS_A_WORD: Final = 2
-"""Everybody is told with every second ping whom we miss: what we said stands for longer. Where a machine is so busy that all are late,
-everybody may miss somebody.
-"""
+PINGS_A_REPORT: Final = 2
+"""While we miss a peer, every second ping goes to everybody and says so; a report stays valid for longer than that."""
 
 MOST_ASKED: Final = 8
-"""Participants at a time whom we ask because others miss them. Where everybody is missed by somebody, as on a machine that does not
-keep up, all would ask all: with 32 members two thousand questions a second, which keep it from ever doing so. The leader asks all.
+"""Participants that we ask at a time because others miss them. On an overloaded machine everybody may be missed by somebody, and
+questions of all to all would keep it overloaded. The leader asks all.
 """
 
 LONGER: Final = 1.25
-"""An upload that takes so many times as long as was told is told again."""
+"""An upload is announced again when it takes this many times as long as announced."""
 
 LEAST_LAG_S: Final = 0.01
-"""So late a tick may always come. Forgiving that would rewrite what is known of every peer at every tick, for a few hundredths of a
-second beside the two of a suspicion.
-"""
+"""Ticks may always come this late. Forgiving so little would rewrite every peer's view at every tick and gain nothing."""
 
 
 def next_tick_s(state: RoundState) -> float:
-    """How long the machine may be left alone: a fifth of a second while a round is open, longer where one is due and heartbeats
-    are slow anyway, else half of a heartbeat, or a whole slow one.
+    """Seconds until the next tick is needed. Short while a round is open, longer while one is due and heartbeats are slow, and
+    otherwise half a heartbeat, or a whole slow one.
     """
     opened, heartbeat_s = state.open, state.config.heartbeat_s
     if opened.proposal is not None or opened.leading is not None or opened.asked:
@@ -89,30 +85,29 @@ def ticked(state: RoundState, event: RoundTicked, now_s: float) -> RoundStep:
     if event.bringing:
         state = known_at_base(with_views(state, _bringing(state, event.bringing, now_s)), event.bringing)
     state = _watch_quorum(surveyed(state, now_s - idle_patience_s(state)), now_s)
-    state, beats = _heartbeats(state, now_s)
+    state, heartbeats = _heartbeats(state, now_s)
     answered = voting.answer_pre_votes(state, now_s)
     drops = _drop_suspects(answered.state, now_s)
-    told = _tell_late_upload(answered.state, now_s)
-    given = attempt.give_time(told.state)
+    announced = _announce_late_upload(answered.state, now_s)
+    given = attempt.give_time(announced.state)
     led = leading.tick(given.state, now_s)
     asked = following.ask_ahead(led.state, now_s)
-    orders = (*beats, *answered.actions, *drops, *told.actions, *given.actions, *led.actions, *asked.actions)
+    orders = (*heartbeats, *answered.actions, *drops, *announced.actions, *given.actions, *led.actions, *asked.actions)
     return RoundStep(
         asked.state, orders, led.reason or given.reason or answered.reason or asked.reason, waiting=led.waiting
     )
 
 
 def _bringing(state: RoundState, peers: Sequence[PeerId], now_s: float) -> dict[PeerId, PeerView]:
-    """What comes on a stream is a sign of life as well: where bulk fills a line whose queue drops, heartbeats may be lost together for
-    longer than a suspicion takes. A process that stands still is noticed later by what its kernel still sends. Who was reset stays so:
-    that its last bytes are read says nothing.
+    """Bytes that arrive on a stream are a sign of life: bulk on a full line may delay heartbeats for longer than a suspicion takes.
+    A peer whose connection was reset stays lost, although its last bytes are still being read.
     """
     views = (state.peers.get(peer) for peer in peers)
     return {view.peer: replace(view, heard_at_s=now_s) for view in views if view is not None and not view.lost}
 
 
 def _forgive(state: RoundState, lag_s: float, now_s: float) -> RoundState:
-    """We slept: nobody else was silent in that time. What was handled since we woke up is of now, not of later."""
+    """Our own process slept, so nobody else was silent in that time. Events handled since the wake-up are not moved past now."""
 
     def later(at_s: float) -> float:
         return max(at_s, min(now_s, at_s + lag_s))
@@ -142,7 +137,7 @@ def _forgive(state: RoundState, lag_s: float, now_s: float) -> RoundState:
 
 
 def _watch_quorum(state: RoundState, now_s: float) -> RoundState:
-    """Since when no quorum is in reach; it is forgotten as soon as there is one."""
+    """Track since when no quorum is in reach. The time is cleared as soon as there is one."""
     are_voters_known = state.survey is not None and bool(state.survey.voters)
     if are_voters_known or quorum_in_reach(state, Ballot(LAST_ATTEMPT, state.config.me.peer), now_s):
         return state if state.alone_since_s is None else replace(state, alone_since_s=None)
@@ -159,19 +154,21 @@ def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Acti
         return state, ()
     targets = _members_to_ping(state, now_s) if in_exchange else _heartbeat_targets(state, now_s)
     state = replace(state, heartbeat_at_s=now_s, num_heartbeats=state.num_heartbeats + 1)
-    return state, (SendHeartbeat(targets, own_heartbeat(state, now_s), reason="it is time again"),) if targets else ()
+    return state, (
+        SendHeartbeat(targets, own_heartbeat(state, now_s), reason="the next heartbeat is due"),
+    ) if targets else ()
 
 
 def _is_in_exchange(state: RoundState) -> bool:
     return state.open.exchange is not None and state.open.proposal is not None
 
 
-def _tell_late_upload(state: RoundState, now_s: float) -> RoundStep:
-    """Who answers pings tells nothing by that: that our upload takes longer than they allow for is said to all who may wait for it."""
+def _announce_late_upload(state: RoundState, now_s: float) -> RoundStep:
+    """A peer that answers pings may still upload slowly. Announce an upload that exceeds the others' deadline to every participant."""
     opened, me = state.open, state.config.me.peer
     if opened.proposal is None or not _is_in_exchange(state):
         return RoundStep(state)
-    # where slices wait for others as thin, or for a first guess, and we are allowed no more silence for it, nobody need know
+    # no announcement where slices wait long enough anyway and the upload does not allow us a longer silence
     allowed_s = min(opened.proposal.reduce_within_s / attempt.DEADLINE_FACTOR, thin_from_s(state))
     if state.exchange_s < LONGER * max(opened.told_upload_s, allowed_s):
         return RoundStep(state)
@@ -184,7 +181,7 @@ def _tell_late_upload(state: RoundState, now_s: float) -> RoundStep:
 
 
 def _heartbeat_targets(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
-    """A few in turn, and the next opener."""
+    """A few peers in turn, and the next opener."""
     opener = leading.expected_opener(state)
     in_turn = _in_turn(state, state.num_heartbeats)
     is_opener_told = in_turn and opener in state.peers and cadence.is_told_to_opener(state, now_s)
@@ -192,8 +189,8 @@ def _heartbeat_targets(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
 
 
 def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
-    """In a running exchange: those whom we look after and who do not ask us. Who misses somebody tells all whom it looks after, and
-    everybody where others cannot know it by themselves.
+    """In a running exchange: the peers that we watch and that do not ping us. A peer that misses another tells all that it watches,
+    and everybody where others cannot find out by themselves.
     """
     proposal, me = state.open.proposal, state.config.me.peer
     if proposal is None:
@@ -202,15 +199,15 @@ def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     missed = silent_members(state, now_s)
     pinged = whom_we_ping(state, others)
     if any(peer != proposal.ballot.peer and do_watch(state, me, peer) for peer in missed):
-        return tuple(others if state.num_heartbeats % BEATS_A_WORD == 0 else pinged)
+        return tuple(others if state.num_heartbeats % PINGS_A_REPORT == 0 else pinged)
     if not missed:
         unasked_s = UNASKED_FACTOR * state.config.ping_s
         pinged = [peer for peer in pinged if is_ours_to_ask(state, peer) or silence_s(state, peer, now_s) > unasked_s]
-    return tuple(dict.fromkeys((*pinged, *_beside_pings(state))))
+    return tuple(dict.fromkeys((*pinged, *_heartbeats_in_turn(state))))
 
 
 def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
-    """Whom others miss we ask ourselves, at once and with our pings from then on, as long as anybody misses it."""
+    """If another member reports a peer as silent, probe that peer ourselves, now and with our pings, until nobody reports it."""
     known = state.open.asked_since
     missed = _first_missed(state, missed_by_others(state, now_s), now_s) if _is_in_exchange(state) else ()
     if len(missed) == len(known) and all(peer in known for peer in missed):
@@ -223,8 +220,8 @@ def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[
 
 
 def _first_missed(state: RoundState, missed: Sequence[PeerId], now_s: float) -> tuple[PeerId, ...]:
-    """As many of them as we ask at a time: after whom we have just asked those not heard for the longest time. So all have
-    their turn, whoever says that he misses everybody, and who does not answer goes on being asked.
+    """At most MOST_ASKED of them. Peers that we asked just now come last, then those heard longest ago come first. So each has its
+    turn even if somebody claims to miss everybody, and a peer that does not answer is asked again.
     """
     if len(missed) <= MOST_ASKED:
         return tuple(missed)
@@ -238,9 +235,9 @@ def _first_missed(state: RoundState, missed: Sequence[PeerId], now_s: float) -> 
     return tuple(sorted(others, key=rank)[:MOST_ASKED])
 
 
-def _beside_pings(state: RoundState) -> tuple[PeerId, ...]:
-    """In a large round not all members ping each other: they go on telling a few in turn that they live, or a long exchange would
-    look like the end of a quorum.
+def _heartbeats_in_turn(state: RoundState) -> tuple[PeerId, ...]:
+    """In a large round not all members ping each other. They also send heartbeats to a few in turn, or a long exchange would look
+    like the loss of a quorum.
     """
     config = state.config
     if is_everybody_pinged(state):
@@ -269,7 +266,7 @@ def _drop_suspects(state: RoundState, now_s: float) -> tuple[Action, ...]:
 
 
 def heard(state: RoundState, peer: PeerId, now_s: float) -> RoundState:
-    """A sign of life."""
+    """Record a sign of life of a peer."""
     view = state.peers.get(peer)
     if view is None:
         if peer == state.config.me.peer:
@@ -279,8 +276,8 @@ def heard(state: RoundState, peer: PeerId, now_s: float) -> RoundState:
 
 
 def can_wait(state: RoundState, heartbeat: Heartbeat) -> bool:
-    """Whether nothing follows from a heartbeat but what is known of its sender, so that it may be told with the next event: that of a
-    peer that stands where we do, was not taken for dead, and is the process that was heard last or a later one.
+    """Whether a heartbeat changes only what is known of its sender, so that it may be handled with the next event. Its sender has
+    our head, was not taken for dead, and is the last heard process or a later one.
     """
     view = state.peers.get(heartbeat.member.peer)
     if view is None or view.lost:
@@ -293,7 +290,7 @@ def can_wait(state: RoundState, heartbeat: Heartbeat) -> bool:
 
 
 def view_of(state: RoundState, heartbeat: Heartbeat, at_s: float) -> PeerView:
-    """What we know of a peer from its heartbeat."""
+    """The view of a peer that follows from its heartbeat."""
     member = heartbeat.member
     known, spine = state.peers.get(member.peer), state.config.spine
     spine_head = _head_in(heartbeat, spine) if spine is not None else None
@@ -322,24 +319,24 @@ def _head_in(heartbeat: Heartbeat, unit: UnitName) -> UnitHead | None:
 
 
 def answered(state: RoundState, event: PeersAnswered) -> RoundState:
-    """Signs of life of several peers, one look at the state for all."""
-    told = {heartbeat.member.peer: view_of(state, heartbeat, at_s) for heartbeat, at_s in event.heartbeats}
+    """Record signs of life of several peers at once."""
+    views = {heartbeat.member.peer: view_of(state, heartbeat, at_s) for heartbeat, at_s in event.heartbeats}
     for peer, at_s in event.heard:
-        view = told.get(peer) or state.peers.get(peer)
+        view = views.get(peer) or state.peers.get(peer)
         if view is not None:
-            told[peer] = replace(view, heard_at_s=max(view.heard_at_s, at_s), lost=False)
+            views[peer] = replace(view, heard_at_s=max(view.heard_at_s, at_s), lost=False)
         elif peer != state.config.me.peer:
-            told[peer] = PeerView(peer, at_s)
-    return with_views(state, told)
+            views[peer] = PeerView(peer, at_s)
+    return with_views(state, views)
 
 
 def with_view(state: RoundState, view: PeerView) -> RoundState:
-    """The state with what we know of one peer replaced."""
+    """The state with the view of one peer replaced."""
     return with_views(state, {view.peer: view})
 
 
 def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> RoundStep:
-    """A connection was refused: a death at once, no waiting. An answer that came later may have been told before."""
+    """A refused connection is a death at once, unless the peer was heard after it."""
     view = state.peers.get(event.peer)
     if view is None or view.lost or view.heard_at_s > event.at_s:
         known = "is not known" if view is None else "is gone already" if view.lost else "was heard since"
@@ -348,13 +345,13 @@ def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> RoundStep:
 
 
 def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s: float) -> RoundStep:
-    """A goodbye: nobody waits for the leaver, and on this base it no longer counts towards the quorum (R3). The first one on a
-    base stands: who came back and leaves once more has cast no vote in between, and may know less of those before.
+    """A goodbye: nobody waits for the leaver, and it stops counting towards the quorum on this base (R3). The first goodbye on a
+    base stands: a peer that came back and leaves again has not voted in between, and may know fewer of its earlier votes.
     """
     view = state.peers.get(sender)
     if view is None or leave.member.peer != sender:
         found = f"{short(sender)} said goodbye for {short(leave.member.peer)}"
-        return RoundStep(state, remark=f"{found}; expected for itself, by somebody who is known")
+        return RoundStep(state, remark=f"{found}; expected its own goodbye, from a known peer")
     state = with_view(state, replace(view, left=True))
     is_first = sender in state.link.roster and sender not in state.open.leaves
     if is_first and leave.unit == state.config.unit and _is_vote_on_head(state, leave) and raw:
@@ -382,15 +379,15 @@ def _gone(state: RoundState, peer: PeerId, now_s: float, what: str) -> RoundStep
     if proposal is not None and state.open.exchange is not None and proposal.member(peer) is not None:
         drops = (DropMember(peer, "left" if what == "left" else "lost"),)
     if not is_due_or_open(state) and peer != leading.expected_opener(state):
-        # of a hundred peers one goes every minute, and whether the round is due is asked of all that are known
+        # peers leave often in a large swarm, and whether the round is due concerns all views
         return RoundStep(state, drops, f"{short(peer)} {what}")
     led = leading.tick(state, now_s)
     return RoundStep(led.state, (*drops, *led.actions), led.reason or f"{short(peer)} {what}", waiting=led.waiting)
 
 
 def peers_listed(state: RoundState, event: PeersListed, now_s: float) -> RoundStep:
-    """The directory names peers; whom we never heard starts out silent. Who is listed no more, and neither heard nor needed, is
-    forgotten: over weeks a run sees many more peers than it has.
+    """Take the peers that the directory lists. A peer that was never heard starts as silent. A peer that is not listed, heard or
+    needed is forgotten, since over weeks a run sees many more peers than it has.
     """
     listed = set(event.peers) - {state.config.me.peer}
     members = state.open.proposal.members if state.open.proposal is not None else ()
@@ -403,7 +400,7 @@ def peers_listed(state: RoundState, event: PeersListed, now_s: float) -> RoundSt
     }
     for peer in event.peers:
         if peer in listed and peer not in known:
-            # listed is not heard: it starts out as silent, and the first heartbeat or answer makes it live
+            # listed is not heard: a peer starts as silent, and its first heartbeat or answer makes it live
             known[peer] = PeerView(peer, now_s - NEVER_HEARD_S)
-    # in the order of their turns, so that who sorts them at each beat finds them sorted
+    # kept sorted, so that sorting them at each heartbeat is cheap
     return RoundStep(replace(state, peers=MappingProxyType(dict(sorted(known.items())))))

@@ -1,10 +1,10 @@
-"""One round after another of one unit at one peer, as a pure machine: `step(state, event, now) -> Step`.
+"""One round after another of one unit at one peer, as a pure machine: `step(state, event, now) -> RoundStep`.
 
-Here every event finds its place, and the member's side of an exchange is told. Votes are in voting.py, time and signs of life in
+This module dispatches every event and holds the member's side of an exchange. Votes are in voting.py, time and signs of life in
 liveness.py, the leader's side in leading.py and attempt.py, certificates and lineages in following.py. Together they are
-single-decree Paxos on each base commit: the first opener of the base roster owns attempt 0, whose ballot is the lowest there is and
-needs no promises of others; anybody else asks, collects promises, and finishes what may already be decided. A commit exists when
-more than half of the base roster has, on disk, all bytes that its record names and an ack in one ballot.
+single-decree Paxos on each base commit. The first opener of the base roster owns attempt 0, whose ballot is the lowest and needs no
+promises of others. Any other leader asks, collects promises, and finishes what may already be decided. A commit exists when more
+than half of the base roster has, on disk, all bytes that its record names and an ack in one ballot.
 
 Rules: R4, R12, R19, R23 (protocol/rounds/RULES.md).
 """
@@ -76,7 +76,7 @@ from protocol.rounds.proposal import both_codecs
 from protocol.rounds.state import Contribution, OpenRound, RoundConfig, RoundState, RoundStep
 
 MAX_ATTEMPT_JUMP: Final = 1024
-"""A ballot further above all that we heard of is refused: it would use up the numbers that honest attempts need."""
+"""A ballot this far above all that we heard of is refused: it would use up the numbers that honest attempts need."""
 
 
 def start(
@@ -89,11 +89,13 @@ def start(
     tree: CommitTree | None = None,
     spine: SpineView | None = None,
 ) -> RoundState:
-    """The machine at a verified head; `open_round` is what the log knows of the round on it (R19), `tree` all that is verified,
-    `spine` the run's own lineage where that is another unit (R23).
+    """The machine at a verified head.
+
+    `open_round` is the log's state of the round on it (R19), `tree` all verified commits, `spine` the run's own lineage where that
+    is another unit (R23).
 
     Raises:
-        LocalProtocolError: a unit that is not the spine, and nothing known of the spine.
+        LocalProtocolError: this unit is not the spine, and nothing is known of the spine.
     """
     if config.is_spine != (spine is None):
         raise LocalProtocolError(
@@ -113,7 +115,7 @@ def start(
 
 
 def step(state: RoundState, event: Event, now_s: float) -> RoundStep:
-    """Take one event; returns the new state, the orders, and why."""
+    """Take one event; return the new state, the orders, and why."""
     match event:
         case RoundTicked():
             return _ticked(state, event, now_s)
@@ -262,11 +264,11 @@ def _ballot_message(state: RoundState, sender: PeerId, message: _BallotMessage, 
             return leading.refused(state, sender, message, now_s)
 
 
-_TOO_HIGH: Final = f"nobody can have tried so often, at most {MAX_ATTEMPT_JUMP} above what was heard of is believed"
+_TOO_HIGH: Final = f"too high a number, expected at most {MAX_ATTEMPT_JUMP} above the highest attempt heard of"
 
 
 def is_absurd(state: RoundState, ballot: Ballot) -> bool:
-    """Too far above every attempt that we heard of on this base."""
+    """Whether a ballot is too far above every attempt that we heard of on this base."""
     promised = state.open.promised.attempt if state.open.promised is not None else 0
     return ballot.attempt > max(promised, state.open.highest_attempt) + MAX_ATTEMPT_JUMP
 
@@ -287,7 +289,7 @@ _OnBase = Proposal | Mend | ResultReady | Ack | _BallotMessage
 
 
 def _other_base(state: RoundState, sender: PeerId, message: _OnBase) -> RoundStep:
-    """The sender is behind us (answer with what ended that base) or elsewhere (ask it); hints only (R4)."""
+    """The sender is behind us (answer with the certificate that ended that base) or elsewhere (ask it); hints only (R4)."""
     if message.base not in state.tree.nodes:
         is_opening = isinstance(message, Proposal | Settle | PromiseRequest | PreVoteRequest)
         reason = f"{short(sender)} speaks of commit {short(message.base)}, which we do not know"
@@ -306,7 +308,7 @@ def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: flo
         )
     known = state.peers.get(sender)
     if known is not None and known.member is not None and message.member.session < known.member.session:
-        found, newest = message.member.session, known.member.session  # of an earlier life, overtaken on its way
+        found, newest = message.member.session, known.member.session  # of an earlier process, overtaken on its way
         remark = f"{short(sender)} sent a heartbeat of session {found}; session {newest} was heard already"
         return RoundStep(liveness.heard(state, sender, now_s), remark=remark)
     view = liveness.view_of(state, message, now_s)
@@ -386,11 +388,11 @@ def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal) -> str:
 def _why_closed(state: RoundState) -> str:
     if state.open.committing is not None:
         return f"a commit on this base is already being applied: {short(state.open.committing)}"
-    return "we are leaving: no round is joined any more" if state.is_leaving else ""
+    return "we are leaving: no further round is joined" if state.is_leaving else ""
 
 
 def _mend(state: RoundState, sender: PeerId, mend: Mend) -> RoundStep:
-    """Slices have other reducers now; what keeps its reducer goes on (R12)."""
+    """Slices have other reducers now; a slice that keeps its reducer goes on (R12)."""
     opened, proposal = state.open, state.open.proposal
     problem = _why_not_mend(state, sender, mend)
     if proposal is None or problem:
@@ -436,7 +438,7 @@ def _contribution_settled(state: RoundState, event: ContributionReady | Contribu
 
 
 def _result(state: RoundState, sender: PeerId, message: ResultReady, now_s: float) -> RoundStep:
-    """A slice is summed. What we tell ourselves is on our disk: our own result, or one that came on our stream."""
+    """A slice is summed. A result that we report to ourselves is on our disk: it is our own, or came on our stream."""
     opened = state.open
     if opened.proposal is None or message.ballot != opened.proposal.ballot:
         expected = (

@@ -1,7 +1,7 @@
-"""What the round machine orders. Whoever drives it performs the orders as given and reports back by events (events.py).
+"""Orders of the round machine. The driver performs them as given and reports back by events (events.py).
 
-Each order says in `reason` why it is given, in a sentence for the log; two orders that ask for the same are equal whatever they say.
-What `EndExchange` and `DropMember` say is part of the order: it is passed on.
+Each order gives its reason as a sentence for the log; two orders that ask for the same are equal whatever their reasons. The words
+of `EndExchange` and `DropMember` are part of the order: they are passed on.
 
 Rules: R12, R24 (protocol/rounds/RULES.md).
 """
@@ -27,7 +27,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendHeartbeat:
-    """Tell these peers where we stand. A question, like news that somebody waits for, is not spared for one that was just sent."""
+    """Send these peers our heartbeat. A question, or news that somebody waits for, is sent even if another heartbeat just went."""
 
     to: tuple[PeerId, ...]
     heartbeat: Heartbeat
@@ -45,8 +45,8 @@ class PrepareContribution:
 
 @dataclass(frozen=True, slots=True)
 class BeginExchange:
-    """Scatter our chunks and reduce our slices by this proposal. It replaces an exchange of a lower ballot; within one ballot it
-    is mended: what kept its reducer goes on, only what moved is sent again (R12).
+    """Scatter our chunks and reduce our slices by this proposal. It replaces an exchange of a lower ballot. Within one ballot it is
+    mended: slices that kept their reducer go on, only moved ones are sent again (R12).
     """
 
     proposal: Proposal
@@ -55,7 +55,7 @@ class BeginExchange:
 
 @dataclass(frozen=True, slots=True)
 class GiveTime:
-    """Slices of the running exchange wait for contributions so long from their beginning, where that is longer than before."""
+    """Slices of the running exchange wait for contributions at least this long from their beginning."""
 
     ballot: Ballot
     reduce_within_s: float
@@ -128,7 +128,7 @@ class AnswerWithCertificate:
 
 @dataclass(frozen=True, slots=True)
 class LogLeave:
-    """Write to disk that we ack nothing on this base any more; answer LeaveLogged. `leave` is what will be said."""
+    """Write to disk that we ack nothing on this base from now on; answer LeaveLogged. `leave` is the goodbye to send."""
 
     leave: Leave
     reason: str = field(default="", compare=False)

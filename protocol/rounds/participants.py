@@ -1,4 +1,4 @@
-"""Who takes part in an attempt besides its leader, and who counts in it though it is not here any more (R7 and R16).
+"""The peers that take part in an attempt besides its leader, and absent peers whose contribution still counts (R7 and R16).
 
 Rules: R7, R16 (protocol/rounds/RULES.md).
 """
@@ -17,12 +17,12 @@ from protocol.rounds.state import NO_ROOT, Leading, PeerView, RoundState
 
 
 def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ...]:
-    """Who is caught up and heard; in a lone attempt those who promised."""
+    """Peers that are caught up and heard; in a lone attempt those that promised."""
     before = state.open.proposal
     others = tuple(
         view
         for view in caught_up(state, now_s)
-        # who fell silent in the attempt before would cost this one the same wait again
+        # a peer that fell silent in the last attempt would cost this one the same wait again
         if before is None or before.member(view.peer) != view.member or not is_suspected(state, view.peer, now_s)
     )
     if led.lone_voters:  # every member must ack, and only these promised
@@ -31,9 +31,11 @@ def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView
 
 
 def known_at_base(state: RoundState, peers: Iterable[PeerId]) -> RoundState:
-    """Who promises on our head, or brings something to a round on it, stands there, whatever its last heartbeat said: short after a
-    commit that may be of before it, and who pings somebody hears no heartbeat of it. Without this the next attempt stood back for want
-    of a quorum, or gave a survivor's slice, summed already, to others. Of a proposal that is known its members count alone.
+    """Record that these peers stand on our head: they promised on it or sent bytes to a round on it, whatever their last heartbeat
+    said.
+
+    That heartbeat may be older than the commit, and a peer that pings another gets no heartbeat of it. Otherwise the next attempt
+    would lack a quorum, or give a summed slice of a survivor to others. If a proposal is known, only its members count.
     """
     views = ((peer, _at_base(state, peer)) for peer in peers)
     known = {peer: view for peer, view in views if view is not None}
@@ -41,7 +43,7 @@ def known_at_base(state: RoundState, peers: Iterable[PeerId]) -> RoundState:
 
 
 def _at_base(state: RoundState, peer: PeerId) -> PeerView | None:
-    """What is known of it then; None where that is nothing new."""
+    """The view that follows for such a peer; None if nothing changes."""
     before, view, link = state.open.proposal, state.peers.get(peer), state.link
     if view is None:
         return None
@@ -50,7 +52,7 @@ def _at_base(state: RoundState, peer: PeerId) -> PeerView | None:
         return None
     if head is not None and head.index >= link.index:
         return None
-    # what it has ready is in its contribution's header; what its heartbeat told was before the commit
+    # its ready tokens are in its contribution's header; those in its heartbeat were before the commit
     proved = (head.state_commit, head.state_root) if head is not None else (link.commit, NO_ROOT)
     can_contribute = before is not None or head is None or head.can_contribute  # its leader found that members can
     now = UnitHead(state.config.unit, link.commit, link.index, link.total_tokens, 0, can_contribute, *proved)
@@ -58,10 +60,9 @@ def _at_base(state: RoundState, peer: PeerId) -> PeerView | None:
 
 
 def brought_before(state: RoundState, led: Leading, here: Mapping[PeerId, Member]) -> dict[PeerId, Member]:
-    """Members of the attempt before who are not here any more, but whose contribution others may have: our own result counts it, or
-    they are gone, so that nobody waits for them. So what they brought is not lost, sums that were made stay the same, and a result
-    that a member has already, or the first part of it, is not sent to it again. They are asked to do nothing; a slice of which they
-    have brought less leaves them out, for they are missed there.
+    """Absent members of the last attempt whose contribution others may have: our own result counts it, or they are gone and nobody
+    waits for them. This keeps their work and the sums already made, and no result is sent twice to a member that has it or its
+    first part. They are asked to do nothing. A slice that lacks their chunks leaves them out.
     """
     before = state.open.proposal
     if before is None or led.lone_voters:
@@ -73,8 +74,8 @@ def brought_before(state: RoundState, led: Leading, here: Mapping[PeerId, Member
 
 
 def _cohort(state: RoundState, led: Leading, others: tuple[PeerView, ...]) -> tuple[PeerView, ...]:
-    """No more than a round may have, whose work waits longest: most tokens ready first, so that nobody waits for ever. Before them as
-    many of the base roster as hand its vote on (`may_hand_on`).
+    """At most as many peers as a round may have, those with most ready tokens first, so that nobody waits for ever. Before them
+    come as many of the base roster as must pass its vote on (`may_hand_on`).
     """
     room = state.config.max_members - 1
     if len(others) <= room:

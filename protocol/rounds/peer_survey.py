@@ -1,8 +1,8 @@
-"""What the views of all other peers come to, kept up to date as they are heard. Pure.
+"""A summary of all other peers' views, kept up to date as they are heard. Pure.
 
-Each tick asks whether the round is due and whether a quorum is in reach. Of a hundred peers a few are heard between two ticks, and to
-look at all of them at every tick took a tenth of a large swarm's whole time. A `Survey` says of which peers, on which commit, it is,
-and is worth nothing beside others, so that whoever changes a state without a thought for it makes the next look slow and not wrong.
+Each tick asks whether the round is due and whether a quorum is in reach. Only a few peers are heard between two ticks, and looking
+at all of them each time is slow in a large swarm. A `Survey` names the views and the commit that it summarises, and is ignored for
+any others. So code that changes a state without updating it makes the next look slow, never wrong.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from protocol.rounds.lineage.chain import ChainLink
 from protocol.rounds.state import PeerView, RoundState, Survey
 
 
-def with_views(state: RoundState, told: dict[PeerId, PeerView]) -> RoundState:
-    """The state with what we know of these peers replaced, and with its survey, as far as that still holds."""
+def with_views(state: RoundState, views: dict[PeerId, PeerView]) -> RoundState:
+    """The state with these views replaced, and with its survey as far as that still holds."""
     before, known = state.peers, state.survey
-    peers = MappingProxyType(before | told)
+    peers = MappingProxyType(before | views)
     if known is None or known.peers is not before or known.commit != state.link.commit:
         return replace(state, peers=peers)
     link, tokens, voters = state.link, known.most_tokens, known.voters
-    for peer, view in told.items():
+    for peer, view in views.items():
         earlier = before.get(peer)
         tokens += _ready_with(view, link.commit) - (0 if earlier is None else _ready_with(earlier, link.commit))
         if peer in voters and not (view.heard_at_s >= known.heard_at_s and _may_vote(view, link)):
@@ -32,7 +32,7 @@ def with_views(state: RoundState, told: dict[PeerId, PeerView]) -> RoundState:
 
 
 def surveyed(state: RoundState, since_s: float) -> RoundState:
-    """With a survey of now, in which those who were heard after `since_s` are alive."""
+    """The state with a new survey, which takes peers heard after `since_s` as alive."""
     known = state.survey
     if known is None or known.peers is not state.peers or known.commit != state.link.commit:
         known = None
@@ -52,7 +52,7 @@ def surveyed(state: RoundState, since_s: float) -> RoundState:
 
 
 def most_tokens_of_others(state: RoundState) -> int:
-    """What others have ready for the round on our head at most, whoever of them is still alive."""
+    """The most tokens that others can have ready for the round on our head, live or not."""
     known = state.survey
     if known is not None and known.peers is state.peers and known.commit == state.link.commit:
         return known.most_tokens
@@ -60,8 +60,8 @@ def most_tokens_of_others(state: RoundState) -> int:
 
 
 def voters_heard(state: RoundState, since_s: float) -> tuple[set[PeerId], float]:
-    """Others of the base roster who were heard since then and may vote, no more of them than just a majority of it, and when the first
-    of them was heard.
+    """Others of the base roster that were heard since then and may vote, at most just a majority of it, and when the first of them
+    was heard.
     """
     peers, link, gone = state.peers, state.link, state.open.leaves.keys() | state.open.voteless
     voters, heard_at_s, majority = set[PeerId](), float("inf"), 1 + len(link.roster) // 2
@@ -77,8 +77,8 @@ def voters_heard(state: RoundState, since_s: float) -> tuple[set[PeerId], float]
 
 
 def _may_vote(view: PeerView, link: ChainLink) -> bool:
-    """Whether a peer has not gone, and its votes count with the disk that it has. Who tells of itself and not of this unit holds it no
-    longer, or never did: its votes will not come.
+    """Whether a peer is not gone, and its votes count with its present disk. A peer that reports other units and not this one does
+    not hold it: no votes of it will come.
     """
     member = view.member
     if view.lost or view.left:
@@ -92,7 +92,7 @@ def _most_tokens(state: RoundState) -> int:
 
 
 def _ready_with(view: PeerView, commit: CommitId) -> int:
-    """Tokens that count for the round on a commit, if the peer is alive."""
+    """Tokens of a peer that count for the round on a commit, if it is alive."""
     head = view.head
     if head is None or head.head != commit or not head.can_contribute or view.lost or view.left or view.member is None:
         return 0

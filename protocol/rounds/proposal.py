@@ -1,4 +1,4 @@
-"""What an opener writes down: who reduces what, and the commit record made from the results. Pure arithmetic on integers.
+"""The opener's plan of slices and reducers, and the commit record made from the results. Pure arithmetic on integers.
 
 Rules: R2, R7, R10, R12, R13, R20 (protocol/rounds/RULES.md).
 """
@@ -38,17 +38,16 @@ class ReducerOffer:
 
 
 NOISE: Final = Fraction(3, 4)
-"""Uploads of at least this part of the fastest count as much as it: so far two measurements of one line lie apart."""
+"""Uploads of at least this part of the fastest count as equal to it: two measurements of one line differ by that much."""
 
 
 def plan_slices(num_chunks: int, reducers: Sequence[ReducerOffer], num_members: int) -> tuple[SliceSpec, ...]:
     """Cut the chunks among the reducers by measured upload (R7).
 
-    No share is above max(2 / members, 1 / reducers), so that one fast link is never all of the round; what a cap cuts off goes to
-    the others in proportion. Whose upload nobody has measured yet counts as one in the middle of the others: with nothing to sum it
-    would never be measured, and the round would go through one line instead of two. Uploads that may differ by noise alone count as
-    equal: the largest slice ends last, and all wait for it. Slices follow the order of peer ids; a reducer
-    whose share rounds to no chunk gets none.
+    No share is above max(2 / members, 1 / reducers), so one fast link is never all of the round; the rest goes to the others in
+    proportion. An upload that nobody has measured counts as the median of the others: without a slice it would never be measured.
+    Uploads that may differ by noise alone count as equal: everybody waits for the largest slice. Slices follow the order of peer
+    ids; a reducer whose share rounds to no chunk gets none.
     """
     chosen = sorted(sorted(reducers, key=lambda r: (-r.upload_bytes_per_s, r.peer))[:MAX_SLICES], key=lambda r: r.peer)
     cap = max(Fraction(2, num_members), Fraction(1, len(chosen)))
@@ -63,7 +62,7 @@ def plan_slices(num_chunks: int, reducers: Sequence[ReducerOffer], num_members: 
         if stop > begin:
             slices.append(SliceSpec(begin, stop, reducer.peer))
             begin = stop
-    if begin < num_chunks:  # the last reducer got nothing by rounding: its neighbour takes the rest
+    if begin < num_chunks:  # rounding left the last reducer nothing: its neighbour takes the rest
         last = slices.pop()
         slices.append(SliceSpec(last.first_chunk, num_chunks, last.reducer))
     return tuple(slices)
@@ -72,8 +71,8 @@ def plan_slices(num_chunks: int, reducers: Sequence[ReducerOffer], num_members: 
 def mend_slices(
     slices: Sequence[SliceSpec], lost: Sequence[SliceSpec], reducers: Sequence[ReducerOffer]
 ) -> tuple[SliceSpec, ...]:
-    """The tiling with the `lost` slices cut among `reducers`; all others stay as they are (R12). Where that makes more than
-    MAX_SLICES pieces, a lost slice goes to one reducer whole, the one with the best upload.
+    """The tiling with the `lost` slices cut among `reducers`; all others stay as they are (R12). If that makes more than MAX_SLICES
+    pieces, each lost slice goes whole to the reducer with the best upload.
     """
     gone = set(lost)
     room = MAX_SLICES - len(slices) + len(lost)
@@ -164,7 +163,7 @@ def covered_chunks(record: CommitRecord, peer: PeerId) -> tuple[tuple[int, int],
 
 def consumed_tokens(record: CommitRecord, peer: PeerId) -> int:
     """How many of its ready tokens a peer has spent on a commit: floor(tokens x covered chunks / all chunks) (R20). The weight cap
-    bounds what is credited, not what is spent: the work behind the rest is in the average as well.
+    limits the credited tokens, not the spent ones: the work beyond it is in the average as well.
     """
     entry = record.contributor(peer)
     if entry is None:
@@ -194,7 +193,7 @@ def _contributors(results: Sequence[ResultHeader], num_chunks: int, weight_cap_t
 
 
 def _attestation(results: Sequence[ResultHeader]) -> Attestation | None:
-    """The (commit, state root) that most contributors computed; ties go to the lower root, the same for everybody who looks."""
+    """The (commit, state root) that most contributors computed. Ties go to the lower root, so that all peers agree."""
     votes: dict[PeerId, tuple[CommitId, Root]] = {}
     for result in results:
         for entry in result.included:

@@ -23,34 +23,32 @@ NUM_HEARTBEAT_PEERS: Final = 3
 """Constant fan-out of heartbeats while nothing is open (R4)."""
 
 BEATS_TO_OPENER: Final = 16
-"""Of all others, while a round is far away: heartbeats of 20 bytes that it hears in the time between two of its own."""
+"""Peers that send a heartbeat to the next opener at a time while a round is far away. It bounds what the opener receives."""
 
 SLOWEST_BEAT_S: Final = 15.0
 BEATS_AN_INTERVAL: Final = 20
-"""Heartbeats become no rarer than one in so much of the longest interval: who fell silent must be noticed within the round."""
+"""Least number of heartbeats in the longest interval: a silent peer must be noticed within the round."""
 
 LEAST_COMPARED: Final = 4
-"""Members that are pinged, from which on the silence of one is compared with that of the others."""
+"""With this many pinged members or more, the silence of one is compared with that of the others."""
 
 USUAL_SILENCE_PINGS: Final = 2
-"""Times as long as pings are apart: silence that is nothing unusual."""
+"""In ping intervals: a silence of this length is usual."""
 
 STRAIN_FACTOR: Final = 4.0
 THIN_SHARE: Final = 0.04
-"""Of the upload that a round takes, for the notice of a death in it: 8 s where it takes 200 s (51M values of 4 bits at 1 Mbit/s), and
-nothing more than usual up to 50 s.
-"""
+"""Share of a round's upload time by which the notice of a death may be late. Short uploads get no more than the usual patience."""
 MOST_THIN_S: Final = 8.0
 MOST_STRAIN_S: Final = 20.0
 FEW_STRAIN_S: Final = 4.0
-"""By how much patience grows with what even those who answer best take: answers that come late come unevenly late. The third is the
-most of who looks after a few members of a large round, whose late word costs less than a false one. Of 32 members on two cores, whose
-pings took up to 6.5 s, all lived.
+"""How patience grows with the silence of the peers that answer best: late answers are unevenly late. MOST_STRAIN_S caps the growth.
+FEW_STRAIN_S is the cap for a peer that watches only a few members of a large round: there a late report costs less than a false
+one.
 """
 
 GONE_PATIENCE_S: Final = 10.0
-"""Patience when every missing voter refuses connections (R18 says none). A broken link of our own looks just the same, so we
-give it the time of a router's restart before we take everybody for dead.
+"""Patience when every missing voter refuses connections (R18 says none). A broken link of our own looks the same, so allow the time
+of a router's restart before we take everybody for dead.
 """
 
 
@@ -69,54 +67,56 @@ def is_gone(state: RoundState, peer: PeerId) -> bool:
 
 
 def beat_peers(state: RoundState) -> list[PeerId]:
-    """Who hears from this unit's rounds in turn while nothing is open: of the spine everybody, of another unit its holders. Whose turn
-    it is and who left is passed over then: with every beat each of a hundred views would have to be looked at for it.
+    """Peers that get this unit's heartbeats in turn while nothing is open: everybody for the spine, holders for another unit. Peers
+    that left are skipped by the caller, which need not look at every view for that.
     """
     return sorted(state.peers if state.config.is_spine else (peer for peer in state.peers if may_hold(state, peer)))
 
 
 def slowest_beat_s(config: RoundConfig) -> float:
-    """The longest pause between two heartbeats while nothing is open (protocol/rounds/heartbeat_interval.py says how long it is at
-    a time).
+    """The longest pause between two heartbeats while nothing is open. The current pause is in
+    protocol/rounds/heartbeat_interval.py.
     """
     return max(config.heartbeat_s, min(SLOWEST_BEAT_S, config.longest_interval_s / BEATS_AN_INTERVAL))
 
 
 def idle_patience_s(state: RoundState) -> float:
-    """While nothing is open each peer gives a sign to a few others at a time, so that all have had one after a whole turn; three
-    heartbeats more, and the suspicion, before silence means anything.
+    """How long silence means nothing while no round is open. Each peer sends heartbeats to a few others at a time, so allow a whole
+    turn, three more heartbeats and the suspicion.
     """
     return patience_for_s(state, len(state.peers) if state.config.is_spine else len(beat_peers(state)))
 
 
 def patience_for_s(state: RoundState, num_peers: int) -> float:
-    """As `idle_patience_s`, where so many peers hear in turn."""
+    """As `idle_patience_s`, where `num_peers` get heartbeats in turn."""
     turns = -(-num_peers // NUM_HEARTBEAT_PEERS)
     return (max(1, turns) + 3) * slowest_beat_s(state.config) + state.config.suspect_after_s
 
 
 def opener_beats(state: RoundState) -> int:
-    """The next opener is sent one in so many heartbeats at least: others together send it no more than `BEATS_TO_OPENER` at a time."""
+    """Every n-th heartbeat of a peer goes to the next opener too. So it gets at most `BEATS_TO_OPENER` at a time."""
     num_peers = len(state.peers) if state.config.is_spine else len(beat_peers(state))
     return max(1, -(-num_peers // BEATS_TO_OPENER))
 
 
 def opener_patience_s(state: RoundState) -> float:
-    """The next opener is sent one in `opener_beats` heartbeats, and answers."""
+    """How long the next opener may be silent: it gets one in `opener_beats` heartbeats, and answers."""
     return (3 + opener_beats(state)) * slowest_beat_s(state.config) + state.config.suspect_after_s
 
 
 def silence_s(state: RoundState, peer: PeerId, now_s: float) -> float:
-    """How long a member of the running exchange has been silent towards us, since the exchange began, or since we began to ask."""
+    """Seconds since a member of the running exchange was heard, or since the exchange or our questions to it began if that is
+    later.
+    """
     view = state.peers.get(peer)
     heard_at_s = view.heard_at_s if view is not None else 0.0
     return now_s - max(heard_at_s, state.open.proposal_at_s, state.open.asked_since.get(peer, 0.0))
 
 
 def strain_s(state: RoundState, now_s: float) -> float:
-    """How much longer than usual the best quarter of those whom we ping is silent, times STRAIN_FACTOR: 0 in a healthy exchange, at
-    most MOST_STRAIN_S. Where nearly all are late it is our line or the machine that many share, and nobody is suspected for that,
-    unless those who are in time are a quorum by themselves: they can go on without the others.
+    """How much longer than usual the best quarter of the peers that we ping is silent, times STRAIN_FACTOR: 0 in a healthy
+    exchange, at most MOST_STRAIN_S. If nearly all are late, our line or a shared machine is slow, and nobody is suspected for that.
+    It stays 0 if the peers that are in time are a quorum: they can go on without the others.
     """
     me = state.config.me.peer
     watched = [peer for peer in whom_we_ping(state, _members(state)) if peer != me and not is_gone(state, peer)]
@@ -133,22 +133,22 @@ def strain_s(state: RoundState, now_s: float) -> float:
 
 
 def thin_from_s(state: RoundState) -> float:
-    """Uploads that take so long, or longer, let silence last longer."""
+    """Uploads of this many seconds or more let silence last longer."""
     return state.config.suspect_after_s / THIN_SHARE
 
 
 def thin_line_s(state: RoundState, view: PeerView) -> float:
-    """How much longer silence may last where a thin line makes the round long, ours or the other's: one lost packet behind bulk holds
-    all answers up for seconds there. THIN_SHARE of the upload beyond the usual, at most MOST_THIN_S.
+    """How much longer silence may last where a thin line, ours or the other's, makes the round long: one packet lost behind bulk
+    delays all answers. It is THIN_SHARE of the upload beyond the usual, at most MOST_THIN_S.
     """
     upload_s = max(state.exchange_s, view.exchange_s)
     return min(MOST_THIN_S, max(0.0, THIN_SHARE * upload_s - state.config.suspect_after_s))
 
 
 def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
-    """A member of the running exchange that refused a connection, left, or fell silent for `suspect_after_s`: towards us and towards
-    two other members that we hear, or as many as there are (R12). Where nearly all are late, for `strain_s` longer,
-    and on a thin line for `thin_line_s`.
+    """Whether a member of the running exchange refused a connection, left, or was silent for `suspect_after_s`. Two other members
+    that we hear, or as many as there are, must not hear it either (R12). Add `strain_s` where nearly all are late, and
+    `thin_line_s` on a thin line.
     """
     if peer == state.config.me.peer:
         return False
@@ -165,10 +165,10 @@ def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
         other
         for other in _members(state)
         if other not in (peer, state.config.me.peer)
-        and _is_member(state, other)  # who only reduces tells nobody whom it misses
+        and _is_member(state, other)  # an external reducer reports no silent peers
         and do_ping(state, other, peer)
         and (silence_s(state, other, now_s) <= limit_s / 2 or says_silent(state, state.peers[other], peer, now_s))
-        and not _has_restarted(state, state.peers[other])  # its new process pings nobody for this exchange
+        and not _has_restarted(state, state.peers[other])  # its new process pings nobody in this exchange
     ]
     agreeing = sum(1 for other in witnesses if says_silent(state, state.peers[other], peer, now_s))
     return agreeing >= min(NUM_WITNESSES, len(witnesses))
@@ -179,14 +179,14 @@ def _is_member(state: RoundState, peer: PeerId) -> bool:
 
 
 def _has_restarted(state: RoundState, view: PeerView) -> bool:
-    """Whether another process of a member answers than the one that takes part: that one is gone, with what it had of the exchange."""
+    """Whether the member answers from another process than the one that takes part, which is gone with its part of the exchange."""
     proposal = state.open.proposal
     entry = proposal.member(view.peer) if proposal is not None else None
     return entry is not None and view.member is not None and view.member.session > entry.session
 
 
 def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
-    """Whom we do not hear: said in our pings, a little before we suspect anybody ourselves."""
+    """Peers that we do not hear. Our pings report them a little before we suspect them ourselves."""
     if state.open.proposal is None:
         return ()
     limit_s = state.config.suspect_after_s - state.config.ping_s
@@ -200,7 +200,7 @@ def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
 
 
 def _members(state: RoundState) -> tuple[PeerId, ...]:
-    """Who takes part in the running exchange and is known here: the members, and who reduces without being one."""
+    """The known peers of the running exchange: its members, and reducers that are no members."""
     proposal = state.open.proposal
     if proposal is None:
         return ()
@@ -208,16 +208,16 @@ def _members(state: RoundState) -> tuple[PeerId, ...]:
 
 
 def may_hold(state: RoundState, peer: PeerId) -> bool:
-    """Whether a peer holds this unit, or has not told yet what it holds."""
+    """Whether a peer holds this unit, or has not reported what it holds."""
     view = state.peers.get(peer)
     return view is not None and (view.member is None or view.head is not None)
 
 
 def lenders(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
-    """Live, reachable peers that do not hold the unit and may be asked to reduce (R7): those with twice the upload before others,
-    and among equals in an order that each base draws anew, so that not every unit's opener asks the same few.
+    """Live, reachable peers that do not hold the unit and may be asked to reduce (R7). Those with twice the upload come first.
+    Equals are ordered by the base, so that not every unit's opener asks the same few.
     """
-    patience_s = patience_for_s(state, len(state.peers))  # they give their signs in the spine's turn, not in ours
+    patience_s = patience_for_s(state, len(state.peers))  # they send heartbeats in the spine's turn, not in this unit's
     able = [
         view
         for peer, view in state.peers.items()
@@ -231,7 +231,9 @@ def lenders(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
 
 
 def caught_up(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
-    """Live peers (not ourselves) whose head is ours and who may contribute, sorted by peer id: hints, checked by what they send."""
+    """Live peers, without ourselves, that have our head and may contribute, sorted by peer id. These are hints, checked by what
+    they send.
+    """
     return tuple(sorted(_caught_up(state, now_s), key=lambda view: view.peer))
 
 
@@ -251,35 +253,35 @@ def _caught_up(state: RoundState, now_s: float) -> list[PeerView]:
 
 
 def ready_at(view: PeerView) -> int:
-    """Tokens that a peer says it has ready."""
+    """Tokens that a peer reports as ready."""
     return view.head.tokens_ready if view.head is not None else 0
 
 
 def stands_with_us(state: RoundState, view: PeerView) -> bool:
-    """Whether a peer trains with our lineage of the spine, as far as it has told: deltas made beside another one do not fit."""
+    """Whether a peer trains with our lineage of the spine, as far as it has reported. Deltas made with another spine do not fit."""
     if state.spine is None or view.spine_head is None:
         return True
     return state.spine.standing(view.spine_head) is not Standing.OTHER
 
 
 def ready_tokens(state: RoundState, now_s: float) -> int:
-    """Tokens ready at live, caught-up holders, ourselves included: of as many of them as a round may have, or a run with more peers
-    would find its next round due as soon as one is over.
+    """Tokens ready at live, caught-up holders, ourselves included, of at most as many peers as a round may have. Else a larger run
+    would find its next round due at once.
     """
     own = state.tokens_ready if state.can_contribute else 0
     return own + _most_of(state, [ready_at(view) for view in _caught_up(state, now_s)])
 
 
 def _most_of(state: RoundState, others: Sequence[int]) -> int:
-    """What those others have who have most, of as many as a round may have beside ourselves."""
+    """Sum of the largest of these token counts, for as many peers as a round may have besides ourselves."""
     if len(others) >= state.config.max_members:
         others = sorted(others, reverse=True)[: state.config.max_members - 1]
     return sum(others)
 
 
 def until_first_unit(state: RoundState, now_s: float) -> int | None:
-    """Tokens that are still to be trained until the next round of the spine is due, negative where it was; None where this unit is the
-    spine or not staggered, or where somebody who is here has not told of it on the head that we know.
+    """Tokens until the next round of the spine is due, negative when it is overdue. None where this unit is the spine or not
+    staggered, or where a live peer has not reported its tokens on our spine head.
     """
     spine, stagger, own = state.spine, state.config.stagger, state.spine_ready
     if spine is None or own is None or not stagger.place:
@@ -297,19 +299,19 @@ def due_at_tokens(state: RoundState) -> int:
 
 
 def due_within_s(state: RoundState) -> float:
-    """Seconds after the last commit at which it is due at the latest."""
+    """Seconds after the last commit at which the round is due at the latest."""
     return state.config.stagger.interval_s(state.config.longest_interval_s, state.link.index)
 
 
 def is_over(state: RoundState) -> bool:
-    """Whether all tokens of the run are committed, and this unit has no round of the spine's before it."""
+    """Whether all tokens of the run are committed, and this unit owes no round that the spine has had."""
     if state.run_tokens < state.config.total_tokens:
         return False
     return not state.config.is_in_step or state.spine is None or state.link.index >= state.spine.link.index
 
 
 def is_due(state: RoundState, now_s: float) -> bool:
-    """Ready tokens reach the target, or the longest interval has passed and there is anything to average (R5)."""
+    """Whether ready tokens reach the target, or the longest interval has passed and there is anything to average (R5)."""
     if is_over(state):
         return False
     due_at, is_overdue = due_at_tokens(state), now_s - state.committed_at_s >= due_within_s(state)
@@ -327,13 +329,13 @@ def is_due_or_open(state: RoundState) -> bool:
 
 
 def is_base_quorum(state: RoundState, ballot: Ballot, votes: Collection[PeerId]) -> bool:
-    """Whether these make a quorum of the base roster, without those who left on this base."""
+    """Whether these are a quorum of the base roster, without the peers that left on this base."""
     roster = electorate(state.link.roster, ballot, state.open.departures)
     return is_quorum(state.config.run_id, roster, votes)
 
 
 def has_vote(state: RoundState, peer: PeerId) -> bool:
-    """Whether a peer may ack and promise on this base, as far as we know: who left it, or came back on a new disk, does not."""
+    """Whether a peer may ack and promise on this base, as far as we know: not if it left, or came back with a new disk."""
     if peer == state.config.me.peer:
         return state.may_vote
     view = state.peers.get(peer)
@@ -347,13 +349,13 @@ def quorum_in_reach(state: RoundState, ballot: Ballot, now_s: float) -> bool:
     """Whether enough of the base roster is alive to commit; a voter need not be caught up in its training."""
     voters, _ = voters_heard(state, now_s - idle_patience_s(state))
     if 2 * len(voters) > len(state.link.roster):
-        return True  # for any ballot: nobody of those who left is among them
+        return True  # for any ballot: none of the peers that left is among them
     return is_base_quorum(state, ballot, {*voters, state.config.me.peer} if state.may_vote else voters)
 
 
 def may_hand_on(state: RoundState, ballot: Ballot, members: Collection[PeerId], now_s: float) -> bool:
-    """Whether a record of these members, who vote on the next round, may be made with a quorum's acks: only with a quorum of the base
-    roster among them. Else the vote would pass to a few, or to one whom all hear and who hears nobody. Where a quorum votes but
+    """Whether a record of these members, who vote on the next round, may be made with a quorum's acks. They must include a quorum
+    of the base roster. Else the vote could pass to a few, or to one peer that all hear and that hears nobody. If a quorum votes but
     cannot train for the whole patience, the few go on.
     """
     waited_s = now_s - state.committed_at_s
@@ -362,8 +364,8 @@ def may_hand_on(state: RoundState, ballot: Ballot, members: Collection[PeerId], 
 
 
 def may_be_lone(state: RoundState, now_s: float) -> bool:
-    """Patience is over: no quorum was in reach for `lone_patience_s` of awake time (R18), or for less when all who are missing
-    refuse connections.
+    """Whether patience is over: no quorum was in reach for `lone_patience_s` of awake time (R18), or for GONE_PATIENCE_S when all
+    missing voters refuse connections.
     """
     if state.alone_since_s is None:
         return False

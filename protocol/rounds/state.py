@@ -1,7 +1,7 @@
-"""What the round machine knows. What it is told is in events.py, what it orders in orders.py.
+"""The state of the round machine. Its events are in events.py, its orders in orders.py.
 
-States are frozen; those that `protocol.frozen.replace` copies have no slots. Whoever drives the machine performs the actions in the
-order given and reports back by events; nothing here waits, reads a clock or draws a random number.
+States are frozen; those that `protocol.frozen.replace` copies have no slots. The driver of the machine performs the orders in the
+given order and reports back by events. Nothing here waits, reads a clock or draws a random number.
 
 Rules: R6, R7, R8, R10, R11, R12, R18, R23, R24 (protocol/rounds/RULES.md).
 """
@@ -39,7 +39,8 @@ NO_COMMIT: Final = CommitId(bytes(32))
 NO_ROOT: Final = Root(bytes(32))
 
 MAX_TELLERS: Final = 2
-"""Who are asked for a commit whose leader's word did not come: one may lie, or be gone, and each sends a certificate."""
+"""Peers that are asked for a commit whose leader's certificate did not come: one may lie or be gone, and each sends a certificate.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +48,23 @@ class RoundConfig:
     """Numbers of a unit's rounds, from the manifest, and the timings of R6, R11 and R12.
 
     Attributes:
-        total_tokens: the run ends when so many are committed; no round is opened after that.
+        total_tokens: the run ends when this many are committed; no round is opened after that.
         longest_interval_s: a round is due at the latest this long after the last commit.
         heartbeat_s: between two heartbeats while nothing is open.
         ping_s: between two signs of life to every member of an exchange (R12: twice a second, ticks' delays included).
         suspect_after_s: silence that makes a suspect (R12), to which the caller adds its own lag (`Ticked.lag_s`).
         promise_within_s: how long a take-over waits for pre-votes, and then for promises; voters who have to ask the opener
-            first answer after `suspect_after_s` only.
+            first answer only after `suspect_after_s`.
         reduce_within_s: first guess of a reducer's deadline; learned from uploads, doubled at each failed attempt (R11).
-        replay_at_most: with more commits to catch up on, a whole state is asked for: it is fewer bytes than they are (R24).
+        replay_at_most: with more commits to catch up on, a whole state is fetched: it is fewer bytes than they are (R24).
         lone_patience_s: awake time without a quorum after which the peers at hand commit alone (R18).
-        settle_within_s: how long a settled record waits for its acks at least before the attempt ends.
+        settle_within_s: the least time that a settled record waits for its acks before the attempt ends.
         spine: the run's spine (R23); None where this unit is it.
         result_codec: name of the codec of results; empty where it is that of contributions.
         target: the rule of when the next round is due.
         stagger: how the rounds of this unit lie between those of others.
-        momentum_from_tokens: in rounds of fewer tokens a voter the plain mean is taken (outer_rule.py).
-        is_in_step: all units have the spine's rounds, one for one: its last one is every unit's last one.
+        momentum_from_tokens: rounds of fewer tokens a voter take the plain mean (outer_rule.py).
+        is_in_step: every unit has a round for each of the spine's, and its last one belongs to the spine's last one.
     """
 
     run_id: RunId
@@ -101,15 +102,15 @@ class RoundConfig:
 
 @dataclass(frozen=True)
 class PeerView:
-    """What we last heard from a peer, and when. A hint, except that silence and resets are our own observation.
+    """The last that we heard from a peer, and when. A hint, except that silence and refused connections are our own observation.
 
     Attributes:
         heard_at_s: monotonic time of its last sign of life towards us; an answered message of ours counts.
-        lost: its process refused a connection, or two broke, since it was last heard.
-        exchange_s: how long its uploads took, 0 when it has not told.
-        silent: members of the running exchange whom it does not hear, as it said at `told_at_s`.
-        spine_head: the spine commit on which it stands, None where it has not told or does not hold the spine; spine_ready: the tokens
-            that it has ready for the spine's next round.
+        lost: its process refused a connection, or two connections broke, since it was last heard.
+        exchange_s: how long its uploads took, 0 when it has not reported it.
+        silent: members of the running exchange whom it does not hear, as it reported at `told_at_s`.
+        spine_head: the spine commit on which it stands, None where it has not reported one or does not hold the spine.
+        spine_ready: the tokens that it has ready for the spine's next round.
     """
 
     peer: PeerId
@@ -135,10 +136,10 @@ class Leading:
         stage: "asking" (pre-votes), "promising" (our own promise being written, then everybody's), "collecting" (results) or
             "settling" (acks). The owner of attempt 0 begins at "promising" and needs nobody's promise but its own.
         lone_voters: without a quorum, all of these must agree, promise and ack (R18); empty otherwise.
-        is_promised: our own promise for the ballot is on disk: before that nobody hears of the ballot, so that a crash cannot make
-            us lead two attempts under one name.
+        is_promised: our own promise for the ballot is on disk. Nobody hears of the ballot before that, so a crash cannot make us
+            lead two attempts under one name.
         settled_s: when the record was settled, 0 before.
-        has_leaders_word: who leads the running attempt has answered whether this one is wanted.
+        has_leaders_word: the leader of the running attempt has answered whether this one is wanted.
     """
 
     ballot: Ballot
@@ -173,7 +174,7 @@ class SignedLeave:
 
 @dataclass(frozen=True)
 class PendingPreVote:
-    """A question that is answered when the opener was asked itself, or after `suspect_after_s` without a sign of it."""
+    """A question that is answered once the opener answered us, or after `suspect_after_s` without a sign of it."""
 
     asker: PeerId
     ballot: Ballot
@@ -183,12 +184,12 @@ class PendingPreVote:
 
 @dataclass(frozen=True)
 class Ahead:
-    """Peers who told that they stand at the next commit: claims, of which nothing was verified.
+    """Peers that reported a head beyond ours: claims, none of them verified.
 
     Attributes:
         since_s: when the first of them did. A pause of our machine is no reason to wait longer.
         tellers: the first MAX_TELLERS of them, each once.
-        were_asked: whether they were asked for it; whoever tells it after that is asked at once.
+        were_asked: whether they were asked for it; a peer that reports it after that is asked at once.
     """
 
     since_s: float
@@ -196,7 +197,7 @@ class Ahead:
     were_asked: bool = False
 
     def told_by(self, peer: PeerId) -> Ahead:
-        """One more."""
+        """One more peer reported it."""
         if peer in self.tellers or len(self.tellers) >= MAX_TELLERS:
             return self
         return replace(self, tellers=(*self.tellers, peer))
@@ -207,32 +208,32 @@ class OpenRound:
     """Everything about the round on the current head; dropped whole when the head moves.
 
     Attributes:
-        promised: no ballot below it is acked any more (durable before anybody is told).
-        acked: the highest ballot acked here and its record (durable likewise); lone records apart, in `acked_lone`: they decide
-            nothing for those who still have a quorum.
-        snapshot_at_s: when what we contribute was taken, 0 where nothing is.
+        promised: no ballot below it is acked from now on (durable before anybody is told).
+        acked: the highest ballot acked here and its record (durable likewise). Lone records are separate, in `acked_lone`: they
+            decide nothing for peers that still have a quorum.
+        snapshot_at_s: when our contribution was taken, 0 where there is none.
         proposal: the plan of the highest ballot seen, and `proposal_at_s` when it came.
         results: reducers' signed results of the proposal's ballot, by first chunk; `held` are those whose bytes are on our disk.
         gathering: the settled record whose bytes are being fetched to disk.
         committing: the commit that is being written and applied.
-        stalled: a commit whose bytes were with nobody who answered.
-        told: the commit of an attempt of ours of which everybody was told when it was decided.
-        ahead: who told that they stand at a commit that follows this base, whose leader's word has not come.
-        due_since_s: when this peer first thought the round due.
+        stalled: a commit of which no peer that answered had the bytes.
+        told: the commit of an attempt of ours that was announced to everybody when it was decided.
+        ahead: peers that reported a commit after this base, whose leader's certificate has not come.
+        due_since_s: when this peer first found the round due.
         quiet_until_s: no own attempt before this (back-off, R6).
         highest_attempt: the highest attempt heard of.
         unfit: reducers that let an attempt of ours run out of time, or gave results that cannot be used; they get no slice in the
             next ones (R7).
         useless: results whose bytes came here and mean nothing (R10).
         revision: how often the proposal was mended.
-        reduce_within_s: so long its slices wait as we told them last, 0 where that is the proposal's.
-        told_upload_s: so long our upload takes, as all participants were told last.
-        given_s: so long after `proposal_at_s` its leader gives it time, as it told us; 0 before it was asked.
+        reduce_within_s: how long its slices wait as we last announced, 0 where that is the proposal's.
+        told_upload_s: how long our upload takes, as last announced to all participants.
+        given_s: how long after `proposal_at_s` its leader gives it time, as it told us; 0 before it was asked.
         asked: pre-votes that wait for a sign of the opener.
-        asked_since: participants of a large exchange whom others miss, and since when we ask them ourselves (pings.py).
-        leaves: who left on this base, with what they voted.
-        voteless: who told that no vote of theirs counts on this base, though we have no goodbye of theirs.
-        has_left: we said goodbye on this base, in an earlier process, or do not know what we voted: no vote of ours counts on it.
+        asked_since: participants of a large exchange whom others miss, and since when we ask them ourselves (failure_probes.py).
+        leaves: the signed goodbyes of peers that left on this base, with their votes.
+        voteless: peers that reported that no vote of theirs counts on this base, without a goodbye that we have.
+        has_left: we said goodbye on this base in an earlier process, or do not know our votes: no vote of ours counts on it.
     """
 
     promised: Ballot | None = None
@@ -276,7 +277,7 @@ class OpenRound:
 
 @dataclass(frozen=True)
 class Switching:
-    """Another lineage is being brought here, is here (`is_prepared`), or is being flipped to, with the spine where that ordered it."""
+    """Another lineage is being fetched, is here (`is_prepared`), or is being switched to, possibly together with the spine."""
 
     fork: CommitId
     target: CommitId
@@ -287,11 +288,12 @@ class Switching:
 
 @dataclass(frozen=True)
 class UnavailableCommit:
-    """A commit whose bytes nobody had (missing.py).
+    """A commit whose bytes nobody had (unavailable_commits.py).
 
     Attributes:
-        until_s, pause_s: it is passed over until then, for so long in all.
-        asked: who lived then. standing: who stood on it or on what comes after it.
+        until_s, pause_s: it is passed over until then, for this long in all.
+        asked: the peers that were alive then.
+        standing: those that stood on it or on a later commit.
         is_believed: whether it is passed over now; else it is wanted again, and the pause is remembered.
     """
 
@@ -304,12 +306,12 @@ class UnavailableCommit:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the views of others come to for the round on `commit`; it follows from them (survey.py).
+    """A summary of others' views for the round on `commit`, derived from them (peer_survey.py).
 
     Attributes:
-        peers, leaves: the views, and the goodbyes, that it is of.
-        most_tokens: ready with others at most, whoever of them is still alive.
-        voters: just more than half of the roster, who may vote and were heard at `heard_at_s` or later; none where not known.
+        peers, leaves: the views and the goodbyes that it summarises.
+        most_tokens: the most that others can have ready, live or not.
+        voters: just more than half of the roster, who may vote and were heard at `heard_at_s` or later; empty where not known.
     """
 
     peers: Mapping[PeerId, PeerView]
@@ -326,15 +328,17 @@ class RoundState:
 
     Attributes:
         link: the head: the newest commit that is applied here.
-        tree: the verified commits that are known here, on any lineage. switching: the lineage that is being fetched to be followed.
+        tree: the verified commits that are known here, on any lineage.
+        switching: the lineage that is being fetched to be followed.
         alone_since_s: since when no quorum of the base roster was in reach, in awake time.
-        exchange_s: how long our last upload took, 0 before the first; proposed_at_s: when the head's round was, 0 where unheard;
-            snapshot_at_s: when our part of it was taken, 0 where there is none.
+        exchange_s: how long our last upload took, 0 before the first.
+        proposed_at_s: when the head's round was proposed, 0 where unheard.
+        snapshot_at_s: when our part of it was taken, 0 where there is none.
         spine: the spine as this peer follows it; None where this unit is the spine.
-        due_tokens: ready when all who work have ended their part of the round, as far as it is known here; 0 where the last commit's
-            target says when a round is due. When one is opened is nobody's to agree on.
+        due_tokens: tokens ready when all working peers have ended their part of the round, as far as is known here. 0 where the
+            last commit's target decides when a round is due. Peers need not agree on when one is opened.
         spine_ready: tokens that we have ready for its next round; None where we do not hold it.
-        missing: commits of other lineages whose bytes were with nobody (missing.py).
+        missing: commits of other lineages whose bytes nobody had (unavailable_commits.py).
     """
 
     config: RoundConfig
@@ -369,7 +373,7 @@ class RoundState:
 
     @property
     def may_vote(self) -> bool:
-        """Whether acks and promises of ours count on this base."""
+        """Whether our acks and promises count on this base."""
         me = self.config.me
         knows_its_votes = self.link.may_vote(me.peer, me.incarnation)
         return knows_its_votes and not self.open.has_left and not self.is_leaving
@@ -377,11 +381,11 @@ class RoundState:
 
 @dataclass(frozen=True, slots=True)
 class RoundStep:
-    """What one event led to, and why, in sentences for log and status. Each is "" when there is nothing to say.
+    """The result of one event, and why, in sentences for log and status. Each is "" when there is nothing to say.
 
     Attributes:
         reason: what was decided about the round, or changed in it.
-        remark: why an event was refused or passed over: what came, and what was expected. Of interest to who looks for it.
+        remark: why an event was refused or passed over: what came, and what was expected. For debugging.
         waiting: why time passed and nothing was done about the round. No number in it changes while the cause stays the same, or
             every tick would be news.
     """

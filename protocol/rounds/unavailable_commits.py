@@ -1,8 +1,8 @@
-"""Commits whose bytes nobody who lives has: for a while nothing that comes after them is followed (R24). Pure.
+"""Commits whose bytes no live peer has: for a while nothing after them is followed (R24). Pure.
 
-A lineage may be preferred by its certificates, and everybody who had its bytes be gone for good. Who went on wanting it would follow
-no other either. So it is passed over for a while, longer each time while nobody who lives stands on it, and wanted again at once when
-somebody comes, or comes to stand on it.
+A lineage may be preferred by its certificates although all holders of its bytes are gone permanently. A peer that kept asking for
+it would follow no other lineage either. So it is passed over for a while, longer each time while no live peer stands on it. It is
+wanted again at once when a new peer comes, or one moves onto it.
 
 Rules: R24 (protocol/rounds/RULES.md).
 """
@@ -20,24 +20,24 @@ from protocol.rounds.queries import idle_patience_s, is_alive, may_hold
 from protocol.rounds.state import RoundState, UnavailableCommit
 
 FIRST_PAUSE_S: Final = 60.0
-"""As long as the bytes were looked for."""
+"""As long as the bytes were asked for."""
 
 MAX_PAUSE_S: Final = 300.0
-"""Who has them on its disk and stands elsewhere is found so late at the latest."""
+"""Upper bound on how long until a holder on another lineage is discovered."""
 
 MAX_MISSING: Final = 64
-"""Commits remembered at a time; of more the oldest are forgotten, and looked for again."""
+"""Commits remembered at a time. The oldest are forgotten first, and asked for again."""
 
 
 def passed_over(state: RoundState) -> frozenset[CommitId]:
-    """Commits that are not followed now, nor what comes after them."""
+    """Commits that are not followed now; commits after them are not followed either."""
     return frozenset(commit for commit, missing in state.missing.items() if missing.is_believed)
 
 
 def looked_for(state: RoundState, commit: CommitId, now_s: float) -> RoundState:
-    """Nobody who was asked gave the bytes of `commit`: they are passed over from now on where somebody who lives, or we, hold another
-    branch; else there is nothing to pass over to, and they are looked for again. Whoever stands on it has its state, and gave it to
-    nobody for once: that is remembered, and believed the next time.
+    """No asked peer gave the bytes of `commit`. Pass over it if we, or a live peer, hold another branch; else there is nothing else
+    to follow, and it is asked for again. A peer that stands on it has its state and failed to give it: that is remembered, and the
+    peer is believed the next time.
     """
     known = state.missing.get(commit)
     if commit not in state.tree.nodes or (known is None and not _is_another_held(state, commit, now_s)):
@@ -49,7 +49,7 @@ def looked_for(state: RoundState, commit: CommitId, now_s: float) -> RoundState:
 
 
 def with_missing(state: RoundState, commit: CommitId, now_s: float) -> RoundState:
-    """The bytes of `commit` were looked for with everybody who lives, and are with nobody."""
+    """All live peers were asked for the bytes of `commit`, and none has them."""
     known, asked, standing = state.missing.get(commit), _who_lives(state, now_s), _standing(state, commit)
     before_s = 0.0 if known is None or asked & standing else known.pause_s
     pause_s = max(FIRST_PAUSE_S, min(MAX_PAUSE_S, 2 * before_s))
@@ -57,8 +57,8 @@ def with_missing(state: RoundState, commit: CommitId, now_s: float) -> RoundStat
 
 
 def reviewed(state: RoundState, now_s: float) -> RoundState:
-    """What may be with somebody who was not asked is wanted again at once; what was passed over for long enough as soon as no other
-    lineage is being brought here, which may take hours and would be left for it.
+    """Want commits again. A commit that a peer not yet asked may have is wanted at once. One whose pause is over is wanted when no
+    other lineage is being fetched, since that may take hours and would be dropped for it.
     """
     changed = {
         commit: replace(missing, is_believed=False)
@@ -69,7 +69,7 @@ def reviewed(state: RoundState, now_s: float) -> RoundState:
 
 
 def without_found(state: RoundState) -> RoundState:
-    """At a new head: what lies behind it was found, and what is out of the tree concerns nobody."""
+    """At a new head, forget commits behind it, which were found, and commits out of the tree."""
     tree, head = state.tree, state.link.commit
     left = {
         commit: missing
@@ -86,7 +86,7 @@ def _is_worth_asking(state: RoundState, commit: CommitId, missing: UnavailableCo
 
 
 def _is_another_held(state: RoundState, commit: CommitId, now_s: float) -> bool:
-    """Whether somebody who lives, or we ourselves, stand on a branch that neither leads to `commit` nor comes after it."""
+    """Whether we, or a live peer, stand on a branch that neither leads to `commit` nor comes after it."""
     living = [state.peers[peer].head for peer in _who_lives(state, now_s)]
     heads = {state.link.commit, *(head.head for head in living if head is not None)}
     tree = state.tree
@@ -102,7 +102,7 @@ def _who_lives(state: RoundState, now_s: float) -> frozenset[PeerId]:
 
 
 def _standing(state: RoundState, commit: CommitId) -> frozenset[PeerId]:
-    """Who said last that it stands on `commit` or on what comes after it."""
+    """Peers that last reported that they stand on `commit` or a later one."""
     heads = {peer: view.head.head for peer, view in state.peers.items() if view.head is not None}
     behind = _those_after(state.tree, commit, set(heads.values()))
     return frozenset(peer for peer, head in heads.items() if head in behind)

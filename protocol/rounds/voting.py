@@ -1,7 +1,7 @@
-"""A member's votes: acks of settled records, promises to those who take over, opinions before that, and its goodbye.
+"""A member's votes: acks of settled records, promises to peers that take over, opinions before that, and its goodbye.
 
-Acks, promises and goodbyes are durable before they are told. A pre-vote binds nobody and is not written down. An ack that a promise
-names may still be on its way to the disk where it is one of the promised ballot itself: its leader counts promises no more.
+Acks, promises and goodbyes are durable before they are sent. A pre-vote binds nobody and is not written down. A promise may name an
+ack of the promised ballot that is still on its way to the disk: its leader needs no more promises.
 
 Rules: R6, R13, R14, R16 (protocol/rounds/RULES.md).
 """
@@ -42,14 +42,14 @@ MAX_ASKED = 64
 """Pre-votes that wait for a sign of the opener; one for each member that may ask."""
 
 NOTICED_WITHIN_S: Final = 0.3
-"""A leader that dies is noticed by then by who waits for it, mostly; a goodbye is to be out within half a second all the same."""
+"""A dead leader is mostly noticed by then by a peer that waits for it. A goodbye must still be out within half a second."""
 
 
 # --- acks ---------------------------------------------------------------------------------------------------------------------
 
 
 def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> RoundStep:
-    """A settled record: gather its bytes before anything is acked (R14)."""
+    """A settled record came: gather its bytes before anything is acked (R14)."""
     opened = state.open
     refused = _why_not_settled(state, sender, settle)
     if refused:
@@ -62,9 +62,9 @@ def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> 
         return RoundStep(state, remark=f"refused a settled record of {short(sender)}: {error.one_line()}")
     acked = opened.acked_lone if link.is_lone else opened.acked
     if acked is not None and acked.ballot == settle.ballot:
-        if acked.record != settle.record:  # one record for a ballot, for ever (R13)
+        if acked.record != settle.record:  # a ballot has one record (R13)
             return RoundStep(state, remark=f"{short(sender)} settled two records in one ballot; the first stands")
-        # written once more before it is said once more: a full disk may have refused it the first time
+        # written again before it is sent again: a full disk may have refused it the first time
         why = f"{short(sender)} asks again for the ack of attempt {settle.ballot.attempt}"
         return RoundStep(state, (LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, why),))
     if opened.gathering is not None and settle.ballot <= opened.gathering.ballot:
@@ -85,17 +85,17 @@ def _why_not_settled(state: RoundState, sender: PeerId, settle: Settle) -> str:
     if state.open.committing is not None:
         return f"{short(sender)} settled a record, but {short(state.open.committing)} is being applied on this base"
     if state.is_leaving:
-        return f"{short(sender)} settled a record, but we are leaving: nothing is acked any more"
+        return f"{short(sender)} settled a record, but we are leaving: nothing more is acked"
     if settle.ballot.attempt == 0 and sender != first_opener(state.link.commit, state.link.roster):
         return f"{short(sender)} settled attempt 0, which belongs to the first of the base roster"
     return ""
 
 
 def refusal(to: PeerId, message: Proposal | Settle | PromiseRequest, promised: Ballot, above: str = "it or ") -> Send:
-    """No to a ballot below the promised one; `above` is empty where the promised one itself would not do either."""
+    """Refuse a ballot below the promised one; `above` is empty where the promised one itself would not do either."""
     found = f"attempt {message.ballot.attempt} of {short(message.ballot.peer)}"
-    held = f"attempt {promised.attempt} of {short(promised.peer)} is promised here"
-    return Send((to,), Refusal(message.unit, message.base, promised), f"refused {found}: {held}; expected {above}more")
+    known = f"attempt {promised.attempt} of {short(promised.peer)} is promised here"
+    return Send((to,), Refusal(message.unit, message.base, promised), f"refused {found}: {known}; expected {above}more")
 
 
 def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
@@ -129,7 +129,7 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
 
 
 def bytes_held(state: RoundState, event: BytesHeld) -> RoundStep:
-    """All bytes are on disk: the ack may be written."""
+    """All bytes are on disk: write the ack."""
     opened, settle = state.open, event.settle
     if settle.base != state.link.commit or opened.gathering != settle or state.is_leaving:
         attempt = f"the bytes of attempt {settle.ballot.attempt} on {short(settle.base)} are here"
@@ -141,7 +141,7 @@ def bytes_held(state: RoundState, event: BytesHeld) -> RoundStep:
         return RoundStep(replace(state, open=opened), (refusal(settle.ballot.peer, settle, opened.promised),))
     link = link_after(state.link, settle.record)
     entry = AckedRecord(settle.ballot, settle.record)
-    # The log is written in the order of these orders, so a promise asked for from here on is written after this ack and names it.
+    # The log is written in the order of these orders, so a promise requested after this is written after this ack and names it.
     if link.is_lone:
         opened = replace(opened, acked_lone=entry, promised=settle.ballot)
     else:
@@ -152,7 +152,7 @@ def bytes_held(state: RoundState, event: BytesHeld) -> RoundStep:
 
 
 def ack_logged(state: RoundState, event: AckLogged) -> RoundStep:
-    """The ack is on disk: it may be told."""
+    """The ack is on disk: send it."""
     if event.base != state.link.commit:
         return RoundStep(state, remark=_moved("an ack", event.base, state))
     ack = Ack(state.config.unit, event.base, event.ballot, event.commit)
@@ -161,14 +161,14 @@ def ack_logged(state: RoundState, event: AckLogged) -> RoundStep:
 
 
 def _moved(what: str, base: CommitId, state: RoundState) -> str:
-    return f"{what} on {short(base)} is on disk and told to nobody: our head is {short(state.link.commit)}"
+    return f"{what} on {short(base)} is on disk and not sent: our head is {short(state.link.commit)}"
 
 
 # --- before a take-over -------------------------------------------------------------------------------------------------------
 
 
 def pre_vote_request(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s: float) -> RoundStep:
-    """Somebody asks whether it may take over: agree when we, too, find the opener gone or overdue (R6)."""
+    """A peer asks whether it may take over: agree if we, too, find the opener gone or overdue (R6)."""
     if request.ballot.peer != sender:
         remark = f"{short(sender)} asked about a ballot of {short(request.ballot.peer)}; expected its own"
         return RoundStep(state, remark=remark)
@@ -190,11 +190,11 @@ def _answer(state: RoundState, asker: PeerId, ballot: Ballot, objection: str, le
     return Send((asker,), vote, why)
 
 
-_AGREED: Final = "who was expected to lead is gone, overdue, or asks itself"
+_AGREED: Final = "the expected leader is gone, overdue, or asks itself"
 
 
 def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s: float) -> str | None:
-    """Why we object, an empty sentence to agree, None when the opener must be asked first."""
+    """Why we object, an empty string to agree, None when the opener must be asked first."""
     opened, config = state.open, state.config
     if opened.promised is not None and request.ballot < opened.promised:
         return f"attempt {opened.promised.attempt} is promised already"
@@ -209,7 +209,7 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
     if opener in (sender, config.me.peer) or is_gone(state, opener) or opener not in state.peers:
         return ""
     if opened.proposal is not None:
-        # what the leader gives it is its own to say: the asker asks it, too (leading.py)
+        # the leader itself decides how long it gives the attempt: the asker asks it, too (leading.py)
         is_over = is_suspected(state, opener, now_s) or now_s - opened.proposal_at_s >= leading.overdue_s(state)
         return "" if is_over else f"attempt {opened.proposal.ballot.attempt} is under way"
     view = state.peers[opener]
@@ -222,7 +222,7 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
 
 
 def answer_pre_votes(state: RoundState, now_s: float) -> RoundStep:
-    """Questions whose opener spoke, or was silent for long enough since it was asked."""
+    """Answer questions whose opener was heard, or was silent for long enough since it was asked."""
     waiting: list[PendingPreVote] = []
     actions: list[Action] = []
     for question in state.open.asked:
@@ -242,7 +242,7 @@ def answer_pre_votes(state: RoundState, now_s: float) -> RoundStep:
 
 
 def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) -> RoundStep:
-    """Somebody takes over: promise, durably, or say what is promised already (R16)."""
+    """A peer takes over: promise, durably, or report what is promised already (R16)."""
     opened = state.open
     found = f"attempt {request.ballot.attempt} of {short(request.ballot.peer)}"
     if request.ballot.peer != sender or request.ballot.attempt < 1:
@@ -254,7 +254,7 @@ def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) 
         return RoundStep(state, remark=f"nothing is promised to {found}: we are leaving")
     if not state.may_vote:
         why = f"nothing is promised to {found}: no vote of ours counts on this base"
-        # Said, or who asks would count on us for ever: it need not have heard the goodbye of our earlier process.
+        # Tell the asker, or it would count on us for ever: it may not have heard the goodbye of our earlier process.
         never = Refusal(state.config.unit, request.base, Ballot(LAST_ATTEMPT, state.config.me.peer))
         return RoundStep(state, (Send((sender,), never, why),) if opened.has_left else (), remark=why)
     # Each ballot is promised once: a leader that lost its disk may not know that it had this one before.
@@ -271,7 +271,7 @@ def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) 
 
 
 def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> RoundStep:
-    """The promise is on disk: it may be told, with what we acked; our own lets our attempt go on."""
+    """The promise is on disk: send it, with what we acked. Our own promise lets our attempt go on."""
     if event.base != state.link.commit:
         return RoundStep(state, remark=_moved("a promise", event.base, state))
     if state.open.promised != event.ballot:
@@ -282,7 +282,7 @@ def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> Rou
         return leading.own_promise_logged(state, now_s)
     if state.open.leading is not None and state.open.leading.ballot < event.ballot:
         state = replace(state, open=replace(state.open, leading=None))
-    # Whom we promised gets the time to propose: an attempt that it displaced would fence it off at once, and so on for ever.
+    # The promised peer gets the time to propose: an attempt that it displaced would fence it off at once, and so on for ever.
     quiet_until_s = max(state.open.quiet_until_s, now_s + state.config.suspect_after_s)
     state = replace(state, open=replace(state.open, quiet_until_s=quiet_until_s))
     promise = Promise(state.config.unit, event.base, event.ballot, state.open.acked)
@@ -294,8 +294,9 @@ def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> Rou
 
 
 def is_owed_bytes(state: RoundState, now_s: float, asked_s: float) -> bool:
-    """Whether who was asked to leave at `asked_s` has to stay: it acked a record that is not committed yet, and maybe nobody else is
-    there who has its bytes. Its leader has them and stays as we would, unless that is us, or is suspected, or had no time to be.
+    """Whether this peer, asked to leave at `asked_s`, has to stay. It acked a record that is not committed yet, and perhaps no
+    other live peer has the bytes. The record's leader has them and stays as we would, unless it is this peer, is suspected, or had
+    no time yet.
     """
     acked, me = state.open.acked, state.config.me.peer
     if acked is None or state.is_leaving or all(is_gone(state, peer) for peer in state.link.roster if peer != me):
@@ -305,11 +306,11 @@ def is_owed_bytes(state: RoundState, now_s: float, asked_s: float) -> bool:
 
 
 def leave_ordered(state: RoundState) -> RoundStep:
-    """We go: from here on nothing is acked or promised, and that is written down before it is said."""
+    """The owner wants to go: nothing is acked or promised from here on, and that is on disk before it is announced."""
     if state.is_leaving:
         return RoundStep(state, remark="leaving already")
     opened = replace(state.open, leading=None, gathering=None)
-    # Who does not know all of its votes on this base must not be taken out of its electorate: it may have helped to decide it.
+    # A peer that does not know all its votes on this base must stay in its electorate: it may have helped to decide it.
     promised = Ballot(LAST_ATTEMPT, state.config.me.peer) if opened.has_left else opened.promised
     leave = Leave(state.config.me, state.config.unit, state.link.commit, promised, opened.acked)
     state = replace(state, is_leaving=True, open=opened)
@@ -317,8 +318,8 @@ def leave_ordered(state: RoundState) -> RoundStep:
 
 
 def leave_logged(state: RoundState, event: LeaveLogged) -> RoundStep:
-    """The goodbye is on disk: it may be told to everybody."""
+    """The goodbye is on disk: send it to everybody."""
     others = tuple(peer for peer in sorted(state.peers) if not state.peers[peer].left)
     if not others:
         return RoundStep(state, remark="nobody is there to say goodbye to")
-    return RoundStep(state, (Send(others, event.leave, "we leave: nobody is to wait for us"),))
+    return RoundStep(state, (Send(others, event.leave, "we leave: do not wait for us"),))

@@ -1,4 +1,4 @@
-"""The section [data] of run.toml: where the host takes the text from."""
+"""The section [data] of run.toml: the source of the text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from protocol.run.section import Section
 
 _FIRST_DATA_KEYS: Final = frozenset(["source", "glob", "shard_bytes", "heldout_every"])
-"""Of the data section; written in every manifest."""
+"""Keys of the data section that every manifest has."""
 
 _SOURCES_WITH_FIELDS: Final = frozenset(["jsonl", "parquet", "hf"])
 
@@ -20,7 +20,7 @@ DOMAIN_NAMES: Final = ("python", "english", "c++", "stubs")
 """Kinds of text that every install has (averaging/data/sources/domains.py)."""
 
 HUB_PREFIX: Final = "hf://"
-"""What begins the name of a data set on the Hugging Face Hub. Nothing is fetched for what does not begin so."""
+"""Prefix of the name of a data set on the Hugging Face Hub. Only names with it are fetched."""
 
 _HUB_NAME: Final = re.compile(HUB_PREFIX + r"[\w.-]+/[\w.-]+")
 
@@ -40,7 +40,8 @@ class DataSection(Section):
     """Texts of the source "domains", separated by commas: python, english, c++, stubs."""
 
     dataset: Annotated[str, Field(max_length=1024)] = ""
-    """Data set of the source "hf": a folder that Hugging Face datasets saved to disk, relative to run.toml, or "hf://OWNER/NAME"."""
+    """Data set of the source "hf": a folder that Hugging Face datasets saved to disk, relative to run.toml, or "hf://OWNER/NAME".
+    """
 
     configuration: Annotated[str, Field(max_length=256)] = ""
     """Configuration of a data set on the Hub, where it has several."""
@@ -52,19 +53,21 @@ class DataSection(Section):
     """Bytes of a shard. Smaller ones let a peer begin sooner; larger ones are fewer requests."""
 
     heldout_every: Annotated[int, Field(ge=2, le=1000)] = 20
-    """One file in so many is kept from training to measure the loss; of sources with rows, one row."""
+    """One file in this many is kept from training to measure the loss; of sources with rows, one row."""
 
     field: Annotated[str, Field(min_length=1, max_length=256)] = "text"
     """Field of a JSON line, or column of a table, that holds the text."""
 
     tokenizer: Annotated[str, Field(pattern=r"^(bytes|bpe|.+\.json)$", max_length=1024)] = "bytes"
-    """What tokens are: "bytes"; "bpe", which is trained on the text to model.vocab_size tokens; or the path of a tokenizer.json."""
+    """Kind of tokens: "bytes"; "bpe", which is trained on the text to model.vocab_size tokens; or the path of a tokenizer.json."""
 
     prose: str = ""
-    """Files of a second text to measure the loss on, never trained on, as "prose/*.txt". Python's library has one of its own."""
+    """Files of a second text to measure the loss on, never trained on, as "prose/*.txt". The source "python-stdlib" has one of its
+    own.
+    """
 
     end_token: Annotated[str, Field(max_length=256)] = ""
-    """Token of a tokenizer.json that ends a document, where it has none of the usual names."""
+    """Token of a tokenizer.json that ends a document, if it has none of the usual names."""
 
     @model_validator(mode="after")
     def _check_keys(self) -> DataSection:
@@ -82,7 +85,7 @@ class DataSection(Section):
 
     @property
     def domain_names(self) -> tuple[str, ...]:
-        """Of the source "domains"."""
+        """Names of the texts of the source "domains"."""
         return tuple(name.strip() for name in self.domains.split(",")) if self.domains else ()
 
     def _check_domains(self) -> None:

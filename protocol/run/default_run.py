@@ -15,7 +15,7 @@ DEFAULT_TOML: Final = """\
 name = "first-light"
 seed = 1
 total_tokens = 20_000_000      # the run ends when this many tokens have been committed
-min_members = 2                # the run starts when so many peers are ready; it goes on with whoever is left
+min_members = 2                # the run starts when this many peers are ready; it goes on with fewer
 # start_from = "my-model"      # begin with a Llama checkpoint in this folder, of the numbers under [model]
 # shards = "expert"            # a trunk that everybody holds, and experts under [experts] that each peer holds one of
 # shards = "pipeline"          # a model larger than any peer: stages under [pipeline] that each peer holds one of
@@ -34,7 +34,7 @@ is_tied = true                 # one matrix for embedding and output
 source = "python-stdlib"       # or "text", "jsonl", "parquet" with a glob such as "corpus/**/*.txt"; or "hf"
 # domains = "python, english"  # of source = "domains": kinds of text that every install has; "c++" and "stubs", too
 # dataset = "corpus"           # of "hf": a folder that Hugging Face datasets saved to disk, or "hf://OWNER/NAME"
-heldout_every = 20             # one file in so many is kept for evaluation; of jsonl, parquet and hf one row
+heldout_every = 20             # one file in this many is kept for evaluation; of jsonl, parquet and hf one row
 # prose = "prose/*.txt"        # a second text to evaluate on, never trained on; python-stdlib has one of its own
 # tokenizer = "bpe"            # trained on the text, model.vocab_size tokens; or the path of a tokenizer.json; else bytes
 
@@ -63,18 +63,18 @@ codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the 
 [checkpoint]
 every_rounds = 5
 keep = 3                       # the newest ones
-keep_every = 10                # and for ever one in so many
+keep_every = 10                # and permanently one in this many
 
 # [experts]                    # with shards = "expert"
-# num_experts = 2              # each beside the feed-forward of every layer, for documents of its own
+# num_experts = 2              # each next to the feed-forward of every layer, for documents of its own
 # ffn_dim = 352                # of each
 # holdings = 1                 # how many a peer holds at most
 # top_k = 2                    # that a token passes in the merged model; training and its cost stay the same
 # router_features = "embeddings"  # documents are known by their tokens' embeddings; left out, by runs of bytes
 
 # [pipeline]                   # with shards = "pipeline", is_tied = false and mode = "blocking"
-# stages = 3                   # cut to be even; or layers = "1, 2, 1", so many of the model's to each
-# inner_steps = 20             # of a lane in a round; target_tokens is as many of all lanes that are expected
+# stages = 3                   # cut to be even; or layers = "1, 2, 1", the number for each
+# inner_steps = 20             # of a lane in a round; target_tokens is as many of all expected lanes
 """
 
 _EXPERT: Final = (
@@ -86,8 +86,8 @@ _EXPERT: Final = (
 _PIPELINE: Final = (
     ('# shards = "pipeline"          #', 'shards = "pipeline"            #'),
     (
-        "min_members = 2                # the run starts when so many peers are ready",
-        "min_members = 3                # the run starts when so many peers are ready, at least one for each stage",
+        "min_members = 2                # the run starts when this many peers are ready",
+        "min_members = 3                # the run starts when this many peers are ready, at least one for each stage",
     ),
     (
         "is_tied = true                 # one matrix for embedding and output",
@@ -111,7 +111,7 @@ EDITS: Final[Mapping[Shards, tuple[tuple[str, str], ...]]] = MappingProxyType(
 
 
 def default_toml(shards: Shards = "data") -> str:
-    """The file for runs in which a peer holds this: all of the model, a trunk and experts, or a stage."""
+    """The file for runs in which a peer holds this part: the whole model, a trunk and experts, or a stage."""
     text = DEFAULT_TOML
     for before, after in EDITS[shards]:
         text = text.replace(before, after)

@@ -12,20 +12,20 @@ from protocol.tensors.expert_schema import MAX_EXPERTS, MixtureConfig, expert_sc
 from protocol.tensors.model_config import ModelConfig, Size, model_schema
 
 Shards = Literal["data", "expert", "pipeline"]
-"""What a peer holds: "data", all of the model, as everybody does; "expert", the trunk and some experts; "pipeline", one stage."""
+"""The part of the model that a peer holds: "data", all of it; "expert", the trunk and some experts; "pipeline", one stage."""
 
 RouterFeatures = Literal["grams", "embeddings"]
-"""By what a router knows documents: "grams", runs of bytes; "embeddings", those that the trunk has of their tokens."""
+"""Features by which a router knows documents: "grams", runs of bytes; "embeddings", the trunk's embeddings of their tokens."""
 
 MAX_EMBEDDING_FEATURES: Final = 256
-"""Of a token in a router's file; of a wider model's embedding as many sums."""
+"""Features of a token in a router's file. A wider model's embedding is folded into this many sums."""
 
 MAX_ROUTER_BYTES: Final = 64 << 20
-"""Of a router's file, in which each feature of an embedding is a byte."""
+"""Size of a router's file, in which each feature of an embedding is a byte."""
 
 
 _REASSIGN: Final = "reassign_every_rounds"
-"""The key of a run that sends documents to other experts while it goes on."""
+"""A key that other releases know: it sends documents to other experts during a run."""
 
 
 class ExpertsSection(Section):
@@ -35,22 +35,22 @@ class ExpertsSection(Section):
     """Number of experts. The peers that the run starts with must be able to hold all of them."""
 
     ffn_dim: Size
-    """Inner width of the feed-forward of an expert, beside model.ffn_dim of the one that all tokens pass."""
+    """Inner width of the feed-forward of an expert, next to the one of model.ffn_dim that all tokens pass."""
 
     top_k: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] = 1
     """Experts that a token passes in the merged model. Training and its cost stay the same."""
 
     holdings: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] = 1
-    """Experts that a peer holds at most. It takes a second one only where nobody else holds it."""
+    """Most experts that a peer holds. It takes a second one only if nobody else holds that."""
 
     min_documents: Annotated[int, Field(ge=1, le=1 << 40)] = 8
     """Fewest documents of an expert. The host opens no run that would leave one with fewer."""
 
     router: Annotated[str, Field(max_length=4096)] = ""
-    """Path of a router file, relative to run.toml. The host makes one of the documents if not given."""
+    """Path of a router file, relative to run.toml. The host makes one from the documents if not given."""
 
     router_features: RouterFeatures = "grams"
-    """What the router knows documents by: "grams", runs of bytes, or "embeddings" of their tokens."""
+    """Features by which the router knows documents: "grams", runs of bytes, or "embeddings" of their tokens."""
 
     @model_validator(mode="before")
     @classmethod
@@ -72,7 +72,7 @@ class ExpertsSection(Section):
         return MixtureConfig(num_experts=self.num_experts, ffn_dim=self.ffn_dim, top_k=self.top_k)
 
     def held_elements(self, model: ModelConfig) -> int:
-        """Values that a peer holds at most: the trunk and `holdings` experts."""
+        """The most values that a peer holds: the trunk and `holdings` experts."""
         return model_schema(model).num_elements + self.holdings * self.expert_elements(model)
 
     def expert_elements(self, model: ModelConfig) -> int:
@@ -86,7 +86,7 @@ class ExpertsSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class BesideParts:
-    """What the rest of the file says that must fit a run whose peers hold parts of the model: experts, or stages."""
+    """Numbers of the rest of the file that must fit a run whose peers hold parts of the model: experts, or stages."""
 
     shards: Shards
     min_members: int
@@ -99,7 +99,7 @@ class BesideParts:
 
 
 def expert_contradiction(experts: ExpertsSection | None, model: ModelConfig, beside: BesideParts) -> str:
-    """What in these numbers cannot work, with what would; "" where they can."""
+    """The first of these numbers that cannot work, with one that would; "" if all fit."""
     if beside.shards != "expert":
         problem = f'the section [experts] belongs to run.shards = "expert", not to "{beside.shards}"'
         return "" if experts is None else problem

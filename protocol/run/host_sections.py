@@ -1,4 +1,4 @@
-"""The sections [admission] and [checkpoint] of run.toml: what the host does for a run."""
+"""The sections [admission] and [checkpoint] of run.toml: the host's own work for a run."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ class CheckpointSection(Section):
     """How many of the newest checkpoints are kept."""
 
     keep_every: Annotated[int, Field(ge=0, le=1 << 20)] = 10
-    """One in so many checkpoints is kept for good; 0 for none."""
+    """One in this many checkpoints is kept permanently; 0 for none."""

@@ -51,10 +51,10 @@ _NO_RUN: Final = bytes(32)
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 MAX_RUN_TOML_BYTES: Final = 1 << 20
-"""What `potluck init` writes takes 2,000; a file this long is of another kind, and would be read to its end first."""
+"""`potluck init` writes about 2,000 bytes. A much longer file is of another kind, and is refused before it is read to its end."""
 
 _FIRST_RUN_KEYS: Final = frozenset(["name", "seed", "total_tokens", "min_members", "max_members"])
-"""Of the run section; written in every manifest."""
+"""Keys of the run section that every manifest has."""
 
 
 class RunSection(Section):
@@ -76,12 +76,13 @@ class RunSection(Section):
     """Most peers in a round. Others train and wait for a later round."""
 
     start_from: Annotated[str, Field(max_length=4096)] = ""
-    """Folder of a Llama checkpoint, relative to run.toml, with the sizes of [model]. The run begins with values from the seed if not
-    given.
+    """Folder of a Llama checkpoint, relative to run.toml, with the sizes of [model]. The run begins with values from the seed if
+    not given.
     """
 
     shards: Shards = "data"
-    """What a peer holds: "data", the whole model; "expert", a trunk and experts of [experts]; "pipeline", one stage of [pipeline].
+    """The part of the model that a peer holds: "data", the whole model; "expert", a trunk and experts of [experts]; "pipeline", one
+    stage of [pipeline].
     """
 
     @model_serializer(mode="wrap")
@@ -170,24 +171,24 @@ class RunConfig(Section):
 
     @property
     def held_elements(self) -> int:
-        """Values of the model that a peer holds at most."""
+        """The most values of the model that a peer holds."""
         if self.pipeline is not None:
             return self.pipeline.held_elements(self.model)
         return self.experts.held_elements(self.model) if self.experts else model_schema(self.model).num_elements
 
     @property
     def momentum_from_tokens(self) -> int:
-        """Of each member in a round: in shorter ones the plain mean is taken; 0 where that never is."""
+        """Tokens of each member in a round below which the plain mean is taken; 0 where that never happens."""
         return (self.outer.momentum_from_steps or 0) * self.inner.batch_tokens
 
     @property
     def round_target(self) -> RoundTarget:
-        """At how many ready tokens rounds are due."""
+        """The rule for the ready tokens at which rounds are due."""
         section = self.round
         if not section.ramp_share and not section.local_steps:
             return RoundTarget(section.target_tokens)
         first_tokens = self.inner.batch_tokens * (section.first_local_steps or 1)
-        # beside training an exchange may take as long as there is a round; where training waits for it, what is left of one
+        # in parallel to training an exchange may fill a round; where training waits, it gets the share that training leaves
         exchange_share = 1.0 - section.target_utilisation if section.mode == "blocking" else section.target_utilisation
         return RoundTarget(
             section.target_tokens,
@@ -199,21 +200,21 @@ class RunConfig(Section):
 
     @property
     def num_fragments(self) -> int:
-        """Fragments that the layers are averaged in; 0 where the whole model is averaged at once."""
+        """Fragments in which the layers are averaged; 0 where the whole model is averaged at once."""
         if self.round.mode != "streaming":
             return 0
         return self.round.fragments or default_fragments(self.model.num_layers)
 
     @property
     def delay_steps(self) -> int:
-        """Local steps in which a fragment's commit has to come to be mixed in; 0 where none is."""
+        """Local steps within which a fragment's commit must come to be mixed in; 0 where none is."""
         if self.round.alpha is None:
             return 0
         return DEFAULT_DELAY_STEPS if self.round.delay_steps is None else self.round.delay_steps
 
     @property
     def alpha(self) -> float | None:
-        """Share of the local parameters that stays where a commit came within the delay; None where nothing is mixed."""
+        """Share of the local parameters that stays when a commit came within the delay; None where nothing is mixed."""
         return self.round.alpha
 
     @property
@@ -254,8 +255,8 @@ class RunConfig(Section):
 
     @property
     def result_codec(self) -> str:
-        """How results are written: as the round section says; else as contributions are; for sparse ones the codec with room for what
-        so many members send at most, since what a result leaves out is lost (averaging/codecs/sparse.py).
+        """Codec of results: the round section's, or else that of contributions. For sparse contributions it is the codec with room
+        for the values of all members: values that a result leaves out are lost (averaging/codecs/sparse.py).
         """
         if self.round.result_codec or not leaves_out(self.round.codec):
             return self.round.result_codec or self.round.codec
@@ -263,7 +264,9 @@ class RunConfig(Section):
 
     @property
     def chunk_elements(self) -> int:
-        """Values in a chunk: as the round section says; else by what a peer averages at once, of experts all that it holds."""
+        """Values in a chunk: the round section's number, or else by what a peer averages at once; with experts, by all that it
+        holds.
+        """
         num_elements = self.held_elements // max(1, self.num_fragments)
         by_size = default_chunk_elements(num_elements, self.run.max_members, self.round.link_mbit_per_s)
         return self.round.chunk_elements or by_size
@@ -294,7 +297,7 @@ class RunManifest(Section):
         return RunId(sha256(_ID_DOMAIN + self.canonical_bytes()).digest())
 
     def unit_schemas(self) -> dict[UnitName, TensorSchema]:
-        """The units of the run and their tensors."""
+        """The units of the run and their tensors, by name."""
         return {schema.unit: schema for schema in self.units.schemas}
 
     @property
@@ -304,7 +307,7 @@ class RunManifest(Section):
 
     @property
     def num_parts(self) -> int:
-        """Experts, or stages, of the run: of these a peer holds some. 0 where everybody holds the whole model."""
+        """Number of experts or stages of the run, of which a peer holds some. 0 where everybody holds the whole model."""
         mixture, stages = self.config.mixture, self.config.stages
         if stages is not None:
             return stages.num_stages
@@ -318,15 +321,15 @@ class RunManifest(Section):
 
     @property
     def model_schema(self) -> TensorSchema:
-        """All tensors of the model, in its own order: what the first values of a unit follow from."""
+        """All tensors of the model, in its own order. The first values of a unit follow from it."""
         return self.units.whole if self.config.mixture is not None else model_schema(self.config.model)
 
     def units_held(self, parts: Sequence[int]) -> ModelUnits:
-        """The units of a peer that holds these experts, or stages, in the order of its flat vector; in a run without either all there
-        are.
+        """The units of a peer that holds these experts or stages, in the order of its flat vector; in a run without either, all
+        units.
 
         Raises:
-            LocalProtocolError: a part that the run has not, or one twice.
+            LocalProtocolError: a part that the run lacks, or one twice.
         """
         config, stages = self.config, self.config.stages
         if stages is not None:
@@ -340,7 +343,7 @@ def load_run_config(path: Path) -> RunConfig:
     """Read `run.toml`.
 
     Raises:
-        ConfigError: unreadable, no TOML, an unknown key, or a value that cannot work; one line names file, key and remedy.
+        ConfigError: unreadable, not TOML, an unknown key, or a value that cannot work; one line names file, key and remedy.
     """
     check_plain_file(path, "a run.toml", "write one with: potluck init")
     try:
@@ -392,7 +395,7 @@ def open_manifest(data: bytes, *, verifier: Verifier, expected_run_id: RunId | N
     try:
         manifest = RunManifest.model_validate_json(envelope.payload)
     except ValidationError as error:
-        # Its signature is good, so it says what its host meant.
+        # Its signature is good, so the host meant it.
         found, expected, _ = explained("the run's manifest", error)
         raise VersionError(found, expected, "install the release that made the run") from error
     if bytes.fromhex(manifest.host_public_key) != envelope.public_key:

@@ -21,7 +21,7 @@ _EVERY_KEY: Final = frozenset(["inner_steps"])
 _FAR_BYTES: Final = 1 << 60
 
 HELDOUT_WINDOWS: Final = 64
-"""Of held-out text that a lane measures with the parameters that each round begins with; a few more where they fill its passes."""
+"""Windows of held-out text on which a lane tests the parameters that each round begins with; a few more if they fill its passes."""
 
 
 class PipelineSection(Section):
@@ -69,7 +69,7 @@ class PipelineSection(Section):
         return self.used(handler(self), _EVERY_KEY)
 
     def stage_map(self, model: ModelConfig) -> StageMap:
-        """Which layers each stage has.
+        """The layers of each stage.
 
         Raises:
             ConfigError: stages that do not cover the model, or that it cannot be cut into.
@@ -91,7 +91,7 @@ class PipelineSection(Section):
         return StageMap(model, found_map.layers)
 
     def memory(self, model: ModelConfig, inner: InnerSection) -> StageMemory:
-        """What each stage takes of a peer's memory."""
+        """Memory that each stage takes of a peer."""
         stages = self.stage_map(model)
         return planned_memory(
             model,
@@ -114,7 +114,7 @@ class PipelineSection(Section):
         )
 
     def held_elements(self, model: ModelConfig) -> int:
-        """Values that a peer holds at most: those of the largest stage."""
+        """The most values that a peer holds: those of the largest stage."""
         stages = self.stage_map(model)
         return max(stage_schema(stages, stage).num_elements for stage in range(stages.num_stages))
 
@@ -134,7 +134,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
 def pipeline_contradiction(
     pipeline: PipelineSection | None, model: ModelConfig, inner: InnerSection, beside: BesideParts
 ) -> str:
-    """What in these numbers cannot work, with what would; "" where they can."""
+    """The first of these numbers that cannot work, with one that would; "" if all fit."""
     if beside.shards != "pipeline":
         problem = f'the section [pipeline] belongs to run.shards = "pipeline", not to "{beside.shards}"'
         return "" if pipeline is None else problem

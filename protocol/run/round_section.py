@@ -13,14 +13,15 @@ from protocol.run.traffic import MOST_INTERVAL_S
 from protocol.tensors.round_defaults import SPARSE_FEEDBACK
 
 _FIRST_ROUND_KEYS: Final = frozenset(["target_tokens", "longest_interval_s", "codec", "chunk_elements"])
-"""Of the round section; written in every manifest."""
+"""Keys of the round section that every manifest has."""
 
 
 class RoundSection(Section):
     """When a round is due, and how its bytes look."""
 
     target_tokens: Count
-    """Tokens at which a round is due, or of the largest round where rounds grow. More of them mean fewer rounds and less traffic."""
+    """Tokens at which a round is due, or of the largest round where rounds grow. More of them mean fewer rounds and less traffic.
+    """
 
     longest_interval_s: Annotated[float, Field(ge=1.0, le=MOST_INTERVAL_S)] = 60.0
     """Seconds after which a round is due anyway, and in which its exchange must end. Raise it for slow links."""
@@ -43,7 +44,8 @@ class RoundSection(Section):
     """Share of the tokens so far that a round takes, up to `target_tokens`: rounds begin small. 0 makes all alike."""
 
     local_steps: Literal["", "auto"] = ""
-    """Empty for rounds of `target_tokens`. "auto" makes rounds as short as the links of the members allow, up to `target_tokens`."""
+    """Empty for rounds of `target_tokens`. "auto" makes rounds as short as the links of the members allow, up to `target_tokens`.
+    """
 
     first_local_steps: Count | None = None
     """Local steps of each member in the smallest round, with `ramp_share` or `local_steps`. One step if not given."""
@@ -55,8 +57,8 @@ class RoundSection(Section):
     """Slowest link, in Mbit/s each way, with which people are to take part. The host opens no run that it could not carry."""
 
     mode: Literal["overlap", "blocking", "streaming"] = "overlap"
-    """What training does meanwhile: "overlap" trains on during a round; "blocking" waits for it; "streaming" averages fragments of
-    the model one after another.
+    """Training during a round: "overlap" trains on; "blocking" waits for it; "streaming" averages fragments of the model one after
+    another.
     """
 
     fragments: Annotated[int, Field(ge=1, le=512)] | None = None
@@ -72,7 +74,7 @@ class RoundSection(Section):
 
     @property
     def feedback(self) -> float:
-        """`error_feedback`; else 0.95 with "topk", without which most of the work would be lost, and 0 with others."""
+        """`error_feedback`, or else 0.95 with "topk", which would lose most of the work without it, and 0 with others."""
         if self.error_feedback is not None:
             return self.error_feedback
         return SPARSE_FEEDBACK if leaves_out(self.codec) else 0.0

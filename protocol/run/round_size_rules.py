@@ -1,6 +1,6 @@
-"""Whether what a manifest says of the length of rounds, and of what goes by it, fits together: ramp, measured rounds, momentum.
+"""Whether the manifest's numbers for the length of rounds fit together: ramp, "auto" rounds, momentum.
 
-Where it does not, the sentence names the number that would work. Pure.
+If not, the sentence names a number that would work. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from protocol.rounds.schedule.target import RoundTarget
 
 @dataclass(frozen=True, slots=True)
 class PacingNumbers:
-    """What a manifest says, with its defaults filled in.
+    """A manifest's numbers, with its defaults filled in.
 
     Attributes:
         target: at how many tokens of all members rounds are due.
@@ -23,7 +23,7 @@ class PacingNumbers:
         batch_tokens: of a local step.
         min_members: that the smallest round has; of a unit that only some hold, 1.
         momentum: of the outer step, 0 without.
-        momentum_from_steps: of each member in a round, from which there is momentum; None where all rounds have it.
+        momentum_from_steps: steps of each member in a round, from which there is momentum; None where all rounds have it.
     """
 
     target: RoundTarget
@@ -35,21 +35,21 @@ class PacingNumbers:
 
     @property
     def least_tokens(self) -> int:
-        """Of the smallest round, were there no largest."""
+        """Tokens of the smallest round, without regard to the largest."""
         return self.min_members * self.target.first_tokens
 
     @property
     def most_steps(self) -> int:
-        """Of each member in the longest round, with the fewest members: with more they are fewer."""
+        """Steps of each member in the longest round, with the fewest members: more members make fewer steps each."""
         return self.target.most_tokens // (self.min_members * self.batch_tokens)
 
     def tokens_of(self, steps: int) -> int:
-        """Of a round with so many local steps of the fewest members."""
+        """Tokens of a round with `steps` local steps of the fewest members."""
         return steps * self.min_members * self.batch_tokens
 
 
 def contradiction(numbers: PacingNumbers) -> str:
-    """What in these numbers cannot work, with the number that would; "" where they can."""
+    """The first of these numbers that cannot work, with one that would; "" if all fit."""
     return _of_the_ramp(numbers) or _of_the_momentum(numbers)
 
 
@@ -68,7 +68,7 @@ def _of_the_ramp(numbers: PacingNumbers) -> str:
 
 
 def _enough(numbers: PacingNumbers) -> str:
-    """What makes the last round of a ramp larger than the first."""
+    """The change that makes the last round of a ramp larger than the first, for a sentence."""
     more, digits = numbers.least_tokens + 1.5, 2
     share = more / numbers.total_tokens
     unit = 10.0 ** (digits - 1 - floor(log10(share)))

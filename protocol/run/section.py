@@ -1,4 +1,4 @@
-"""What all sections of run.toml are: frozen, strict, without keys that nobody knows."""
+"""The base of all sections of run.toml: frozen, strict, without unknown keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OneOf:
     names: Iterable[str]
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """What is wrong is said in the words that pydantic has for a `Literal`: it lists the names."""
+        """The schema of a `Literal`, whose error lists the names."""
         return core_schema.literal_schema(list(self.names))
 
 
@@ -30,6 +30,8 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     def used(self, values: dict[str, object], first_keys: frozenset[str]) -> dict[str, object]:
-        """What came in later than `first_keys` is written only where it is used: the ids of runs before it stay what they are."""
+        """The values of a manifest. Keys that are not among `first_keys` are written only where they are used, so the
+        ids of older runs stay.
+        """
         fields = type(self).model_fields
         return {n: v for n, v in values.items() if n in first_keys or v != fields[n].default}

@@ -1,4 +1,5 @@
-"""Whether the numbers of a streaming run fit together: how many steps lie between the rounds of two units, and what fits between them.
+"""Whether the numbers of a streaming run fit together: the steps between the rounds of two units, and the delay that must fit
+there.
 
 Source of the names and defaults: Streaming DiLoCo (2501.18512, sections 3.1 and 3.2).
 """
@@ -9,12 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 DEFAULT_DELAY_STEPS: Final = 5
-"""Local steps between a fragment's snapshot and its adoption, where commits are mixed in; the paper's loss grows from about 10 on."""
+"""Local steps between a fragment's snapshot and its adoption, if commits are mixed in; the paper's loss grows from about 10 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamingNumbers:
-    """What a manifest says, with its defaults filled in; `delay_steps` is 0 where nothing is mixed."""
+    """A manifest's numbers, with its defaults filled in; `delay_steps` is 0 where nothing is mixed."""
 
     num_layers: int
     num_fragments: int
@@ -26,17 +27,17 @@ class StreamingNumbers:
 
     @property
     def num_units(self) -> int:
-        """Fragments, and the embeddings."""
+        """Units: the fragments and the embeddings."""
         return self.num_fragments + 1
 
     @property
     def steps_between(self) -> int:
-        """Local steps from one unit's round to the next one's, with the fewest members: with more they are fewer."""
+        """Local steps from one unit's round to the next one's, with the fewest members: more members make fewer."""
         return self.target_tokens // (self.batch_tokens * self.min_members * self.num_units)
 
 
 def contradiction(numbers: StreamingNumbers) -> str:
-    """What in these numbers cannot work, with the number that would; "" where they can."""
+    """The first of these numbers that cannot work, with one that would; "" if all fit."""
     if numbers.num_fragments > numbers.num_layers:
         return f"round.fragments {numbers.num_fragments}: expected at most the {numbers.num_layers} of model.num_layers"
     if problem := _too_close(numbers):
@@ -50,7 +51,7 @@ def contradiction(numbers: StreamingNumbers) -> str:
 
 
 def _too_close(numbers: StreamingNumbers) -> str:
-    """Rounds of two units between which not even a step lies, or, where commits are mixed in, no more than the delay."""
+    """Why the rounds of two units are too close: less than a step apart, or, if commits are mixed in, no more than the delay."""
     between = numbers.steps_between
     if numbers.delay_steps < between:
         return ""
@@ -65,7 +66,7 @@ def _too_close(numbers: StreamingNumbers) -> str:
 
 
 def what_is_wrong_with_mixing(delay_steps: int | None, alpha: float | None) -> str:
-    """Why these two, None where a manifest does not name them, say nothing together; "" where they do."""
+    """Why these two, None where a manifest does not name them, contradict each other; "" if they do not."""
     if delay_steps is not None and alpha is None:
         why = "nothing is mixed, so that no commit is late"
         return f"delay_steps = {delay_steps} without alpha: {why}: expected an alpha, or no delay_steps"

@@ -1,4 +1,4 @@
-"""How many bytes a round moves at a member, and which link can carry them. Pure; every formula says where it comes from.
+"""How many bytes a round moves at a member, and which link can carry them. Pure; every formula cites its source.
 
 Rules: R11 (protocol/rounds/RULES.md).
 """
@@ -12,22 +12,22 @@ from typing import Final
 from protocol.kinds.codec_table import CODECS
 
 MOST_INTERVAL_S: Final = 86_400.0
-"""A manifest's longest interval is a day at most."""
+"""The longest interval that a manifest may name: a day."""
 
 
 def update_bytes(codec: str, num_parameters: int, chunk_parameters: int) -> int:
-    """Bytes of one vector as it travels: each chunk is encoded by itself (averaging/codecs, averaging/rounds/lineage/retention.py)."""
+    """Bytes of one vector on the wire: each chunk is encoded by itself (averaging/codecs, averaging/rounds/lineage/retention.py)."""
     num_whole, rest = divmod(num_parameters, chunk_parameters)
     facts = CODECS[codec]
     return num_whole * facts.encoded_bytes(chunk_parameters) + facts.encoded_bytes(rest)
 
 
 def round_bytes(update_bytes: int, result_bytes: int, num_members: int, *, reduces: bool) -> tuple[int, int]:
-    """Bytes that a member sends in a round and that it receives, where all reduce equal slices.
+    """Bytes that a member sends in a round and that it receives, if all reduce equal slices.
 
-    It sends its delta to the other reducers and the mean of its own slice to the other members, and receives as much: (n - 1) / n of
-    a delta and of a mean. One that takes no inbound connections reduces nothing: it sends one delta and receives one mean. Heartbeats
-    and certificates are not counted.
+    It sends its delta to the other reducers, and the mean of its own slice to the other members. It receives as much: (n - 1) / n
+    of a delta and of a mean. A member that takes no inbound connections reduces nothing: it sends one delta and receives one mean.
+    Heartbeats and certificates are not counted.
     """
     if num_members < 2:
         return 0, 0
@@ -39,14 +39,14 @@ def round_bytes(update_bytes: int, result_bytes: int, num_members: int, *, reduc
 
 @dataclass(frozen=True, slots=True)
 class LinkNumbers:
-    """What a manifest says of the slowest link that is to carry its rounds, and of these.
+    """A manifest's numbers of its rounds and of the slowest link that is to carry them.
 
     Attributes:
-        mbit_per_s: of the link, up and down apart.
-        each_way_bytes: of a round with as many members as the run takes; of all units together where there are several, since each
-            has one round in the time of a round.
-        longest_interval_s: which a round may take at most, and its exchange as well (R11).
-        target_utilisation: that measured rounds are to keep; 0 where they are not measured.
+        mbit_per_s: of the link, in each direction.
+        each_way_bytes: of a round with as many members as the run takes. With several units, of all together: each has one round in
+            the time of a round.
+        longest_interval_s: the most that a round, and its exchange, may take (R11).
+        target_utilisation: the share that "auto" rounds are to keep; 0 for rounds of a fixed size.
         is_blocking: whether training waits for an exchange.
     """
 
@@ -58,19 +58,19 @@ class LinkNumbers:
 
     @property
     def carried_s(self) -> float:
-        """That a round takes of the link, with nothing else on it."""
+        """Seconds that a round's bytes take on the link, with nothing else on it."""
         return self.each_way_bytes * 8 / (self.mbit_per_s * 1e6)
 
     @property
     def exchange_share(self) -> float:
-        """Of a round, that its exchange may take: all of it, or as measured rounds are to be (protocol/rounds/schedule/target.py)."""
+        """Share of a round that its exchange may take: all of it, or that of "auto" rounds (protocol/rounds/schedule/target.py)."""
         if not self.target_utilisation:
             return 1.0
         return 1.0 - self.target_utilisation if self.is_blocking else self.target_utilisation
 
     @property
     def shortest_s(self) -> float:
-        """Of a round on this link."""
+        """Seconds of the shortest round on this link."""
         return self.carried_s / self.exchange_share
 
 
@@ -82,9 +82,9 @@ def needed_mbit_per_s(each_way_bytes: int, longest_interval_s: float) -> float:
 
 
 def too_slow(link: LinkNumbers) -> str:
-    """Why this link cannot carry the run's smallest round, with the number that would work; "" where it can. All rounds are as many
-    bytes, whatever their steps: the smallest is one that is due when the longest interval has passed. A measured one lasts so long
-    that its exchange takes no more than its share.
+    """Why this link cannot carry the run's smallest round, with a number that would work; "" if it can. All rounds move as many
+    bytes, whatever their steps, so the smallest is one that is due after the longest interval. An "auto" round lasts so long that
+    its exchange takes no more than its share.
     """
     interval_s = link.longest_interval_s
     if link.shortest_s <= interval_s:
@@ -102,7 +102,7 @@ def too_slow(link: LinkNumbers) -> str:
 
 
 def _kept(link: LinkNumbers) -> str:
-    """The most, or where training goes on meanwhile the least, of the time that measured rounds could keep on this link."""
+    """The most of the time that "auto" rounds could keep on this link, or the least if training goes on meanwhile."""
     share = link.carried_s / link.longest_interval_s
     if not link.target_utilisation or share >= 0.99:
         return ""

@@ -12,7 +12,7 @@ from protocol.run.section import Count, Fraction, OneOf, Section
 _FIRST_INNER_KEYS: Final = frozenset(
     ["learning_rate", "beta1", "beta2", "weight_decay", "clip_norm", "warmup_tokens", "decay_fraction", "batch_tokens"]
 )
-"""Of the inner section; written in every manifest."""
+"""Keys of the inner section that every manifest has."""
 
 
 class InnerSection(Section):
@@ -55,7 +55,7 @@ class InnerSection(Section):
 
     @property
     def matrix_rate(self) -> float:
-        """Of the matrices inside the model."""
+        """Learning rate of the matrices inside the model."""
         return self.learning_rate if self.matrix_learning_rate is None else self.matrix_learning_rate
 
     @model_serializer(mode="wrap")

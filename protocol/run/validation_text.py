@@ -1,4 +1,4 @@
-"""What pydantic found wrong in a run.toml or a manifest, in the three parts of our errors."""
+"""Pydantic's problems with a run.toml or a manifest, in the three parts of our errors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pydantic import ValidationError
 
 
 def explained(name: str, error: ValidationError) -> tuple[str, str, str]:
-    """The first problem of a validation as found, expected, remedy; `name` says in what."""
-    # What is there and wrong comes before what is missing: a misspelt key is usually both.
+    """The first problem of a validation as found, expected, remedy; `name` is the checked file."""
+    # Wrong values come before missing ones: a misspelt key is usually both.
     rank = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(include_url=False), key=lambda problem: rank.get(problem["type"], 1))
     key = ".".join(str(part) for part in first["loc"])

@@ -1,8 +1,8 @@
 """An expert run's numbers, its units, and the tensors of each, without any tensor library.
 
-Every layer's feed-forward is a mixture: the decoder's own, which all tokens pass and all peers hold, and beside it experts, of
-which a peer holds one or two. What all hold is the unit "trunk": the model as a run without experts has it. An
-expert is a unit, too, with its feed-forward in every layer: a document's expert is one choice and not one for each layer.
+Every layer's feed-forward is a mixture. All tokens pass the decoder's own, which all peers hold. Next to it are experts, of which a
+peer holds one or two. All peers hold the unit "trunk": the model as a run without experts has it. An expert is a unit, too, with
+its feed-forward in every layer: a document goes to one expert in all layers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MixtureConfig(BaseModel):
     Attributes:
         num_experts: of the run.
         ffn_dim: inner width of an expert's feed-forward.
-        top_k: experts that a token passes in the merged model; a document's own expert alone while it is trained.
+        top_k: experts that a token passes in the merged model. In training it passes only its document's own expert.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -53,10 +53,10 @@ def expert_unit(expert: int) -> UnitName:
 
 
 def expert_of(unit: UnitName, config: MixtureConfig) -> int | None:
-    """Which expert a unit is, None for the trunk.
+    """The expert's number of a unit, None for the trunk.
 
     Raises:
-        ConfigError: the run has no such unit.
+        ConfigError: the run lacks this unit.
     """
     if unit == TRUNK:
         return None
@@ -72,7 +72,7 @@ def expert_of(unit: UnitName, config: MixtureConfig) -> int | None:
 
 
 def trunk_schema(decoder: ModelConfig) -> TensorSchema:
-    """What every peer of an expert run holds."""
+    """The tensors that every peer of an expert run holds."""
     return model_schema(decoder, TRUNK)
 
 
@@ -80,7 +80,7 @@ def expert_schema(decoder: ModelConfig, config: MixtureConfig, expert: int) -> T
     """One expert's tensors, layer after layer, by the names that they have in peer/models/mixture.py.
 
     Raises:
-        LocalProtocolError: the run has no such expert.
+        LocalProtocolError: the run lacks this expert.
     """
     if not 0 <= expert < config.num_experts:
         raise LocalProtocolError(f"expert {expert}", f"0 to {config.num_experts - 1}")
@@ -99,9 +99,9 @@ def held_units(decoder: ModelConfig, config: MixtureConfig, experts: Sequence[in
     """The units of a peer that holds these experts: the trunk, then each of them in the order of their numbers.
 
     Raises:
-        LocalProtocolError: an expert that the run has not, or one twice.
+        LocalProtocolError: an expert that the run lacks, or one twice.
     """
     if len(set(experts)) != len(experts):
         raise LocalProtocolError(f"experts {list(experts)}", "each once")
-    held = (expert_schema(decoder, config, expert) for expert in sorted(experts))
-    return ModelUnits((trunk_schema(decoder), *held))
+    schemas = (expert_schema(decoder, config, expert) for expert in sorted(experts))
+    return ModelUnits((trunk_schema(decoder), *schemas))

@@ -1,4 +1,4 @@
-"""What every model family tells about a model of it, and the tensors that follow, without any tensor library.
+"""The numbers that every model family gives of a model, and the tensors that follow, without any tensor library.
 
 A family is a folder of averaging/models/ (protocol/tensors/model_families.py names them all). Its `[model]` section is a
 `ModelConfig`: stages, fragments, experts and estimates of memory and work ask it, and know nothing else about the model.
@@ -32,8 +32,8 @@ _LAYER: Final = "layers."
 class ModelConfig(Protocol):
     """A model's numbers: the `[model]` section of its family. A frozen pydantic model.
 
-    All families share these: `dim` values a token between layers, so many alike `num_layers`, `context_tokens` that the model sees at
-    once. With `is_tied` the embedding is the head, too.
+    All families share these: `dim` values a token between layers, `num_layers` equal layers, `context_tokens` that the model sees
+    at once. With `is_tied` the embedding is the head, too.
     """
 
     @property
@@ -78,17 +78,17 @@ class ModelConfig(Protocol):
 
     @property
     def takes_experts(self) -> bool:
-        """Whether experts can stand beside each layer's feed-forward (protocol/tensors/expert_schema.py)."""
+        """Whether experts can stand next to each layer's feed-forward (protocol/tensors/expert_schema.py)."""
         ...
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """The tensors in the order of the flat vector: EMBEDDING and what else stands before the layers, `layers.N.*` of layer after
-        layer, then the last norm and, where not `is_tied`, `head.weight` (vocab_size, dim).
+        """The tensors in the order of the flat vector: EMBEDDING and other tensors before the layers, then `layers.N.*` of layer
+        after layer. The last norm follows and, if not `is_tied`, `head.weight` (vocab_size, dim).
         """
         ...
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """The same numbers but for some, as pydantic has it: unchecked."""
+        """A copy with some numbers replaced, as pydantic has it: unchecked."""
         ...
 
     def model_dump(self, *, mode: Literal["json", "python"] | str = "python") -> dict[str, Any]:
@@ -102,18 +102,18 @@ def model_schema(config: ModelConfig, unit: UnitName = WHOLE_MODEL) -> TensorSch
 
 
 def layer_of(tensor: str) -> int | None:
-    """The layer that a tensor of this name belongs to; None of one before or behind the layers."""
+    """The layer that a tensor of this name belongs to; None for one before or after the layers."""
     return int(tensor.split(".")[1]) if tensor.startswith(_LAYER) else None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """A model's tensors by where they stand.
+    """A model's tensors in three groups.
 
     Attributes:
         first: before the layers: the embedding, and positions where a family has them as a table.
         layers: of each layer.
-        last: behind the layers: the norm, and the head unless it is the embedding.
+        last: after the layers: the norm, and the head unless it is the embedding.
     """
 
     first: tuple[TensorSpec, ...]

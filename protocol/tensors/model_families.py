@@ -28,7 +28,7 @@ FAMILIES: Final = ("llama",)
 """All families that this release knows."""
 
 DEFAULT_FAMILY: Final = "llama"
-"""The family of a section that names none. It never writes its name: runs from before there were others keep their ids."""
+"""The family of a section that names none. Its name is never written, so ids of older runs stay."""
 
 FAMILY_KEY: Final = "family"
 
@@ -50,7 +50,7 @@ def parse_model(values: object) -> ModelConfig:
     """The numbers of a model as run.toml or a checkpoint's manifest has them.
 
     Raises:
-        ValidationError: an unknown family, an unknown key, or a value that cannot be.
+        ValidationError: an unknown family, an unknown key, or a value that cannot work.
     """
     return _ADAPTER.validate_python(values)
 

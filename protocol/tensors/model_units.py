@@ -1,7 +1,7 @@
-"""Which units of a model a run averages, and how they lie in the flat vector of the training process.
+"""The units of a model that a run averages, and their places in the flat vector of the training process.
 
-A run averages the whole model at once, or, streaming, in fragments (Streaming DiLoCo, 2501.18512, section 3.1): strided blocks, layer
-i in fragment i modulo their number, and the embeddings with all else that is no layer in a unit of their own. The units lie one after
+A run averages the whole model at once, or, streaming, in fragments (Streaming DiLoCo, 2501.18512, section 3.1): layer i is in
+fragment i modulo their number. The embeddings and all other tensors outside the layers are one more unit. The units lie one after
 another in the training process's vector, so each is one piece of it.
 """
 
@@ -18,10 +18,10 @@ from protocol.tensors.model_config import WHOLE_MODEL, ModelConfig, layer_of, mo
 from protocol.tensors.tensor_schema import TensorSchema
 
 EMBEDDINGS: Final = UnitName("embeddings")
-"""The unit of what belongs to no layer: embeddings, the last norm, the head."""
+"""The unit of all tensors outside the layers: embeddings, the last norm, the head."""
 
 LAYERS_A_FRAGMENT: Final = 3
-"""As in the paper: fewer are more rounds for the same bytes, more are longer ones."""
+"""As in the paper: fewer layers mean more rounds for the same bytes, more layers mean longer rounds."""
 
 
 def default_fragments(num_layers: int) -> int:
@@ -49,7 +49,7 @@ class ModelUnits:
         return tuple(zip([0, *stops], stops, strict=False))
 
     def place(self, unit: UnitName) -> int:
-        """Which of the units this is.
+        """The index of this unit.
 
         Raises:
             LocalProtocolError: none of them.
@@ -61,7 +61,7 @@ class ModelUnits:
 
 
 def model_units(config: ModelConfig, num_fragments: int = 0) -> ModelUnits:
-    """The units of a model: with 0 fragments the whole model as one, else so many fragments and the embeddings."""
+    """The units of a model: with 0 fragments the whole model as one, else `num_fragments` fragments and the embeddings."""
     model = model_schema(config)
     if not num_fragments:
         return ModelUnits((model,))

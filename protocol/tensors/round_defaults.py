@@ -1,4 +1,4 @@
-"""What a run's bytes look like where its host does not say: codecs of results, feedback, and the length of chunks."""
+"""Defaults for a run's bytes: codecs of results, error feedback, and the length of chunks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ SPARSE_FEEDBACK: Final = 0.95
 
 SHORTEST_CHUNK: Final = 1 << 14
 LONGEST_CHUNK: Final = 1 << 16
-"""Each chunk costs its members some 0.1 ms of processor time a round, whatever its length. One of 2^16 int8 values holds each of three
-streams on a line of 10 Mbit/s for 0.15 s.
+"""Each chunk costs its members some processor time a round, whatever its length. A longer one would hold up the other streams of a
+thin line; measured, see tests/benchmarks/LOG.md.
 """
 
 CHUNKS_A_MEMBER: Final = 4
-"""At least: slices are whole chunks, and everybody waits for the longest slice."""
+"""Least number: slices are whole chunks, and everybody waits for the longest slice."""
 
 THIN_MBIT_PER_S: Final = 10.0
-"""A frame is one chunk at least, and longer ones would hold a thinner line for seconds."""
+"""A frame is at least one chunk, and longer ones would hold a thinner line for seconds."""
 
 
 def sparse_result_codec(max_members: int) -> str:
-    """The codec with room for what so many members send at most, since what a result leaves out is lost."""
+    """The codec with room for the values of `max_members`, since values that a result leaves out are lost."""
     by_room = sorted(SPARSE_RESULT_CODECS, key=lambda facts: facts.room)
     return next((facts for facts in by_room if max_members <= facts.room), by_room[-1]).name
 
@@ -33,7 +33,7 @@ def default_chunk_elements(num_elements: int, max_members: int, link_mbit_per_s:
 
     Args:
         num_elements: of the unit.
-        link_mbit_per_s: the slowest link with which people are to take part; None where no link is asked for.
+        link_mbit_per_s: the slowest link with which people are to take part; None where the manifest names none.
     """
     if link_mbit_per_s is not None and link_mbit_per_s < THIN_MBIT_PER_S:
         return SHORTEST_CHUNK

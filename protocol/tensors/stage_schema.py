@@ -1,8 +1,8 @@
-"""A pipeline run's stages: which layers each has, its unit and its tensors, without any tensor library.
+"""A pipeline run's stages: the layers of each, its unit and its tensors, without any tensor library.
 
-A stage is a run of layers; the first one carries the embedding, too, the last one the last norm and the head. Each is a unit with
-the names that its tensors have in the config's `tensors`, so that the stages' vectors one after another are the whole
-model's vector: a checkpoint of a pipeline run is one of any run.
+A stage is a run of layers; the first one also carries the embedding, the last one the last norm and the head. Each is a unit, with
+the tensor names of the config's `tensors`. So the stages' vectors one after another are the whole model's vector, and a checkpoint
+of a pipeline run is one of any run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StageMap:
 
     @property
     def num_stages(self) -> int:
-        """Of the whole model."""
+        """Stages of the whole model."""
         return len(self.layers)
 
     @cached_property
@@ -72,7 +72,7 @@ class StageMap:
         """[first, stop) of one stage in layers of the model.
 
         Raises:
-            LocalProtocolError: the run has no such stage.
+            LocalProtocolError: the run lacks this stage.
         """
         if not 0 <= stage < self.num_stages:
             raise LocalProtocolError(f"stage {stage}", f"0 to {self.num_stages - 1}")
@@ -93,10 +93,10 @@ def stage_unit(stage: int) -> UnitName:
 
 
 def stage_of(unit: UnitName, stages: StageMap) -> int:
-    """Which stage a unit is.
+    """The stage's number of a unit.
 
     Raises:
-        ConfigError: the run has no such unit.
+        ConfigError: the run lacks this unit.
     """
     number = unit.removeprefix(_PREFIX)
     if number.isascii() and number.isdecimal() and unit == stage_unit(int(number)) and int(number) < stages.num_stages:
@@ -108,7 +108,7 @@ def stage_schema(stages: StageMap, stage: int) -> TensorSchema:
     """One stage's tensors in the model's own order.
 
     Raises:
-        LocalProtocolError: the run has no such stage.
+        LocalProtocolError: the run lacks this stage.
     """
     first, stop = stages.span(stage)
     parts = model_parts(stages.decoder)

@@ -1,4 +1,4 @@
-"""Which tensors a unit has and where each lies in the unit's flat vector, without any tensor library.
+"""The tensors of a unit and their places in the unit's flat vector, without any tensor library.
 
 Two peers average only when their schemas have one fingerprint: names, shapes and order.
 """
@@ -15,14 +15,14 @@ from protocol.errors import ConfigError, LocalProtocolError
 from protocol.ids import UnitName
 
 StartKind = Literal["noise", "residual", "ones", "zeros"]
-"""A tensor's first values (averaging/arithmetic/genesis.py): noise; smaller noise, of a matrix that writes into the residual stream;
-ones, of a norm's weight; zeros, of a bias.
+"""A tensor's first values (averaging/arithmetic/genesis.py): noise; smaller noise, of a matrix that writes into the residual
+stream; ones, of a norm's weight; zeros, of a bias.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A float32 tensor: its name in the model, its shape, and how its first values are made, which are no part of its identity."""
+    """A float32 tensor: its name in the model, its shape, and how its first values are made, which is no part of its identity."""
 
     name: str
     shape: tuple[int, ...]
@@ -80,7 +80,7 @@ class TensorSchema:
 
 @dataclass(frozen=True, slots=True)
 class ChunkGrid:
-    """The fixed cut of a flat vector into chunks: independent of slices, the same for all attempts."""
+    """The fixed cut of a flat vector into chunks: independent of slices, and the same for all attempts."""
 
     num_elements: int
     chunk_elements: int

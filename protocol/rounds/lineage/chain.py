@@ -1,4 +1,4 @@
-"""The chain of commits as anybody can check it: start record, certificates, and the roster that each commit hands on.
+"""The chain of commits, which any peer can check: start record, certificates, and the roster that each commit hands on.
 
 Rules: R3, R15, R18, R19, R25 (protocol/rounds/RULES.md).
 """
@@ -27,11 +27,11 @@ class ChainLink:
     """A verified commit of one unit, or its genesis.
 
     Attributes:
-        roster: who votes on the round that follows.
+        roster: the voters of the round that follows.
         total_tokens: W, tokens credited on this lineage so far.
         target_tokens: ready tokens at which the round that follows is due.
         record: None for the genesis.
-        disks: the incarnations that they vote with, by peer; none for the genesis of a run that an older host started.
+        disks: the incarnations that they vote with, by peer; empty for the genesis of a run that an older host started.
     """
 
     unit: UnitName
@@ -49,8 +49,8 @@ class ChainLink:
         return self.record.parent if self.record is not None else None
 
     def may_vote(self, peer: PeerId, incarnation: int) -> bool:
-        """Whether the peer's votes on the round that follows count: not those of a disk that is newer than its place in the roster
-        (R3 and R19). Founders whose disks the start record does not name are taken at their word.
+        """Whether the peer's votes on the round that follows count: not if its disk is newer than its place in the roster (R3 and
+        R19). If the start record does not name the disks of founders, any disk of theirs counts.
         """
         return self.disks.get(peer, incarnation) == incarnation
 
@@ -96,7 +96,7 @@ def link_after(parent: ChainLink, record_bytes: bytes) -> ChainLink:
 
 
 def link_of(record_bytes: bytes) -> ChainLink:
-    """The link that a record makes, for who has checked before that it continues its parent.
+    """The link that a record makes, for callers that have checked that it continues its parent.
 
     Raises:
         RemoteProtocolError: not a record.

@@ -1,11 +1,12 @@
 """The tree of verified commits, and which of its branches to follow (R22). Pure.
 
-Lineages are compared only when their certificates were verified here. At every fork the child is kept whose best descendant has
-the most work, in classes that double, so that near-equal sides are told apart by constants and nobody is sent back and forth. Work is
-what members are credited with, of each in each round at most the cap that both sides of the fork agreed on before it.
+Lineages are compared only when their certificates were verified here. At every fork, keep the child whose best descendant has the
+most work. Work is compared in classes that double, so nearly equal sides are decided by constants and no peer switches back and
+forth. Work is the tokens credited to members, of each in each round at most the cap that both sides of the fork agreed on before
+it.
 
-Where a run has several units, one of them, the spine, decides for all (R23): a branch of another unit that was trained with the
-spine's followed lineage comes before one that was trained with another.
+In a run with several units one of them, the spine, decides for all (R23). A branch of another unit that was trained with the
+spine's followed lineage is preferred to one that was trained with another.
 
 Rules: R22, R23 (protocol/rounds/RULES.md).
 """
@@ -25,14 +26,14 @@ from protocol.rounds.messages.messages import NO_SPINE, Certificate
 from protocol.rounds.messages.requests import MAX_KNOWN
 
 MAX_DEPTH: Final = 4096
-"""Commits behind the head that are kept in the tree; a fork that lies deeper is not followed."""
+"""Commits behind the head that are kept in the tree; a deeper fork is not followed."""
 
 NUM_DENSE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A verified commit and what proves it; the root of the tree needs no proof here."""
+    """A verified commit and its proof; the root of the tree needs no proof here."""
 
     link: ChainLink
     certificate: Certificate | None
@@ -40,7 +41,7 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class CommitTree:
-    """Verified commits of one unit by id. `root` is the oldest one kept, `tip` the one that was added last."""
+    """Verified commits of one unit by id. `root` is the oldest one kept, `tip` the one added last."""
 
     root: CommitId
     tip: CommitId
@@ -52,14 +53,14 @@ class CommitTree:
         return self if link.commit in self.nodes else self.add_all([(link, certificate)])
 
     def add_all(self, found: Iterable[tuple[ChainLink, Certificate]]) -> CommitTree:
-        """As `add`, one after another, for the cost of a single one."""
+        """As `add`, one after another, at the cost of a single one."""
         nodes, tip, has_fork = dict(self.nodes), self.tip, self.has_fork
         for link, certificate in found:
             if link.commit in nodes:
                 continue
             if link.parent is None or link.parent not in nodes:
                 raise LocalProtocolError("a commit whose parent is not in the tree", "its parent first")
-            # what was added last has no children yet, and mostly the chain grows there
+            # the commit added last has no children yet, and mostly the chain grows there
             has_fork = has_fork or (link.parent != tip and any(n.link.parent == link.parent for n in nodes.values()))
             nodes[link.commit] = TreeNode(link, certificate)
             tip = link.commit
@@ -92,7 +93,7 @@ class CommitTree:
         return None
 
     def pruned(self, head: CommitId) -> CommitTree:
-        """Without what lies more than MAX_DEPTH commits behind the head, on any branch; done rarely, in large bites."""
+        """The tree without commits more than MAX_DEPTH behind the head, on any branch; done rarely, many at a time."""
         index = self.nodes[head].link.index
         if index - self.nodes[self.root].link.index <= 2 * MAX_DEPTH:
             return self
@@ -115,7 +116,7 @@ def tree_of(root: ChainLink) -> CommitTree:
 
 
 class Standing(Enum):
-    """How a cited spine commit stands to the lineage of the spine that is followed here."""
+    """How a cited spine commit relates to the spine lineage that is followed here."""
 
     OTHER = 0
     UNKNOWN = 1
@@ -136,16 +137,16 @@ class SpineView:
 
     @property
     def links(self) -> tuple[ChainLink, ...]:
-        """What lies behind the head and the head, oldest first."""
+        """The head and all commits behind it, oldest first."""
         behind = self.tree.path(self.tree.root, self.head) or ()
         return (self.tree.nodes[self.tree.root].link, *(node.link for node in behind))
 
     def lineage(self) -> frozenset[CommitId]:
-        """The head and what lies behind it."""
+        """Ids of the head and all commits behind it."""
         return frozenset(link.commit for link in self.links)
 
     def standing(self, cited: CommitId) -> Standing:
-        """How a spine commit stands to the followed lineage. One that comes after the head stands with it: we are merely behind."""
+        """How a spine commit relates to the followed lineage. One that comes after the head belongs to it: we are merely behind."""
         if cited in (self.head, NO_SPINE):
             return Standing.FOLLOWED
         node = self.tree.nodes.get(cited)
@@ -157,11 +158,11 @@ class SpineView:
 
 @dataclass(frozen=True, slots=True)
 class _Merit:
-    """What speaks for a branch: of its descendants those count that stand with the followed spine, where there are any, and of these
-    the one with most work, in tokens since the fork.
+    """The rank of a branch: the work of its best descendant, in tokens since the fork. Only descendants that stand with the
+    followed spine count, if there are any.
 
-    A spine commit that is not known here may come to be followed, and is then known. Until then it speaks for a branch no more than
-    another lineage's: two holders who each know only the spine that they have left would else prefer each other's branch.
+    A spine commit that is unknown here may come to be followed, and is then known. Until then it counts no more than a commit of
+    another lineage. Otherwise two holders who each know only the spine that they left would prefer each other's branch.
     """
 
     is_with_spine: bool
@@ -175,7 +176,7 @@ def best_head(
     without: Collection[CommitId] = (),
 ) -> CommitId:
     """The head to follow: from `start`, or the root, at each fork the preferred child (R22; with `spine` R23 comes first).
-    `without`: commits that cannot be had now; neither they nor what comes after them count.
+    `without`: commits that are not available now; neither they nor later ones count.
     """
     if not tree.has_fork and not without:
         return tree.tip
@@ -195,7 +196,7 @@ def best_head(
 
 
 def best_stood_on(tree: CommitTree, commits: Collection[CommitId]) -> CommitId:
-    """The head to follow where only these commits of the tree and what lies behind them count."""
+    """The head to follow if only these commits of the tree, and those behind them, count."""
     nodes = {tree.root: tree.nodes[tree.root]}
     for commit in commits:
         nodes.update((node.link.commit, node) for node in tree.path(tree.root, commit) or ())
@@ -210,8 +211,8 @@ def _merits(
     spine: SpineView | None,
     followed: frozenset[CommitId],
 ) -> dict[CommitId, _Merit]:
-    """For each commit after the index of `fork` whether a line from it to an end stands with the spine, and the most work on such a
-    line. One commit that was made with another spine spoils the whole line: what came before it was averaged into it.
+    """For each commit after the index of `fork`: whether a line from it to an end stands with the spine, and the most work on such
+    a line. One commit that was made with another spine spoils the whole line: later commits build on it.
     """
     merits: dict[CommitId, _Merit] = {}
     later = [node.link for node in tree.nodes.values() if node.link.index > fork.index]
@@ -226,9 +227,9 @@ def _merits(
 
 
 def work_after(fork: ChainLink, links: Iterable[ChainLink]) -> int:
-    """Tokens credited in these commits behind a fork, of each contributor in each of them at most the weight cap of the fork's own
-    record (R22). Every record names a cap of its own, so that who commits alone could write any number; the fork's was agreed on
-    by both sides. The genesis names none: there a member counts for one round's worth at most.
+    """Tokens credited in these commits after a fork, of each contributor in each of them at most the weight cap of the fork's own
+    record (R22). Every record names its own cap, so a peer that commits alone could write any number; both sides agreed on the
+    fork's. The genesis names none: there a member counts for one round's worth at most.
     """
     cap = fork.record.weight_cap_tokens if fork.record is not None else max(1, fork.target_tokens)
     records = [link.record for link in links if link.record is not None]
@@ -236,7 +237,7 @@ def work_after(fork: ChainLink, links: Iterable[ChainLink]) -> int:
 
 
 def work_class(fork: ChainLink, work_tokens: int) -> int:
-    """Bit length of the rounds' worth of work since the fork: it moves when the work doubles (R22)."""
+    """Bit length of the rounds' worth of work since the fork: it changes when the work doubles (R22)."""
     return (work_tokens // max(1, fork.target_tokens)).bit_length()
 
 
@@ -251,7 +252,7 @@ def _preference(fork: ChainLink, child: ChainLink, merit: _Merit) -> tuple[bool,
 
 
 def known_commits(tree: CommitTree, head: CommitId) -> tuple[CommitId, ...]:
-    """What to name when asking for commits: the head, ten before it, then in doubling steps back to the root."""
+    """Commits to name when asking for newer ones: the head, ten before it, then in doubling steps back to the root."""
     behind = [head]
     nodes = tree.path(tree.root, head) or ()
     lineage = [tree.root, *(node.link.commit for node in nodes)]

@@ -1,4 +1,4 @@
-"""Who votes, who opens, and what a quorum is: pure functions of a base commit and its roster (R3 and R6).
+"""Voters, openers and quorums: pure functions of a base commit and its roster (R3 and R6).
 
 Rules: R3, R6 (protocol/rounds/RULES.md).
 """
@@ -14,8 +14,8 @@ from protocol.rounds.messages.messages import Ballot, Leave
 
 
 def tie_holder(run_id: bytes, roster: Iterable[PeerId]) -> PeerId:
-    """The one peer whose half wins a 2 : 2 split: lowest hash of (run, peer). It depends on the run, not on the unit, so that the
-    stages of a pipeline cut in two all stop on the same side.
+    """The one peer whose half wins a 2 : 2 split: lowest hash of (run, peer). It depends on the run, not on the unit, so all stages
+    of a pipeline that is split in two stop on the same side.
     """
     return min(roster, key=lambda peer: (sha256(b"tie" + run_id + peer.encode()).digest(), peer))
 
@@ -34,8 +34,8 @@ def is_quorum(run_id: bytes, roster: Sequence[PeerId], votes: Collection[PeerId]
 
 
 def electorate(roster: Sequence[PeerId], ballot: Ballot, leaves: Mapping[PeerId, Leave]) -> tuple[PeerId, ...]:
-    """The roster without those who left (R3). A goodbye counts for `ballot` only where the leaver had promised nothing higher:
-    it may have been in the quorum of promises that closed lower ballots.
+    """The roster without peers that left (R3). A goodbye counts for `ballot` only if the leaver had promised nothing higher: it may
+    have been in the quorum of promises that closed lower ballots.
     """
     if not leaves:
         return tuple(roster)
@@ -48,14 +48,14 @@ def electorate(roster: Sequence[PeerId], ballot: Ballot, leaves: Mapping[PeerId,
 
 
 def opener_order(base: CommitId, attempt: int, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
-    """Peers in the order in which they may open: by hash(base, attempt, peer), so that no peer is first for ever."""
+    """Peers in the order in which they may open: by hash(base, attempt, peer), so that no peer is always first."""
     prefix = b"opener" + base + attempt.to_bytes(8, "big")
     return tuple(sorted(peers, key=lambda peer: (sha256(prefix + peer.encode()).digest(), peer)))
 
 
 @functools.lru_cache(maxsize=1024)
 def first_opener(base: CommitId, roster: tuple[PeerId, ...]) -> PeerId:
-    """The owner of attempt 0. It depends on the base roster alone, which all who hold the base agree on: only so may attempt 0 skip
-    the promises. Anybody else starts at attempt 1 and collects them.
+    """The owner of attempt 0. It depends on the base roster alone, on which all holders of the base agree: only so may attempt 0
+    skip the promises. Any other leader starts at attempt 1 and collects them.
     """
     return opener_order(base, 0, roster)[0]

@@ -1,4 +1,4 @@
-"""One commit for people: who took part with what share, what was left out and why."""
+"""One commit for people: its members with their shares, and what was left out and why."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from protocol.rounds.messages.requests import NO_PART
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One commit for people. Shares are of the summed weights, coverage of members with a part in it times chunks; both 0 to 1.
-    `tokens` are what each member is credited with. `lost` is as of `lost_share`.
+    """One commit for people. Shares are of the summed weights, coverage is of members with a part in it times chunks; both 0 to 1.
+    `tokens` are the credited tokens of each member. `lost` is `lost_share`.
     """
 
     index: int
@@ -31,7 +31,7 @@ class RoundRow:
 
 
 def round_row(link: ChainLink) -> RoundRow:
-    """Who took part in a commit, with what weight, what was left out and why.
+    """The members of a commit, with their weights, and what was left out and why.
 
     Raises:
         RemoteProtocolError: `link` is a genesis.
@@ -56,7 +56,7 @@ def round_row(link: ChainLink) -> RoundRow:
 
 
 def coverage(record: CommitRecord) -> float:
-    """Of chunks times members, those that the mean has, 0 to 1. Who was to bring nothing leaves nothing uncovered."""
+    """Share of chunks times members that the mean has, 0 to 1. A member that was to bring nothing leaves nothing uncovered."""
     lacking = [{o.peer for o in part.omitted if o.reason != NO_PART} for part in record.slices]
     members = {c.peer for c in record.contributors}.union(*lacking)
     chunks = record.slices[-1].stop_chunk
@@ -68,21 +68,21 @@ def coverage(record: CommitRecord) -> float:
 
 
 def lost_share(record: CommitRecord) -> float:
-    """The share of the mean's energy that its codec had no room for, 0 to 1: of the slices, by their chunks."""
+    """The share of the mean's energy that its codec left out, 0 to 1, averaged over the slices by their chunks."""
     lost = sum((part.stop_chunk - part.first_chunk) * part.lost_ppm for part in record.slices)
     return lost / (LOST_ALL_PPM * record.slices[-1].stop_chunk)
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What one peer is credited with in some rounds."""
+    """Credited tokens and rounds of one peer."""
 
     tokens: int = 0
     rounds: int = 0
 
 
 def counted_by_peer(rows: Iterable[RoundRow]) -> Mapping[PeerId, Counted]:
-    """Over these rounds, by peer; nobody who has nothing."""
+    """Totals over these rounds by peer; peers without any are left out."""
     sums: dict[PeerId, Counted] = {}
     for row in rows:
         for peer, tokens in zip(row.members, row.tokens, strict=False):
@@ -92,7 +92,7 @@ def counted_by_peer(rows: Iterable[RoundRow]) -> Mapping[PeerId, Counted]:
 
 
 def round_json(row: RoundRow, total_tokens: int, unix_s: int | None) -> dict[str, object]:
-    """A round as both daemons show it; `unix_s` is when its certificate was first seen, None where nobody wrote that down."""
+    """A round as both daemons show it; `unix_s` is when its certificate was first seen, None if that was not recorded."""
     return {
         "index": row.index,
         "commit": row.commit.hex(),

@@ -1,6 +1,6 @@
-"""The spine at a peer that does not hold it: its records alone, followed as those who hold it do (R23). Pure.
+"""The spine at a peer that does not hold it: it follows the spine's records alone, by the rules of its holders (R23). Pure.
 
-Without the bytes nobody can tell whether a lineage can be had at all. So only commits count on which a holder says it stands.
+Without the bytes nobody can tell whether a lineage is available at all. So only commits on which a holder says it stands count.
 
 Rules: R22, R23 (protocol/rounds/RULES.md).
 """
@@ -21,7 +21,7 @@ from protocol.rounds.messages.wire import decode_record
 
 @dataclass(frozen=True, slots=True)
 class FollowedSpine:
-    """Verified commits of the spine, the one that is followed, and where its holders said last that they stand."""
+    """Verified commits of the spine, the followed one, and where its holders last said they stand."""
 
     tree: CommitTree
     head: CommitId
@@ -29,19 +29,19 @@ class FollowedSpine:
 
     @property
     def view(self) -> SpineView:
-        """For the rounds of other units."""
+        """The view for the rounds of other units."""
         return SpineView(self.head, self.tree)
 
 
 def heard(state: FollowedSpine, peer: PeerId, head: CommitId) -> FollowedSpine:
-    """A holder told where it stands."""
+    """A holder reported its head."""
     if state.holders.get(peer) == head:
         return state
     return replace(state, holders=MappingProxyType({**state.holders, peer: head}))
 
 
 def only_holders(state: FollowedSpine, peers: Collection[PeerId]) -> FollowedSpine:
-    """Without the word of peers that are gone."""
+    """The state without the reports of peers that are gone."""
     holders = {peer: head for peer, head in state.holders.items() if peer in peers}
     return state if len(holders) == len(state.holders) else replace(state, holders=MappingProxyType(holders))
 
@@ -52,7 +52,7 @@ def with_certificates(
     """The state with these commits, oldest first, and whether all of them had a known parent.
 
     Raises:
-        RemoteProtocolError, VersionError: one of them proves nothing; what came before it is not kept either.
+        RemoteProtocolError, VersionError: one of them proves nothing; the earlier ones are not kept either.
     """
     tree = state.tree
     for certificate in certificates:
@@ -64,8 +64,8 @@ def with_certificates(
 
 
 def choose(state: FollowedSpine) -> CommitId:
-    """The commit to follow: the best by R22 among those on which a holder stands, and our own, unless every holder is known to
-    stand on other lineages: nobody could give anybody the bytes of ours.
+    """The commit to follow: the best by R22 among those on which a holder stands, and our own. Ours does not count if every holder
+    is known to stand on other lineages: then nobody could give the bytes of ours.
     """
     tree, head = state.tree, state.head
     stood_on = {stands for stands in state.holders.values() if stands in tree.nodes}

@@ -15,23 +15,23 @@ LOST_ALL_PPM: Final = 1_000_000
 
 
 def require_hash(name: str, value: bytes) -> None:
-    """32 bytes."""
+    """Check that a hash has 32 bytes."""
     require(len(value) == HASH_BYTES, f"{name} of {len(value)} bytes", f"{HASH_BYTES} bytes")
 
 
 def require_tokens(tokens: int) -> None:
-    """A count of tokens. Every heartbeat that is sent or heard comes by here several times: words are made for a wrong one alone."""
+    """Check a count of tokens. Every heartbeat passes here several times, so the error's words are made only for a wrong one."""
     if not 0 <= tokens <= MAX_TOKENS:
         raise dropped(f"{tokens} tokens", "0 to 2^53")
 
 
 def require_lost(lost_ppm: int) -> None:
-    """A share that a codec left out, in millionths."""
+    """Check the share that a codec left out, in millionths."""
     require(0 <= lost_ppm <= LOST_ALL_PPM, f"{lost_ppm} millionths left out", f"0 to {LOST_ALL_PPM}")
 
 
 def require_tiling(slices: Sequence[tuple[int, int]]) -> None:
-    """First and stop chunk of slices that follow one another from chunk 0 on."""
+    """Check first and stop chunk of slices: they follow one another from chunk 0 on."""
     expected = 0
     for first_chunk, stop_chunk in slices:
         require(first_chunk == expected, f"slice starts at chunk {first_chunk}", f"{expected}: slices tile the vector")

@@ -1,10 +1,11 @@
-"""Several sealed messages to one peer in one call, and what came of each: units whose rounds meet say much at the same moment.
+"""Several sealed messages to one peer in one call, and the outcome of each: units whose rounds coincide send many at the same
+moment.
 
     bundle    tag 16 | for each message: length u32, envelope
-    answer    nothing where all were taken; else for each message: length u16, why it was refused, in no bytes where it was taken
+    answer    nothing where all were taken; else for each message: length u16, reason of its refusal, of no bytes where it was taken
 
-Integers are big-endian. The tag stands where an envelope has its domain: who knows no bundles refuses it as a message for something
-else, and is told one message after another. A bundle proves nothing and is not signed; each envelope is judged as one that came alone.
+Integers are big-endian. The tag stands in the place of an envelope's domain, so a peer that knows no bundles refuses it. It then
+gets one message after another. A bundle proves nothing and is not signed; each envelope is judged as if it came alone.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from protocol.received import shown
 
 TAG: Final = b"potluck bundle".ljust(DOMAIN_BYTES, b"\0")
 MAX_BUNDLED: Final = 16
-"""Messages in one bundle: of as many units two peers seldom have rounds at a time."""
+"""Messages in one bundle. Two peers seldom have rounds of more units at a time."""
 
 MAX_BUNDLE_BYTES: Final = 1 << 15
-"""Of all messages in a bundle and their lengths: the first need not wait long for the last to come in, a quarter of a second at
-1 Mbit/s. A longer one goes alone.
+"""Bytes of all messages in a bundle and their lengths, so that the first message need not wait long for the last on a thin line. A
+longer message goes alone.
 """
 
 MAX_REASON_BYTES: Final = 256
@@ -39,7 +40,7 @@ def is_bundle(request: bytes) -> bool:
 
 
 def encode_bundle(envelopes: Sequence[bytes]) -> bytes:
-    """The request that carries these.
+    """The request that carries these envelopes.
 
     Raises:
         LocalProtocolError: more or longer ones than a bundle may have.
@@ -74,16 +75,16 @@ def decode_bundle(request: bytes) -> tuple[bytes, ...]:
 
 
 def encode_answer(reasons: Iterable[str]) -> bytes:
-    """What came of each message: why it was refused, or nothing."""
+    """For each message the reason of its refusal, or nothing."""
     said = [reason.encode()[:MAX_REASON_BYTES] for reason in reasons]
     return b"".join(_REASON.pack(len(reason)) + reason for reason in said) if any(said) else b""
 
 
 def decode_answer(answer: bytes, num_messages: int) -> tuple[str, ...]:
-    """Why each of so many messages was refused; "" for one that was taken.
+    """For each message the reason of its refusal; "" for one that was taken.
 
     Raises:
-        RemoteProtocolError: not the answer to so many.
+        RemoteProtocolError: not the answer to `num_messages` messages.
     """
     if not answer:
         return ("",) * num_messages
@@ -104,7 +105,7 @@ def decode_answer(answer: bytes, num_messages: int) -> tuple[str, ...]:
 
 
 def _part(data: bytes, at: int, length: struct.Struct, what: str) -> tuple[int, int]:
-    """Where the part whose length stands at `at` begins and stops."""
+    """First and stop byte of the part whose length stands at `at`."""
     begin = at + length.size
     if begin > len(data):
         raise RemoteProtocolError(f"a length cut off at byte {at} of a {what}", "whole parts")

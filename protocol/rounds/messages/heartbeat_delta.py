@@ -1,16 +1,16 @@
-"""A heartbeat that says again what was said before, in a few bytes: which one it is like, and the tokens ready now (R4).
+"""A heartbeat that repeats an earlier one in a few bytes: the digest of that one, and the tokens ready now (R4).
 
     first 8 bytes of the hash of what stays the same | number u32 | tokens ready u64 for each head
 
-or, where its sender stands at another commit since, what a commit changes:
+or, if its sender has moved to another commit since, the fields that a commit changes:
 
     the same of the one before | number u32 | upload ms u32 | upload bytes a second u64
     | tokens ready u64, tokens of the run u64, index u64, whether it may contribute u8, commit 32 for each head
 
-Integers are big-endian. A whole heartbeat has 350 bytes and more with its envelope; between two commits only the tokens in it change.
-A short one is not signed: it is a hint, passed on to nobody, and the channel tells for certain who sent it. The number counts up in a
-process life: what comes late or twice is older than what is known. Who does not know the whole one says so and is sent it. State roots
-are in whole ones alone: nobody acts on those that are heard.
+Integers are big-endian. Between two commits only the tokens in a heartbeat change, so the short form saves most of its bytes. A
+short one is not signed: it is a hint, passed on to nobody, and the channel proves its sender. The number counts up in a process: a
+late or repeated one is dropped. A peer that does not know the whole one says so and gets it. State roots are in whole ones only:
+nobody acts on those that are heard.
 
 Rules: R4 (protocol/rounds/RULES.md).
 """
@@ -33,18 +33,18 @@ _TOKENS: Final = struct.Struct(">Q")
 _UPLOAD: Final = struct.Struct(">IQ")
 _HEAD: Final = struct.Struct(f">QQQ?{HASH_BYTES}s")
 NUM_LIKE: Final = 2048
-"""Likenesses and outlines remembered: of a thousand peers those that they told last."""
+"""Digests and outlines in the cache: the last ones of about a thousand peers."""
 
 LAST_NUMBER: Final = (1 << 32) - 1
 _NO_COMMIT: Final = CommitId(bytes(HASH_BYTES))
 _NO_ROOT: Final = Root(bytes(HASH_BYTES))
 SAY_WHOLE: Final = b"?"
-"""The answer to a short heartbeat that is like none that is known."""
+"""The answer to a short heartbeat whose digest is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShortBeat:
-    """What any short heartbeat begins with. `report_digest` names the whole one that it goes by."""
+    """The prefix of every short heartbeat. `report_digest` names the whole one that it builds on."""
 
     report_digest: bytes
     number: int
@@ -52,17 +52,17 @@ class ShortBeat:
 
 @functools.lru_cache(maxsize=NUM_LIKE)
 def _likeness(heartbeat: Heartbeat) -> bytes:
-    """Of one without tokens: what is told and heard between two commits is the same again and again."""
+    """The hash of a heartbeat without tokens, cached: the same ones are sent and heard again and again between two commits."""
     return sha256(encode_message(heartbeat)).digest()[:8]
 
 
 def report_digest(heartbeat: Heartbeat) -> bytes:
-    """8 bytes that two heartbeats have in common when they differ in the tokens ready alone, and in state roots."""
+    """8 bytes that two heartbeats share when they differ only in the tokens ready and in state roots."""
     return _likeness(_with_heads(heartbeat, tuple([_without_state(head) for head in heartbeat.heads])))
 
 
 def is_like(one: Heartbeat, other: Heartbeat) -> bool:
-    """Whether two heartbeats have one `report_digest`, and one `outline` then, without hashing any of them."""
+    """Whether two heartbeats have one `report_digest`, and so one `outline`, without hashing any of them."""
     return (
         one.member == other.member
         and one.is_inbound_reachable == other.is_inbound_reachable
@@ -85,12 +85,12 @@ def _stands_alike(one: UnitHead, other: UnitHead) -> bool:
 
 
 def outline(heartbeat: Heartbeat) -> bytes:
-    """8 bytes that two heartbeats have in common when they differ in nothing but what a commit changes."""
+    """8 bytes that two heartbeats share when they differ only in the fields that a commit changes."""
     heads = tuple([UnitHead(head.unit, _NO_COMMIT, 0, 0, 0, False, _NO_COMMIT, _NO_ROOT) for head in heartbeat.heads])
     return _likeness(Heartbeat(heartbeat.member, heartbeat.is_inbound_reachable, 0, heads, 0, heartbeat.silent))
 
 
-# Written out, for `dataclasses.replace` takes several times as long and heartbeats are most of what is heard.
+# Written out: `dataclasses.replace` takes several times as long, and heartbeats are most of the messages heard.
 
 
 def _without_state(head: UnitHead) -> UnitHead:
@@ -123,7 +123,7 @@ def encode_short(heartbeat: Heartbeat, like: bytes, number: int) -> bytes:
 
 
 def encode_moved(heartbeat: Heartbeat, like: bytes, number: int) -> bytes:
-    """The short form of a heartbeat that has the `outline` of an earlier one, of which `like` is the `report_digest`."""
+    """The short form of a heartbeat that has the `outline` of an earlier one; `like` is the `report_digest` of that one."""
     heads = (
         _HEAD.pack(head.tokens_ready, head.total_tokens, head.index, head.can_contribute, head.head)
         for head in heartbeat.heads
@@ -133,7 +133,7 @@ def encode_moved(heartbeat: Heartbeat, like: bytes, number: int) -> bytes:
 
 
 def decode_short(raw: bytes) -> ShortBeat:
-    """Raises RemoteProtocolError for bytes of no such form."""
+    """Read the prefix. Raises RemoteProtocolError for bytes of no such form."""
     most = _PREFIX.size + _UPLOAD.size + MAX_MEMBERS * _HEAD.size
     if not _PREFIX.size <= len(raw) <= most:
         raise RemoteProtocolError(f"a short heartbeat of {len(raw)} bytes", f"{_PREFIX.size} to {most}")
@@ -141,15 +141,15 @@ def decode_short(raw: bytes) -> ShortBeat:
 
 
 def says_tokens_alone(known: Heartbeat, raw: bytes) -> bool:
-    """Whether a short one that goes by `known` says what is ready and nothing else: then both have one `report_digest`."""
+    """Whether a short one that builds on `known` reports ready tokens and nothing else: then both have one `report_digest`."""
     return len(raw) == _PREFIX.size + len(known.heads) * _TOKENS.size
 
 
 def made_whole(known: Heartbeat, raw: bytes) -> Heartbeat:
-    """What the sender of `known` says with a short one that goes by it.
+    """The whole heartbeat that a short one of the sender of `known` stands for.
 
     Raises:
-        RemoteProtocolError: another number of heads, or numbers beyond what can be.
+        RemoteProtocolError: another number of heads, or numbers out of range.
     """
     said, num_heads = raw[_PREFIX.size :], len(known.heads)
     if says_tokens_alone(known, raw):

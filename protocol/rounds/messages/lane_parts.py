@@ -1,8 +1,8 @@
-"""Whose parts a contribution to a stage's round brings, in a run of lanes: a lane counts once in a round, whoever brings it. Pure.
+"""The lanes' parts that a contribution to a stage's round brings: a lane counts once in a round, whichever peer brings it. Pure.
 
-A seat may change hands while its share is in an exchange already: then its former holder and who took it bring the same, and so do a
-member that died and who was given its part. Each says so in its signed header, reducers count one of them, and neither a result nor a
-record that has a lane twice can be made or read.
+A seat may change hands while its share is in an exchange already. Then its former holder and the new one bring the same share; so
+do a dead member and the peer that was given its part. Each names its parts in its signed header, and reducers count one of them. A
+result or a record that has a lane twice can neither be made nor read.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from protocol.received import require
 from protocol.rounds.messages.bounds import MAX_TOKENS, require_tokens
 
 MAX_PARTS: Final = 64
-"""In one contribution: its own share, and those of lanes that ended, which were given to its sender."""
+"""Parts of one contribution: its own share, and those of ended lanes, which were given to its sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class LanePart:
-    """What a lane brings into one of its rounds, by one stage. Its content hangs on lane and round alone: stages bring nothing before
-    all hold the snapshot that it is (protocol/pipeline/stage_machine.py), and who takes a seat brings that snapshot.
+    """One lane's part in one of its rounds, by one stage. Its content depends on lane and round alone: no stage brings anything
+    before all hold that snapshot (protocol/pipeline/stage_machine.py). A peer that takes a seat brings the same snapshot.
 
+    Attributes:
     Attributes:
         lane: its number, 32 bits.
         round: as the lane counts them.
@@ -41,30 +42,31 @@ class LanePart:
 
     @property
     def place(self) -> tuple[int, int]:
-        """What is to count once."""
+        """The key that may count only once."""
         return self.lane, self.round
 
 
 def require_parts(parts: Sequence[LanePart], tokens: int) -> None:
-    """The parts of one contribution of so many tokens, which none of them makes up otherwise; none outside of lanes."""
+    """Check the parts of one contribution: their tokens add up to `tokens`, and there are none outside of lanes."""
     if not parts:
         return
     require(len(parts) <= MAX_PARTS, f"{len(parts)} lanes' parts", f"at most {MAX_PARTS}")
-    brought = min(MAX_TOKENS, sum(part.tokens for part in parts))
-    require(brought == tokens, f"lanes' parts of {brought} tokens", f"the contribution's {tokens}")
+    sum_tokens = min(MAX_TOKENS, sum(part.tokens for part in parts))
+    require(sum_tokens == tokens, f"lanes' parts of {sum_tokens} tokens", f"the contribution's {tokens}")
     require_once([parts])
 
 
 def require_once(brought: Iterable[Sequence[LanePart]]) -> None:
-    """No lane is twice in what several bring into one sum."""
+    """Check that no lane is twice among the contributions to one sum."""
     places = [part.place for parts in brought for part in parts]
     require(len(set(places)) == len(places), "a lane twice in one round", "each once, whoever brings it")
 
 
 def brought_twice(brought: Mapping[PeerId, Sequence[LanePart]]) -> dict[PeerId, str]:
-    """Whose contributions are not summed because another has a lane of theirs, and why: all others have every lane at most once.
+    """Contributions that are not summed because another brings one of their lanes, and why. The others have every lane at most
+    once.
 
-    Who brings most lanes is taken first, so that a lane that one alone brings is not lost with another; then by id.
+    A peer with more lanes comes first, so that a lane that it alone brings is not lost; then peers come by id.
     """
     by: dict[tuple[int, int], PeerId] = {}
     found: dict[PeerId, str] = {}

@@ -1,8 +1,8 @@
-"""What is said in a round, as frozen dataclasses: one per wire message, units in field names.
+"""Messages of a round, as frozen dataclasses: one per wire message, units in field names.
 
-A round is named `(unit, base)`, base being the commit id of its parent; the index is only a label (R1). The bytes of a
-commit record are made once, by the opener that settles, and carried as received ever after: nobody serialises them again.
-Each class checks its own bounds when made. The wire form is protocol/rounds/messages/wire.py and protocol/proto/round.proto.
+A round is named `(unit, base)`, base being the commit id of its parent; the index is only a label (R1). The bytes of a commit
+record are made once, by the opener that settles. They are carried as received ever after: nobody serialises them again. Each class
+checks its own bounds when made. The wire form is protocol/rounds/messages/wire.py and protocol/proto/round.proto.
 
 Rules: R1, R2, R3, R4, R6, R7, R10, R11, R12, R13, R14, R15, R16, R18, R20, R21, R23 (protocol/rounds/RULES.md).
 """
@@ -24,10 +24,10 @@ MAX_SLICES: Final = 32
 
 MAX_CHUNKS: Final = 1 << 20
 LAST_ATTEMPT: Final = (1 << 32) - 1
-"""No attempt is numbered so high: a promise of it says that its peer left (R3)."""
+"""No attempt has this number: a promise of it says that its peer left (R3)."""
 
 NO_SPINE: Final = CommitId(b"")
-"""What the spine's own proposals and records cite: their base says it."""
+"""In the spine's own proposals and records, which cite no spine commit: their base is one."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,7 +43,7 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A peer as it takes part: another incarnation is another disk, another session is another process."""
+    """A peer as it takes part. Another incarnation is another disk, another session is another process."""
 
     peer: PeerId
     incarnation: int
@@ -117,7 +117,7 @@ class Proposal:
 
     @cached_property
     def participants(self) -> tuple[PeerId, ...]:
-        """The members, and reducers that are none: they do not hold the unit (R7). Asked for with every look at who is silent."""
+        """The members, and reducers that are no members: they do not hold the unit (R7). Cached, since every tick asks for it."""
         return tuple(dict.fromkeys((*(m.peer for m in self.members), *(part.reducer for part in self.slices))))
 
     @property
@@ -141,7 +141,7 @@ class Omission:
 
 @dataclass(frozen=True, slots=True)
 class Included:
-    """A contribution summed into a slice, with what its header says of it."""
+    """A contribution summed into a slice, with the values of its header."""
 
     peer: PeerId
     incarnation: int
@@ -160,10 +160,10 @@ class ResultHeader:
     """A reducer's result for one slice, signed in an envelope (R10).
 
     Attributes:
-        included: the contributions summed, in the fixed order of peer ids. None: nobody there has anything to offer, no result.
+        included: the contributions summed, in the fixed order of peer ids. None: no live member has anything to offer, no result.
         result_hash: Merkle root over the hashes of the slice's encoded result chunks; zeros without a result.
         weight_sum: sum of min(tokens, cap) over `included`.
-        lost_ppm: how much of the mean's energy (its sum of squares) the result's codec had no room for, in millionths, rounded up;
+        lost_ppm: share of the mean's energy (its sum of squares) that the result's codec left out, in millionths, rounded up;
             0 for a codec that writes every value.
     """
 
@@ -192,8 +192,8 @@ class ResultHeader:
 
 @dataclass(frozen=True, slots=True)
 class SliceRecord:
-    """One slice in a commit record: who summed it, the hash of its bytes, who was left out and why, and what share of the mean its
-    codec had no room for (`lost_ppm`, as its reducer signed it).
+    """One slice in a commit record: its reducer, the hash of its bytes, and the members left out and why. `lost_ppm` is the share
+    of the mean that its codec left out, as its reducer signed it.
     """
 
     first_chunk: int
@@ -209,8 +209,8 @@ class SliceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """One member's part in a commit. `credited_tokens` = floor(tokens x covered chunks / all chunks) (R20). `lanes`: whose parts
-    it brought, in a run of lanes.
+    """One member's part in a commit. `credited_tokens` = floor(tokens x covered chunks / all chunks) (R20). `lanes`: the lanes'
+    parts that it brought, in a run of lanes.
     """
 
     peer: PeerId
@@ -231,13 +231,13 @@ class Attestation:
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """Everything that one commit did (R2): its bytes, hashed with the parent id, are the commit id.
+    """Everything that one commit did (R2). Its bytes, hashed with the parent id, are the commit id.
 
     Attributes:
         ballot: the ballot that made the record; a successor settles the same bytes under a ballot of its own.
         total_tokens: W of this commit: W(parent) + credited tokens.
         next_target_tokens: ready tokens at which the next round is due.
-        roster: who votes on the next round: the proposal's members not suspected at settle time.
+        roster: the voters of the next round: the proposal's members not suspected at settle time.
         incarnations: the disks that they vote with, in the roster's order: a peer that lost its disk may have voted already.
         lone: committed without a quorum, after patience.
         codec, result_codec, spine: as in the proposal.
@@ -278,11 +278,11 @@ class CommitRecord:
         self._require_lanes_once()
 
     def _require_lanes_once(self) -> None:
-        """In no slice is a lane counted twice, whoever brought it."""
-        brought = [entry for entry in self.contributors if entry.lanes]
-        for part in self.slices if len(brought) > 1 else ():
+        """In no slice may a lane be counted twice."""
+        with_lanes = [entry for entry in self.contributors if entry.lanes]
+        for part in self.slices if len(with_lanes) > 1 else ():
             omitted = {entry.peer for entry in part.omitted}
-            require_once(entry.lanes for entry in brought if entry.peer not in omitted)
+            require_once(entry.lanes for entry in with_lanes if entry.peer not in omitted)
 
     def contributor(self, peer: PeerId) -> Contributor | None:
         """The entry of `peer`, or None when nothing of it was counted."""
@@ -303,7 +303,7 @@ class Ack:
 class Certificate:
     """A commit: the record as received, and the signed acks of a quorum of the base roster, all of one ballot (R15).
 
-    `leaves` are signed goodbyes of roster members who left on this base: they no longer count towards the quorum (R3).
+    `leaves` are signed goodbyes of roster members that left on this base: they stop counting towards the quorum (R3).
     """
 
     record: bytes
@@ -324,7 +324,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Mend:
-    """The opener gives slices to other reducers within its attempt (R12); only what moved is sent again.
+    """The opener gives slices to other reducers within its attempt (R12); only moved slices are sent again.
 
     Attributes:
         revision: counts up within a ballot; a lower one is out of date.
@@ -347,7 +347,7 @@ class Mend:
 class PreVoteRequest:
     """Asked before a take-over (R6): do you, too, find that the opener is gone or overdue? It binds nobody.
 
-    `waited_s` is how long the asker has waited, for voters who cannot tell whether a round is due; `lone`: see Proposal.
+    `waited_s` is how long the asker has waited, for voters that cannot tell whether a round is due; `lone`: see Proposal.
     """
 
     unit: UnitName
@@ -362,7 +362,9 @@ class PreVoteRequest:
 
 @dataclass(frozen=True, slots=True)
 class PreVote:
-    """The answer: a sentence, empty when the voter agrees. `leads_s`: so much longer the voter gives what it leads, else 0."""
+    """The answer: an objection, empty when the voter agrees. `leads_s`: seconds that the voter still gives the attempt it leads,
+    else 0.
+    """
 
     unit: UnitName
     base: CommitId
@@ -376,7 +378,7 @@ class PreVote:
 
 @dataclass(frozen=True, slots=True)
 class PromiseRequest:
-    """Take-over, first phase (R16): refuse lower ballots from now on, and say what you know."""
+    """First phase of a take-over (R16): refuse lower ballots from now on, and report your highest ack."""
 
     unit: UnitName
     base: CommitId
@@ -422,7 +424,7 @@ class ResultReady:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A certificate, as its leader tells it to everybody, and others on being told of its base (R15)."""
+    """A certificate, sent by its leader to everybody, and by others in answer to messages about its base (R15)."""
 
     unit: UnitName
     certificate: Certificate
@@ -430,7 +432,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class UnitHead:
-    """One unit in a heartbeat: where the sender stands and what it has ready."""
+    """One unit in a heartbeat: the sender's head and its ready tokens."""
 
     unit: UnitName
     head: CommitId
@@ -450,8 +452,8 @@ class Heartbeat:
     """One per peer, not per unit (R4): hints, never grounds to adopt or abandon anything.
 
     Attributes:
-        exchange_ms: how long the sender's last upload to all reducers took, or would have taken: deadlines are learned from it,
-            0 when it made none yet (R11).
+        exchange_ms: how long the sender's last upload to all reducers took, or would have taken, 0 when it made none yet. Deadlines
+            are learned from it (R11).
         silent: members of the running exchange whom the sender does not hear either (R12).
     """
 
@@ -469,7 +471,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A graceful goodbye with the leaver's vote on its base (R3): what it promised and acked; it acks nothing there any more."""
+    """A graceful goodbye with the leaver's vote on its base (R3): what it promised and acked. It acks nothing there from now on."""
 
     member: Member
     unit: UnitName
@@ -493,4 +495,4 @@ RoundMessage = (
     | Promise
     | Refusal
 )
-"""What travels on the control channel "round", one per signed envelope."""
+"""The payload on the control channel "round", one per signed envelope."""

@@ -1,4 +1,4 @@
-"""The first frame of a stream: what is brought to a reducer, under what header, and what is asked of somebody who holds it.
+"""The first frame of a stream: a contribution to a reducer with its header, or a request to a holder.
 
 Rules: R8 (protocol/rounds/RULES.md).
 """
@@ -15,29 +15,29 @@ from protocol.rounds.messages.lane_parts import LanePart, require_parts
 from protocol.rounds.messages.messages import Ballot, Member
 
 NOTHING_TO_OFFER: Final = "nothing to offer"
-"""Why a member is left out whose snapshot failed, or that is still making it."""
+"""Why a member is left out whose snapshot failed, or is not ready yet."""
 
 NO_PART: Final = "a spare, with no part in this round"
-"""Why a member is left out that was to bring nothing, for it serves no lane: nothing of the round is missing with it."""
+"""Why a member is left out that serves no lane and was to bring nothing: nothing of the round is missing without it."""
 
 LATER: Final = b"later"
-"""In place of a header that follows: no header. A reducer of an older release refuses it and goes on waiting for the member; with
-none at all it would take the member for one that offers nothing, and close its slice without it.
+"""In place of a header that follows. A reducer of an older release refuses it and goes on waiting for the member. With an empty
+header it would take the member for one that offers nothing, and close its slice without it.
 """
 
 MAX_KNOWN: Final = 64
-"""Ten dense steps and doublings after them reach back 2^54 commits."""
+"""Ten single steps and then doubling ones reach back 2^54 commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContributionHeader:
-    """What a member offers for one (unit, base), signed in an envelope; one for all attempts (R8).
+    """A member's offer for one (unit, base), signed in an envelope; one for all attempts (R8).
 
     Attributes:
         root: Merkle root over the hashes of all encoded chunks.
         tokens: tokens trained into the delta.
         attested, attested_root: the newest commit whose state root this member computed, and that root: P1's evidence.
-        lanes: whose parts it brings, in a run of lanes; none elsewhere.
+        lanes: the lanes' parts that it brings, in a run of lanes; none elsewhere.
     """
 
     unit: UnitName
@@ -59,13 +59,13 @@ class ContributionHeader:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeHello:
-    """Opens a member's stream to a reducer: which slice of which attempt, and what the member offers for it.
+    """Opens a member's stream to a reducer: the slice and attempt, and what the member offers for it.
 
     Attributes:
         contribution: the signed ContributionHeader, empty for a member that offers nothing and only wants the result; LATER where
             it is still being encoded.
         chunk_hashes: leaf hashes (32 bytes each) of the slice's chunks, in order.
-        path: what they need to make the header's root (protocol/merkle.py, `MerkleTree.path`), 32 bytes each.
+        path: the hashes that lead from them to the header's root (protocol/merkle.py, `MerkleTree.path`), 32 bytes each.
         no_part: of a member that offers nothing, whether it was to bring nothing.
     """
 
@@ -83,7 +83,7 @@ class ExchangeHello:
 
     @property
     def follows(self) -> bool:
-        """Whether chunks come before their header, which is said in a second hello once it is signed."""
+        """Whether chunks come before their header, which a second hello brings once it is signed."""
         return self.contribution == LATER
 
     def is_of(self, other: ExchangeHello) -> bool:
@@ -93,7 +93,7 @@ class ExchangeHello:
 
     @property
     def why_nothing(self) -> str:
-        """Of a member that offers nothing."""
+        """The reason of a member that offers nothing."""
         return NO_PART if self.no_part else NOTHING_TO_OFFER
 
 
@@ -112,7 +112,7 @@ class FetchResult:
 class FetchCommits:
     """Asks for the certificates after the newest commit of `known` that is on the donor's lineage, oldest first.
 
-    `known` runs from the asker's head back to the start of the run, densely at first and then in doubling steps, so that a donor on
+    `known` runs from the asker's head back to the start of the run, in single steps first and then in doubling ones. So a donor on
     another lineage finds the fork without a dialogue.
     """
 
@@ -135,11 +135,11 @@ class FetchState:
 
 @dataclass(frozen=True, slots=True)
 class FetchHashes:
-    """Asks for the leaf hashes of all chunks of a generation, and that it be kept while it is being downloaded."""
+    """Asks for the leaf hashes of all chunks of a generation, which the donor then keeps while it is downloaded."""
 
     unit: UnitName
     commit: CommitId
 
 
 FetchRequest = FetchResult | FetchCommits | FetchState | FetchHashes
-"""What is asked on the stream channel "fetch", one request per stream."""
+"""The requests of the stream channel "fetch", one per stream."""

@@ -1,4 +1,4 @@
-"""The start of a run, signed by the host: who votes first, and the state from which each unit begins."""
+"""The start of a run, signed by the host: its first voters, and the state from which each unit begins."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class StartRecord:
     """Signed by the host: the run begins with this roster from this state. Its hash is the genesis commit id.
 
     Attributes:
-        incarnations: the disks that founders vote with, in the roster's order: a founder that loses its disk before the first commit
-            may have voted on it already. None of a run that an older host started.
+        incarnations: the disks that founders vote with, in the roster's order: a founder that loses its disk before the first
+            commit may have voted on it already. Empty for a run that an older host started.
     """
 
     run_id: bytes

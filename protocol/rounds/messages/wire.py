@@ -1,8 +1,8 @@
 """Messages to bytes and back: the dataclasses of protocol/rounds over the protobuf messages of protocol/proto.
 
-Both sides have the same names and fields, so one converter, compiled once per class, serves them all. Decoding goes through
-the dataclass constructors, which check every bound: whatever `decode_*` returns is safe to use, anything else raises
-RemoteProtocolError. Signed things are judged as received: bytes made here once are carried, never made again.
+Both sides have the same names and fields, so one converter, compiled once per class, serves them all. Decoding goes through the
+dataclass constructors, which check every bound: any value that `decode_*` returns is safe to use, anything else raises
+RemoteProtocolError. Signed messages are judged as received: their bytes are made once, carried, and never made again.
 
 Rules: R1 (protocol/rounds/RULES.md).
 """
@@ -58,7 +58,7 @@ def _describe(cls: type, field: dataclasses.Field[object]) -> _Field:
 
 
 def _is_text(hint: object) -> bool:
-    """Plain text, or one of the names of protocol/ids.py."""
+    """Whether a type is plain text, or one of the names of protocol/ids.py."""
     return hint is str or getattr(hint, "__supertype__", None) is str
 
 
@@ -94,7 +94,7 @@ def _fill(value: object, target: Message) -> None:
 
 
 def _check_text(cls: type, field: _Field, value: str) -> None:
-    """What strangers write ends up in logs, file names and dials."""
+    """Bound text from strangers, which ends up in logs, file names and addresses to dial."""
     if len(value) > MAX_TEXT or not value.isprintable():
         raise RemoteProtocolError(
             f"{cls.__name__}.{field.name} of {len(value)} letters", f"at most {MAX_TEXT}, all of them printable"
@@ -105,7 +105,7 @@ def _check_text(cls: type, field: _Field, value: str) -> None:
 
 @functools.cache
 def _taker(cls: Hashable) -> Callable[[Message], object]:
-    """How to make a `cls` of its message: one reader per field, in the order of the constructor."""
+    """A function that makes a `cls` of its message: one reader per field, in the order of the constructor."""
     make = cast("Callable[..., object]", cls)
     readers = tuple(_reader(cast("type", cls), field) for field in _fields(cls))
     return lambda source: make(*[read(source) for read in readers])
@@ -202,7 +202,7 @@ def encode_oneof(outer: Message, value: object) -> bytes:
 def decode_oneof(
     proto: type[Message], classes: dict[str, type], data: bytes, max_bytes: int = MAX_MESSAGE_BYTES
 ) -> object:
-    """What `encode_oneof` wrote.
+    """Read bytes of `encode_oneof`.
 
     Args:
         classes: as `oneof_classes` gave them for the kinds that may come.
@@ -248,7 +248,7 @@ def encode_record(record: CommitRecord) -> bytes:
 
 @functools.lru_cache(maxsize=16)
 def decode_record(data: bytes) -> CommitRecord:
-    """Read a record; its bytes stay the truth. The last ones are remembered: a round looks at the same bytes at each of its steps."""
+    """Read a record; its bytes stay the truth. Recent ones are cached: a round reads the same bytes at each of its steps."""
     return decode_body(CommitRecord, data)
 
 
@@ -273,8 +273,8 @@ def decode_certificate(data: bytes) -> Certificate:
     """A certificate as stored or received; `chain.verify_certificate` judges it.
 
     Raises:
-        RemoteProtocolError: as `decode_body`, or bytes that `encode_certificate` does not write: these are kept and handed on, and
-            what nobody signed shall not travel with them.
+        RemoteProtocolError: as `decode_body`, or bytes that `encode_certificate` does not write: they are stored and handed on, and
+            unsigned bytes must not travel with them.
     """
     certificate = decode_body(Certificate, data)
     if encode_certificate(certificate) != data:

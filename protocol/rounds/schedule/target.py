@@ -1,9 +1,8 @@
-"""How many ready tokens make the next round due. Pure: every commit record carries the number, so that all of a run agree on it.
+"""How many ready tokens make the next round due. Pure: every commit record carries the number, so all peers of a run agree on it.
 
-Without more in the manifest all rounds are alike. A ramp begins with small ones: a round takes a fixed share of all tokens committed
-before it, so that rounds are evenly spread over the logarithm of what is trained; most of what local training loses against
-synchronous training it loses early, and early rounds are few bytes in all. "auto" measures: a round lasts as long as its exchange
-needs, so that the exchanges fit behind one another.
+By default all rounds are alike. A ramp begins with small rounds: each takes a fixed share of all tokens committed before it. So
+rounds are evenly spread over the logarithm of the training. Local training loses most against synchronous training early, and early
+rounds are few bytes in all. "auto" measures: a round lasts as long as its exchange needs, so that exchanges do not overlap.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from math import ceil, log
 from typing import Final
 
 MOST_CHANGE: Final = 2
-"""A measured target is at most so many times the one before, or that part of it: one slow round says little."""
+"""A measured target is at most this many times the previous one, or at least that part of it: one slow round proves little."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRound:
-    """What was trained between two proposals, as the leader of the later one saw it; of the first round that it hears of since the
-    commit before, until every slice had its result.
+    """Measures of the time between two proposals, as seen by the leader of the later one. For the first round that it hears of,
+    they run from the previous commit until every slice had its result.
 
     Attributes:
         target_tokens: at which the later one was due.
         tokens: offered to it.
         round_s: between the two proposals.
-        exchange_s: from the earlier proposal to its commit, with all that its exchange brought; where training waits for it, from the
-            leader's own snapshot on.
-        heartbeat_s: between two words of what is ready, while the later one was about to be due.
+        exchange_s: from the earlier proposal to its commit, with all that its exchange brought; where training waits for it, from
+            the leader's own snapshot on.
+        heartbeat_s: between two reports of ready tokens, while the later one was about to be due.
     """
 
     target_tokens: int
@@ -38,8 +37,8 @@ class MeasuredRound:
 
     @property
     def late_s(self) -> float:
-        """For how long the later round was due before it was proposed, for want of word of it. What is longer than a heartbeat is no
-        such delay where it began before the exchange was over: it was the exchange that was waited for.
+        """Seconds between the later round's falling due and its proposal, for want of reports. A time longer than a heartbeat that
+        began before the exchange was over is no such delay: the round waited for the exchange.
         """
         since_due_s = self.round_s * max(0, self.tokens - self.target_tokens) / max(1, self.tokens)
         return min(since_due_s, max(self.heartbeat_s, self.round_s - self.exchange_s))
@@ -47,13 +46,13 @@ class MeasuredRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundTarget:
-    """The manifest's rule. Tokens are those of all members together.
+    """The manifest's rule for targets. Tokens are those of all members together.
 
     Attributes:
-        most_tokens: of a round; of all of them without a ramp and without "auto".
+        most_tokens: of the largest round; of every round without a ramp and without "auto".
         first_tokens: of one member in the smallest round.
         ramp_share: of the tokens committed before, 0 without a ramp.
-        exchange_share: with "auto", of a round, that its exchange may take, above 0; else 0.
+        exchange_share: with "auto", the share of a round that its exchange may take, above 0; else 0.
         is_blocking: training waits for exchanges.
     """
 
@@ -64,26 +63,26 @@ class RoundTarget:
     is_blocking: bool = False
 
     def least(self, num_members: int) -> int:
-        """The smallest round of so many members."""
+        """Tokens of the smallest round of `num_members`."""
         return min(self.most_tokens, num_members * self.first_tokens)
 
     @property
     def fewest_tokens(self) -> int:
-        """Of any round of the run, however many take part in it and whatever was measured."""
+        """Tokens of the smallest possible round of the run, whatever takes part in it and whatever the measures were."""
         return self.least(1) if self.ramp_share or self.exchange_share else self.most_tokens
 
     def planned(self, total_tokens: int, num_members: int) -> int:
-        """Of the round that follows so many committed tokens, whatever was measured: with "auto" the least that it may come to."""
+        """Tokens of the round after `total_tokens` are committed, by the plan alone; with "auto" the least that it may come to."""
         if not self.ramp_share:
             return self.least(num_members) if self.exchange_share else self.most_tokens
         return max(self.least(num_members), min(self.most_tokens, int(total_tokens * self.ramp_share)))
 
     def after(self, total_tokens: int, num_members: int, measured: MeasuredRound) -> int:
-        """Of the round that follows the measured one, at `total_tokens`, with so many members.
+        """Tokens of the round that follows the measured one, at `total_tokens`, with `num_members`.
 
-        What was trained between a round's falling due and its proposal, while heartbeats told of it, comes on top of the next one,
-        too, and is less to wait for. What was trained while the exchange before was still going on is not: with a larger target the
-        round would have been opened at the same moment.
+        Tokens are also trained while reports are under way, after a round falls due and before its proposal. They come on top of
+        the next round too, so they are taken off its target. Tokens trained while the earlier exchange still ran are not taken off:
+        with a larger target the round would have been opened at the same moment.
         """
         planned = self.planned(total_tokens, num_members)
         if not self.exchange_share or measured.round_s <= 0.0:
@@ -95,7 +94,7 @@ class RoundTarget:
         return max(planned, min(self.most_tokens, max(least, min(most, needed))))
 
     def num_rounds(self, total_tokens: int, num_members: int) -> int:
-        """About as many as a training of so many tokens takes, by the plan alone."""
+        """About how many rounds a training of `total_tokens` takes, by the plan alone."""
         least = self.least(num_members)
         if not self.ramp_share:
             return -(-total_tokens // self.planned(0, num_members))

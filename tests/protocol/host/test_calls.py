@@ -1,4 +1,4 @@
-"""What the coordinator says of the run: there and back, and bounds."""
+"""The coordinator's messages about the run: there and back, and bounds."""
 
 from __future__ import annotations
 

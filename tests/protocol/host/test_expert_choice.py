@@ -1,4 +1,4 @@
-"""Who holds which experts: shared out alike by all, and what an owner may ask for."""
+"""The choice of experts: all peers share them out alike, and an owner's wishes are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of the round machine has to say for itself; the table asks it of every step of every story."""
+"""Checks of the reasons that a step of the round machine gives; the table makes them at every step of every test."""
 
 from __future__ import annotations
 

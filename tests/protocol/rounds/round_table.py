@@ -1,5 +1,5 @@
 """Round machines around one table: every order is performed and answered, messages wait in one queue, and tests decide what is
-lost, cut, frozen or killed. Whatever a test plays, the table itself holds that one base never gets two certificates of a quorum.
+lost, cut, frozen or killed. In every test the table itself checks that one base never gets two certificates of a quorum.
 
 Rules: R23 (protocol/rounds/RULES.md).
 """
@@ -96,7 +96,7 @@ STALL_AFTER_S: Final = 3.0
 
 @dataclass
 class Disk:
-    """What outlives a process: the lineage, the votes on each base, and results."""
+    """State that outlives a process: the lineage, the votes on each base, and results."""
 
     genesis: ChainLink
     incarnation: int = 1
@@ -159,7 +159,7 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an order, on its way back to the process that gave it."""
+    """The outcome of an order, on its way back to the process that gave it."""
 
     to: PeerId
     session: int
@@ -179,7 +179,7 @@ class Seat:
         self.mailbox: list[Parcel] = []
         self.tokens = 100
         self.tokens_a_tick = 0
-        """Where it trains: what a commit counts is ready no more. Else as many tokens are ready all the time."""
+        """Tokens trained at each tick; then a commit takes off the counted ones. With 0 the ready tokens never change."""
 
         self.upload_bytes_per_s = 0
         self.late_upload_s = 0.0
@@ -421,7 +421,7 @@ class Table:
         return held
 
     def let_go(self, seat: Seat, held: list[tuple[PeerId, RoundMessage]]) -> None:
-        """What was held comes now, and what is said from now on at once."""
+        """Held messages arrive now, and later ones at once."""
         self.drops = lambda sender, to, message: False
         for to, message in held:
             self._send(seat, (to,), message)
@@ -607,7 +607,7 @@ def contribution_root(member: Member, base: CommitId) -> Root:
 
 
 def result_hash(base: CommitId, ballot: Ballot, part: SliceSpec) -> Root:
-    """What a slice came to in one attempt: another attempt has another result."""
+    """The result of a slice in one attempt: another attempt has another result."""
     return Root(sha256(encode_body(ballot) + base + encode_body(part)).digest())
 
 
@@ -617,7 +617,7 @@ def state_root(commit: CommitId) -> Root:
 
 
 def heartbeat_of(seat: Seat) -> Heartbeat:
-    """What the seat would say now."""
+    """The heartbeat that the seat would send now."""
     return own_heartbeat(seat.state, seat.table.now_s)
 
 
@@ -638,7 +638,7 @@ def _hash_in(message: ResultReady) -> Root:
 
 
 def first_proposal(table: Table, num_members: int | None = None, attempt: int = 0) -> Proposal:
-    """What the opener of the first round would propose: a slice for every member."""
+    """The proposal of the first round's opener: a slice for every member."""
     members = tuple(seat.member for seat in table.live())[:num_members]
     size = NUM_CHUNKS // len(members)
     bounds = [(i * size, NUM_CHUNKS if i == len(members) - 1 else (i + 1) * size) for i in range(len(members))]

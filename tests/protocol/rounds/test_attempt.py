@@ -20,7 +20,7 @@ from tests.protocol.rounds.round_table import RUN_ID, Parcel, Seat, Table, acqua
 
 
 def _proposal(seat: Seat) -> Proposal:
-    """What the seat proposed last."""
+    """The last proposal of the seat."""
     message = seat.sent(Proposal)[-1]
     assert isinstance(message, Proposal)
     return message

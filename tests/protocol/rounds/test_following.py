@@ -115,7 +115,7 @@ def test_a_certificate_of_a_commit_that_is_known_is_word_of_it_and_not_verified_
 
 
 def _forwarded(orders: Sequence[object], seat: Seat) -> list[Send]:
-    """What was sent of commits, but for the word to ourselves."""
+    """Certificates that were sent, without those to ourselves."""
     sends = [order for order in orders if isinstance(order, Send) and isinstance(order.message, Committed)]
     return [order for order in sends if order.to != (seat.peer,)]
 

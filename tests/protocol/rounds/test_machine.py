@@ -201,7 +201,7 @@ def test_a_delta_that_comes_after_the_head_moved_is_not_offered() -> None:
     ("change", "why"),
     [
         ({"ballot": Ballot(0, PeerId("somebody"))}, "under a ballot of"),
-        ({"ballot": Ballot(5000, PeerId("opener"))}, "nobody can have tried so often"),
+        ({"ballot": Ballot(5000, PeerId("opener"))}, "too high a number"),
         ({"index": 7}, "proposed round 7"),
         ({"members": (Member(PeerId("somebody"), 1, 1),)}, "left out of the proposal"),
         ({"codec": "fp16"}, "not the run's"),
@@ -364,7 +364,7 @@ def _nothing(table: Table, proposal: Proposal, part: SliceSpec) -> ResultReady:
 def test_an_attempt_in_which_nobody_who_is_there_has_anything_to_offer_ends_at_once_and_the_next_one_comes() -> None:
     table, leader, part, proposal = _collecting(has_delta=False)
     leader.hear(table.seats[part.reducer], _nothing(table, proposal, part))
-    assert leader.reasons[-1] == "nobody in attempt 0 who is there has anything to offer"
+    assert leader.reasons[-1] == "no live member of attempt 0 has anything to offer"
     assert leader.state.open.leading is None
     table.drops = lambda sender, to, message: False
     leader.has_trainer = True
@@ -523,7 +523,7 @@ def test_an_attempt_far_above_all_that_were_heard_of_is_refused() -> None:
     base, high = table.genesis.commit, Ballot(core.MAX_ATTEMPT_JUMP + 1, other.peer)
     for message in (PromiseRequest(UNIT, base, high), Refusal(UNIT, base, high), Promise(UNIT, base, high)):
         assert seat.hear(other, message) == ()
-        assert "nobody can have tried so often" in seat.reasons[-1]
+        assert "too high a number" in seat.reasons[-1]
     assert seat.state.open.highest_attempt == 0
     assert seat.state.open.promised is None
 

@@ -123,7 +123,7 @@ REFUSED: dict[str, tuple[Callable[[Scene], RoundMessage], tuple[str, ...]]] = {
     ),
     "a goodbye for another": (
         lambda s: Leave(s.opener.member, UNIT, s.base, None, None),
-        ("said goodbye for", "expected for itself"),
+        ("said goodbye for", "expected its own goodbye"),
     ),
     "a heartbeat in another's name": (lambda s: heartbeat_of(s.opener), ("in the name of", "expected its own")),
 }
@@ -185,7 +185,7 @@ def test_what_was_written_for_a_base_that_was_left_is_passed_over_with_a_reason(
     for event, word in (
         (AckLogged(OTHER_BASE, scene.proposal.ballot, OTHER_BASE), "an ack on"),
         (PromiseLogged(OTHER_BASE, scene.proposal.ballot), "a promise on"),
-        (SwitchPrepared(OTHER_BASE), "no longer wanted"),
+        (SwitchPrepared(OTHER_BASE), "not wanted now"),
     ):
         assert scene.seat.feed(event) == ()
         assert word in scene.seat.reasons[-1]

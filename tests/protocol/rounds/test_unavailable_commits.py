@@ -1,4 +1,5 @@
-"""Commits whose bytes nobody had: for how long they are passed over, and who brings them back. What follows: test_following.py."""
+"""Commits whose bytes nobody had: for how long they are passed over, and which peers bring them back. Their followers are in
+test_following.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host does for a run, as run.toml says it."""
+"""The host's sections of run.toml."""
 
 from __future__ import annotations
 
