@@ -1,4 +1,4 @@
-"""The host's commands on the command line. Thin: each imports what it needs and calls what commands.py and its neighbours do."""
+"""The host's commands on the command line. Each one imports what it needs and calls commands.py and its neighbours."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from coordinator.experts.merge_inputs import MergeModels
     from coordinator.policy.config import HostConfig
 
-StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where the host keeps the run.")]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Folder in which the host keeps the run.")]
 _PANEL: Final = "For hosts"
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def add_commands(app: typer.Typer, load_merge: Callable[[], MergeModels]) -> None:
-    """Put this room's commands on the command line. `load_merge` imports the peers' model, for `potluck checkpoint merge`."""
+    """Add this room's commands to the command line. `load_merge` imports the peers' model, for `potluck checkpoint merge`."""
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck init my-run.toml", "potluck init --shards pipeline"))(
         init
     )
@@ -51,7 +51,7 @@ def init(
     shards: Annotated[
         str,
         typer.Option(
-            help='What a peer holds: "data", all of the model; "expert", a trunk and an expert; "pipeline", one of three stages.'
+            help='Parts that a peer holds: "data", the whole model; "expert", a trunk and an expert; "pipeline", one of three stages.'
         ),
     ] = "data",
 ) -> None:
@@ -72,7 +72,7 @@ def host(
     context: typer.Context,
     run_file: Annotated[Path, typer.Argument(help="The run's manifest, as `potluck init` writes it.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what the settings are and what to expect, and do nothing else.")
+        bool, typer.Option("--dry-run", help="Print the settings and what to expect, then exit.")
     ] = False,
 ) -> None:
     """Open a run and keep it healthy: prints the line to paste for volunteers, and the status page's address.
@@ -92,7 +92,7 @@ def host(
 def invite(
     state_dir: StateDir = None,
     uses: Annotated[int, typer.Option(help="How many peers may use it.")] = 1,
-    hours: Annotated[float, typer.Option(help="How long it is good for.")] = 72.0,
+    hours: Annotated[float, typer.Option(help="How long it is valid.")] = 72.0,
     qr: Annotated[bool, typer.Option("--qr", help="Show it as a QR code, too.")] = False,
 ) -> None:
     """Print one more invite of the run that is hosted here."""
@@ -115,9 +115,9 @@ def invite(
 def ban(
     peer: Annotated[str, typer.Argument(help="Its peer id, or its name as the status page shows it.")],
     state_dir: StateDir = None,
-    reason: Annotated[str, typer.Option(help="Why; the peer and all others are told.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason; the peer and all others see it.")] = "",
 ) -> None:
-    """Ban a peer from the run for good: nobody serves it or counts its work from the next moment on."""
+    """Ban a peer from the run permanently: from now on nobody serves it or counts its work."""
     from coordinator import commands
 
     typer.echo(commands.ban(state_dir, peer, reason=reason))
@@ -137,7 +137,7 @@ def checkpoint_list(state_dir: StateDir = None, as_json: AsJson = False) -> None
 
 
 def checkpoint_verify(path: Annotated[Path, typer.Argument(help="A checkpoint's folder.")]) -> None:
-    """Recompute the state root from the files and compare; believes nothing that the folder says."""
+    """Recompute the state root from the files and compare; trusts nothing that the folder says."""
     from coordinator.checkpoints.verify import verify_checkpoint
 
     typer.echo(verify_checkpoint(path))
@@ -145,8 +145,10 @@ def checkpoint_verify(path: Annotated[Path, typer.Argument(help="A checkpoint's 
 
 def checkpoint_export(
     path: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="A checkpoint's folder.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="A folder that is not there yet, or empty.")],
-    expert: Annotated[int | None, typer.Option(help="Of a run of experts: the one to write, with the trunk.")] = None,
+    target: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="A new or empty folder.")],
+    expert: Annotated[
+        int | None, typer.Option(help="In a run of experts: the expert to write, with the trunk.")
+    ] = None,
 ) -> None:
     """Verify a checkpoint and write its model as safetensors in the Hugging Face Llama layout."""
     from coordinator import commands
@@ -159,22 +161,22 @@ def _merge_command(load_merge: Callable[[], MergeModels]) -> Callable[..., None]
         path: Annotated[
             Path, typer.Argument(metavar="CHECKPOINT_DIR", help="A checkpoint's folder, of an expert run.")
         ],
-        target: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="A folder that is not there yet, or empty.")],
+        target: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="A new or empty folder.")],
         also: Annotated[
             list[Path] | None,
             typer.Option(
-                metavar="CHECKPOINT_DIR", help="Take experts of this one of the same run, too.", show_default=False
+                metavar="CHECKPOINT_DIR",
+                help="Also take experts of this checkpoint of the same run.",
+                show_default=False,
             ),
         ] = None,
         state_dir: Annotated[
             Path | None,
-            typer.Option("--state-dir", help="The host's folder; else the one that the checkpoint lies in."),
+            typer.Option("--state-dir", help="The host's folder; if not given, the one that contains the checkpoint."),
         ] = None,
         tune_steps: Annotated[
             int,
-            typer.Option(
-                min=0, max=100_000, help="Train the routers, and nothing else, for so many steps; 0 leaves it."
-            ),
+            typer.Option(min=0, max=100_000, help="Train only the routers, for this many steps; 0 skips it."),
         ] = 40,
         without: Annotated[
             list[int] | None,

@@ -1,4 +1,4 @@
-"""What the host's command line calls: plain functions that return text or values and raise PotluckError.
+"""The functions behind the host's command line. They return text or values and raise PotluckError.
 
 Heavy imports happen inside the functions: `potluck --help` must not wait for torch.
 """
@@ -16,17 +16,17 @@ from protocol.errors import ConfigError, StorageError
 from protocol.tables import printable
 
 _MOST_USES: Final = 100_000
-"""As coordinator/policy/config.py allows for the invite that is printed at the start."""
+"""The same limit as in coordinator/policy/config.py for the invite that is printed at the start."""
 
 
 def init_run(path: Path, shards: str = "data") -> None:
     """Write a commented run.toml that works as it is.
 
     Args:
-        shards: what a peer holds, as `run.shards` has it.
+        shards: the parts that a peer holds, as in `run.shards`.
 
     Raises:
-        ConfigError: no such kind of run, or the file exists already.
+        ConfigError: unknown kind of run, or the file exists already.
         StorageError: it cannot be written.
     """
     from protocol.run.experts_section import Shards
@@ -45,16 +45,16 @@ def init_run(path: Path, shards: str = "data") -> None:
 
 
 def host(run_file: Path, flags: Mapping[str, object]) -> int:
-    """Host the run until Ctrl-C; returns the exit code. `flags` are HostConfig's fields as given, None for not given.
+    """Host the run until Ctrl-C; returns the exit code. `flags` are HostConfig's fields as given, None if not given.
 
     Raises:
-        ConfigError, MachineError, StorageError: it cannot be hosted, and why.
+        ConfigError, MachineError, StorageError: the run cannot be hosted, with the reason.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from coordinator.policy.config import HostConfig
 
     config = HostConfig.load(flags)
-    # Before the heavy imports, so that a misspelt key is said at once.
+    # Before the heavy imports, so that a misspelt key is reported at once.
     from protocol.run.manifest import load_run_config
 
     load_run_config(run_file)
@@ -67,10 +67,10 @@ def host(run_file: Path, flags: Mapping[str, object]) -> int:
 
 
 def dry_run(run_file: Path, flags: Mapping[str, object]) -> list[str]:
-    """What `host` would run with and what is to be expected, as lines; starts nothing and writes nothing.
+    """The settings that `host` would use and estimates of the run, as lines. Starts nothing and writes nothing.
 
     Raises:
-        ConfigError, MachineError, StorageError: it could not be hosted, and why.
+        ConfigError, MachineError, StorageError: the run could not be hosted, with the reason.
     """
     from coordinator.policy.config import HostConfig
     from coordinator.status.dry_run import dry_run_lines
@@ -79,10 +79,10 @@ def dry_run(run_file: Path, flags: Mapping[str, object]) -> list[str]:
 
 
 def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
-    """One more invite of the run in `state_dir`; works beside a running host.
+    """Make one more invite of the run in `state_dir`. The host may be running.
 
     Raises:
-        ConfigError: no run was ever hosted from there, or a number that cannot work.
+        ConfigError: no run was ever hosted from there, or a number is out of range.
     """
     if not 1 <= uses <= _MOST_USES or not 0 < hours <= 24 * 365:
         raise ConfigError(f"an invite for {uses} uses and {hours} hours", f"1 to {_MOST_USES:,} uses, and up to a year")
@@ -103,11 +103,12 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
 
 
 def ban(state_dir: Path | None, who: str, *, reason: str) -> str:
-    """Ban a peer, by its id or name, from the run in `state_dir` for good; works beside a running host. One line that says so.
+    """Ban a peer permanently, by its id or name, from the run in `state_dir`. The host may be running. Returns one line for the
+    user.
 
     Raises:
-        ConfigError: no run was ever hosted from there, or a reason that cannot be kept.
-        UsageError: nobody or more than one is called so.
+        ConfigError: no run was ever hosted from there, or the reason is invalid.
+        UsageError: no peer or more than one has this name.
         MachineError, StorageError: the host's identity or ledger cannot be used.
     """
     folder = host_folder(state_dir)
@@ -123,7 +124,7 @@ def ban(state_dir: Path | None, who: str, *, reason: str) -> str:
 
 
 def list_checkpoints(state_dir: Path | None) -> list[dict[str, object]]:
-    """The run's checkpoints, oldest first: index, commit, root, total_tokens, path, unix_s. The host need not run.
+    """The run's checkpoints, oldest first: index, commit, root, total_tokens, path, unix_s. The host need not be running.
 
     Raises:
         ConfigError: no run was ever hosted from there.
@@ -140,8 +141,8 @@ def list_checkpoints(state_dir: Path | None) -> list[dict[str, object]]:
 
 
 def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> str:
-    """Verify a checkpoint and write its model, or that of one expert, in the Hugging Face Llama layout; one line that says what was
-    written.
+    """Verify a checkpoint and write its model, or that of one expert, in the Hugging Face Llama layout. Returns one line for the
+    user.
 
     Raises:
         ConfigError: there is no checkpoint, or `target` cannot be used.

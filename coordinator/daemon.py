@@ -1,5 +1,4 @@
-"""The host's daemon: one root nursery that owns the ledger, the bootstrap node, the gRPC port, the status page and
-checkpoints.
+"""The host's daemon: one root nursery that owns the ledger, the bootstrap node, the gRPC port, the status page and the checkpoints.
 
 It takes no part in rounds. Stopping it stops admissions, checkpoints and the status page, and nothing else.
 """
@@ -85,7 +84,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class HostDaemon:
-    """What the daemon's services share."""
+    """The resources that the daemon's services share."""
 
     config: HostConfig
     held: HeldIdentity
@@ -104,15 +103,15 @@ def run_host(run_file: Path, config: HostConfig) -> int:
     """Host the run until SIGINT or SIGTERM; returns the exit code.
 
     Raises:
-        ConfigError, MachineError, StorageError: it cannot be hosted, and why.
+        ConfigError, MachineError, StorageError: the run cannot be hosted, with the reason.
     """
-    # A service that failed ends all; its own error is what the user should read.
+    # A failed service ends the daemon; its own error is what the user should read.
     run_single_error(partial(serve_run, run_file, config, say=partial(print, flush=True)))
     return 0
 
 
 async def _watch_signals(leaving: trio.CancelScope) -> None:
-    """Leave at the first SIGINT or SIGTERM; at the second end the process with 130, running nothing more."""
+    """Leave at the first SIGINT or SIGTERM. At the second, end the process at once with exit code 130."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         is_leaving = False
         async for number in signals:
@@ -125,14 +124,14 @@ async def _watch_signals(leaving: trio.CancelScope) -> None:
 
 
 async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
-    """Open the run and serve it until a signal comes; `say` gets the lines for the person at the terminal.
+    """Open the run and serve it until a signal comes; `say` gets the lines for the user's terminal.
 
     Raises:
-        ConfigError, MachineError, StorageError: it cannot be hosted, and why.
+        ConfigError, MachineError, StorageError: the run cannot be hosted, with the reason.
     """
     async with trio.open_nursery() as root:
         leaving = trio.CancelScope()
-        # Outside of `leaving`: a second signal must be heard while the first one's leaving is under way.
+        # Outside of `leaving`, because a second signal must be heard while the daemon is leaving.
         root.start_soon(_watch_signals, leaving)
         with leaving:
             async with _open_host(run_file, config, say) as host:
@@ -205,8 +204,8 @@ async def _serve(host: HostDaemon, say: Say) -> None:
 
 @dataclass
 class _Node:
-    """The bootstrap node, which needs seconds to be up. Peers that report and people who look do not wait for it, and who is admitted
-    meanwhile is told where it was listening before: it takes the same ports again.
+    """The bootstrap node, which needs seconds to start. Reports and status pages do not wait for it. A peer admitted meanwhile gets
+    the addresses of the last start: the node takes the same ports again.
     """
 
     known: tuple[str, ...]
@@ -244,9 +243,9 @@ async def _open_network(host: HostDaemon, thread: AsyncioThread, addresses: Host
 
 
 def _direct(host: HostDaemon, addresses: HostAddresses) -> DirectOptions:
-    """Shards and states go straight to and from peers on the port after the bootstrap node's, where others can connect to it."""
+    """Serve shards and states directly on the port after the bootstrap node's."""
     authority, run_id, unix_s = host.run.authority, host.run.manifest.run_id, host.clock.unix_s
-    # From the CA's own first moment on: a peer whose clock is behind may take shards, too.
+    # Valid from the CA's own begin, so that a peer whose clock is behind can take shards, too.
     begin_unix_s = authority.certificate.not_valid_before_utc.timestamp() + BACKDATE_S
     own = TlsCredential(*authority.issue_own(host.held.identity.peer_id, run_id, now_unix_s=begin_unix_s))
     return DirectOptions(
@@ -277,7 +276,7 @@ async def _open_rpc(
     )
     service = CoordinatorService(hosted, host.tracker, host.writer, host.clock)
     names = (TLS_SERVER_NAME, addresses.public_host)
-    # From the CA's own first moment on: a peer whose clock is behind shall hear of its clock, not of a bad certificate.
+    # Valid from the CA's own begin. A peer whose clock is behind then gets an error about its clock, not about a certificate.
     begin_unix_s = run.authority.certificate.not_valid_before_utc.timestamp() + BACKDATE_S
     tls = ServerTls(*run.authority.issue_server(names, now_unix_s=begin_unix_s))
     port = addresses.grpc_port
@@ -315,7 +314,7 @@ def _events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:
 
 
 def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None) -> Checkpointer:
-    from coordinator.checkpoints.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # with torch
+    from coordinator.checkpoints.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # imports torch
 
     manifest, folder = host.run.manifest, host.run.folder
     schema, *beside = manifest.unit_schemas().values()
@@ -342,14 +341,14 @@ def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None)
 
 
 async def _reach(host: HostDaemon, network: Network, peers: Sequence[PeerId]) -> None:
-    """Make known where these peers listen, before they are asked."""
+    """Make these peers' addresses known before they are asked."""
     with suppress(PotluckError):
         await network.add_addresses(host.tracker.addresses_of(peers))
 
 
 def _first_state(host: HostDaemon, unit: UnitName) -> UnitState:
-    """The state of a unit with which the run began. Blocks."""
-    from averaging.state.start_state import start_state  # with torch
+    """A unit's state at the start of the run. Blocks."""
+    from averaging.state.start_state import start_state  # imports torch
 
     manifest = host.run.manifest
     schema, seed = manifest.unit_schemas()[unit], manifest.config.run.seed
@@ -357,7 +356,7 @@ def _first_state(host: HostDaemon, unit: UnitName) -> UnitState:
 
 
 def _start_of(host: HostDaemon) -> bytes:
-    """The start record as it was signed, without its envelope."""
+    """The start record as signed, without its envelope."""
     envelope = open_envelope(
         host.tracker.start_record,
         verifier=Ed25519Verifier(),
@@ -369,8 +368,8 @@ def _start_of(host: HostDaemon) -> bytes:
 
 
 async def _unit_keeper(host: HostDaemon, network: Network) -> UnitKeeper:
-    """What fetches what the holders of experts have, once it runs, and gives it on."""
-    from averaging.rounds.traffic.transfer import FETCH_CHANNEL  # with torch
+    """The keeper of the experts' states, which is not running yet."""
+    from averaging.rounds.traffic.transfer import FETCH_CHANNEL  # imports torch
     from coordinator.experts.unit_keeper import KeeperView, UnitKeeper
     from coordinator.experts.unit_stores import PlacementContext, kept_places
 
@@ -399,9 +398,9 @@ def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:
     async def fetch(
         donors: Sequence[PeerId], unit: UnitName, grid: ChunkGrid, commit: CommitId, root: Root
     ) -> UnitState:
-        from averaging.rounds.fetching.download import DownloadContext, download_state  # with torch
+        from averaging.rounds.fetching.download import DownloadContext, download_state  # imports torch
 
-        # A host that restarted has forgotten where its peers listen; their reports say it.
+        # After a restart the host has no addresses of peers; their reports carry them.
         with suppress(PotluckError):
             await network.add_addresses(tracker.addresses_of(donors))
         tools = DownloadContext(network, ThreadOffload(), unit, grid)

@@ -1,8 +1,9 @@
-"""Several chunks encoded or decoded at once: one call of a codec costs as much as 15,000 values, and a short chunk has 16,384.
+"""Encodes or decodes several chunks at once, because one call of a codec costs about as much as a whole short chunk.
 
-The bytes are those of chunk by chunk encoding. A codec that writes values one after another, or blocks' scales and then their codes,
-writes a run of whole chunks as one long vector, but for where the scales lie; moving these is cheap. `Codec.head_bytes` says which do.
-A `SparseCodec` takes several chunks in its own way. Whole chunks of a dense codec go through the compiled library where there is one.
+The bytes equal those of encoding chunk by chunk. A dense codec writes values one after another, or all scales and then all codes.
+So it can write a run of whole chunks as one long vector; only the scales must then be moved, which is cheap. `Codec.head_bytes`
+tells which codecs can. A `SparseCodec` takes several chunks in its own way. Whole chunks of a dense codec go through the compiled
+library if it is available.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from protocol.errors import RemoteProtocolError
 from protocol.tensors.tensor_schema import ChunkGrid
 
 RUN_ELEMENTS: Final = 1 << 18
-"""Values at a time: 1 MiB as float32, which stays in a core's cache."""
+"""Values per call: 1 MiB as float32, which fits a core's cache."""
 
 
 def _as_vector(codec: Codec, chunk_elements: int) -> tuple[Codec, int] | None:
-    """What writes a run of whole chunks as one long vector, and how many bytes of each chunk come first; None where nothing does."""
+    """The codec that writes a run of whole chunks as one long vector, and how many bytes of each chunk come first; None if there is
+    none.
+    """
     head = codec.head_bytes(chunk_elements)
     if head is not None:
         return codec, head
-    # a short chunk is one block of its own; one with half a byte left over is not followed by the next one
+    # A short chunk is one block of its own. With half a byte left over, the next chunk cannot follow directly.
     if not isinstance(codec, BlockCodec) or chunk_elements >= codec.block_elements or chunk_elements % 2:
         return None
     return _as_vector(_in_short_blocks(type(codec), chunk_elements), chunk_elements)
@@ -44,12 +47,12 @@ def _in_short_blocks(kind: type[BlockCodec], block_elements: int) -> BlockCodec:
 
 
 def run_chunks(chunk_elements: int) -> int:
-    """How many chunks are taken at once."""
+    """Number of chunks per call."""
     return max(1, RUN_ELEMENTS // chunk_elements)
 
 
 def runs_in(first_chunk: int, stop_chunk: int, chunk_elements: int) -> list[range]:
-    """The chunks of a range as runs of which each is taken at once."""
+    """Split a range of chunks into runs, each for one call."""
     step = run_chunks(chunk_elements)
     return [range(first, min(first + step, stop_chunk)) for first in range(first_chunk, stop_chunk, step)]
 
@@ -61,11 +64,11 @@ def encode_run(
     room: memoryview | None = None,
     minus_n: torch.Tensor | None = None,
 ) -> list[memoryview]:
-    """The encodings of the chunks of a (n,) float32 vector, one behind the other; the last may be shorter. Raises as `Codec.encode`.
+    """Encode the chunks of a (n,) float32 vector, one after another; the last may be shorter. Raises as `Codec.encode`.
 
     Args:
-        room: where they are written, `span_bytes` long; without it into memory of their own.
-        minus_n: (n,) float32, taken off first.
+        room: memory for the encodings, `span_bytes` long; None to allocate it.
+        minus_n: (n,) float32, subtracted first.
     """
     num_elements = values_n.numel()
     num_whole, rest = divmod(num_elements, chunk_elements)
@@ -89,7 +92,7 @@ def encode_run(
 
 
 def _write_run(codec: Codec, values_n: torch.Tensor, chunk_elements: int, written: npt.NDArray[np.uint8]) -> None:
-    """As `encode_run`, without the library."""
+    """As `encode_run`, without the compiled library."""
     num_whole, size_bytes = values_n.numel() // chunk_elements, codec.encoded_bytes(chunk_elements)
     vector = _as_vector(codec, chunk_elements) if num_whole > 1 and not isinstance(codec, SparseCodec) else None
     begin = 0
@@ -113,7 +116,7 @@ def _encoded_one_by_one(codec: Codec, values_n: torch.Tensor, chunk_elements: in
 
 
 def span_bytes(codec: Codec, grid: ChunkGrid, first_chunk: int, stop_chunk: int) -> range:
-    """Where the encodings of these chunks lie in that of the whole vector, one behind the other. Raises as `ChunkGrid.bounds`."""
+    """The byte range of these chunks in the encoding of the whole vector. Raises as `ChunkGrid.bounds`."""
     whole_bytes = codec.encoded_bytes(grid.chunk_elements)
     begin, stop = grid.bounds(stop_chunk - 1)
     return range(first_chunk * whole_bytes, (stop_chunk - 1) * whole_bytes + codec.encoded_bytes(stop - begin))
@@ -122,10 +125,10 @@ def span_bytes(codec: Codec, grid: ChunkGrid, first_chunk: int, stop_chunk: int)
 def decode_run(
     codec: Codec, chunks: Sequence[bytes | memoryview], chunk_elements: int, num_elements: int
 ) -> torch.Tensor:
-    """The values of chunks that follow one another, (num_elements,) float32; all but the last hold `chunk_elements`.
+    """Decode consecutive chunks into (num_elements,) float32; all but the last hold `chunk_elements`.
 
     Raises:
-        RemoteProtocolError: not the lengths of these chunks, or as `Codec.decode`.
+        RemoteProtocolError: the lengths do not fit these chunks, or as `Codec.decode`.
     """
     if isinstance(codec, SparseCodec):
         return codec.decode_chunks(chunks, chunk_elements, num_elements)
@@ -150,7 +153,7 @@ def decode_run(
 
 
 def _scales_first(chunks: Sequence[bytes | memoryview], head: int, size_bytes: int) -> memoryview:
-    """The chunks as one long vector's encoding: all their first `head` bytes, then all others."""
+    """The chunks as one long vector's encoding: the first `head` bytes of each, then the rest of each."""
     if not head:
         return memoryview(b"".join(chunks))
     joined = memoryview(bytearray(len(chunks) * size_bytes))
@@ -173,11 +176,11 @@ def _one_by_one(
 
 
 def new_room(codec: Codec, grid: ChunkGrid) -> memoryview:
-    """Writable, for the encodings of all chunks, one behind the other. Raises MachineError: there is no memory for it."""
+    """Writable memory for the encodings of all chunks, one after another. Raises MachineError if there is not enough memory."""
     return new_bytes(len(span_bytes(codec, grid, 0, grid.num_chunks)))
 
 
 def chunk_views(room: memoryview, codec: Codec, grid: ChunkGrid) -> tuple[memoryview, ...]:
-    """The places of all chunks in that room, read-only."""
+    """Each chunk's part of that memory, read-only."""
     view, size_bytes = room.toreadonly(), codec.encoded_bytes(grid.chunk_elements)
     return tuple(view[begin : begin + size_bytes] for begin in range(0, len(view), size_bytes))

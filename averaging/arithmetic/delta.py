@@ -1,4 +1,4 @@
-"""The pseudo-gradient: the one place that states its sign."""
+"""The pseudo-gradient: the one place that defines its sign."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pseudo_gradient(anchor_N: torch.Tensor, theta_N: torch.Tensor) -> torch.Tens
 def encode_delta(
     codec: Codec, anchor_n: torch.Tensor, theta_n: torch.Tensor, chunk_elements: int, room: memoryview
 ) -> list[memoryview]:
-    """The encodings of the chunks of `pseudo_gradient`, (n,) float32, without the delta itself in between where that can be. Room
-    and errors as of `encode_run`.
+    """Encode the chunks of `pseudo_gradient`, (n,) float32, if possible without storing the delta itself. `room` and errors as in
+    `encode_run`.
     """
     return encode_run(codec, anchor_n, chunk_elements, room, minus_n=theta_n)

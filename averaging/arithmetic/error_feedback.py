@@ -1,15 +1,15 @@
-"""Error feedback: what a codec left out of a contribution is offered again with the next one. Pure arithmetic and bookkeeping.
+"""Error feedback: the part of a contribution that a codec left out is added to the next one. Pure arithmetic and bookkeeping.
 
 With e the residual, D the delta, beta the manifest's factor and Q the codec (1901.09847, algorithm 2; with beta as in SparseLoCo,
-2508.15706): a = beta e + D, q = Q(a), and once a commit counts the contribution, for the chunks that it covers and for no others,
-e <- a - deq(q). Until then a - deq(q) is only pending. Everything here goes chunk by chunk, in single float32 operations.
+2508.15706): a = beta e + D and q = Q(a). Once a commit counts the contribution, e <- a - deq(q), for the chunks that the commit
+covers and no others. Until then a - deq(q) is only pending. Everything works chunk by chunk, in single float32 operations.
 
-Which contribution left a chunk's residual (its origin) says what may be made of it: a pending residual takes the place of the one
-that it was built on, and of no other. Where a commit counts a contribution whose residual is not at hand, the chunk's residual becomes
-zero: it went out with that contribution.
+A chunk's origin is the contribution that left its residual. A pending residual may only replace the residual that it was built on.
+If a commit counts a contribution whose residual is not available, the chunk's residual becomes zero: it was sent with that
+contribution.
 
-The residual is bounded: a chunk's norm is at most MAX_RATIO times that of the largest delta lately offered there, and every value is
-finite. What would pass the bound is scaled down to it; whoever calls is told, and says so.
+The residual is bounded: a chunk's norm is at most MAX_RATIO times that of the largest recent delta there, and every value is
+finite. A residual beyond the bound is scaled down to it, and the caller gets the number of such chunks.
 
 Rules: R20 (protocol/rounds/RULES.md).
 """
@@ -32,26 +32,27 @@ from protocol.ids import HASH_BYTES, Root
 from protocol.tensors.tensor_schema import ChunkGrid
 
 MAX_RATIO: Final = 64.0
-"""Norm of a residual over that of the deltas. A codec that never lengthens a vector leaves |e| <= |D| / (1 - beta), which is 20 at
-beta = 0.95; one that keeps one value in 64 comes to about 64 / sqrt(3) = 37 without decay, when each value waits for 64 rounds. Dense
-codecs of four bits stay below 1. Beyond 64 something is wrong, or the deltas have become so much shorter that what is left of the long
-ones would drown them.
+"""Largest norm of a residual, relative to the deltas. A codec that never lengthens a vector leaves |e| <= |D| / (1 - beta), which
+is 20 at beta = 0.95. A codec that keeps one value in 64 reaches about 64 / sqrt(3) = 37 without decay, when each value waits for 64
+rounds. Dense codecs of four bits stay below 1. Beyond 64 something is wrong, or the deltas have become so short that the residual
+would drown them.
 """
 
 NORM_DECAY: Final = 0.9
-"""A round, for the remembered norm of a chunk's deltas: one long delta raises the bound for some dozens of rounds, not for ever."""
+"""Decay per round of the remembered norm of a chunk's deltas. A single long delta raises the bound for some dozens of rounds only.
+"""
 
 NO_ORIGIN: Final = Root(bytes(HASH_BYTES))
-"""Of a chunk whose residual no contribution has left: zeros."""
+"""Origin of a chunk without a residual: zeros."""
 
 
 @dataclass(frozen=True)
 class Residual:
-    """What was trained, is in no commit and no longer in the local parameters. Never changed in place.
+    """Trained work that is in no commit and not in the local parameters either. Never changed in place.
 
     Attributes:
         values_N: (N,) float32.
-        origins: by chunk, the root of the contribution that left it, or of one that took it along.
+        origins: by chunk, the root of the contribution that left it, or of the one that it was sent with.
         norms: by chunk, the remembered norm of the deltas.
     """
 
@@ -62,11 +63,11 @@ class Residual:
 
 @dataclass(frozen=True)
 class Pending:
-    """The residual of contributions that are offered. Never changed in place.
+    """The residual of the contributions on offer. Never changed in place.
 
     Attributes:
         values_N: (N,) float32, a - deq(q).
-        roots: by chunk, the contribution; one and the same but for what is read back from a disk.
+        roots: by chunk, the contribution; the same for all chunks unless read back from disk.
         built_on: by chunk, the origin of the residual that went into it.
         norms: by chunk, the norm to remember.
     """
@@ -79,14 +80,14 @@ class Pending:
 
 @dataclass(frozen=True)
 class FedDelta:
-    """A delta with the residual in it, encoded.
+    """An encoded delta, with the residual added.
 
     Attributes:
-        chunks: encoded, in grid order, one behind the other in one memory.
+        chunks: encoded, in grid order, consecutive in one memory.
         left_N: (N,) float32, what the codec left out, within the bound.
         norms: by chunk, the norm to remember.
-        num_clipped: chunks whose rest was scaled down.
-        num_dropped: chunks whose residual was left out, since it would not have been finite.
+        num_clipped: number of chunks whose remainder was scaled down.
+        num_dropped: number of chunks whose residual was left out, because the sum would not have been finite.
     """
 
     chunks: tuple[bytes | memoryview, ...]
@@ -97,18 +98,20 @@ class FedDelta:
 
 
 def no_residual(grid: ChunkGrid) -> Residual:
-    """Of a peer that has offered nothing yet."""
+    """The residual of a peer that has not offered anything yet."""
     zeros_N = torch.zeros(grid.num_elements, dtype=torch.float32)
     return Residual(zeros_N, (NO_ORIGIN,) * grid.num_chunks, (0.0,) * grid.num_chunks)
 
 
 def norm_of(values_n: torch.Tensor) -> float:
-    """Euclidean norm of a (n,) float32 vector: exact squares in float64, added by halves, so that every machine gets the same one."""
+    """Euclidean norm of a (n,) float32 vector: exact squares in float64, summed by halves, so that every machine gets the same
+    result.
+    """
     return chunk_norms(values_n, max(1, values_n.numel()))[0] if values_n.numel() else 0.0
 
 
 def chunk_norms(values_n: torch.Tensor, chunk_elements: int) -> list[float]:
-    """`norm_of` each chunk of a (n,) float32 vector, of which the last may be shorter."""
+    """`norm_of` each chunk of a (n,) float32 vector, the last of which may be shorter."""
     stop = values_n.numel() // chunk_elements * chunk_elements
     squares = values_n[:stop].numpy().astype(np.float64).reshape(-1, chunk_elements)
     np.multiply(squares, squares, out=squares)
@@ -122,7 +125,7 @@ def chunk_norms(values_n: torch.Tensor, chunk_elements: int) -> list[float]:
 
 
 def bounded(left_n: torch.Tensor, most: float) -> tuple[torch.Tensor, bool]:
-    """A (n,) float32 rest whose norm is `most` at most, up to rounding, and whether it had to be scaled down."""
+    """A (n,) float32 remainder scaled to a norm of at most `most`, up to rounding, and whether scaling was needed."""
     norm = norm_of(left_n)
     if norm <= most:
         return left_n, False
@@ -132,10 +135,10 @@ def bounded(left_n: torch.Tensor, most: float) -> tuple[torch.Tensor, bool]:
 
 
 class FedEncoder:
-    """Encodes the work of a snapshot and the residual together, some chunks at a time, so that no whole vector is held but what is
-    left; the bytes and the numbers are those of chunk by chunk work, in whatever order.
+    """Encodes a snapshot's delta and the residual together, some chunks at a time, so that only the remainder needs a whole vector.
+    Bytes and numbers equal those of working chunk by chunk, in any order.
 
-    `chunks` are in grid order, one behind the other in `data`; a chunk's bytes are there once it was encoded.
+    `chunks` are in grid order, consecutive in `data`; a chunk's bytes are valid once it was encoded.
     """
 
     def __init__(
@@ -161,7 +164,7 @@ class FedEncoder:
         """Encode these chunks, each once.
 
         Raises:
-            LocalProtocolError: the local parameters are not finite; nothing is to be offered.
+            LocalProtocolError: the local parameters are not finite; do not offer anything.
         """
         codec, size = self._codec, self._grid.chunk_elements
         begin, stop = self._grid.span(run.start, run.stop)
@@ -183,12 +186,12 @@ class FedEncoder:
         self._num_clipped += _bound(left_n, norms, size)
 
     def finished(self) -> FedDelta:
-        """When all chunks were encoded."""
+        """The result. Call it once all chunks were encoded."""
         return FedDelta(self.chunks, self._left_N, tuple(self._norms), self._num_clipped, self._num_dropped)
 
 
 def _drop_overflown(fed_n: torch.Tensor, delta_n: torch.Tensor, chunk_elements: int) -> int:
-    """Leave the residual out of chunks that are not finite with it; how many."""
+    """Leave the residual out of chunks where the sum is not finite. Returns their number."""
     if bool(torch.isfinite(fed_n).all()):
         return 0
     num_dropped = 0
@@ -201,7 +204,7 @@ def _drop_overflown(fed_n: torch.Tensor, delta_n: torch.Tensor, chunk_elements: 
 
 
 def _bound(left_n: torch.Tensor, norms: Sequence[float], chunk_elements: int) -> int:
-    """Scale down the chunks whose rest is beyond the bound of their norms; how many."""
+    """Scale down the chunks whose remainder exceeds their bound. Returns their number."""
     num_clipped = 0
     for chunk, norm in enumerate(chunk_norms(left_n, chunk_elements)):
         if not norm <= MAX_RATIO * norms[chunk]:
@@ -213,7 +216,7 @@ def _bound(left_n: torch.Tensor, norms: Sequence[float], chunk_elements: int) ->
 
 @dataclass(frozen=True)
 class Feedback:
-    """One unit's residual, and the pending one of the newest contribution."""
+    """One unit's residual, and the pending residual of the newest contribution."""
 
     beta: float
     grid: ChunkGrid
@@ -221,24 +224,24 @@ class Feedback:
     pending: Pending | None = None
 
     def offered(self, root: Root, fed: FedDelta) -> Feedback:
-        """A contribution with this root, made of our residual, is offered; what was pending before cannot be had any more."""
+        """A contribution with this root, made with our residual, is offered. It replaces the pending residual."""
         roots = (root,) * self.grid.num_chunks
         return Feedback(
             self.beta, self.grid, self.residual, Pending(fed.left_N, roots, self.residual.origins, fed.norms)
         )
 
     def moved_by(self, root: Root, chunks: Iterable[int]) -> list[int]:
-        """Of these chunks, those whose residual changes with a commit that counts this contribution; the others have heard of it."""
+        """Those of these chunks whose residual changes when a commit counts this contribution. The others have counted it already."""
         return [chunk for chunk in sorted(chunks) if self.residual.origins[chunk] != root]
 
     def counted(self, root: Root, chunks: Iterable[int]) -> Feedback:
-        """A commit counts these chunks of a contribution of ours: what was pending of them is the residual now, zero where it is not
-        here (R20). Once more changes nothing.
+        """A commit counts these chunks of our contribution. Their pending part becomes the residual, or zero if it is not available
+        (R20). Calling it again changes nothing.
         """
         return self.after([(root, chunks)])
 
     def after(self, counts: Iterable[tuple[Root, Iterable[int]]]) -> Feedback:
-        """As `counted`, of several contributions, in the order of their commits."""
+        """As `counted` for several contributions, in the order of their commits."""
         origins, pending = list(self.residual.origins), self.pending
         is_taken = dict[int, bool]()
         for root, chunks in counts:
@@ -274,7 +277,7 @@ class Feedback:
         return values_N
 
     def without(self, chunks: Iterable[int]) -> Feedback:
-        """No residual in these chunks, as where a peer has none yet; for what cannot be relied on."""
+        """Reset the residual of these chunks to zero, for chunks that cannot be trusted."""
         origins, norms = list(self.residual.origins), list(self.residual.norms)
         values_N = self.residual.values_N.clone()
         for chunk in chunks:

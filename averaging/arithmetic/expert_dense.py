@@ -1,7 +1,7 @@
 """One expert of a run as an ordinary decoder: the trunk with the expert's feed-forward beside its own in every layer.
 
-Both feed-forwards see the same values and their outputs are added, so they are one of the sum of their widths: rows of gate and up one
-after the other, columns of down side by side.
+Both feed-forwards get the same input and their outputs are added. So they equal one feed-forward of their summed width: rows of
+gate and up one after the other, columns of down side by side.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _JOINED_BY: Final = (("w_gate", 0), ("w_up", 0), ("w_down", 1))
 
 
 def dense_config(decoder: LlamaConfig, mixture: MixtureConfig) -> LlamaConfig:
-    """The numbers of an expert's own decoder."""
+    """Configuration of an expert's own decoder."""
     return decoder.model_copy(update={"ffn_dim": decoder.ffn_dim + mixture.ffn_dim})
 
 
 def dense_tensors(
     decoder: LlamaConfig, mixture: MixtureConfig, tensors: Mapping[str, torch.Tensor], expert: int
 ) -> dict[str, torch.Tensor]:
-    """The tensors of an expert's own decoder, by the names of averaging/models/llama/config.py.
+    """Tensors of an expert's own decoder, named as in averaging/models/llama/config.py.
 
     Args:
-        tensors: of the trunk and of the experts, by the names of protocol/tensors/expert_schema.py.
+        tensors: of the trunk and the experts, named as in protocol/tensors/expert_schema.py.
 
     Raises:
         ConfigError: the run has no such expert.

@@ -1,7 +1,7 @@
-"""The anchor before the first commit: the same bytes for everybody, from the manifest's seed alone.
+"""The anchor before the first commit: the same bytes on every peer, computed from the manifest's seed alone.
 
-torch's own initialisers are vectorised differently on different instruction sets, so the values come from PCG64's raw integers
-(a stream that NumPy keeps stable) by exact operations.
+torch's own initialisers are vectorised differently on different instruction sets. So the values come from PCG64's raw integers, a
+stream that NumPy keeps stable, by exact operations.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
 FloatArray = npt.NDArray[np.float32]
 
 INIT_STD: Final = 0.02
-"""Standard deviation of the weights (GPT-2 report, section 2.3); uniform, so the bound is sqrt(3) times it."""
+"""Standard deviation of the weights (GPT-2 report, section 2.3). They are uniform, so their bound is sqrt(3) times it."""
 
 _AT_ONCE: Final = 1 << 18
 
 
 def genesis_anchor(schema: TensorSchema, seed: int, model: TensorSchema | None = None) -> torch.Tensor:
-    """(N,) float32, as each tensor's `start` says: ones, zeros, or uniform noise; what writes into the residual stream is scaled by
-    1 / sqrt(2 layers) (GPT-2 report, section 2.3).
+    """(N,) float32, as each tensor's `start` says: ones, zeros, or uniform noise. Tensors that write into the residual stream are
+    scaled by 1 / sqrt(2 layers) (GPT-2 report, section 2.3).
 
     Args:
-        model: all tensors of the model, where the unit has some of them: a tensor's values are the same whichever unit it is in.
+        model: all tensors of the model, if the unit has only some. A tensor's values do not depend on its unit.
     """
     tensors = (model or schema).tensors
     num_layers = max(1, len({layer_of(spec.name) for spec in tensors} - {None}))
@@ -42,7 +42,7 @@ def genesis_anchor(schema: TensorSchema, seed: int, model: TensorSchema | None =
 
 
 def _fill(values: FloatArray, spec: TensorSpec, index: int, seed: int, num_layers: int) -> None:
-    """Write the (n,) values of a tensor, some at a time: raw integers take twice the room of what is made of them."""
+    """Write the (n,) values of a tensor in parts, since raw integers take twice the memory of the values."""
     bound = sqrt(3.0) * INIT_STD
     match spec.start:
         case "ones" | "zeros":

@@ -1,5 +1,5 @@
-"""The outer step: how a committed average moves the anchor. protocol/kinds/outer_table.py lists the kinds, averaging/arithmetic/outer
-has a module for each.
+"""The outer step: how a committed average moves the anchor. protocol/kinds/outer_table.py lists the kinds;
+averaging/arithmetic/outer has a module for each.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ KINDS: Final[Mapping[str, OuterKind]] = MappingProxyType(
 
 
 def moved_vectors(before: Vectors, outer: OuterStep) -> Vectors:
-    """Room for the state after a commit, not filled: the anchor, then what is kept beside it. A vector that this kind of step does not
-    move is the same tensor as before.
+    """Uninitialised memory for the state after a commit: the anchor, then the state vectors. A vector that this kind of step does
+    not move is returned as the same tensor.
 
     Raises:
         RemoteProtocolError: a kind that this version does not know.
@@ -36,9 +36,9 @@ def moved_vectors(before: Vectors, outer: OuterStep) -> Vectors:
 
 
 def step_into(moved: Vectors, before: Vectors, update_n: torch.Tensor, outer: OuterStep) -> None:
-    """Write the state after one commit into `moved`, from `moved_vectors`: of a part of the vectors, (n,) float32 all.
+    """Write the state after one commit into `moved`, from `moved_vectors`. All are the same part of the vectors, (n,) float32.
 
-    A part that fits into the processor's cache costs half of what whole vectors do, one operation after another.
+    A part that fits the processor's cache costs less than whole vectors, one operation after another.
 
     Raises:
         RemoteProtocolError: a kind that this version does not know.
@@ -55,8 +55,8 @@ def step_by_encoded(
     chunk_elements: int,
     outer: OuterStep,
 ) -> bool:
-    """As `step_into`, in one pass over the encoded update, whole chunks. False where that cannot be, or where the update is to be
-    refused: decode it then.
+    """As `step_into`, in one pass over the encoded update of whole chunks. Returns False if that is not possible, or the update
+    must be refused: then decode it.
 
     Raises:
         RemoteProtocolError: a kind that this version does not know.
@@ -67,7 +67,7 @@ def step_by_encoded(
 
 
 def _num_moved(outer: OuterStep) -> int:
-    """How many vectors a step moves, the anchor among them."""
+    """Number of vectors that a step moves, the anchor included."""
     facts = OUTER_STEPS.get(outer.kind)
     if facts is None:
         expected = f"one of {', '.join(OUTER_STEPS)}"

@@ -1,6 +1,6 @@
-"""Memory for bytes that come or are made piece by piece and are then held together: contributions, slices, results.
+"""A buffer for bytes that arrive or are made piece by piece and are then used together: contributions, slices, results.
 
-Each piece would else be asked of the system anew each round, which clears it first, and copied once more where the whole is wanted.
+One buffer avoids a new allocation for each piece, which the system would clear first, and a copy when the whole is wanted.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from averaging.arithmetic.vectors import new_bytes
 
 
 class SlotBuffer:
-    """So many bytes, each given out at most once; what is asked for beyond them, or again, lies in memory of its own.
+    """`num_bytes` of memory, each byte given out at most once. Requests beyond them, or for the same place again, get separate
+    memory.
 
-    It takes no memory before the first piece is asked for, and what nobody writes to is never touched. The pieces keep it alive.
-    Threads may ask at the same time.
+    Memory is allocated at the first request, and pages that nobody writes to are never touched. The pieces keep the buffer alive.
+    Thread-safe.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -28,14 +29,14 @@ class SlotBuffer:
 
     @classmethod
     def over(cls, memory: memoryview) -> SlotBuffer:
-        """Gives out this memory, writable."""
+        """A buffer over this writable memory."""
         room = cls(len(memory))
         room._memory = memory
         return room
 
     @property
     def taken(self) -> memoryview:
-        """All up to the end of the last piece, read-only."""
+        """The bytes up to the end of the last piece, read-only."""
         with self._lock:
             return self._memory[: self._end].toreadonly() if self._memory is not None else memoryview(b"")
 
@@ -48,7 +49,7 @@ class SlotBuffer:
             return self._given(len(self._begins), begin, begin + num_bytes)
 
     def take_at(self, begin: int, stop: int) -> memoryview:
-        """The piece that lies there, writable; where a part of it was given out already, another one."""
+        """The piece at this place, writable. If part of it was given out already, separate memory."""
         with self._lock:
             place = bisect_right(self._begins, begin)
             is_free = (

@@ -1,12 +1,14 @@
-"""Memory of whole vectors, used again: what was touched before costs nothing, what the system gives anew is cleared first.
+"""A pool of memory for whole vectors. Reused memory costs nothing, but the system clears new memory first.
 
-Each round needs room for the next state and for what it moves theta by, and gives as much back. Clearing 100 MB takes 0.012 to
-0.02 s on a machine of one's own; under a hypervisor that takes free pages back (free page reporting, as with Firecracker and WSL2)
-0.42 s, a third of a round's processor time. So a few vectors stay. Who meets again soon finds them as they were; those that nobody has
-wanted for a while are marked as free to be taken (MADV_FREE, `cool`): where the machine is short of memory it takes them, and
-nobody notices but for the clearing. Marked at once they were gone by the next round, three seconds later, where the machine looks for
-memory that is not used (DAMON): a fifth of the processor time of two members that exchange 100 MB went into clearing. What is marked
-counts as ours until the machine is short of memory, also against what the owner allows us: so it is given up after some minutes more.
+Each round needs memory for the next state and for the shift of theta, and frees as much. Clearing it is slow under hypervisors that
+take free pages back (free page reporting, as with Firecracker and WSL2); measured, see tests/benchmarks/LOG.md. So a few vectors
+are kept.
+
+A peer that starts its next round soon finds them unchanged. Vectors that are unused for a while are marked as free (MADV_FREE,
+`cool`):
+the system takes them only when memory is short. They are not marked at once, because a system that looks for idle memory (DAMON)
+takes marked pages before the next round. Marked memory still counts as ours, also against the owner's limit, so after some minutes
+more it is released.
 """
 
 from __future__ import annotations
@@ -26,26 +28,26 @@ import numpy.typing as npt
 import trio
 
 MOST_SPARE: Final = 3
-"""Vectors of one length that are kept: the next anchor and momentum and the shift of a round."""
+"""Vectors kept of each length: the next anchor and momentum, and the shift of a round."""
 
 CAN_BE_KEPT: Final = all(hasattr(mmap, name) for name in ("MADV_FREE", "MADV_HUGEPAGE", "MAP_ANONYMOUS"))
-"""Linux. Elsewhere the allocator has to do."""
+"""True on Linux. Elsewhere the allocator is used."""
 
 _NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
-"""Python names it from 3.13 on. Without it Linux refuses what is longer than all of its memory, however little of it is ever touched:
-a reducer asks at once for what all members may bring.
+"""Python defines it from 3.13 on. Without it Linux refuses a mapping larger than its whole memory, even if little of it is ever
+touched. A reducer reserves memory for all members' contributions at once.
 """
 
 COOL_AFTER_S: Final = 30.0
-"""Those who meet less often can well spend 0.4 s on clearing, where that takes so long."""
+"""Age at which spare memory is marked as free. With longer rounds the cost of clearing does not matter."""
 
 LET_GO_AFTER_S: Final = 300.0
-"""A length that was not asked for in so long belongs to slices that are cut otherwise now."""
+"""Age at which spare memory is released: slices of this length are not in use any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Memory that is spare, and since when; whether it is marked."""
+    """Spare memory, since when it is spare, and whether it is marked as free."""
 
     memory: mmap.mmap
     since_s: float
@@ -53,14 +55,13 @@ class _Piece:
 
 
 Spare = deque[_Piece]
-"""Of one length."""
+"""Spare memory of one length."""
 
 
 class SpareMemory:
     """Gives out vectors, and takes them back when nothing refers to them any more.
 
-    Threads may ask and drop at the same time: a deque's ends move in one step, and a finalizer may run in the middle of
-    anything, so there is no lock.
+    Thread-safe without a lock: a deque's ends move in one step. A finalizer may run at any point, so a lock could deadlock.
     """
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -69,11 +70,11 @@ class SpareMemory:
 
     @property
     def num_bytes(self) -> int:
-        """What is kept for nobody at this moment."""
+        """Bytes that are spare now."""
         return sum(num_bytes * len(spare) for num_bytes, spare in list(self._spare.items()))
 
     def take(self, num_bytes: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-        """A vector of so many bytes, with whatever is in it. Raises MemoryError."""
+        """An uninitialised vector of `num_bytes`. Raises MemoryError."""
         spare = self._spare.setdefault(num_bytes, deque(maxlen=MOST_SPARE))
         try:
             memory = spare.pop().memory
@@ -86,10 +87,10 @@ class SpareMemory:
         return values
 
     def _give_back(self, spare: Spare, memory: mmap.mmap) -> None:
-        spare.append(_Piece(memory, self._clock_s()))  # beyond MOST_SPARE the oldest goes
+        spare.append(_Piece(memory, self._clock_s()))  # beyond MOST_SPARE the oldest is dropped
 
     def cool(self, spare_for_s: float) -> int:
-        """Mark what has been spare for so long as free to be taken; how many bytes."""
+        """Mark memory that has been spare this long as free. Returns the number of bytes."""
 
         def cooled(piece: _Piece) -> _Piece:
             if not piece.is_cool:
@@ -99,11 +100,11 @@ class SpareMemory:
         return self._for_those_spare(spare_for_s, cooled)
 
     def let_go(self, spare_for_s: float) -> int:
-        """Keep what has been spare for so long no more; how many bytes."""
+        """Release memory that has been spare this long. Returns the number of bytes."""
         return self._for_those_spare(spare_for_s, lambda piece: None)
 
     def _for_those_spare(self, spare_for_s: float, done: Callable[[_Piece], _Piece | None]) -> int:
-        """What `done` makes of each stays, unless it is None; how many bytes were changed."""
+        """Replace each piece by `done` of it, or drop it for None. Returns the number of bytes changed."""
         before_s, num_bytes = self._clock_s() - spare_for_s, 0
         for spare in list(self._spare.values()):
             for _ in range(len(spare)):
@@ -126,13 +127,11 @@ def _mapped(num_bytes: int) -> mmap.mmap:
 
 
 SPARE: Final = SpareMemory()
-"""Of this process."""
+"""The pool of this process."""
 
 
 async def keep_cool() -> None:
-    """Until cancelled: what this process has to spare for a while may be taken by whoever else needs memory on this machine, and is no
-    longer kept at all when it is not asked for.
-    """
+    """Until cancelled: mark this process's spare memory as free for other processes, and later release it."""
     while True:
         await trio.sleep(COOL_AFTER_S)
         SPARE.let_go(LET_GO_AFTER_S)

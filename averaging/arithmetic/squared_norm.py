@@ -1,4 +1,4 @@
-"""Sums of squares that are the same on every machine, and what share of one a codec left out."""
+"""Sums of squares that are the same on every machine, and the share of one that a codec left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protocol.rounds.messages.bounds import LOST_ALL_PPM
 
 
 def squared_norm(values_n: torch.Tensor) -> float:
-    """Sum of the squares of a (n,) float32 vector: exact squares in float64, added by halves."""
+    """Sum of the squares of a (n,) float32 vector: exact squares in float64, summed by halves."""
     squares = values_n.numpy().astype(np.float64)
     np.multiply(squares, squares, out=squares)
     length = len(squares)
@@ -23,11 +23,11 @@ def squared_norm(values_n: torch.Tensor) -> float:
 
 
 def left_out(values_n: torch.Tensor, written_n: torch.Tensor) -> tuple[float, float]:
-    """Energy of those of (n,) float32 values that were written as zeros, and of all of them."""
+    """Two sums of squares of (n,) float32 values: of those written as zeros, and of all of them."""
     kept_n = values_n[values_n != 0]
     return squared_norm(values_n[(values_n != 0) & (written_n == 0)]), squared_norm(kept_n)
 
 
 def lost_ppm(lost: float, energy: float) -> int:
-    """A share of an energy in millionths, rounded up: 0 says that nothing was lost."""
+    """A share of a sum of squares in millionths, rounded up: 0 means that nothing was lost."""
     return min(LOST_ALL_PPM, ceil(LOST_ALL_PPM * lost / energy)) if energy > 0 else 0

@@ -1,4 +1,4 @@
-"""Memory for whole vectors of a unit and their encodings, and what of them belongs to which tensors."""
+"""Memory for whole vectors of a unit and their encodings, and selection of tensors from a vector."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from protocol.errors import no_memory
 from protocol.tensors.tensor_schema import TensorSchema
 
 _SMALLEST_KEPT_BYTES: Final = 1 << 22
-"""What is smaller the allocator has at hand itself, touched before."""
+"""Smaller memory comes from the allocator, which reuses it well."""
 
 
 def new_vector(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """(num_elements,) float32 on the CPU, not filled; float64 for proofs. What is long lies in memory that is used again
-    (spare_memory.py).
-    """
+    """Uninitialised (num_elements,) float32 on the CPU; float64 for proofs. Long vectors use pooled memory (spare_memory.py)."""
     kind = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
     num_bytes = num_elements * kind.itemsize
     if num_bytes < _SMALLEST_KEPT_BYTES or not CAN_BE_KEPT:
@@ -27,13 +25,11 @@ def new_vector(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.T
 
 
 def new_bytes(num_bytes: int) -> memoryview:
-    """(num_bytes,) writable, with whatever is in it. What is long lies in memory that is used again, of the next power of two: what is
-    not touched of it costs nothing, and which slice is whose changes from round to round. Rounded up by an eighth at most, slices that
-    changed by up to 40% kept sixteen times what a member's delta takes, after 200 rounds; so it is six, not all of
-    it touched.
+    """Uninitialised, writable (num_bytes,). Long ones use pooled memory, rounded up to a power of two. Pages that are not touched
+    cost nothing. Lengths of slices change from round to round, and with finer rounding the pool would hold too many lengths.
 
     Raises:
-        MachineError: there is no memory for it. What was to come there is refused, and its peer goes on.
+        MachineError: there is not enough memory. The caller refuses what was to be stored there.
     """
     try:
         if num_bytes < _SMALLEST_KEPT_BYTES or not CAN_BE_KEPT:
@@ -44,10 +40,11 @@ def new_bytes(num_bytes: int) -> memoryview:
 
 
 def picked(values_N: torch.Tensor, of: TensorSchema, wanted: TensorSchema) -> torch.Tensor:
-    """The wanted tensors' values, (wanted.num_elements,), from a vector (N,) that lies as `of` says; itself where that is the same.
+    """The wanted tensors' values, (wanted.num_elements,), from a vector (N,) with the layout `of`. Returns the same vector if both
+    layouts are equal.
 
     Raises:
-        LocalProtocolError: a wanted tensor is not there.
+        LocalProtocolError: a wanted tensor is missing.
     """
     if of.tensors == wanted.tensors:
         return values_N

@@ -16,8 +16,8 @@ from protocol.kinds.codec_table import CODECS
 
 
 def sum_dtype(result_codec: str) -> torch.dtype:
-    """What a mean is summed in that is written by this codec: float64 where it is written exactly, for in float32 the error of a sum
-    grows with its members (from 4.5e-8 with 2 to 8.5e-8 with 16). Any other codec rounds a thousand times more coarsely.
+    """The dtype for summing a mean that this codec writes: float64 if the codec is exact, because the error of a float32 sum grows
+    with the number of members. Any other codec rounds far more coarsely.
     """
     return torch.float64 if CODECS[result_codec].is_exact else torch.float32
 
@@ -33,7 +33,7 @@ class WeightedSum:
         """Add one contribution of `weight` tokens. Multiply, then add: `add(alpha=)` differs between instruction sets.
 
         Args:
-            is_spent: nobody needs `values_n` any more, and it may be written over.
+            is_spent: `values_n` is not needed any more and may be overwritten.
         """
         _require_weight(weight)
         own_n = values_n.to(self._sum_n.dtype)
@@ -48,11 +48,11 @@ class WeightedSum:
         """Add the values of whole chunks, in one pass over their bytes.
 
         Args:
-            most: no value may be beyond that in size.
+            most: largest absolute value that is accepted.
 
         Returns:
-            False where the compiled codecs do not do it, or something is to be refused. This sum means nothing then: begin another
-            one, of decoded values.
+            False if the compiled codecs cannot do it, or the bytes must be refused. The sum is then invalid: begin another one,
+            with decoded values.
         """
         _require_weight(weight)
         self._weight += weight
@@ -62,7 +62,7 @@ class WeightedSum:
         """Sum / weight, (n,) float32.
 
         Raises:
-            LocalProtocolError: all weights are zero; a mean of nothing is not made up (R5).
+            LocalProtocolError: all weights are zero, so there is no mean (R5).
         """
         if self._weight == 0:
             raise LocalProtocolError("a weighted mean with total weight 0", "at least one token")

@@ -1,14 +1,13 @@
 """Codecs: float32 vectors to bytes and back, the same bytes on every instruction set.
 
-Everything is built from single IEEE operations whose rounding is stated: division, multiplication, absolute maximum, round half
-to even, clamp, conversions, sums in a fixed order, integer operations on the bits. Lengths are checked before anything is
-allocated, and what decodes is finite. A scale is a normal number or zero, and zero only for a block of zeros: what is smaller than
-that is written as zeros.
+Everything is built from single IEEE operations with defined rounding: division, multiplication, absolute maximum, round half to
+even, clamp, conversions, sums in a fixed order, integer operations on the bits. Lengths are checked before memory is allocated, and
+every decoded value is finite. A scale is a normal number, or zero for a block of zeros. Blocks below the smallest normal scale are
+written as zeros.
 
-What no encoder writes is refused where the bytes alone show it. Some vectors still have several encodings: a scale half as large
-under codes twice as large, a level of a codebook that no code names, two levels that are equal. What an encoder would have made of
-the values before they were rounded cannot be told from those that are left, so nobody asks. Nothing rests on it: hashes, signatures
-and commits are over bytes, never over what they decode to, and all decode the same bytes.
+Bytes that no encoder writes are refused if the bytes alone show it. Some vectors still have several encodings: half the scale under
+doubled codes, a codebook level that no code uses, two equal levels. A decoder cannot tell which one the encoder should have chosen,
+so it does not check. This is safe: hashes, signatures and commits cover the bytes, and every peer decodes the same bytes.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _CODECS: Final[Mapping[str, Codec]] = MappingProxyType(
 
 
 def codec_names() -> tuple[str, ...]:
-    """All that a manifest may name."""
+    """All codec names that a manifest may use."""
     return tuple(_CODECS)
 
 
 def codec_by_name(name: str) -> Codec:
-    """The codec that the manifest names.
+    """The codec with this name in the manifest.
 
     Raises:
         ConfigError: no such codec.

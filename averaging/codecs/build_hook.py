@@ -1,7 +1,7 @@
-"""Builds `blocks.c` where Potluck is installed: the dense codecs as one library beside the source, used by `compiled.py`.
+"""Builds `blocks.c` when Potluck is installed: the dense codecs as one library beside the source, used by `compiled.py`.
 
-Run by hatchling, for a wheel and for an editable installation, and by tests. It needs a C compiler, `cc` or what CC names; where there
-is none the installation says so and goes on, and the codecs are computed by torch and NumPy: the same bytes, several times slower.
+Run by hatchling, for a wheel and for an editable installation, and by tests. It needs a C compiler, `cc` or the one in CC. Without
+a compiler the installation warns and continues. The codecs are then computed by torch and NumPy: the same bytes, but slower.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ told.restype = ctypes.c_char_p
 print(told().decode())
 """
 
-# No -ffast-math and no contraction: each operation rounds once, as it does in torch's and NumPy's kernels.
-# They come after what CC names, and so hold against a -ffast-math there.
+# No -ffast-math and no contraction: each operation rounds once, as in torch's and NumPy's kernels.
+# These flags come after those in CC, and so override a -ffast-math there.
 _FLAGS: Final = (
     *("-std=c11", "-O3", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno"),
     *("-fPIC", "-shared", "-Wall", "-Wextra"),
 )
 _CLONES: Final = "-DCLONES"
-"""A function for each generation of x86-64, of which the one that fits is taken when the library is loaded. Not all compilers and
-C libraries can do that, and then there is the one for all machines.
+"""Builds one function for each generation of x86-64; the fitting one is chosen when the library is loaded. If the compiler or the C
+library cannot do that, one generic function is built.
 """
 
 
 def compile_blocks(root: Path, library: Path, *flags: str) -> str:
-    """Build the library from the source below `root`; returns "" or why it could not be built. What was there is replaced whole.
+    """Build the library from the source below `root`. Returns "" or the reason of a failure. An existing library is replaced whole.
 
     Args:
-        flags: in the place of a function for each generation of the processor, such as `-march=x86-64-v3`.
+        flags: replace the functions for each generation of the processor, such as `-march=x86-64-v3`.
     """
     try:
         compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
@@ -78,8 +78,8 @@ def compile_blocks(root: Path, library: Path, *flags: str) -> str:
 
 
 def is_of_source(root: Path, library: Path) -> bool:
-    """Whether a library is there that this machine loads and that was built from the source below `root`. It is loaded in a process of
-    its own: a part of one, as an interrupted copy leaves it, ends who loads it.
+    """Whether the library loads on this machine and was built from the source below `root`. A separate process loads it, because
+    loading a truncated file kills the process.
     """
     command = [sys.executable, "-c", _SOURCE_OF, str(library)]
     try:
@@ -94,29 +94,31 @@ def _digest(root: Path) -> str:
 
 
 def _remove(path: Path) -> None:
-    """As far as that can be: a source tree may be read-only, or another user's. A library of another source is not used anyway."""
+    """Remove the file if possible: a source tree may be read-only, or another user's. A library of another source is not used
+    anyway.
+    """
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 class BlocksHook(BuildHookInterface[Any]):
-    """Builds the library before a wheel, editable or not, is put together."""
+    """Builds the library before a wheel, editable or not, is assembled."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build it, and let a wheel that holds it say for which machines it is."""
+        """Build the library, and tag a wheel that contains it with its platform."""
         library = Path(self.root) / LIBRARY
         problem = compile_blocks(Path(self.root), library)
         if problem and is_of_source(Path(self.root), library):
-            self.app.display_warning(f"codecs are not compiled anew ({problem}): those of this source stay")
+            self.app.display_warning(f"codecs were not rebuilt ({problem}): the existing library of this source stays")
         elif problem:
             _remove(library)
             self.app.display_warning(
-                f"codecs are not compiled ({problem}): rounds take more of the processor; install a C compiler, then again"
+                f"codecs are not compiled ({problem}): rounds need more processor time; install a C compiler, then install again"
             )
             return
         build_data["artifacts"].append(f"/{LIBRARY.as_posix()}")
         build_data["pure_python"] = False
         platform = re.sub(r"[-.]", "_", sysconfig.get_platform())
-        build_data["tag"] = f"py3-none-{platform}"  # the library knows nothing of Python
+        build_data["tag"] = f"py3-none-{platform}"  # the library does not depend on Python's version

@@ -1,4 +1,4 @@
-"""What every codec is, and the checks that all of them share."""
+"""The interface of every codec, and the checks that they share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Codec(Protocol):
 
     @property
     def leaves_out(self) -> bool:
-        """Whether it writes some of the values alone, and takes the others for zeros."""
+        """Whether it writes only some of the values; the others are decoded as zeros."""
         ...
 
     def encode(self, values_n: torch.Tensor) -> bytes:
@@ -40,12 +40,12 @@ class Codec(Protocol):
         ...
 
     def encoded_bytes(self, num_elements: int) -> int:
-        """Exact length of the encoding of so many values."""
+        """Exact length of the encoding of `num_elements` values."""
         ...
 
     def head_bytes(self, num_elements: int) -> int | None:
-        """Where parts of so many values are encoded as one long vector: all their heads come first, each of this length, then all that
-        is behind the heads, part by part. None where the long encoding is not made of those of its parts.
+        """Head length of each part, if parts of `num_elements` values can be encoded as one long vector: first the heads of all
+        parts, then the rest of each. None if the long encoding is not made of those of its parts.
         """
         ...
 
@@ -64,14 +64,14 @@ def require_finite_input(values_n: torch.Tensor) -> None:
 
 
 def require_length(codec: Codec, data: bytes | memoryview, num_elements: int) -> None:
-    """Raises RemoteProtocolError where the bytes are not as many as so many values take; nothing is allocated before that."""
+    """Raises RemoteProtocolError if the length does not fit `num_elements` values. Call it before allocating memory."""
     expected = codec.encoded_bytes(num_elements)
     if len(data) != expected:
         raise RemoteProtocolError(f"{len(data)} bytes of {codec.name}", f"{expected} bytes for {num_elements} values")
 
 
 def require_finite(values: FloatArray, name: str) -> FloatArray:
-    """The values themselves. Raises RemoteProtocolError where one is not finite."""
+    """Returns `values`. Raises RemoteProtocolError if one is not finite."""
     if not np.isfinite(values).all():
         raise RemoteProtocolError(f"{name} values that are not finite", "finite values")
     return values

@@ -1,7 +1,7 @@
 """The dense codecs as a compiled library (`blocks.c`), for several chunks in one call: the same bytes as dense.py, in one pass.
 
-What dense.py says is what holds. The library takes the plain case alone, and says so where it meets another one: the caller then does
-it as if there were no library. So what is refused, and in which words, is said in one place.
+dense.py is the reference. The library handles only the plain case, and reports any other one. The caller then works as if there
+were no library, so every refusal and its message are in one place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class CompiledBlocks:
-    """The functions of one library. Threads may call them at the same time; none of them holds Python's lock.
+    """The functions of one library. Thread-safe; they run without Python's lock.
 
     Raises:
         OSError: the library cannot be loaded, or was built from another source.
@@ -57,8 +57,8 @@ class CompiledBlocks:
     def encode(
         self, codec: Codec, values_n: torch.Tensor, minus_n: torch.Tensor | None, chunk_elements: int, room: memoryview
     ) -> bool:
-        """Write the chunks of `values_n - minus_n`, or of `values_n`, (n,) float32 and whole chunks all, into `room`, one behind the
-        other. False where it does not know how; what lies in `room` means nothing then.
+        """Write the chunks of `values_n - minus_n`, or of `values_n`, into `room`, one after another. Both are (n,) float32, whole
+        chunks only. Returns False for a case that it does not handle; `room` is then undefined.
         """
         kind, num_chunks = _kind(codec, chunk_elements), len(values_n) // chunk_elements
         vectors = (values_n,) if minus_n is None else (values_n, minus_n)
@@ -71,8 +71,8 @@ class CompiledBlocks:
         return not self._encode(kind, values_n.data_ptr(), minus, num_chunks, chunk_elements, written)
 
     def decode(self, codec: Codec, chunks: Encoded, chunk_elements: int, values_n: torch.Tensor) -> bool:
-        """Write the values of whole chunks into `values_n`, (n,) float32. False where it does not know how, or the bytes are not
-        plainly such as an encoder writes; what lies in `values_n` means nothing then.
+        """Write the values of whole chunks into `values_n`, (n,) float32. Returns False for a case that it does not handle, or if
+        the bytes are not plainly an encoder's; `values_n` is then undefined.
         """
         kind = self._kind_of(codec, chunks, chunk_elements, values_n)
         if kind is None:
@@ -83,8 +83,8 @@ class CompiledBlocks:
     def add(
         self, codec: Codec, chunks: Encoded, chunk_elements: int, weight: float, most: float, sum_n: torch.Tensor
     ) -> bool:
-        """Add `weight` times the values of whole chunks to `sum_n`, (n,) float32 or float64. False as `decode`, or where a value could
-        be beyond `most` in size; what lies in `sum_n` means nothing then.
+        """Add `weight` times the values of whole chunks to `sum_n`, (n,) float32 or float64. Returns False as `decode`, or if a
+        value may exceed `most` in size; `sum_n` is then undefined.
         """
         kind = self._kind_of(codec, chunks, chunk_elements, sum_n, sum_n.dtype)
         if kind is None or sum_n.dtype not in (torch.float32, torch.float64):
@@ -101,7 +101,7 @@ class CompiledBlocks:
         before_n: torch.Tensor,
         after_n: torch.Tensor,
     ) -> bool:
-        """Write `before_n` less `rate` times the values of whole chunks into `after_n`, (n,) float32 both. False as `decode`."""
+        """Write `before_n` - `rate` times the values of whole chunks into `after_n`; both (n,) float32. Returns False as `decode`."""
         kind = self._kind_of(codec, chunks, chunk_elements, after_n)
         if kind is None or not _is_plain(before_n) or len(before_n) != len(after_n):
             return False
@@ -109,8 +109,8 @@ class CompiledBlocks:
         return not self._step(kind, at.ctypes.data, len(chunks), chunk_elements, rate, *places)
 
     def largest(self, values: FloatArray, num_places: int) -> IntArray | None:
-        """(blocks x num_places,) where the largest of (blocks x 4096,) values lie in their blocks, as sparse.py tells them; None where
-        a value is not finite.
+        """(blocks x num_places,) places of the largest of (blocks x 4096,) values in their blocks, as sparse.py defines them. None
+        if a value is not finite.
         """
         values = np.ascontiguousarray(values, dtype=np.float32)
         num_blocks = len(values) // SPARSE_BLOCK_ELEMENTS
@@ -133,7 +133,9 @@ class CompiledBlocks:
 
 
 def _kind(codec: Codec, chunk_elements: int) -> int | None:
-    """How `blocks.c` calls a codec whose chunks it knows: of a block codec whole blocks of its own length; None for all others."""
+    """The number of a codec in `blocks.c`; None if the library does not handle these chunks. Of block codecs it handles only whole
+    blocks of the codec's own length.
+    """
     if not isinstance(codec, BlockCodec):
         return codec.compiled_as if isinstance(codec, DenseCodec) else None
     is_own = codec.facts.block == type(codec).facts.block
@@ -141,7 +143,7 @@ def _kind(codec: Codec, chunk_elements: int) -> int | None:
 
 
 def _is_plain(values_n: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether C may take it for an array of that type: in memory as its values are, each at a place where one may lie."""
+    """Whether C can read it as an array of that type: contiguous and aligned."""
     is_vector = values_n.dtype == dtype and values_n.dim() == 1 and values_n.device.type == "cpu"
     is_there = is_vector and values_n.is_contiguous() and not values_n.is_neg()
     return is_there and values_n.data_ptr() % dtype.itemsize == 0
@@ -153,7 +155,7 @@ def _addresses(chunks: Encoded) -> npt.NDArray[np.uint64]:
 
 
 def load(path: Path = _LIBRARY) -> CompiledBlocks | None:
-    """The library that the installation built; None where there is none for this source (`problem` says why)."""
+    """The library that the installation built; None if there is none for this source (`problem` gives the reason)."""
     try:
         return CompiledBlocks(path)
     except OSError:
@@ -161,7 +163,7 @@ def load(path: Path = _LIBRARY) -> CompiledBlocks | None:
 
 
 def problem(path: Path = _LIBRARY) -> str:
-    """Why the codecs are not compiled here, in one line; empty where they are."""
+    """Why the codecs are not compiled here, in one line; empty if they are."""
     try:
         CompiledBlocks(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What dense codecs share: every value is written, in 32 to 4 bits, by itself or in blocks that have a scale each."""
+"""The common part of the dense codecs: every value is written, in 32 to 4 bits, on its own or in blocks with a scale each."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from protocol.kinds.codec_table import CodecFacts
 
 _SMALLEST_NORMAL_BITS: Final = np.uint32(0x00800000)
 LARGEST_SAFE_SCALE: Final = np.finfo(np.float32).max / np.float32(128)
-"""Times a code of at most 128 in size it stays finite, so that the products need not be looked at."""
+"""Largest scale whose product with any code of at most 128 in size is finite, so that the products need no check."""
 
 
 class DenseCodec(ABC):
-    """A codec that writes every value. A subclass says which line of the table it is, and how values are written."""
+    """A codec that writes every value. A subclass names its line of the table and writes the values."""
 
     facts: CodecFacts
     """Its line in protocol/kinds/codec_table.py."""
 
     compiled_as: int | None = None
-    """Its number in blocks.c; None where the library does not have it."""
+    """Its number in blocks.c; None if the library does not have it."""
 
     @property
     def name(self) -> str:
@@ -46,11 +46,11 @@ class DenseCodec(ABC):
 
     @property
     def leaves_out(self) -> bool:
-        """False: a dense codec writes all."""
+        """False: a dense codec writes all values."""
         return self.facts.leaves_out
 
     def encoded_bytes(self, num_elements: int) -> int:
-        """Exact length of the encoding of so many values."""
+        """Exact length of the encoding of `num_elements` values."""
         return self.facts.encoded_bytes(num_elements)
 
     @abstractmethod
@@ -70,7 +70,7 @@ class PlainCodec(DenseCodec):
     """One value after another, each by itself, in whole bytes."""
 
     def encode(self, values_n: torch.Tensor) -> bytes:
-        """As many bytes a value as the table says."""
+        """As `Codec.encode`."""
         require_finite_input(values_n)
         return self._written(values_n)
 
@@ -80,7 +80,7 @@ class PlainCodec(DenseCodec):
         return torch.from_numpy(require_finite(self._values(data), self.name))
 
     def head_bytes(self, num_elements: int) -> int | None:
-        """None come first: a long vector is the encodings of its parts."""
+        """No heads: the encoding of a long vector is that of its parts, one after another."""
         return 0
 
     @abstractmethod
@@ -93,7 +93,7 @@ class PlainCodec(DenseCodec):
 
 
 def _in_blocks(values: FloatArray, block_elements: int) -> FloatArray:
-    """(blocks, block_elements) of a vector, filled up with zeros."""
+    """(blocks, block_elements) of a vector, padded with zeros."""
     blocks = -(-len(values) // block_elements)
     if len(values) % block_elements:
         padded = np.zeros(blocks * block_elements, dtype=np.float32)
@@ -103,7 +103,8 @@ def _in_blocks(values: FloatArray, block_elements: int) -> FloatArray:
 
 
 def _absolute_maxima(grid: FloatArray) -> FloatArray:
-    """(blocks,) of a grid. Bits of a float without its sign are ordered as its size, and those that are not finite come last.
+    """(blocks,) absolute maxima of a grid. Without the sign, a float's bits are ordered as its size, and values that are not finite
+    come last.
 
     Raises:
         LocalProtocolError: a value that is not finite.
@@ -116,7 +117,9 @@ def _absolute_maxima(grid: FloatArray) -> FloatArray:
 
 
 def _require_scales(scales: FloatArray, name: str) -> FloatArray:
-    """Bits of floats are ordered as their sizes: those of normal numbers lie between two bounds, and what has a sign comes after."""
+    """Refuse scales that are neither zero nor normal. Bits of floats are ordered as their sizes, so normal numbers lie between two
+    bounds, and negative ones come after.
+    """
     bits = scales.view("<u4")
     if not ((bits == 0) | (bits - _SMALLEST_NORMAL_BITS < INFINITY_BITS - _SMALLEST_NORMAL_BITS)).all():
         raise RemoteProtocolError(f"{name} with a scale that is negative, not normal or not finite", "zero or normal")
@@ -124,7 +127,7 @@ def _require_scales(scales: FloatArray, name: str) -> FloatArray:
 
 
 def pairs_of(values: Sequence[float]) -> npt.NDArray[np.float32]:
-    """(256, 2) for the 16 values of the codes; minus zero is a code that nobody writes."""
+    """(256, 2) for the 16 values of the codes. Minus zero is a code that no encoder writes, so it becomes NaN."""
     single = np.array([np.nan if value == 0 and np.signbit(value) else value for value in values], dtype=np.float32)
     return np.stack([np.tile(single, 16), np.repeat(single, 16)], axis=1)
 
@@ -133,15 +136,15 @@ class BlockCodec(DenseCodec):
     """Blocks of values with a float32 scale each. Layout: all scales (little-endian float32), then all codes, values in order.
 
     Args:
-        block_elements: of blocks of another length than the codec's own: vectors shorter than a block are written one by one as blocks
-            of their length are, so that many of one length can be written together.
+        block_elements: another block length than the codec's own. A vector shorter than a block is encoded as one block of its
+            length, so this encodes many such vectors together.
     """
 
     largest_code: float
-    """What the block's absolute maximum is written as: its scale is the maximum divided by it."""
+    """The code of the block's absolute maximum; the scale is the maximum divided by it."""
 
     _is_bounded = False
-    """Whether every code stands for a number of at most 128 in size."""
+    """Whether every code is a number of at most 128 in size."""
 
     def __init__(self, block_elements: int | None = None) -> None:
         if block_elements is not None:
@@ -184,23 +187,23 @@ class BlockCodec(DenseCodec):
         values_n[end:].mul_(scales_b[num_full:])
 
     def head_bytes(self, num_elements: int) -> int | None:
-        """The scales; of whole blocks alone, which make whole bytes of codes, too."""
+        """The scales. Only for whole blocks, whose codes are whole bytes, too."""
         return 4 * (num_elements // self.block_elements) if num_elements % self.block_elements == 0 else None
 
     @abstractmethod
     def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
-        """(blocks, block_elements) values divided by their block's scale, overwritten, as codes."""
+        """Turn (blocks, block_elements) values divided by their block's scale into codes. Overwrites the values."""
 
     @abstractmethod
     def _values(self, codes: npt.NDArray[np.uint8], num_elements: int) -> FloatArray:
-        """(num_elements,) values before their scale; NaN for a code that nobody writes."""
+        """(num_elements,) values before scaling; NaN for a code that no encoder writes."""
 
 
 class FourBitCodec(BlockCodec):
-    """Two codes a byte, the first one in the low half; an odd last one leaves the high half zero."""
+    """Two codes a byte, the first in the low half. With an odd number of codes the last high half is zero."""
 
     _pairs: npt.NDArray[np.float32]
-    """(256, 2) what each byte stands for."""
+    """(256, 2) values of each byte's two codes."""
 
     def _values(self, codes: npt.NDArray[np.uint8], num_elements: int) -> FloatArray:
         if num_elements % 2 and codes[-1] >> 4:
@@ -210,5 +213,5 @@ class FourBitCodec(BlockCodec):
 
     @staticmethod
     def _packed(codes: npt.NDArray[np.uint8], num_elements: int) -> bytes:
-        """(blocks, elements) codes in the low halves of bytes, an even number of them, as two a byte."""
+        """Pack (blocks, elements) codes in the low halves of bytes, an even number of them, two to a byte."""
         return packed(codes.reshape(-1)).tobytes()[: -(-num_elements // 2)]

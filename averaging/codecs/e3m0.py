@@ -19,8 +19,8 @@ _POWERS: Final = (0.0, *(2.0 ** (level - 7) for level in range(1, 8)))
 class E3m0Codec(FourBitCodec):
     """Blocks of 256 values: scale = absolute maximum, then a sign and a level of three bits: +-2^(level - 7), or zero at level 0.
 
-    Streaming DiLoCo (arXiv:2501.18512) sends outer gradients so. The nearest level in the log domain: between two powers
-    of two the border is at sqrt(2) times the smaller one, and what is below 2^-6.5 is zero.
+    Streaming DiLoCo (arXiv:2501.18512) sends outer gradients this way. The nearest level is taken in the log domain: between two
+    powers of two the border is at sqrt(2) times the smaller one, and values below 2^-6.5 become zero.
     """
 
     facts = CODECS["e3m0"]
@@ -30,7 +30,7 @@ class E3m0Codec(FourBitCodec):
 
     def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
         bits = relative.view(np.uint32)
-        # Adding this carries into the exponent just where the mantissa is that of sqrt(2) or more.
+        # Adding this carries into the exponent exactly if the mantissa is that of sqrt(2) or more.
         levels = ((bits & MAGNITUDE) + _CARRY_FROM_SQRT_2 >> 23).astype(np.int16) - (127 - 7)
         codes = np.maximum(levels, 0).astype(np.uint8)
         codes |= np.where(codes > 0, bits >> 28 & 8, 0).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""fp32: little-endian float32 as they are."""
+"""fp32: little-endian float32, unchanged."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Int8Codec(BlockCodec):
     def _values(self, codes: npt.NDArray[np.uint8], num_elements: int) -> FloatArray:
         signed = codes.view(np.int8)
         if signed.min(initial=0) < -self.largest_code:
-            raise RemoteProtocolError(f"{self.name} with a code that nobody writes", "-127 to 127")
+            raise RemoteProtocolError(f"{self.name} with a code that no encoder writes", "-127 to 127")
         return signed.astype(np.float32)
 
 

@@ -1,17 +1,18 @@
-"""Sparse codecs: of each block of 4096 values the largest by absolute value are written, each with its place and a few bits; the
+"""Sparse codecs: in each block of 4096 values the largest by absolute value are written, each with its place and a few bits. The
 rest is zero.
 
 Layout of n values with K = ceil(n / stride) places, blocks of 4096 (the last one may be shorter):
 
-    codebook        levels x float32, ascending: magnitudes of a block with a scale of one
-    block scales    one byte a block, 0 for a block of zeros, else 3 bits of mantissa below 5 of exponent: 8 is 2^-30, 248 is 1
-    bits            low bits of the places, then their high bits, then codes; zeros up to the last byte. Of the low bits and of the
+    codebook        levels x float32, ascending: magnitudes of a block with a scale of one block scales    one byte a block, 0 for a
+    block of zeros, else 3 bits of mantissa below 5 of exponent: 8 is 2^-30, 248 is 1 bits            low bits of the places, then
+    their high bits, then codes; zeros up to the last byte. Of the low bits and of the
                     codes the lowest bit of all places comes first, then the next one of all
 
-Places are those of Elias and Fano ("Efficient storage and retrieval by content and address of static files", 1974): log2(stride)
-low bits as they are; the high bits in unary, the i-th place of a block sets bit high + i of twice as many bits as the block has
-places. So K places always take K (log2(stride) + 2) bits, and the size of a vector alone says how long its encoding is. A code is a
-sign above a level. A block that has less to say repeats its last place with a code of 0; one of zeros has all its places at 0.
+Places are encoded after Elias and Fano ("Efficient storage and retrieval by content and address of static files", 1974). The
+log2(stride) low bits are stored directly and the high bits in unary: the i-th place of a block sets bit high + i of a field with
+twice as many bits as the block has places. So K places always take K (log2(stride) + 2) bits, and a vector's size alone determines
+the length of its encoding. A code is a sign above a level. A block with fewer values than places repeats its last place with a code
+of 0. A block of zeros has all its places at 0.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ from protocol.kinds.codec_table import CODECS, SPARSE_RESULT_CODECS
 BLOCK_ELEMENTS: Final = 4096
 _PLACE_BITS: Final = 12
 _NOWHERE: Final = BLOCK_ELEMENTS
-"""The place of what is not written; sorts behind all others."""
+"""Marks a place that is not written; sorts after all others."""
 
 _LEAST_SCALE: Final = 8
 _SCALE_OF_ONE: Final = 248
 _ONE_BITS: Final = 0x3F800000
 _SCALE_SHIFT: Final = 20
-"""Of a float32's 23 bits of mantissa 3 stay in a scale."""
+"""3 of a float32's 23 bits of mantissa stay in a scale."""
 
 _LOOKED_AT: Final = 64
-"""Values of a block: no zero among these, and the block is taken for a dense one."""
+"""Values of a block that are sampled. If none is zero, the block is treated as dense."""
 
 _SAMPLES: Final = 4096
-"""Magnitudes of a chunk are enough to make its levels: more than twice as many are thinned out, evenly."""
+"""Magnitudes of a chunk that are enough to fit its levels. If there are at least twice as many, they are thinned out evenly."""
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
@@ -62,7 +63,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def _scale_table() -> FloatArray:
-    """(256,) what a scale byte stands for; NaN for those that nobody writes."""
+    """(256,) values of the scale bytes; NaN for bytes that no encoder writes."""
     scales = np.arange(256, dtype=np.int64)
     values = (((scales - _SCALE_OF_ONE) << _SCALE_SHIFT) + _ONE_BITS).astype(np.uint32).view(np.float32).copy()
     values[0] = 0.0
@@ -75,15 +76,15 @@ _SCALES: Final = _scale_table()
 
 @dataclass(frozen=True, slots=True)
 class SparseNumbers:
-    """What sets one sparse codec apart.
+    """The parameters of one sparse codec.
 
     Attributes:
-        stride: one value in so many is kept, a power of two.
+        stride: one value in `stride` is kept, a power of two.
         num_levels: magnitudes in the codebook, a power of two.
-        first_levels: where the codebook starts, in means of a block's kept magnitudes; empty: at the largest one and downward
-            by `RATIO` each.
-        num_passes: how often the levels move to the means of what is nearest to them (Lloyd, "Least squares quantization in
-            PCM", 1982).
+        first_levels: initial codebook, in units of the mean of a block's kept magnitudes. If empty, it starts at the largest
+            magnitude and goes down by a factor of `RATIO`.
+        num_passes: how often the levels move to the means of their nearest magnitudes (Lloyd, "Least squares quantization in PCM",
+            1982).
     """
 
     stride: int
@@ -93,16 +94,18 @@ class SparseNumbers:
 
 
 RATIO: Final = 1.4
-"""Between two levels at the start. Means of sparse contributions spread wide: what one of 16 members sends is a 16th of all."""
+"""Ratio between neighbouring initial levels. Means of sparse contributions spread wide: a value from one of 16 members is a 16th of
+one from all.
+"""
 
 
 class SparseCodec:
-    """The largest values of each block of 4096, ties by the lower place. See the module for the layout.
+    """The largest values of each block of 4096; among equals the lower place. The module's docstring has the layout.
 
-    Levels are of a chunk and scales of blocks: tensors of very different sizes lie in one chunk. On real deltas the values that "topk"
-    keeps have an error of 0.08; without block scales 0.10 to 0.13; with SparseLoCo's recipe (arXiv:2508.15706: four bins of 1.5
-    standard deviations around the mean) 0.20 to 0.24. What is nearer to zero than to the lowest level is not written. All sums are
-    float64 in the order of places (`np.bincount`).
+    Levels belong to a chunk and scales to blocks, because one chunk may hold tensors of very different sizes. On real deltas the
+    values that "topk" keeps have an error of 0.08. It would be 0.10 to 0.13 without block scales, and 0.20 to 0.24 with
+    SparseLoCo's recipe (arXiv:2508.15706: four bins of 1.5 standard deviations around the mean). Values nearer to zero than to the
+    lowest level are not written. All sums are float64 in the order of places (`np.bincount`).
     """
 
     leaves_out = True
@@ -115,7 +118,7 @@ class SparseCodec:
         self._block_places = BLOCK_ELEMENTS // numbers.stride
 
     def num_places(self, num_elements: int) -> int:
-        """As many of so many values are written at most."""
+        """The largest number of values that is written of `num_elements`."""
         return -(-num_elements // self.numbers.stride)
 
     def encoded_bytes(self, num_elements: int) -> int:
@@ -126,18 +129,20 @@ class SparseCodec:
         return 4 * self.numbers.num_levels + -(-num_elements // BLOCK_ELEMENTS) + -(-num_bits // 8)
 
     def head_bytes(self, num_elements: int) -> int | None:
-        """Every encoding has levels of its own."""
+        """None: every encoding has its own levels."""
         return None
 
     # --- encoding -------------------------------------------------------------------------------------------------------------
 
     def encode(self, values_n: torch.Tensor) -> bytes:
-        """Codebook, scales, bits."""
+        """Codebook, scales, bits. Raises as `Codec.encode`."""
         require_vector(values_n)
         return self._encoded(values_n, 1)[0] if values_n.numel() else b""
 
     def encode_chunks(self, values_n: torch.Tensor, chunk_elements: int) -> list[bytes]:
-        """Chunks of a (n,) vector, the last of which may be shorter, each as by `encode`: chunks of whole blocks together."""
+        """Encode the chunks of a (n,) vector, the last of which may be shorter, each as `encode` would: chunks of whole blocks
+        together.
+        """
         require_vector(values_n)
         num_whole = values_n.numel() // chunk_elements if chunk_elements % BLOCK_ELEMENTS == 0 else 0
         stop = num_whole * chunk_elements
@@ -146,7 +151,9 @@ class SparseCodec:
         return [*chunks, *(self.encode(values_n[start : start + chunk_elements]) for start in starts)]
 
     def _encoded(self, values_n: torch.Tensor, num_chunks: int) -> list[bytes]:
-        """Chunks of one size, of whole blocks where there are several. Places and blocks are counted through all of them."""
+        """Encode chunks of one size, which are whole blocks if there are several. Places and blocks are counted through all of
+        them.
+        """
         values, layout = np.ascontiguousarray(values_n.numpy()), _layout(values_n.numel(), self.numbers.stride)
         places = self._largest_places(values)
         kept = values[np.minimum(layout.first + places, len(values) - 1)]
@@ -161,7 +168,7 @@ class SparseCodec:
         return [row.tobytes() for row in np.concatenate([*heads, packed], axis=1)]
 
     def _largest_places(self, values: FloatArray) -> IntArray:
-        """(K,) places in their blocks, ascending in each, `_NOWHERE` behind those that are not zero.
+        """(K,) places in their blocks, ascending in each; `_NOWHERE` after the non-zero ones.
 
         Raises:
             LocalProtocolError: a value that is not finite.
@@ -180,7 +187,7 @@ class SparseCodec:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _quantised(self, sizes: FloatArray, layout: _Layout, num_chunks: int) -> tuple[FloatArray, ByteArray, IntArray]:
-        """(chunks, levels) codebooks, scale bytes, and (K,) levels of (K,) magnitudes; -1 for what is not worth writing."""
+        """(chunks, levels) codebooks, scale bytes, and (K,) levels of (K,) magnitudes; -1 for values that are too small to write."""
         counts = np.bincount(layout.blocks[sizes > 0], minlength=layout.num_blocks)
         sums = np.bincount(layout.blocks, weights=sizes, minlength=layout.num_blocks)
         means = (sums / np.maximum(counts, 1)).astype(np.float32).reshape(num_chunks, -1)
@@ -203,7 +210,7 @@ class SparseCodec:
         return codebooks, scales, codes
 
     def _levels(self, relative: FloatArray) -> FloatArray64:
-        """(chunks, levels) ascending, in means of a block, for (chunks, K) magnitudes; zeros do not count."""
+        """(chunks, levels) ascending, in units of a block's mean, fitted to (chunks, K) magnitudes; zeros do not count."""
         counts = np.count_nonzero(relative, axis=1)
         if counts.max() >= 2 * _SAMPLES:
             thinned = [row[row > 0][:: max(1, count // _SAMPLES)] for row, count in zip(relative, counts, strict=True)]
@@ -211,7 +218,7 @@ class SparseCodec:
         return self._levels_of(relative, relative.shape[1] - counts)
 
     def _levels_of(self, relative: FloatArray, num_zeros: IntArray) -> FloatArray64:
-        """(chunks, levels) for (chunks, n) magnitudes of which so many are zeros. Adding a zero changes no sum."""
+        """(chunks, levels) fitted to (chunks, n) magnitudes, `num_zeros` of which are zeros. Zeros do not change the sums."""
         numbers, num_chunks = self.numbers, len(relative)
         levels = np.tile(np.array(numbers.first_levels, dtype=np.float64), (num_chunks, 1))
         if not numbers.first_levels:
@@ -230,7 +237,7 @@ class SparseCodec:
         return levels
 
     def _bits(self, places: IntArray, codes: IntArray, layout: _Layout, num_chunks: int) -> ByteArray:
-        """(chunks, bits): low bits, high bits in unary, codes, of all places of a chunk."""
+        """(chunks, bits): low bits, high bits in unary, and codes of all places of a chunk."""
         highs = np.zeros(2 * layout.num_places, dtype=np.uint8)
         highs[(places >> self._low_bits) + layout.bits_before] = 1
         lows = _to_bits((places & (self.numbers.stride - 1)).reshape(num_chunks, -1), self._low_bits)
@@ -243,8 +250,8 @@ class SparseCodec:
         """Level x scale, one multiplication a written value.
 
         Raises:
-            RemoteProtocolError: a wrong length, a codebook or scale that nobody writes, places that are not in order or not of the
-                vector, bits behind the last code.
+            RemoteProtocolError: a wrong length, a codebook or scale that no encoder writes, places that are out of order or outside
+                of the vector, or bits after the last code.
         """
         require_length(self, data, num_elements)
         if num_elements == 0:
@@ -254,7 +261,7 @@ class SparseCodec:
     def decode_chunks(
         self, chunks: Sequence[bytes | memoryview], chunk_elements: int, num_elements: int
     ) -> torch.Tensor:
-        """The values of chunks that follow one another, (num_elements,); raises as `decode` would for one of them."""
+        """Decode consecutive chunks into (num_elements,) values. Raises as `decode` would for one of them."""
         num_whole = num_elements // chunk_elements if chunk_elements % BLOCK_ELEMENTS == 0 else 0
         stop = num_whole * chunk_elements
         if len(chunks) != -(-num_elements // chunk_elements):
@@ -271,7 +278,7 @@ class SparseCodec:
         return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.zeros(0)
 
     def _decoded(self, rows: ByteArray, num_elements: int) -> torch.Tensor:
-        """(num_elements,) of all of the (chunks, bytes) together."""
+        """(num_elements,) values of all the (chunks, bytes) together."""
         layout, num_levels = _layout(num_elements, self.numbers.stride), self.numbers.num_levels
         codes_at = 4 * num_levels + layout.num_blocks // len(rows)
         codebooks = np.ascontiguousarray(rows[:, : 4 * num_levels]).view("<f4").astype(np.float32)
@@ -291,14 +298,14 @@ class SparseCodec:
         return RemoteProtocolError(f"{self.name} with {found}", expected)
 
     def _table(self, codebooks: FloatArray, scales: ByteArray) -> FloatArray:
-        """(blocks, codes) what each code stands for, by (chunks, levels) codebooks and (chunks, blocks of one) scales."""
+        """(blocks, codes) value of each code, from (chunks, levels) codebooks and (chunks, blocks of one) scales."""
         if not np.isfinite(codebooks).all() or np.signbit(codebooks).any():
             raise self._wrong("a codebook that is negative or not finite", "magnitudes")
         if (codebooks[:, 1:] < codebooks[:, :-1]).any():
             raise self._wrong("a codebook that is not in order", "ascending magnitudes")
         values = _SCALES[scales]
         if np.isnan(values).any():
-            raise self._wrong("a block's scale that nobody writes", f"0, or {_LEAST_SCALE} to {_SCALE_OF_ONE}")
+            raise self._wrong("a block's scale that no encoder writes", f"0, or {_LEAST_SCALE} to {_SCALE_OF_ONE}")
         if (codebooks.any(axis=1) & ~values.any(axis=1)).any():
             raise self._wrong("a codebook and no block that uses it", "zeros")
         table: FloatArray = values[:, :, None] * codebooks[:, None, :]
@@ -307,7 +314,7 @@ class SparseCodec:
         return np.concatenate([table, -table], axis=2)
 
     def _indices_and_codes(self, bits: ByteArray, layout: _Layout) -> tuple[IntArray, IntArray]:
-        """(K,) each, of (chunks, bits): the indices in the vector, and the codes."""
+        """The indices in the vector and the codes, (K,) each, from (chunks, bits)."""
         num_places = layout.num_places // len(bits)
         begin = num_places * self._low_bits
         end = begin + 2 * num_places
@@ -318,7 +325,7 @@ class SparseCodec:
         if len(highs) != layout.num_places:
             raise self._wrong(f"{len(highs)} places", f"{layout.num_places}")
         highs -= layout.bits_before
-        # a place of another block lies below or above all of this one
+        # A place outside of its block lies below or above all places of it.
         if highs.min() < 0 or (highs >= layout.num_highs).any():
             raise self._wrong("more or fewer places in a block than it has", f"{self._block_places}, in order")
         indices = (highs << self._low_bits) + layout.first
@@ -330,7 +337,7 @@ class SparseCodec:
     def _told(
         self, indices: IntArray, codes: IntArray, scales: ByteArray, layout: _Layout
     ) -> npt.NDArray[np.bool_] | None:
-        """(K,) which places stand for a value: not repetitions, and none of a block of zeros. None where all do."""
+        """(K,) which places hold a value: neither repetitions nor places of a block of zeros. None if all do."""
         steps = np.diff(indices, prepend=-1)
         least = steps.min()
         if least < 0:
@@ -341,9 +348,9 @@ class SparseCodec:
         is_repeated = steps == 0
         goes_on = is_repeated[:-1] & ~is_repeated[1:] & (layout.blocks[:-1] == layout.blocks[1:])
         if goes_on.any():
-            raise self._wrong("a place that is told twice", "repetitions of a block's last place alone")
+            raise self._wrong("a place that occurs twice", "only repetitions of a block's last place")
         if codes[is_repeated | is_empty].any():
-            raise self._wrong("a code where nothing is told", "0")
+            raise self._wrong("a code at a place without a value", "0")
         if (indices != layout.first)[is_empty].any():
             raise self._wrong("places in a block without a scale", "all of them 0")
         is_told: npt.NDArray[np.bool_] = ~(is_repeated | is_empty)
@@ -352,13 +359,14 @@ class SparseCodec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """What follows from the size of a vector alone, a number for each of its K places.
+    """Index arithmetic that follows from a vector's size alone: a number for each of its K places.
 
     Attributes:
-        blocks: which block it belongs to.
+        blocks: the block that it belongs to.
         first: that block's first index.
-        bits_before: bits of its block that are before it whatever the high bits are, and all those of the blocks before.
-        num_highs: high parts lie below this.
+        bits_before: bits before its own that do not depend on the high parts: of its block's earlier places, and of all earlier
+            blocks.
+        num_highs: upper bound of the high parts, exclusive.
     """
 
     num_elements: int
@@ -383,13 +391,13 @@ def _layout(num_elements: int, stride: int) -> _Layout:
 
 
 def _largest(sizes: npt.NDArray[np.uint32], num_places: int) -> IntArray:
-    """(blocks x num_places,) where the largest of (blocks, 4096) sizes lie, ascending, `_NOWHERE` where fewer are not zero.
+    """(blocks x num_places,) places of the largest of (blocks, 4096) sizes, ascending; `_NOWHERE` if fewer are not zero.
 
     Raises:
-        LocalProtocolError: a value that is not finite; such a one is always among the largest.
+        LocalProtocolError: a value that is not finite. Such values are always among the largest.
     """
     bounds = np.ones(len(sizes), dtype=np.uint32)
-    # means of sparse contributions are mostly zeros, and all of the others may have room
+    # Means of sparse contributions are mostly zeros, so all other values may fit.
     if sizes[:, :_LOOKED_AT].all() or np.count_nonzero(sizes, axis=1).max() > num_places:
         rank = BLOCK_ELEMENTS - num_places
         np.maximum(np.partition(sizes, rank, axis=1)[:, rank], 1, out=bounds)
@@ -400,7 +408,7 @@ def _largest(sizes: npt.NDArray[np.uint32], num_places: int) -> IntArray:
     counts = np.bincount(blocks, minlength=len(sizes))
     if (counts == num_places).all():
         return found & (BLOCK_ELEMENTS - 1)
-    # several are as large as the last one that is kept: the first of them stay
+    # If several are as large as the smallest one that is kept, the first of them stay.
     is_equal = kept == bounds[blocks]
     num_equal = np.bincount(blocks[is_equal], minlength=len(sizes))
     numbers = np.cumsum(is_equal) - (np.cumsum(num_equal) - num_equal)[blocks]
@@ -412,14 +420,16 @@ def _largest(sizes: npt.NDArray[np.uint32], num_places: int) -> IntArray:
 
 
 def _scale_bytes(shares: FloatArray) -> ByteArray:
-    """(blocks,) shares of the largest, 0 to 1, to the nearest scale; 0 below 2^-30."""
+    """(blocks,) scale bytes nearest to shares of the largest, 0 to 1; 0 below 2^-30."""
     nearest = (shares.view(np.uint32).astype(np.int64) + (1 << (_SCALE_SHIFT - 1))) >> _SCALE_SHIFT
     scales = nearest - (_ONE_BITS >> _SCALE_SHIFT) + _SCALE_OF_ONE
     return np.where(scales >= _LEAST_SCALE, scales, 0).astype(np.uint8)
 
 
 def _level_numbers(relative: FloatArray, levels: FloatArray64) -> IntArray:
-    """Which of a chunk's ascending (chunks, levels) is the nearest to each of its (chunks, n), the lower one at the border."""
+    """Number of the nearest of a chunk's ascending (chunks, levels) for each of its (chunks, n) values; the lower one at the
+    border.
+    """
     numbers = np.zeros(relative.shape, dtype=np.uint8)
     borders = ((levels[:, 1:] + levels[:, :-1]) / 2).astype(np.float32)
     for place in range(borders.shape[1]):
@@ -430,7 +440,9 @@ def _level_numbers(relative: FloatArray, levels: FloatArray64) -> IntArray:
 def _filled_up(
     places: IntArray, codes: IntArray, kept: FloatArray, layout: _Layout
 ) -> tuple[IntArray, IntArray, FloatArray]:
-    """What is not written (a code below 0) becomes a repetition of its block's last place, behind the others, with a code of 0."""
+    """Replace values that are not written (code below 0) by repetitions of their block's last place, after the others, with a code
+    of 0.
+    """
     is_written = codes >= 0
     blocks, places = layout.blocks[is_written], places[is_written]
     counts = np.bincount(blocks, minlength=layout.num_blocks)
@@ -445,7 +457,7 @@ def _filled_up(
 
 
 def _to_bits(numbers: IntArray, num_bits: int) -> ByteArray:
-    """(chunks, num_bits x n) of (chunks, n): the lowest bits of all of a chunk's numbers, then the next ones."""
+    """(chunks, num_bits x n) bits of (chunks, n) numbers: the lowest bits of all of a chunk's numbers, then the next ones."""
     shifts = np.arange(num_bits, dtype=np.uint8)[:, None]
     bits: ByteArray = (numbers.astype(np.uint8)[:, None, :] >> shifts) & np.uint8(1)
     return bits.reshape(len(numbers), -1)
@@ -464,14 +476,16 @@ def _from_bits(bits: ByteArray, num_bits: int) -> IntArray:
 TOPK: Final = SparseCodec(
     "topk", SparseNumbers(CODECS["topk"].stride, num_levels=2, first_levels=(0.85, 1.35), num_passes=1)
 )
-"""64 of 4096 values, SparseLoCo's share, at 10.2 bits each. For contributions, with error feedback: alone it leaves out 0.93 of a
-delta's norm."""
+"""64 of 4096 values, SparseLoCo's share, at 10.2 bits each. For contributions with error feedback: without it 0.93 of a delta's
+norm would be lost.
+"""
 
 RESULTS: Final = tuple(
     SparseCodec(facts.name, SparseNumbers(facts.stride, num_levels=8, first_levels=(), num_passes=3))
     for facts in SPARSE_RESULT_CODECS
 )
-"""For means of "topk" contributions: 256, 512 or 1024 of 4096 values, which is all that 4, 8 or 16 members can have sent, at 10.1,
-9.1 or 8.1 bits each. Nobody remembers what a result leaves out, so the share is to be large enough for the members."""
+"""For means of "topk" contributions: 256, 512 or 1024 of 4096 values, at 10.1, 9.1 or 8.1 bits each. That is all that 4, 8 or 16
+members can have sent. The part that a result leaves out is lost, so choose the share for the number of members.
+"""
 
 KINDS = (TOPK, *RESULTS)

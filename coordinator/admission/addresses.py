@@ -1,4 +1,4 @@
-"""Where the host listens and what it tells others: ports kept over restarts, addresses for invites."""
+"""The addresses on which the host listens and that it announces. Ports are kept over restarts; invites carry the address."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class HostAddresses:
 
     @property
     def bulk_port(self) -> int:
-        """Where shards and states are taken and given: the one after the bootstrap node's, 0 for any where there is none."""
+        """Port that serves and takes shards and states: the one after the bootstrap node's; 0 (any) if that one is not fixed."""
         port = self.p2p_port + 1
         return port if port <= MAX_PORT and port != self.grpc_port else 0
 
     @property
     def grpc_address(self) -> str:
-        """What an invite says: "host:port"."""
+        """The address in an invite: "host:port"."""
         return f"{_bracketed(self.public_host)}:{self.grpc_port}"
 
     @property
@@ -45,14 +45,16 @@ class HostAddresses:
 
     @property
     def p2p_announce(self) -> tuple[str, ...]:
-        """Multiaddresses to announce; none when what we listen on says it already."""
+        """Multiaddresses to announce; empty if the listening address is the public one."""
         if self.listen_host == self.public_host:
             return ()
         return (multiaddress(self.public_host, self.p2p_port),)
 
 
 def reach_note(host: str) -> str:
-    """Who cannot use an invite that carries this name or address, and what to do; empty where everybody can, as far as it shows."""
+    """A note for the host when an invite with this name or address works for some volunteers only. Empty if it seems to work for
+    everybody.
+    """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -69,7 +71,7 @@ def reach_note(host: str) -> str:
 
 
 def public_url(url: str, host: str) -> str:
-    """The URL at which others reach a page that is served at `url`: one on all addresses by `host`, which invites carry."""
+    """The URL of a served page for other machines. A page on all interfaces gets `host`, the address in the invites."""
     parts = urlsplit(url)
     listens_on = parts.hostname or ""
     return f"http://{_bracketed(host if listens_on in _ANY else listens_on)}:{parts.port}/"
@@ -89,12 +91,12 @@ def multiaddress(host: str, port: int) -> str:
 
 
 def public_host(config: HostConfig) -> str:
-    """The name or address that others are told: as given, else the one of the interface towards the internet."""
+    """The announced name or address: as configured, else that of the interface towards the internet."""
     if config.announce_host:
         return config.announce_host
     if config.listen_host not in _ANY:
         return config.listen_host
-    # Connecting a datagram socket sends nothing; it only asks the system which interface it would use.
+    # Connecting a datagram socket sends nothing. It only asks the system which interface it would use.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -136,10 +138,10 @@ def _port(ledger: Ledger, name: str, wanted: int, host: str) -> int:
 
 
 def settle_addresses(config: HostConfig, ledger: Ledger) -> HostAddresses:
-    """Ports as configured, else those of the last start, so that invites stay good; else free ones. Blocks.
+    """Ports as configured, else those of the last start so that invites stay valid, else free ones. Blocks.
 
-    Each is tried for a moment: libp2p shares its ports with other processes of the same user and would not notice. Ports
-    are remembered only when both are free, so that a failed start moves nothing.
+    Each port is tested by listening on it briefly. libp2p shares its ports with other processes of the same user and would not
+    notice. Ports are remembered only when both are free, so a failed start changes nothing.
 
     Raises:
         MachineError: a port is in use, or `listen_host` is no address of this machine.

@@ -1,4 +1,4 @@
-"""Bans: the ledger's signed entries, and whom a person at the terminal means."""
+"""Bans: the ledger's signed entries, and finding the peer that a user names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def find_peer(admitted: Sequence[PeerId], who: str) -> PeerId:
-    """The admitted peer that is meant by a peer id, or by a name as the status page shows it.
+    """The admitted peer with this peer id, or with this name as the status page shows it.
 
     Raises:
-        UsageError: nobody or more than one is called so.
+        UsageError: no peer or more than one has this name.
     """
     found = [peer for peer in admitted if who in (peer, peer_name(peer))]
     if not found:
@@ -33,11 +33,12 @@ def find_peer(admitted: Sequence[PeerId], who: str) -> PeerId:
 
 
 def ban_peer(ledger: Ledger, manifest: RunManifest, host: Signer, who: str, reason: str, *, now_unix_s: float) -> str:
-    """Ban a peer for good; one line that says what was done. A host that runs refuses it from its next call on, and tells all others.
+    """Ban a peer permanently. Returns one line for the user. A running host refuses the peer from its next call on, and informs all
+    others.
 
     Raises:
-        UsageError: nobody or more than one is called so.
-        ConfigError: the reason cannot be kept, not the key of this run's host, or too many bans.
+        UsageError: no peer or more than one has this name.
+        ConfigError: the reason is invalid, the key is not that of this run's host, or there are too many bans.
         StorageError: the ledger cannot be written; nobody was banned.
     """
     if host.public_key.hex() != manifest.host_public_key:

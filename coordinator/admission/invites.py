@@ -1,4 +1,4 @@
-"""Invites: where the run can be reached, and the line that lets somebody in."""
+"""Invites: the run's addresses, and the line that admits a newcomer."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _BOOTSTRAP_KEY: Final = "invite bootstrap"
 
 @dataclass(frozen=True, slots=True)
 class InviteAddresses:
-    """Where newcomers find the run: host:port of the coordinator, and multiaddresses of peers that may be up."""
+    """Addresses of the run for newcomers: host:port of the coordinator, and multiaddresses of peers that may be up."""
 
     addresses: tuple[str, ...]
     bootstrap: tuple[str, ...]
 
 
 def remember_reach(ledger: Ledger, reach: InviteAddresses) -> None:
-    """Keep it for invites made later, by another process."""
+    """Store the addresses for invites that another process makes later."""
     ledger.put(_ADDRESSES_KEY, json.dumps(reach.addresses).encode("ascii"))
     ledger.put(_BOOTSTRAP_KEY, json.dumps(reach.bootstrap).encode("ascii"))
 
 
 def known_reach(ledger: Ledger) -> InviteAddresses | None:
-    """What the last start remembered; None when the run was never up."""
+    """The addresses of the last start; None if the run was never up."""
     addresses, bootstrap = ledger.get(_ADDRESSES_KEY), ledger.get(_BOOTSTRAP_KEY)
     if addresses is None or bootstrap is None:
         return None
@@ -42,7 +42,7 @@ def known_reach(ledger: Ledger) -> InviteAddresses | None:
 def issue_invite(
     ledger: Ledger, run: RunFiles, reach: InviteAddresses, *, uses: int, hours: float, now_unix_s: float
 ) -> str:
-    """Remember a new invite's secret by its hash; returns the line to paste."""
+    """Store a new invite by the hash of its secret. Returns the line to paste."""
     invite = Invite(
         coordinator_addresses=reach.addresses,
         ca_certificate_der=run.authority.certificate_der,

@@ -1,4 +1,4 @@
-"""How often and how much a caller may have measured, pure: the time comes as an argument, in seconds of any one clock.
+"""Limits on the checks that a caller may run. Pure: the time is an argument, in seconds of any one clock.
 
 A caller is an address; in IPv6 a /64, which one machine has to itself.
 """
@@ -14,19 +14,19 @@ from protocol.host.calls import MAX_PROBE_BYTES
 
 CALLS_WITHIN: Final = 4
 WITHIN_S: Final = 60.0
-"""Four checks a minute: enough to try a port forwarding, far too few to look for open ports."""
+"""Window of the limit, in seconds: enough checks to test a port forwarding, far too few to scan for open ports."""
 
 MAX_CALLERS: Final = 4096
-"""Who called longest ago is forgotten first; a megabyte at most."""
+"""Most callers that are remembered. The one that called longest ago is forgotten first. Bounds the memory to about a megabyte."""
 
 TURN_S: Final = 12.0
-"""One check of the bandwidth: three seconds each way, and as much again for a slow start."""
+"""Length of one bandwidth check, in seconds: both directions, and as much again for a slow start."""
 
 TURN_BYTES: Final = 2 * MAX_PROBE_BYTES + (1 << 20)
 
 
 def caller_of(host: str) -> str:
-    """Whom an address stands for; what is no address stands for itself."""
+    """The caller that an address belongs to. A string that is no address stands for itself."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -38,7 +38,7 @@ def caller_of(host: str) -> str:
 
 
 class CallLimit:
-    """So many calls of each caller within so many seconds."""
+    """At most CALLS_WITHIN calls of each caller within WITHIN_S seconds."""
 
     def __init__(self) -> None:
         self._calls: OrderedDict[str, deque[float]] = OrderedDict()
@@ -47,7 +47,7 @@ class CallLimit:
         """Count one call.
 
         Raises:
-            TemporaryError: it was one too many, and was not counted.
+            TemporaryError: the limit was reached; the call was not counted.
         """
         caller = caller_of(host)
         calls = self._calls.setdefault(caller, deque())
@@ -65,7 +65,7 @@ class CallLimit:
 
 
 class Turns:
-    """Bandwidth is measured for one caller at a time: two would measure each other, and the host has a run to serve."""
+    """Bandwidth checks run for one caller at a time: two would disturb each other, and the host has a run to serve."""
 
     def __init__(self) -> None:
         self._limit = CallLimit()
@@ -74,10 +74,10 @@ class Turns:
         self._left_bytes = 0
 
     def take(self, host: str, num_bytes: int, now_s: float) -> None:
-        """Let this many bytes pass, within the caller's turn or as the first of a new one.
+        """Let this many bytes pass, within the caller's turn or as the start of a new one.
 
         Raises:
-            TemporaryError: another's turn, or more than a turn may bring.
+            TemporaryError: it is another caller's turn, or the turn's bytes are used up.
         """
         caller = caller_of(host)
         if now_s >= self._until_s:
@@ -88,5 +88,5 @@ class Turns:
             raise TemporaryError("the host is measuring somebody else's line", "its turn to be over", wait)
         if num_bytes > self._left_bytes:
             most = f"at most {TURN_BYTES >> 20} MiB in one check"
-            raise TemporaryError("this line was measured a moment ago", most, wait)
+            raise TemporaryError("a check of this line has just been made", most, wait)
         self._left_bytes -= num_bytes

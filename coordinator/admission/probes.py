@@ -1,7 +1,7 @@
-"""What the coordinator does for `potluck doctor`: it connects back to a caller, and moves bytes to be timed.
+"""The coordinator's part of `potluck doctor`: connect back to a caller, and move bytes for it to time.
 
-It connects to the address that the call came from and nowhere else, to one port a call, sends nothing there, and tells nothing but
-whether the caller's own nonce was read, "no" always after the same time: no use as an amplifier, or for looking at ports.
+It connects only to the address that the call came from, to one port a call, and sends nothing there. It reveals only whether the
+caller's own nonce was read, and answers "no" always after the same time. So it is no use as an amplifier or a port scanner.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock
 
 MAX_AT_ONCE: Final = 8
-"""Connections under way for all callers together; each is over within three seconds."""
+"""Most connections in progress for all callers together. Each ends within seconds."""
 
 
 class Probes:
-    """The limits in force and the connections under way."""
+    """The limits in force and the connections in progress."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -36,11 +36,11 @@ class Probes:
         self._under_way = 0
 
     async def is_reached(self, host: str, port: int, nonce: bytes) -> bool:
-        """Whether somebody at this port of the caller's own address says the nonce within DIAL_BACK_WITHIN_S.
+        """Whether a service at this port of the caller's own address sends the nonce within DIAL_BACK_WITHIN_S.
 
         Raises:
-            RemoteProtocolError: no port, no nonce, or a caller without an address.
-            TemporaryError: too often, or too many at once.
+            RemoteProtocolError: invalid port or nonce, or a caller without an address.
+            TemporaryError: too many checks of this caller, or too many at once.
         """
         if not (host and 0 < port <= 65535 and len(nonce) == DIAL_BACK_NONCE_BYTES):
             raise RemoteProtocolError(
@@ -54,17 +54,17 @@ class Probes:
             with trio.move_on_after(DIAL_BACK_WITHIN_S):
                 if await _hears(host, port, nonce):
                     return True
-                # A quick no would tell a closed port from a silent one.
+                # A quick "no" would tell a closed port from a silent one.
                 await trio.sleep_forever()
             return False
         finally:
             self._under_way -= 1
 
     def pass_bytes(self, host: str, padding: bytes, wanted_bytes: int) -> bytes:
-        """The padding of the reply, if the caller may have it.
+        """The padding of the reply, if the caller's limits allow it.
 
         Raises:
-            RemoteProtocolError: more than one call may carry.
+            RemoteProtocolError: more bytes than one call may carry.
             TemporaryError: it is not the caller's turn.
         """
         if not host or wanted_bytes > MAX_PROBE_DOWN_BYTES or len(padding) > MAX_PROBE_UP_BYTES:

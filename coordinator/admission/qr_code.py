@@ -1,4 +1,4 @@
-"""An invite as a picture in the terminal, for a phone that carries it to another machine."""
+"""An invite as a QR code in the terminal, for a phone that carries it to another machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import io
 from typing import Final
 
 BORDER_MODULES: Final = 2
-"""Of white around the code. The standard asks for 4; cameras read 2, and a terminal has few columns."""
+"""Width of the white border in modules. The standard asks for 4, but cameras accept 2, and a terminal has few columns."""
 
 
 def qr_lines(text: str, columns: int) -> list[str] | None:
-    """The code in half blocks, two modules a character high; None where a line has fewer than its columns, or the text is too long for
-    any code. Lines carry their own colours, so that it is dark on light in every terminal.
+    """The code in half blocks, two modules per character. None if a line needs more than `columns`, or the text is too long for a
+    code. Lines set their own colours, so the code is dark on light in every terminal.
     """
     import segno
 

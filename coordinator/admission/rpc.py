@@ -1,7 +1,7 @@
 """The gRPC shell: server TLS under the run's CA, generic handlers, limits. It knows nothing of runs.
 
-grpc.aio lives on the asyncio thread; each call crosses into trio by the bridge. Errors of the house's tree cross to
-the caller in trailing metadata, everything else is logged here and answered without a detail.
+grpc.aio lives on the asyncio thread; each call crosses into trio by the bridge. A PotluckError crosses to the caller in trailing
+metadata. Any other exception is logged here and answered without details.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 import structlog
 import trio
-from grpc_health.v1 import _async as aio_health  # public as health.aio, which its type stubs do not know
+from grpc_health.v1 import _async as aio_health  # public as health.aio, but missing in its type stubs
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -45,12 +45,12 @@ _START_TIMEOUT_S: Final = 10.0
 _STOP_GRACE_S: Final = 1.0
 
 _OPTIONS: Final = (
-    # Without this a second host on the same port would start happily and take half of the calls.
+    # Without this, a second host on the same port would start without an error and take half of the calls.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES + 4096),
     ("grpc.max_send_message_length", MAX_REPLY_BYTES),
     ("grpc.max_concurrent_streams", 32),
-    # A silent socket would otherwise hold its place for half a minute (measured).
+    # Without this, a silent socket would hold its place for half a minute.
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10000),
     ("grpc.keepalive_time_ms", 30000),
@@ -79,7 +79,7 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class RpcServer:
-    """A serving coordinator: its port, and how many calls it answered, by name and outcome."""
+    """A serving coordinator: its port, and the number of calls answered, by name and outcome."""
 
     port: int
     answered: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -137,7 +137,7 @@ class _Shell:
     def unary_from(
         self, name: str, call: Callable[[bytes, str], Awaitable[bytes]]
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """A handler of a call with one reply that is told where it comes from."""
+        """A handler of a call with one reply, which also gets the caller's address."""
 
         async def handle(request: bytes, context: Context) -> bytes:
             host = caller_host(context.peer())
@@ -173,7 +173,7 @@ def _handler(shell: _Shell, service: CoordinatorService) -> grpc.GenericRpcHandl
 
 
 async def _add_stock_services(server: grpc.aio.Server) -> None:
-    """What any gRPC client knows how to ask: health, and which calls and messages there are."""
+    """Services that any gRPC client can use: health and reflection."""
     servicer = aio_health.HealthServicer()
     for name in ("", SERVICE_NAME):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)

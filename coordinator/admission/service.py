@@ -1,7 +1,7 @@
 """The coordinator's calls: bytes in, bytes out, on trio. The gRPC shell around it is coordinator/admission/rpc.py.
 
-Admit and Renew carry an identity-signed request for a credential, everything later a signed envelope of a peer that
-was admitted. Decisions are admission.py's and run_core.py's; this file reads, asks them, and answers.
+Admit and Renew carry an identity-signed request for a credential. Every later call is a signed envelope of an admitted peer. This
+file reads requests and writes answers; admission.py and run_core.py decide.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from protocol.identity.identity import Verifier
 
 WATCH_BEAT_S: Final = 10.0
-"""A watcher hears something at least this often, so that it can tell a quiet run from a dead coordinator."""
+"""A watcher gets a message at least this often, in seconds, so that it can tell a quiet run from a dead coordinator."""
 
 
 UnaryCall = Callable[[bytes], Awaitable[bytes]]
@@ -68,7 +68,7 @@ CallFrom = Callable[[bytes, str], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class HostedRun:
-    """What a newcomer is given, and the keys that make it. `dataset` is the canonical JSON of the packed data."""
+    """The run's public documents for a newcomer, and the keys that sign. `dataset` is the canonical JSON of the packed data."""
 
     run_id: RunId
     signed_manifest: bytes
@@ -82,7 +82,7 @@ class HostedRun:
 
 
 class CoordinatorService:
-    """Answers the calls of the coordinator's service."""
+    """Implements the calls of the coordinator's service."""
 
     def __init__(self, run: HostedRun, tracker: RunTracker, ledger: LedgerWriter, clock: Clock) -> None:
         self._run = run
@@ -105,11 +105,11 @@ class CoordinatorService:
         }
 
     def calls_from(self) -> dict[str, CallFrom]:
-        """The calls that depend on where they come from, by name."""
+        """The calls that depend on the caller's address, by name."""
         return {"DialBack": self.dial_back, "Bandwidth": self.bandwidth}
 
     async def clock(self, request: bytes) -> bytes:
-        """The coordinator's clock, versions and run, for anybody."""
+        """The coordinator's clock, versions and run. Needs no credential."""
         parse(pb.ClockRequest, request, MAX_REQUEST_BYTES)
         run_id, release = self._run.run_id, self._release
         now_unix_s = self._clock.unix_s()
@@ -117,7 +117,7 @@ class CoordinatorService:
         return reply.SerializeToString()
 
     async def admit(self, request: bytes) -> bytes:
-        """Admit a newcomer by its invite, or a peer that comes back.
+        """Admit a newcomer by its invite, or readmit a peer that returns.
 
         Raises:
             RefusedError, VersionError, RunOverError, TemporaryError: as admission.py decides.
@@ -154,7 +154,7 @@ class CoordinatorService:
         decide: Callable[[AdmissionFacts, float], AdmissionDecision],
     ) -> bytes:
         run, now = self._run, self._clock.unix_s()
-        # The tracker is read here: the ledger calls back from its own thread, where trio's clock cannot be asked.
+        # Read the tracker here: the ledger calls back from its own thread, where trio's clock is not available.
         is_run_over = self._tracker.state.phase is Phase.FINISHED
         live_peers = self._tracker.live_peers()
 
@@ -172,7 +172,7 @@ class CoordinatorService:
                 max_members=run.max_members,
             )
 
-        # Version, run and clock are judged before the signature: a wrong clock would only look like an expired one.
+        # Check version, run and clock before the signature. Otherwise a wrong clock would be reported as an expired signature.
         _raise_early(facts_of(PeerId(""), None, True, False), decide, now)
         asked = open_request(body.credential_request, verifier=run.verifier, run_id=run.run_id, now_unix_s=now)
         applicant = Applicant(asked.peer_id, public_key_from_peer_id(asked.peer_id), secret_hash)
@@ -191,14 +191,14 @@ class CoordinatorService:
         return credential
 
     async def report(self, request: bytes) -> bytes:
-        """Take in a signed report. The answer brings the host's revocations that the peer lacks, and asks for those that an old copy
-        of the ledger has lost. What a banned peer said counts as a goodbye.
+        """Take in a signed report. The answer carries the host's revocations that the peer lacks, and requests those that an old
+        copy of the ledger has lost. A banned peer's report counts as a goodbye.
 
         Raises:
             RefusedError: the peer was never admitted.
-            SupersededError: another process with its identity, started later, was heard.
-            RemoteProtocolError: malformed, replayed, expired, or with a certificate that does not verify, or short and like no
-                report of the sender that is known here; it is told the whole then.
+            SupersededError: a later process with the same identity was heard.
+            RemoteProtocolError: the report is malformed, replayed or expired, a certificate in it does not verify, or it is a short
+                report with an unknown base. After the last one the peer must send a whole report.
         """
         envelope, credential = self._open_envelope(request, REPORT_DOMAIN)
         sender, said = envelope.sender, decode_report(envelope.payload)
@@ -222,16 +222,20 @@ class CoordinatorService:
         )
 
     def _whole(self, sender: PeerId, report: PeerReport) -> PeerReport:
-        """What a short report says, by the last one of its sender. Raises RemoteProtocolError where that is not like it."""
+        """The whole report, restored from a short one and the sender's last. Raises RemoteProtocolError if the base differs."""
         if not report.like:
             return report
         entry = self._tracker.peers.get(sender)
         if entry is None or report_digest(entry.report) != report.like:
-            raise RemoteProtocolError("a short report like none that is known here", "a whole one", "it is said whole")
+            raise RemoteProtocolError(
+                "a short report with an unknown base", "a whole report", "the peer sends it whole"
+            )
         return made_whole(entry.report, report)
 
     def _revocations(self, ledger: Ledger, offered: Sequence[bytes], now_unix_s: int) -> Sequence[bytes]:
-        """All entries, with those that peers kept where our ledger is an old copy. Blocks; raises where one is not signed by us."""
+        """All revocations, including those that peers kept and this ledger, an old copy, has lost. Blocks. Raises if one is not
+        signed by us.
+        """
         run, host_public_key = self._run, public_key_from_peer_id(self._run.peer_id)
         for entry in offered:
             found = open_revocation(entry, verifier=run.verifier, run_id=run.run_id, host_public_key=host_public_key)
@@ -250,7 +254,7 @@ class CoordinatorService:
         )
 
     async def describe(self, request: bytes) -> bytes:
-        """What the run is, for whoever may take part. Raises as `report`, and as an invite is refused."""
+        """The run's manifest and dataset, for a caller that may take part. Raises as `report`, and as an invite is refused."""
         await self._allow_probe(parse(pb.DescribeRequest, request, MAX_REQUEST_BYTES))
         return pb.DescribeReply(manifest=self._run.signed_manifest, dataset=self._run.dataset).SerializeToString()
 
@@ -269,7 +273,7 @@ class CoordinatorService:
         return pb.BandwidthReply(padding=padding).SerializeToString()
 
     async def _allow_probe(self, body: pb.DialBackRequest | pb.BandwidthRequest | pb.DescribeRequest) -> None:
-        """Whether the caller holds a good invite, which is not used up, or is admitted."""
+        """Refuse a caller that has neither a valid invite with uses left nor an admission."""
         if not body.invite_secret:
             await self._open(body.sealed.SerializeToString(), PROBE_DOMAIN)
             return
@@ -279,15 +283,15 @@ class CoordinatorService:
             raise error
 
     async def open_watch(self, request: bytes) -> PeerId:
-        """Check a request to watch the run; returns who asks. Raises as `report`."""
+        """Check a request to watch the run. Returns the sender. Raises as `report`."""
         return (await self._open(request, WATCH_DOMAIN)).sender
 
     async def next_news(self, known: RunNews | None) -> RunNews:
-        """What a watcher is told next: at once when something changed, the same again after WATCH_BEAT_S."""
+        """The next message for a watcher: at once after a change, or the same again after WATCH_BEAT_S."""
         return await self._tracker.wait_news(known, at_most_s=WATCH_BEAT_S)
 
     def _is_admitted(self, ledger: Ledger, envelope: Envelope, credential: bytes, now: float) -> bool:
-        """Whether the sender was admitted: as the ledger says, or, where that is an old copy, as our own signature says."""
+        """Whether the sender was admitted, by the ledger, or by a credential that we signed if the ledger is an old copy."""
         if ledger.is_admitted(envelope.sender):
             return True
         if not credential:
@@ -312,7 +316,7 @@ class CoordinatorService:
         return envelope
 
     async def _standing(self, envelope: Envelope, credential: bytes, *, may_be_banned: bool) -> bool:
-        """Whether the sender is banned; raises RefusedError for one that is and may not be, and for one that was never admitted."""
+        """Whether the sender is banned. Raises RefusedError if it was never admitted, or is banned and must not be."""
         sender, now = envelope.sender, self._clock.unix_s()
         is_admitted, is_banned = await self._ledger.run(
             lambda ledger: (self._is_admitted(ledger, envelope, credential, now), ledger.is_banned(sender))
@@ -324,7 +328,7 @@ class CoordinatorService:
         return is_banned
 
     def _open_envelope(self, request: bytes, domain: str) -> tuple[Envelope, bytes]:
-        """The envelope, and the credential that came beside it."""
+        """The envelope, and the credential that came with it."""
         sealed = parse(pb.Sealed, request, MAX_REQUEST_BYTES)
         envelope = open_envelope(
             sealed.envelope,
@@ -336,7 +340,7 @@ class CoordinatorService:
         return envelope, sealed.credential
 
     def _refuse_replay(self, envelope: Envelope, domain: str) -> None:
-        """Also says so to a process that another one with its identity has followed: their messages would take turns in being late."""
+        """Refuse a replayed message, and any message of a process that a later one with the same identity has replaced."""
         guard, session = self._replays[domain], session_of(envelope.sequence)
         newest = guard.newest_session(envelope.sender)
         if session < newest:

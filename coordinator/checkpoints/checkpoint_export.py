@@ -1,6 +1,6 @@
-"""A checkpoint as a folder that other programs load: the Hugging Face layout of its model family, whole or not at all.
+"""Exports a checkpoint as a folder that other programs load: the Hugging Face layout of its model family, whole or not at all.
 
-Only what was verified goes out. config.json is put in place last: a folder without it is loaded by nobody. Blocks.
+Only a verified checkpoint is exported. config.json is moved into place last, because no program loads a folder without it. Blocks.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _TEMPORARY: Final = ".writing"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: the checkpoint's manifest, and the files by name with their bytes, config.json last."""
+    """The result of an export: the checkpoint's manifest, and the size in bytes of each file by name, config.json last."""
 
     manifest: CheckpointManifest
     files: dict[str, int]
 
 
 def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> Exported:
-    """Verify the checkpoint in `path` and write its model to `target`, a folder that is not there yet or empty. Of a run of experts
-    `expert` says which one: with the trunk it is an ordinary decoder (averaging/arithmetic/expert_dense.py).
+    """Verify the checkpoint in `path` and write its model to `target`, a folder that is missing or empty. In a run of experts
+    `expert` selects one; with the trunk it is an ordinary decoder (averaging/arithmetic/expert_dense.py).
 
     Raises:
         ConfigError: there is no checkpoint, `target` cannot be used, or the model is of no family of this release.
-        StorageError: the checkpoint does not verify, or `target` could not be written: nothing is left in it.
+        StorageError: the checkpoint does not verify, or writing failed; nothing is left in `target`.
     """
     target = target.absolute()
     _ensure_free(target)
@@ -87,7 +87,7 @@ def _dense(
     tensors: dict[str, torch.Tensor],
     expert: int | None,
 ) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    from averaging.arithmetic.expert_dense import dense_config, dense_tensors  # with torch
+    from averaging.arithmetic.expert_dense import dense_config, dense_tensors  # imports torch
 
     if manifest.experts is None:
         raise ConfigError(f"expert {expert} of checkpoint {path}, whose run has none", "none", "leave --expert out")
@@ -112,7 +112,7 @@ def _ensure_free(target: Path) -> None:
 
 
 def _decoder(path: Path, manifest: CheckpointManifest) -> tuple[ModelConfig, TensorSchema]:
-    """The model's numbers, and its tensors when they are those that follow from them."""
+    """The model's configuration and tensor schema. Refuses a checkpoint whose tensors do not match its configuration."""
     expected, remedy = "the tensors of its model family", "export it with the release that wrote it"
     try:
         config = parse_model(manifest.model)
@@ -129,7 +129,7 @@ def _decoder(path: Path, manifest: CheckpointManifest) -> tuple[ModelConfig, Ten
 
 
 def _tokenizer(path: Path, manifest: CheckpointManifest, config: ModelConfig) -> ExportedTokenizer | None:
-    """The run's tokenizer; None of a run of bytes whose model has no room for all of them."""
+    """The run's tokenizer. None if tokens are bytes and the model's vocabulary is too small for all of them."""
     stored, file = manifest.tokenizer, path / TOKENIZER_NAME
     if stored is None:
         return byte_tokenizer(config)
@@ -144,7 +144,7 @@ def _tokenizer(path: Path, manifest: CheckpointManifest, config: ModelConfig) ->
 
 
 def _side_files(config: ModelConfig, tokenizer: ExportedTokenizer | None) -> dict[str, bytes]:
-    """All files but the weights, config.json last."""
+    """All files except the weights, config.json last."""
     files: dict[str, bytes] = {}
     if tokenizer is not None:
         files["generation_config.json"] = _json(generation_config(config, tokenizer.end))
@@ -160,7 +160,7 @@ def _json(values: dict[str, object]) -> bytes:
 def _write(
     target: Path, tensors: dict[str, torch.Tensor], origin: dict[str, str], files: dict[str, bytes]
 ) -> dict[str, int]:
-    """Everything into a temporary folder inside `target`, which may be a mount point, then file by file to its place."""
+    """Write all files into a temporary folder inside `target`, which may be a mount point, then move each into place."""
     temporary = target / _TEMPORARY
     names = [WEIGHTS_NAME, *files]
     with _taken_back_on_failure(target, names):
@@ -168,7 +168,7 @@ def _write(
         save_file(tensors, temporary / WEIGHTS_NAME, metadata=origin)
         for name, data in files.items():
             (temporary / name).write_bytes(data)
-        # safetensors makes its files for their owner alone; what is exported is as open as this user's other files.
+        # safetensors makes its files private. Exported files get the same permissions as this user's other files.
         (temporary / WEIGHTS_NAME).chmod((temporary / CONFIG_NAME).stat().st_mode & 0o777)
         for name in names:
             sync_path(temporary / name)
@@ -181,7 +181,7 @@ def _write(
 
 @contextmanager
 def _taken_back_on_failure(target: Path, names: list[str]) -> Iterator[None]:
-    """Make `target`; where the block fails or is interrupted, remove its files, and the folders that were not there before."""
+    """Make `target`. If the block fails or is interrupted, remove its files and the folders that were made for it."""
     made = [folder for folder in (target, *target.parents) if not folder.exists()]
     with ExitStack() as undo:
         for folder in reversed(made):
@@ -220,16 +220,16 @@ def export_tensors(
     config_of: Callable[[int | None], dict[str, object]],
     origin: dict[str, str],
 ) -> Exported:
-    """Write a model that was made of the verified checkpoint in `path`, with its run's tokenizer, as `export_checkpoint` does.
+    """Write a model that was made from the verified checkpoint in `path`, with its run's tokenizer, as `export_checkpoint` does.
 
     Args:
         tensors: by their names in the layout.
-        config_of: what config.json says, from the token that ends a text.
-        origin: what the weights' file says of where they are from, beside the run and round.
+        config_of: returns the content of config.json, given the token that ends a text.
+        origin: metadata for the weights' file, in addition to run and round.
 
     Raises:
         ConfigError: `target` cannot be used.
-        StorageError: it could not be written: nothing is left in it.
+        StorageError: writing failed; nothing is left in `target`.
     """
     target = target.absolute()
     _ensure_free(target)
@@ -241,5 +241,5 @@ def export_tensors(
 
 
 def ensure_free(target: Path) -> None:
-    """Say before long work that `target` cannot be used. Raises as `export_tensors`."""
+    """Check before long work that `target` can be used. Raises as `export_tensors`."""
     _ensure_free(target.absolute())

@@ -1,7 +1,7 @@
-"""When to write a checkpoint and from whom to pull the state; the files themselves are checkpoints.py's.
+"""Decides when to write a checkpoint and which peers to fetch the state from. The files are written by checkpoints.py.
 
-Donors keep only their newest states, so the target is the newest commit whose state root the peers agree on, not a
-fixed round: at least every `every_rounds` commits, and at the end of the run exactly its last one.
+Peers keep only their newest states, so the target is the newest commit whose state root they agree on, not a fixed round. A
+checkpoint is written at least every `every_rounds` commits, and at the end of the run exactly at its last one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 FETCH_LIMIT_S: Final = 120.0
-"""For a small state; of a large one also so long as a slow line needs for it."""
+"""Time limit for fetching a small state, in seconds. A large one gets the time that a slow line needs in addition."""
 
 SLOW_BYTES_PER_S: Final = 1_000_000
 NO_OFFSETS: Final = StageOffsets()
@@ -58,10 +58,10 @@ _RETRY_S: Final = 3.0
 _WRITE_COST_S: Final = 0.1
 
 FetchState = Callable[[Sequence[PeerId], UnitName, "ChunkGrid", CommitId, Root], Awaitable["UnitState"]]
-"""(donors, unit, grid, commit, expected root) -> the verified state: the transfer's, with the network bound."""
+"""(donors, unit, grid, commit, expected root) -> the verified state: the transfer's function with the network bound."""
 
 KeptState = Callable[[UnitName], Awaitable["UnitState | None"]]
-"""(unit) -> its newest state as the host keeps it beside the checkpoints; None where it keeps none."""
+"""(unit) -> its newest state in the host's own copy; None if the host keeps none."""
 
 
 async def _keeps_none(unit: UnitName) -> UnitState | None:
@@ -70,8 +70,8 @@ async def _keeps_none(unit: UnitName) -> UnitState | None:
 
 @dataclass(frozen=True, slots=True)
 class UnitTarget:
-    """The state of a unit beside the spine to write down, and who says that it has it: nobody where it is frozen, or at its start.
-    Then the newest that is known is written again.
+    """A unit's state to write, for a unit other than the spine. `donors` have it. Without donors, when the unit is frozen or at its
+    start, the newest known state is written again.
     """
 
     unit: UnitName
@@ -82,9 +82,7 @@ class UnitTarget:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A state to write down, of several units the spine's, and who says that it has it. `beside` are the other units, each as most of
-    these donors have it.
-    """
+    """A state to write and its donors. With several units it is the spine's; `beside` are the others, as most donors have them."""
 
     commit: CommitId
     index: int
@@ -95,9 +93,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class BesideSpine:
-    """The other units of a run: none of them may be without a commit unless they are experts, and all are of one round where they are
-    stages, by `offsets`.
-    """
+    """The other units of a run. Each needs a commit, unless they are experts. Stages need one round, apart from `offsets`."""
 
     units: Sequence[UnitName] = ()
     are_experts: bool = False
@@ -110,9 +106,7 @@ SPINE_ALONE: Final = BesideSpine()
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRules:
-    """The manifest's numbers: how often (in commits), how many of the newest to keep, and that one in every `keep_every`
-    is kept for ever (0: none).
-    """
+    """The interval in commits, how many of the newest to keep, and that one in `keep_every` is kept permanently (0: none)."""
 
     every_rounds: int
     keep: int
@@ -120,16 +114,22 @@ class CheckpointRules:
 
     @property
     def lasting_rounds(self) -> int:
-        """The first checkpoint of every so many rounds is kept for ever."""
+        """Interval in rounds: the first checkpoint in each is kept permanently."""
         return self.every_rounds * self.keep_every
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlace:
-    """Where checkpoints go and what is the same in all of them. Of several units `schema` and `grid` are the spine's, `beside` those
-    of the others, and `whole` has all tensors of the model in its own order. In a run of experts `mixture` are their numbers, and
-    `first(unit)` is the state of a unit with which the run began, for one that nobody who is there holds, of which `kept(unit)` has
-    nothing and no checkpoint either. In a pipeline run the units `are_stages` of one model.
+    """The destination of checkpoints, and their common content.
+
+    Attributes:
+        schema, grid: of the only unit, or of the spine.
+        beside: the same of the other units.
+        whole: with several units, all tensors of the model in its own order.
+        mixture: the experts' configuration, in a run of experts.
+        first: returns a unit's state at the start of the run, for a unit without holders, copy or checkpoint.
+        kept: returns the host's own copy of a unit.
+        are_stages: whether the units are stages of one pipeline model.
     """
 
     folder: Path
@@ -148,8 +148,8 @@ class CheckpointPlace:
 
 
 def fetch_limit_s(place: CheckpointPlace) -> float:
-    """How long all states of one checkpoint may take to come. Donors that are silent or too slow for their stripes are given up long
-    before: this ends a pull that nothing else ends, and must not end one that only takes its time.
+    """Time limit for all states of one checkpoint, in seconds. Silent or slow donors are given up much earlier. This limit only
+    ends a fetch that nothing else ends, and must not end one that is merely slow.
     """
     schema = place.whole or place.schema
     return FETCH_LIMIT_S + STATE_BYTES_PER_VALUE * schema.num_elements / SLOW_BYTES_PER_S
@@ -174,12 +174,12 @@ def _candidates(peers: Mapping[PeerId, PeerEntry], chain: ChainLog, now_s: float
 def _with_units(
     target: Target, peers: Mapping[PeerId, PeerEntry], chain: ChainLog, units: Sequence[UnitName]
 ) -> Target | None:
-    """A target with the other units, each in the state that most of its donors have; None where one of them is at its start."""
+    """The target with the other units, each in the state that most donors have; None if one of them is at its start."""
     beside: list[UnitTarget] = []
     for unit in units:
         holders: dict[tuple[CommitId, Root], list[PeerId]] = {}
         for peer in target.donors:
-            # a peer has one word on each unit, however often it names it
+            # only the first entry of a peer about each unit counts
             part = next((part for part in peers[peer].report.beside if part.unit == unit), None)
             if part is None or part.state_commit == NO_COMMIT:
                 continue
@@ -196,8 +196,8 @@ def _with_units(
 def _with_experts(
     target: Target, peers: Mapping[PeerId, PeerEntry], chain: ChainLog, units: Sequence[UnitName], now_s: float
 ) -> Target:
-    """A target with all experts, each in the newest state that live holders have, wherever these stand with the trunk; without donors
-    where there is none.
+    """The target with all experts, each in the newest state of its live holders, at whichever trunk round they are. An expert
+    without a holder has no donors.
     """
     beside: list[UnitTarget] = []
     for unit in units:
@@ -206,7 +206,7 @@ def _with_experts(
         for peer in live_peers(peers, now_s):
             part = next((part for part in peers[peer].report.beside if part.unit == unit), None)
             if part is None or part.state_commit == NO_COMMIT or chain.knows(part.state_commit):
-                continue  # of the spine's commits an expert's state can only be at the first: that of the start
+                continue  # An expert's state at a commit of the spine is its initial state.
             found.setdefault((part.state_commit, part.state_root), []).append(peer)
             rounds[part.state_commit, part.state_root] = part.index
         best = min(found, key=lambda pair: (-len(found[pair]), -rounds[pair], pair), default=None)
@@ -216,8 +216,8 @@ def _with_experts(
 
 
 def _have_told_of_the_end(target: Target, peers: Mapping[PeerId, PeerEntry], now_s: float) -> bool:
-    """Whether all live holders of experts have told where these stand since they stood at the last commit: what was told before may be
-    rounds behind, in a short run at the start.
+    """Whether all live holders of experts have reported their position since they reached the last commit. Older reports may be
+    rounds behind.
     """
     reports = [peers[peer].report for peer in live_peers(peers, now_s)]
     return all(report.state_commit == target.commit or not report.experts for report in reports)
@@ -226,9 +226,9 @@ def _have_told_of_the_end(target: Target, peers: Mapping[PeerId, PeerEntry], now
 def _with_stages(
     target: Target, peers: Mapping[PeerId, PeerEntry], stages: BesideSpine, now_s: float, *, is_over: bool
 ) -> Target | None:
-    """A target with all other stages, of the same round: a model is one round's, whatever number a stage has for it that was restored
-    to an older one. At the end, where a stage has another last round because its work of one was lost, that is taken once all of its
-    holders say that they are done.
+    """The target with all other stages, at the same round of the model. A stage that was restored to an older state has another
+    number for it. At the end, a stage whose work of a round was lost has another last round. It is taken once all its holders
+    report that they are done.
     """
     beside: list[UnitTarget] = []
     for unit in stages.units:
@@ -253,7 +253,7 @@ def _with_stages(
 
 
 def _newest_of(units: Sequence[UnitName], peers: Mapping[PeerId, PeerEntry], now_s: float) -> dict[UnitName, int]:
-    """The newest commit's index that live holders have of each unit beside the spine."""
+    """The newest index that live holders have of each unit other than the spine."""
     newest: dict[UnitName, int] = {}
     for peer in live_peers(peers, now_s):
         for part in peers[peer].report.beside:
@@ -271,7 +271,7 @@ def due_checkpoint(
     now_s: float,
     beside: BesideSpine = SPINE_ALONE,
 ) -> Target | None:
-    """The state to write now, or None. `last_index` is that of the newest checkpoint, 0 without one."""
+    """The state to write now, or None. `last_index` is the round of the newest checkpoint, 0 without one."""
     is_over = state.phase is Phase.FINISHED
 
     def complete(target: Target) -> Target | None:
@@ -294,7 +294,7 @@ def due_checkpoint(
 
 
 def _newest_behind(chain: ChainLog, rows: Sequence[CheckpointRow]) -> int:
-    """The round of the newest checkpoint on the followed lineage, 0 without one: those of lineages that were left may be newer."""
+    """The round of the newest checkpoint on the followed lineage, 0 without one. Checkpoints of abandoned lineages may be newer."""
     first, commits = min((row.index for row in rows), default=0), {row.commit for row in rows}
     for commit, index in chain.behind(chain.head.commit):
         if index < first:
@@ -305,10 +305,10 @@ def _newest_behind(chain: ChainLog, rows: Sequence[CheckpointRow]) -> int:
 
 
 def _sides(chain: ChainLog, rows: Sequence[CheckpointRow]) -> tuple[Sequence[CheckpointRow], frozenset[CommitId]]:
-    """The checkpoints to choose from when some are pruned, and those of them that lie on lineages that are not followed.
+    """The checkpoints that may be pruned, and those among them that lie on abandoned lineages.
 
-    One of a commit that the ledger does not know, of a round after its head, is neither: after an old copy of the ledger it may lie on
-    the very lineage that peers are about to show. It stays, and does not count, until the head has come to its round.
+    A checkpoint of an unknown commit after the head belongs to neither. If the ledger is an old copy, the commit may lie on the
+    lineage that peers are about to show. Such a checkpoint is kept, and not counted, until the head reaches its round.
     """
     head = chain.head
     known = [row for row in rows if row.index <= head.index or chain.knows(row.commit)]
@@ -347,8 +347,8 @@ class Checkpointer:
         self._offsets = NO_OFFSETS
 
     async def run(self, clock: Clock, offload: Offload) -> None:
-        """Write checkpoints for ever. A failed one is logged with its reason and tried again with fresh donors. That is usual once:
-        the commit is seconds old, and nobody has its state on disk yet.
+        """Write checkpoints until cancelled. A failed one is logged with its reason and retried with fresh donors. One failure is
+        usual: the commit is seconds old, and no peer has its state on disk yet.
         """
         try:
             await self.recover(offload)
@@ -371,7 +371,7 @@ class Checkpointer:
                 await trio.sleep(_RETRY_S)
 
     async def recover(self, offload: Offload) -> None:
-        """Finish what an end at any moment left half done: sweep unfinished folders, bring ledger and folders together, prune.
+        """Clean up after a crash: sweep unfinished folders, reconcile the ledger with the folders, prune.
 
         Raises:
             StorageError: the ledger or the folder refuses.
@@ -414,7 +414,7 @@ class Checkpointer:
         if content is None:
             raise TemporaryError(f"no state of round {target.index} within {limit_s:.0f} s", "one in time")
         now = int(clock.unix_s())
-        # A write that was begun is finished: half of one is of no use to anybody.
+        # Finish a write that has begun: half of one is useless.
         with trio.CancelScope(shield=True):
             row = await offload.run(
                 partial(write_checkpoint, place.folder, content, now_unix_s=now), cost_s=_WRITE_COST_S
@@ -425,7 +425,9 @@ class Checkpointer:
         await self._prune(offload)
 
     async def content(self, target: Target, offload: Offload) -> CheckpointContent:
-        """What goes into the checkpoint of a target, fetched from its donors, or known from before. Raises as the fetching does."""
+        """The content of a target's checkpoint, fetched from its donors or taken from what the host has. Raises as the fetching
+        does.
+        """
         place = self._place
         state = await self._fetch(target.donors, place.schema.unit, place.grid, target.commit, target.root)
         content = CheckpointContent(
@@ -451,8 +453,8 @@ class Checkpointer:
         return replace(content, schema=place.whole, state=whole, units=tuple(units), mixture=place.mixture)
 
     async def _known(self, schema: TensorSchema, grid: ChunkGrid, offload: Offload) -> UnitContent:
-        """The newest state of a unit that nobody has now: the one that the host keeps, or that of the newest checkpoint that is whole
-        and not of a lineage that was left, whichever is of a later round; else that of the start.
+        """The newest state of a unit without a holder: the host's own copy or the newest checkpoint's, whichever is of a later
+        round, else the initial state.
         """
         kept: UnitState | None = None
         try:
@@ -468,7 +470,7 @@ class Checkpointer:
         return UnitContent(schema, grid, kept, root)
 
     def _stored(self, schema: TensorSchema, grid: ChunkGrid) -> UnitContent | None:
-        """A unit as the newest checkpoint has it that is whole and not of a lineage that was left. Blocks."""
+        """A unit from the newest intact checkpoint that is not on an abandoned lineage; None if there is none. Blocks."""
         rows, chain = self._tracker.checkpoints, self._tracker.chain
         left = frozenset[CommitId]() if chain is None else _sides(chain, rows)[1]
         for row in sorted((row for row in rows if row.commit not in left), key=lambda row: -row.index):

@@ -1,8 +1,8 @@
 """Checkpoints on the host's disk: a folder of safetensors with a manifest, written whole or not at all.
 
-Order of writing: temporary folder, tensors, fsync, manifest, fsync, rename, fsync of the parent; the ledger row
-comes after all that and is the caller's. Everything here blocks: call it through `Offload`. `verify_checkpoint`
-believes nothing: it hashes the files and recomputes the state root from their tensors.
+Order of writing: temporary folder, tensors, fsync, manifest, fsync, rename, fsync of the parent. The caller then adds the ledger
+row. Everything here blocks: call it through `Offload`. `verify_checkpoint` trusts nothing: it hashes the files and recomputes the
+state root from their tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MANIFEST_NAME: Final = "manifest.json"
 ALL_UNITS: Final = UnitName("model")
-"""What the units of a model are called together."""
+"""The name for all units of a model together."""
 
 TOKENIZER_NAME: Final = "tokenizer.json"
 _TEMPORARY_PREFIX: Final = ".writing-"
@@ -43,7 +43,7 @@ _READ_BYTES: Final = 1 << 20
 
 HexHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""What the state root's encoding has room for."""
+"""A count that fits the encoding of the state root."""
 
 
 class _Frozen(BaseModel):
@@ -71,7 +71,7 @@ class StoredTokenizer(StoredFile):
 
 
 class StoredUnit(_Frozen):
-    """One of several units that a checkpoint holds together: where it stood, and the names of its tensors in their order."""
+    """One of several units in a checkpoint: its round, and the names of its tensors in order."""
 
     unit: str
     commit: HexHash
@@ -82,16 +82,17 @@ class StoredUnit(_Frozen):
 
 
 class CheckpointManifest(_Frozen):
-    """What manifest.json says.
+    """The content of manifest.json.
 
     Attributes:
-        unit: whose state this is; ALL_UNITS where it is that of several.
-        commit, index, total_tokens, state_root: of the unit, of several those of the spine.
+        unit: the unit of this state; ALL_UNITS for several.
+        commit, index, total_tokens, state_root: of the unit; with several units, of the spine.
         state_root: Merkle root over the unit's outer state, on chunks of `chunk_elements`.
-        units: all of several units, the spine first; left out of a run with one.
-        model: the model's numbers as in run.toml, enough to build it; `experts` those of its experts, where it has any.
-        tokenizer: of a run whose tokens are not bytes; left out where they are.
-        checksum: SHA-256 of all the rest, as compact JSON: the state root knows nothing of names and model numbers.
+        units: all units, the spine first; left out in a run with one.
+        model: the model's numbers as in run.toml, enough to build it.
+        experts: the numbers of the model's experts, if it has any.
+        tokenizer: the run's tokenizer; left out if tokens are bytes.
+        checksum: SHA-256 of everything else, as compact JSON. The state root does not cover names and model numbers.
     """
 
     format: Literal["potluck checkpoint 1"] = "potluck checkpoint 1"
@@ -114,14 +115,14 @@ class CheckpointManifest(_Frozen):
     checksum: HexHash = "0" * 64
 
     def sealed(self) -> CheckpointManifest:
-        """The same with the checksum that belongs to it."""
+        """The same with its checksum filled in."""
         own = sha256(self.model_dump_json(exclude={"checksum"}, exclude_none=True).encode()).hexdigest()
         return self.model_copy(update={"checksum": own})
 
 
 @dataclass(frozen=True, slots=True)
 class UnitContent:
-    """The state of one of several units; `root` is the one that the peers have for it."""
+    """The state of one of several units; `root` is the root that its peers agree on."""
 
     schema: TensorSchema
     grid: ChunkGrid
@@ -131,8 +132,8 @@ class UnitContent:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointContent:
-    """What goes into a checkpoint. `root` is the state root that the peers attest for the state. Of several units `schema` and `state`
-    are those of the whole model under the spine's commit, as `together` makes them, and `root` is that of the spine.
+    """The content of a checkpoint. `root` is the attested state root. With several units `schema` and `state` are those of the
+    whole model under the spine's commit, as made by `together`, and `root` is the spine's.
     """
 
     run_name: str
@@ -148,7 +149,9 @@ class CheckpointContent:
 
 
 def together(units: Sequence[UnitContent], model: TensorSchema) -> UnitState:
-    """The states of several units, the spine's first, as one of the whole model: its tensors in the order of `model`."""
+    """Combine the states of several units, the spine's first, into one of the whole model, with its tensors in the order of
+    `model`.
+    """
     lying = TensorSchema(ALL_UNITS, tuple(spec for unit in units for spec in unit.schema.tensors))
     states, spine = [unit.state for unit in units], units[0].state
     anchor_N = picked(torch.cat([state.anchor_N for state in states]), lying, model)
@@ -165,7 +168,7 @@ def _momentum_name(unit: str) -> str:
 
 
 def checkpoint_name(index: int, commit: CommitId) -> str:
-    """Folder name of a checkpoint: sorts by index, told apart by commit."""
+    """Folder name of a checkpoint: sorts by index; the commit distinguishes equal indices."""
     return f"{index:08d}-{commit.hex()[:16]}"
 
 
@@ -258,11 +261,11 @@ def _check_root(state: UnitState, grid: ChunkGrid, root: Root) -> None:
 
 
 def write_checkpoint(folder: Path, content: CheckpointContent, *, now_unix_s: int) -> CheckpointRow:
-    """Write one checkpoint below `folder`; durable when this returns. The ledger row is made from the result.
+    """Write one checkpoint below `folder`; durable when this returns. Returns its row for the ledger.
 
     Raises:
-        StorageError: disk full, folder not writable, or the state does not have the root it should have:
-            nothing is left behind, older checkpoints are untouched.
+        StorageError: the disk is full, the folder is not writable, or the state has another root than expected. Nothing is left
+            behind, and older checkpoints are untouched.
     """
     state = content.state
     for unit in content.units:
@@ -276,7 +279,7 @@ def write_checkpoint(folder: Path, content: CheckpointContent, *, now_unix_s: in
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         _fill(temporary, content, now_unix_s)
-        # Left by a crash between the rename and the ledger row: same commit, so the same content.
+        # Left by a crash between the rename and the ledger row. It is of the same commit, so it has the same content.
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         sync_path(folder)
@@ -295,7 +298,7 @@ def read_manifest(path: Path) -> CheckpointManifest:
     """The manifest of the checkpoint in folder `path`.
 
     Raises:
-        ConfigError: there is no checkpoint, or something else than a file.
+        ConfigError: there is no checkpoint, or something other than a file.
         StorageError: the manifest is damaged.
     """
     file = path / MANIFEST_NAME
@@ -352,7 +355,7 @@ def load_checkpoint(path: Path) -> tuple[CheckpointManifest, UnitState]:
 
     Raises:
         ConfigError: there is no checkpoint.
-        StorageError: it does not verify, and where.
+        StorageError: it does not verify; says what is wrong.
     """
     manifest = read_manifest(path)
     if manifest.tokenizer is not None:
@@ -376,7 +379,7 @@ def load_checkpoint(path: Path) -> tuple[CheckpointManifest, UnitState]:
 
 
 def _units_of(path: Path, manifest: CheckpointManifest, schema: TensorSchema, state: UnitState) -> dict[str, UnitState]:
-    """The states of several units by the roots that they must have."""
+    """The states of several units, each checked against its root."""
     shapes, found = {spec.name: spec for spec in schema.tensors}, dict[str, UnitState]()
     named = [name for unit in manifest.units or () for name in unit.tensors]
     if sorted(named) != sorted(shapes):
@@ -395,10 +398,10 @@ def _units_of(path: Path, manifest: CheckpointManifest, schema: TensorSchema, st
 
 
 def stored_unit(path: Path, schema: TensorSchema, grid: ChunkGrid) -> UnitContent:
-    """One of the units of a checkpoint that holds several, checked.
+    """One checked unit of a checkpoint with several.
 
     Raises:
-        ConfigError, StorageError: as `load_checkpoint`; it holds no such unit.
+        ConfigError, StorageError: as `load_checkpoint`, or the checkpoint has no such unit.
     """
     manifest, state = load_checkpoint(path)
     whole = TensorSchema(UnitName(manifest.unit), tuple(TensorSpec(t.name, t.shape) for t in manifest.tensors))
@@ -409,7 +412,7 @@ def stored_unit(path: Path, schema: TensorSchema, grid: ChunkGrid) -> UnitConten
 
 
 def verify_checkpoint(path: Path) -> CheckpointManifest:
-    """Check a checkpoint; returns its manifest when every byte is what was written.
+    """Check a checkpoint. Returns its manifest if every byte is what was written.
 
     Raises:
         ConfigError, StorageError: as `load_checkpoint`.
@@ -420,11 +423,10 @@ def verify_checkpoint(path: Path) -> CheckpointManifest:
 def surplus(
     rows: Sequence[CheckpointRow], keep: int, lasting_rounds: int, left: Collection[CommitId] = ()
 ) -> Sequence[CheckpointRow]:
-    """The checkpoints to prune, oldest first: all but the newest `keep` and the first of every `lasting_rounds` rounds
-    (0: of none). Those of `left`, of lineages that are not followed, go before all others, whatever their rounds, and none of them is
-    kept for its round.
+    """The checkpoints to prune, oldest first: all except the newest `keep` and the first of every `lasting_rounds` rounds (0:
+    none). Those in `left`, on abandoned lineages, go before all others and are never kept for their round.
 
-    A first one stays the first when later ones go: what is kept for its round is kept for ever.
+    The first checkpoint of an interval stays the first when later ones are pruned, so it is kept permanently.
     """
     ordered = sorted(rows, key=lambda row: (row.commit not in left, row.index, row.written_unix_s))
     lasting: dict[int, CommitId] = {}
@@ -436,7 +438,7 @@ def surplus(
 
 
 def remove_checkpoint(folder: Path, row: CheckpointRow) -> None:
-    """Delete a checkpoint's folder, after its ledger row is gone; renamed first, so that no half of it looks whole."""
+    """Delete a checkpoint's folder, after its ledger row is gone. It is renamed first, so that a partial folder never looks whole."""
     path = folder / row.path
     doomed = folder / (_TEMPORARY_PREFIX + row.path)
     try:
@@ -450,8 +452,8 @@ def remove_checkpoint(folder: Path, row: CheckpointRow) -> None:
 
 
 def unlisted_checkpoints(folder: Path, rows: Sequence[CheckpointRow], run_id_hex: str) -> Sequence[CheckpointRow]:
-    """Whole checkpoints of the run that `rows` do not list, verified: a host that ended between a rename and its ledger row, or
-    between a row and its folder, left one, or the ledger is an old copy.
+    """Whole, verified checkpoints of the run that `rows` do not list. They are left by a crash between a rename and the ledger row,
+    or the ledger is an old copy.
     """
     listed = {row.path for row in rows}
     found = []
@@ -479,12 +481,12 @@ def _row_of(manifest: CheckpointManifest) -> CheckpointRow:
 
 
 def lost_checkpoints(folder: Path, rows: Sequence[CheckpointRow]) -> Sequence[CheckpointRow]:
-    """Rows whose folder is gone: of an old copy of the ledger, or deleted by hand."""
+    """Rows without a folder: it was deleted by hand, or the ledger is an old copy."""
     return [row for row in rows if not (folder / row.path / MANIFEST_NAME).exists()]
 
 
 def remove_leftovers(folder: Path) -> int:
-    """Delete what unfinished writes left behind; returns how many there were. For the start of the daemon."""
+    """Delete the remains of unfinished writes. Returns their number. Call at the start of the daemon."""
     leftovers = list(folder.glob(_TEMPORARY_PREFIX + "*"))
     for path in leftovers:
         shutil.rmtree(path, ignore_errors=True)

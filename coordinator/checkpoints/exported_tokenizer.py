@@ -1,4 +1,4 @@
-"""A run's tokenizer as Hugging Face's programs load it beside a model: tokenizer.json and the files that go with it."""
+"""A run's tokenizer in the files that Hugging Face's programs load with a model: tokenizer.json and its companions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from averaging.data.tokenizer import END, VOCAB_SIZE
 from protocol.tensors.model_config import ModelConfig
 
 _END_TEXT: Final = "<|end|>"
-"""How the byte vocabulary's end mark is written as text."""
+"""Text of the byte vocabulary's end mark."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedTokenizer:
-    """A tokenizer.json, and the token that stands between documents: its number and its text. It both begins and ends one."""
+    """A tokenizer.json, and the token between documents: its number and its text. It both begins and ends a document."""
 
     data: bytes
     end: int
@@ -24,20 +24,20 @@ class ExportedTokenizer:
 
 
 def byte_tokenizer(config: ModelConfig) -> ExportedTokenizer | None:
-    """The byte vocabulary; None where the model cannot say every byte and the end mark."""
+    """The byte vocabulary; None if the model's vocabulary is too small for every byte and the end mark."""
     if config.vocab_size < VOCAB_SIZE:
         return None
     return ExportedTokenizer((json.dumps(_byte_vocabulary(), indent=2) + "\n").encode(), END, _END_TEXT)
 
 
 def file_tokenizer(data: bytes, end: int) -> ExportedTokenizer | None:
-    """The tokenizer of a tokenizer.json; None where that names no token with the number `end`."""
+    """The tokenizer of a tokenizer.json; None if that has no token with the number `end`."""
     end_text = next((text for text, number in token_numbers(data) if number == end), None)
     return None if end_text is None else ExportedTokenizer(data, end, end_text)
 
 
 def token_numbers(data: bytes) -> Iterator[tuple[str, int]]:
-    """The tokens of a tokenizer.json and their numbers, as far as it names them; those that were added to the vocabulary first."""
+    """The named tokens of a tokenizer.json and their numbers, added tokens first."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):
@@ -50,19 +50,19 @@ def token_numbers(data: bytes) -> Iterator[tuple[str, int]]:
             yield token["content"], token["id"]
     if isinstance(vocabulary, dict):
         yield from ((text, number) for text, number in vocabulary.items() if isinstance(number, int))
-    elif isinstance(vocabulary, list):  # of pieces with their scores: the number is the place
+    elif isinstance(vocabulary, list):  # pieces with scores: the number is the position in the list
         for number, piece in enumerate(vocabulary):
             if isinstance(piece, list) and piece and isinstance(piece[0], str):
                 yield piece[0], number
 
 
 def generation_config(config: ModelConfig, end: int) -> dict[str, object]:
-    """What generation_config.json says: a text ends at the end mark, and the model was never shown more than its context."""
+    """Content of generation_config.json: a text ends at the end mark, and the longest text is the model's context."""
     return {"bos_token_id": end, "eos_token_id": end, "max_length": config.context_tokens}
 
 
 def _byte_vocabulary() -> dict[str, object]:
-    """What tokenizer.json says of it: byte-level pieces without a single merge, each byte its own number."""
+    """Content of tokenizer.json for the byte vocabulary: byte-level pieces without merges, each byte its own number."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     end = {
         "id": END,
@@ -97,7 +97,7 @@ def _byte_vocabulary() -> dict[str, object]:
 
 
 def tokenizer_config(config: ModelConfig, end_text: str) -> dict[str, object]:
-    """What tokenizer_config.json says beside a tokenizer.json."""
+    """Content of tokenizer_config.json."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": end_text,
@@ -108,8 +108,8 @@ def tokenizer_config(config: ModelConfig, end_text: str) -> dict[str, object]:
 
 
 def _byte_letters() -> list[str]:
-    """A printable letter for each byte, as byte-level vocabularies since GPT-2 write them: itself where it has one, else the next
-    letter from U+0100 on.
+    """A printable letter for each byte, as byte-level vocabularies since GPT-2 write them: the byte's own letter if it has one,
+    else the next one from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     rest = iter(range(0x100, 0x200))

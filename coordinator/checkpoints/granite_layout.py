@@ -1,9 +1,9 @@
-"""A merged model in the layout that Hugging Face calls GraniteMoeShared: names and shapes of tensors, and config.json.
+"""A merged model in Hugging Face's GraniteMoeShared layout: names and shapes of tensors, and config.json.
 
-A sparse mixture beside a feed-forward that all tokens pass, and softmax over the logits of the experts that were chosen: ours. Its
-multipliers are one, except for the attention's, which in our model is one over the root of a head's values. Experts of a layer lie in
-one tensor, gate and up rows one after the other. The names are those of published checkpoints, which transformers reads before and
-after its release 5.
+The layout fits our model: a sparse mixture plus a feed-forward for all tokens, with softmax over the logits of the chosen experts.
+Its multipliers are one, except the attention's, which is one over the square root of the head size. All experts of a layer share
+one tensor, with gate rows followed by up rows. The names are those of published checkpoints, which transformers reads before and
+after release 5.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FEED: Final = ("w_gate", "w_up", "w_down")
 def granite_config(
     decoder: LlamaConfig, mixture: MixtureConfig, num_experts: int, end: int | None = None
 ) -> dict[str, object]:
-    """What config.json says of a float32 model that holds so many of its run's experts."""
+    """Content of config.json for a float32 model with `num_experts` of its run's experts."""
     return {
         **LAYOUT.config_json(decoder, end),
         "architectures": ["GraniteMoeSharedForCausalLM"],
@@ -45,7 +45,7 @@ def granite_tensors(decoder: LlamaConfig, tensors: Mapping[str, torch.Tensor]) -
     """A merged model's tensors under their names in the layout.
 
     Args:
-        tensors: by the names of peer/models/mixture.py, routers included; experts in the order of their numbers are the router's rows.
+        tensors: named as in peer/models/mixture.py, routers included. The router's rows follow the order of the experts' numbers.
     """
     import torch
 
@@ -66,6 +66,8 @@ def granite_tensors(decoder: LlamaConfig, tensors: Mapping[str, torch.Tensor]) -
 
 
 def _is_fed(name: str) -> bool:
-    """Of a feed-forward, shared or an expert's, or of a router: elsewhere in this layout than in Llama's."""
+    """Whether the tensor belongs to a feed-forward, shared or an expert's, or to a router. Those have other names here than in
+    Llama's layout.
+    """
     words = name.split(".")
     return words[0] == "layers" and words[2] in (*_FEED, "experts", "router")

@@ -1,9 +1,4 @@
-"""Verifying a checkpoint, and the tokenizer that belongs to it.
-
-What a person is told of a checkpoint that was verified.
-
-The tokenizer of a run as it goes into checkpoints.
-"""
+"""The `verify` command's report on a checkpoint, and the run's tokenizer as checkpoints store it."""
 
 from __future__ import annotations
 
@@ -14,11 +9,11 @@ from protocol.tables import printable
 
 
 def verify_checkpoint(path: Path) -> str:
-    """Recompute a checkpoint's hashes and state root; one line that says what was verified.
+    """Recompute a checkpoint's hashes and state root. Returns one line for the user.
 
     Raises:
         ConfigError: there is no checkpoint.
-        StorageError: it does not verify, and where.
+        StorageError: it does not verify; says what is wrong.
     """
     from coordinator.checkpoints.checkpoints import verify_checkpoint as verify
 

@@ -1,7 +1,7 @@
-"""A Hugging Face checkpoint on this machine's disk as the first values of a run, in the layout of the run's model family. Blocks.
+"""Reads a Hugging Face checkpoint on this machine's disk as the initial values of a run, in the layout of its model family. Blocks.
 
-config.json must say what run.toml's [model] says; the weights may lie in one safetensors file or in several with an index,
-as float32, bfloat16 or float16. Nothing in the folder is executed.
+config.json must match run.toml's [model]. The weights may be one safetensors file, or several with an index, as float32, bfloat16
+or float16. Nothing in the folder is executed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def read_weights(folder: Path, config: ModelConfig) -> torch.Tensor:
     """(N,) float32: the weights in `folder`, in the order of the model's schema.
 
     Raises:
-        ConfigError: no checkpoint there, numbers other than `config`'s, or tensors that are missing, surplus or of another kind.
-        StorageError: a file that cannot be read or is damaged.
+        ConfigError: there is no checkpoint, its numbers differ from `config`, or tensors are missing, surplus or of another kind.
+        StorageError: a file cannot be read or is damaged.
     """
     import torch
     from safetensors import safe_open
@@ -68,8 +68,8 @@ def read_weights(folder: Path, config: ModelConfig) -> torch.Tensor:
 
 
 def check_tokenizer(folder: Path, config: ModelConfig, num_tokens: int) -> None:
-    """Refuse a run whose tokens are not the ones that the weights were trained on: its tokenizer must have as many as the one in
-    `folder`, or where there is none as the model.
+    """Refuse a tokenizer other than the weights were trained on: its size must equal that of the tokenizer in `folder`, or else the
+    model's vocabulary.
 
     Raises:
         ConfigError: it has `num_tokens`, and that is another number.

@@ -1,5 +1,5 @@
-"""What a merged model is made of, verified: the trunk and the experts out of checkpoints of one run, and text of each expert out of
-the packed data. The mixture itself is the peer's (peer/models/merging.py); `write_merged` writes what it made.
+"""Verified inputs of a merged model: trunk and experts from checkpoints of one run, and text of each expert from the packed data.
+The merging itself is the peer's (peer/models/merging.py); `write_merged` writes its result.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
 
 DATA_FOLDER: Final = "data"
 MOST_SHARDS: Final = 4
-"""Of an expert's text that are looked into: windows of a few shards tell what its documents look like."""
+"""Most shards of an expert's text that are read. Windows from a few shards are representative."""
 
 
 @dataclass(frozen=True)
 class MergingParts:
-    """A trunk (N,) float32 and experts (M,) float32 by their numbers, all of one run and one state of its trunk.
+    """A trunk (N,) float32 and experts (M,) float32 by number, all of one run and one state of its trunk.
 
     Attributes:
-        path: of the first checkpoint, whose folder and manifest tell of the run.
+        path: the first checkpoint; its folder and manifest identify the run.
     """
 
     path: Path
@@ -54,14 +54,14 @@ class MergingParts:
 
     @property
     def missing(self) -> list[int]:
-        """Experts of the run that were never trained: no checkpoint holds a round of theirs."""
+        """Experts of the run that were never trained: no checkpoint has a round of theirs."""
         return [expert for expert in range(self.mixture.num_experts) if expert not in self.experts]
 
     def without(self, experts: Sequence[int]) -> MergingParts:
-        """These parts less some experts.
+        """These parts without some experts.
 
         Raises:
-            ConfigError: one is named twice or is not here, or fewer stay than a token passes.
+            ConfigError: an expert is named twice or is not here, or fewer experts are left than each token is routed to.
         """
         held = ", ".join(map(str, sorted(self.experts)))
         for place, expert in enumerate(experts):
@@ -80,7 +80,7 @@ class MergingParts:
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """One folder's units by name, each with its state root."""
+    """The units of one checkpoint by name, each with its state root."""
 
     path: Path
     manifest: CheckpointManifest
@@ -88,11 +88,12 @@ class _Checkpoint:
 
 
 def read_parts(paths: Sequence[Path]) -> MergingParts:
-    """Verify checkpoints of an expert run, and take the trained experts of all of them; an expert that two hold must be the same.
+    """Verify checkpoints of an expert run, and take the trained experts of all of them. If two hold the same expert, its state must
+    be equal.
 
     Raises:
-        ConfigError: no checkpoint, one of another kind of run, or checkpoints that do not belong together.
-        StorageError: one does not verify.
+        ConfigError: a folder is no checkpoint, is of another kind of run, or the checkpoints do not belong together.
+        StorageError: a checkpoint does not verify.
     """
     first, *others = (_read(path) for path in paths)
     decoder, mixture = _numbers(first)
@@ -123,7 +124,7 @@ def _read(path: Path) -> _Checkpoint:
     units = {}
     for unit in manifest.units or ():
         if not unit.index and unit.unit != TRUNK:
-            continue  # as it was at the start: nobody held it
+            continue  # initial state: this expert had no holder
         wanted = TensorSchema(UnitName(unit.unit), tuple(shapes[name] for name in unit.tensors))
         units[wanted.unit] = (unit.state_root, picked(state.anchor_N, whole, wanted))
     return _Checkpoint(path, manifest, units)
@@ -159,7 +160,7 @@ def _apart(one: _Checkpoint, other: _Checkpoint, what: str, found: str) -> Confi
     return ConfigError(
         f"{one.path} has {what}, {other.path} has {found}",
         "checkpoints of one run with one trunk and the same experts",
-        "leave one out; the rounds are told by: potluck checkpoint list",
+        "leave one out; see their rounds with: potluck checkpoint list",
     )
 
 
@@ -175,13 +176,13 @@ def _check_lengths(
 
 
 class ExpertSample:
-    """Windows of each expert's documents, out of the packed data in the host's folder."""
+    """Windows of each expert's documents, from the packed data in the host's folder."""
 
     def __init__(self, parts: MergingParts, state_dir: Path | None = None) -> None:
-        """`state_dir` is the host's folder; else the one that the first checkpoint lies in. Blocks.
+        """Open the packed data. `state_dir` is the host's folder; None for the one that contains the first checkpoint. Blocks.
 
         Raises:
-            ConfigError: there is no run with experts' data, or another one.
+            ConfigError: the folder has no run with experts' data, or another run.
             StorageError: a shard is lost or damaged.
         """
         self._parts = parts
@@ -192,18 +193,18 @@ class ExpertSample:
         self._heldout = {expert: self._reader(dataset, expert, "heldout") for expert in parts.experts}
 
     def windows(self, expert: int, step: int, count: int) -> torch.Tensor:
-        """(count, T + 1) int64, the same for the same step."""
+        """Training windows (count, T + 1) int64; the same for the same step."""
         length, reader = self._parts.decoder.context_tokens + 1, self._readers[expert]
         starts = window_starts(0, f"expert {expert}", step, count, reader.num_tokens, length)
         return _stacked(reader, starts, length)
 
     def heldout(self, expert: int, count: int) -> torch.Tensor:
-        """(count, T + 1) int64 of what is kept for evaluation, evenly over it, always the same ones."""
+        """Held-out windows (count, T + 1) int64, spread evenly; always the same ones."""
         length, reader = self._parts.decoder.context_tokens + 1, self._heldout[expert]
         return _stacked(reader, heldout_starts(count, reader.num_tokens, length), length)
 
     def _dataset(self) -> DatasetManifest:
-        """What the run's signed manifest names: with it the router that chose each expert's documents."""
+        """The dataset that the run's signed manifest names. It includes the router that chose each expert's documents."""
         where, remedy = self._state_dir, "name the folder of the run's host with --state-dir"
         try:
             manifest = open_manifest((where / MANIFEST_FILE).read_bytes(), verifier=Ed25519Verifier())
@@ -231,11 +232,11 @@ def _stacked(reader: TokenReader, starts: Sequence[int], length: int) -> torch.T
 
 
 def write_merged(parts: MergingParts, tensors: Mapping[str, torch.Tensor], target: Path) -> Exported:
-    """Write a merged model, its tensors by the names of peer/models/mixture.py, to `target`, a folder that is not there yet or empty.
+    """Write a merged model to `target`, a folder that is missing or empty. `tensors` are named as in peer/models/mixture.py.
 
     Raises:
         ConfigError: `target` cannot be used.
-        StorageError: it could not be written: nothing is left in it.
+        StorageError: writing failed; nothing is left in `target`.
     """
 
     def config_of(end: int | None) -> dict[str, object]:
@@ -248,35 +249,35 @@ def write_merged(parts: MergingParts, tensors: Mapping[str, torch.Tensor], targe
 
 
 class MergedModel(Protocol):
-    """What the peers' model made of a trunk and experts: its tensors, how its routers came about, and what it is worth."""
+    """The peer's merged model: its tensors, how its routers were made, and its loss."""
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """By the names of peer/models/mixture.py."""
+        """Tensors, named as in peer/models/mixture.py."""
         ...
 
     @property
     def told(self) -> str:
-        """How its routers came about."""
+        """How its routers were made, in words."""
         ...
 
     @property
     def quality(self) -> MergedWorth:
-        """What it is worth."""
+        """Its quality on held-out text."""
         ...
 
 
 class MergedWorth(Protocol):
-    """How good it is on held-out text."""
+    """Quality of a merged model on held-out text."""
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """The quality in a sentence."""
         ...
 
 
 class MergeModels(Protocol):
-    """peer.models.merging.merge_with_text: the host knows no model and is given it."""
+    """The signature of peer.models.merging.merge_with_text. The host knows no models, so it is passed in."""
 
     def __call__(
         self,
@@ -289,7 +290,7 @@ class MergeModels(Protocol):
         without: Sequence[int] = (),
         /,
     ) -> MergedModel:
-        """Raises LocalProtocolError where the parts do not fit one another."""
+        """Raises LocalProtocolError if the parts do not fit together."""
         ...
 
 
@@ -302,14 +303,15 @@ def merge_checkpoints(
     tune_steps: int = 40,
     without: Sequence[int] = (),
 ) -> str:
-    """Verify checkpoints of one run, merge trunk and experts with `merge` and write the model to `target`; says what came of it.
+    """Verify checkpoints of one run, merge trunk and experts with `merge`, and write the model to `target`. Returns a summary for
+    the user.
 
     Args:
-        paths: folders of checkpoints; experts of the later ones come on top of the first one's.
-        target: a folder that is not there yet, or empty.
+        paths: checkpoint folders; the experts of later ones are added to the first one's.
+        target: a folder that is missing or empty.
         merge: makes one model of the parts.
-        state_dir: the host's folder; None for the one that the first checkpoint lies in.
-        tune_steps: of the routers alone.
+        state_dir: the host's folder; None for the one that contains the first checkpoint.
+        tune_steps: training steps of the routers alone.
         without: experts to leave out.
 
     Raises:

@@ -1,8 +1,8 @@
-"""The experts of a run as the host keeps them: certificates, the newest attested state, and the results after it.
+"""The host's backup of a run's experts: certificates, the newest attested state, and the results after it.
 
-It fetches from the live holders what they have, verifies each certificate on the one before it, and takes no part in their rounds. It
-gives on what it has as a holder does, so a peer that takes up an expert whose holders are all away goes on from the bytes that they
-had. What lies on the disk is what a holder's folder has; between two visits no state is held in memory.
+The keeper fetches what live holders have and verifies each certificate against its parent. It takes no part in their rounds. It
+serves its copy as a holder does, so a peer that takes up an expert without holders continues from its last bytes. Its files on disk
+are those of a holder. Between two visits no state is kept in memory.
 """
 
 from __future__ import annotations
@@ -44,28 +44,27 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _LOOK_EVERY_S: Final = 0.25
-"""What a single holder told of is fetched so soon."""
+"""How often to check for a unit to fetch, in seconds. Rounds that only a single holder has are fetched this soon."""
 
 _RETRY_S: Final = 5.0
 _REST_S: Final = 30.0
-"""Where a visit brought nothing of what holders told of: it was a lie, or lies on a lineage that is not to be followed."""
+"""How long a unit rests after a visit that brought no new commit, in seconds. The holders lied, or their lineage is not to be
+followed.
+"""
 
 _APART: Final = "apart"
-"""In a unit's folder: how long its holders have been on another lineage, for the next process of the host."""
+"""File in a unit's folder with the state of an `OtherLineage`, for the host's next process."""
 
 _WAYS: Final = 4
-"""Rounds that come while a visit fetches those before them are fetched with it, before any report tells of them; so many times, for
-others are to be visited, too.
-"""
+"""Fetches per visit. Rounds that finish during a fetch are fetched in the same visit, but other units must have their turn."""
 
 
 @dataclass(frozen=True)
 class KeptPlace:
-    """One unit on the host's disk: its files, and its chain on them as of the start of a process, not restored.
+    """One unit on the host's disk: its files, and a function that opens its chain as it was at the start, not restored.
 
     Attributes:
-        beside: where the lineage of its holders is kept while that is given on though the kept one is preferred to it; the same for
-            all that is not of such a place.
+        beside: place of the holders' lineage, used while the kept lineage is preferred but lost. None in such a place itself.
     """
 
     storage: Storage
@@ -75,16 +74,16 @@ class KeptPlace:
 
 @dataclass(frozen=True)
 class KeeperView:
-    """What the keeper is told of the run, and tells.
+    """The run as the keeper sees it, and its callbacks.
 
     Attributes:
-        looks: the units as their live holders tell of them; none before the start.
-        is_member: whether a peer may be given anything.
-        kept: hears which round of a unit can be given on.
-        reach: makes known where peers listen, before they are asked.
-        spine: the followed lineage of the unit that decides for the run; None while there is none.
-        commits: hears all commits of a unit that are here, verified, the oldest first.
-        not_counted: hears of a unit's holders whose word about it does not count, whenever others do not.
+        looks: the units as their live holders report them; empty before the start.
+        is_member: whether a peer may fetch.
+        kept: called with the newest round of a unit that can be served.
+        reach: makes the peers' addresses known before they are asked.
+        spine: the followed lineage of the spine; None before there is one.
+        commits: called with all verified commits of a unit, oldest first.
+        not_counted: called with the untrusted holders of a unit whenever that set changes.
     """
 
     looks: Callable[[], Sequence[UnitLook]]
@@ -97,7 +96,7 @@ class KeeperView:
 
 
 class _Kept:
-    """What is here of one unit, as others may ask for it."""
+    """The host's copy of one unit, as others may fetch it."""
 
     def __init__(self, chain: UnitChain) -> None:
         tools = chain.tools
@@ -124,7 +123,7 @@ async def _clear(storage: Storage) -> None:
 
 
 class UnitKeeper:
-    """Run `run` as a task of the root nursery, once the run's start may be known; `serve_fetch` answers on the channel "fetch"."""
+    """Run `run` as a task of the root nursery; `serve_fetch` answers on the channel "fetch". The run need not have started yet."""
 
     def __init__(
         self, network: Network, places: Mapping[UnitName, KeptPlace], view: KeeperView, every_rounds: int
@@ -134,29 +133,29 @@ class UnitKeeper:
         self._view = view
         self._every_rounds = every_rounds
         self._kept: dict[UnitName, _Kept] = {}
-        """The lineage of each unit that is preferred to all others that were shown."""
+        """Each unit's preferred lineage among all that were shown."""
 
         self._beside: dict[UnitName, _Kept] = {}
-        """Of the units whose kept lineage is with nobody any more: that of their holders."""
+        """For units whose kept lineage is lost: the lineage of their holders."""
 
         self._told_rounds: dict[UnitName, int] = {}
         self._rests_until_s: dict[UnitName, float] = {}
         self._visited_s: dict[UnitName, float] = {}
         self._doubts: dict[UnitName, dict[PeerId, Doubt]] = {unit: {} for unit in places}
         self._apart: dict[UnitName, OtherLineage] = {}
-        """The units of which a holder has shown another lineage, which is not preferred to what is kept."""
+        """Units of which a holder has shown another lineage that is not preferred to the kept one."""
 
         self._is_held: dict[UnitName, bool] = {}
         self._not_counted: dict[UnitName, frozenset[PeerId]] = {}
         self._opens = {unit: trio.Lock() for unit in places}
-        """Held while a unit's files are opened, which tidies them, or change."""
+        """Held while a unit's files are changed, or opened, which also tidies them."""
 
     @property
     def _rounds(self) -> dict[UnitName, int]:
         return {unit: kept.line.index for unit, kept in self._kept.items()}
 
     async def run(self) -> None:
-        """For ever: what is on the disk first, then what the holders have. What fails is logged and tried again."""
+        """Runs until cancelled: restore from disk, then fetch from holders. Failures are logged and retried."""
         await self._restore()
         while True:
             look = self._next()
@@ -171,7 +170,7 @@ class UnitKeeper:
                 await trio.sleep(_RETRY_S)
 
     def _next(self) -> UnitLook | None:
-        """Which unit is to be fetched from whom now; what all say is looked at first."""
+        """The next unit to fetch and the holders to ask. Updates the state of all units first."""
         now_s, everything = trio.current_time(), self._view.looks()
         for look in everything:
             self._look_at(look, now_s)
@@ -185,7 +184,9 @@ class UnitKeeper:
         return next_visit(looks, self._rounds, self._every_rounds, elsewhere | lost, self._visited_s)
 
     def _look_at(self, look: UnitLook, now_s: float) -> None:
-        """Let time count for whoever says that it stands on what is kept, and for whoever was found lying."""
+        """Update the trust in a unit's holders: how long claims to the kept lineage are unproven, and which holders were found
+        lying.
+        """
         unit, kept, apart = look.unit, self._kept.get(look.unit), self._apart.get(look.unit)
         credible = believable(look, self._doubts[unit], now_s)
         self._is_held[unit] = bool(credible.told)
@@ -227,13 +228,13 @@ class UnitKeeper:
         return chain
 
     async def visit(self, look: UnitLook) -> None:
-        """Fetch what the holders of a unit have. Raises as `trail`; what came before that is kept."""
+        """Fetch what the holders of a unit have. Raises as `trail`; results fetched before the error are kept."""
         async with self._opens[look.unit]:
             await self._visit(look)
 
     async def newest(self, unit: UnitName) -> UnitState | None:
-        """The state of a unit as it can be given on, whole in memory, for a checkpoint; waits for a visit that is under way. None
-        where nothing is kept of it, or what is kept is not what the run attests.
+        """The state of a unit that can be served, whole in memory, for a checkpoint. Waits for a visit in progress. None if nothing
+        of the unit is kept, or the kept bytes are not what the run attests.
 
         Raises:
             StorageError: its files cannot be read.
@@ -270,7 +271,7 @@ class UnitKeeper:
         try:
             return await self._opened(place)
         except PotluckError as error:
-            # whoever holds the unit now has all that was here, and no vote of ours lies there
+            # The unit's current holders have everything that was here, and the host's votes are not in this folder.
             _log.warning("unit_kept_anew", unit=unit, reason=error.one_line())
             await _clear(place.storage)
             return await self._opened(place)
@@ -281,14 +282,14 @@ class UnitKeeper:
         try:
             return await trail(self._network, chain, look.holders, may_leave=True, spine=spine, asked=found.append)
         finally:
-            # also where one of them gave no good answer: that must not keep the others' from being counted
+            # Also after a bad answer of one holder: the other holders' answers count all the same.
             self._judge(look, line, found)
             if chain.head.commit == line.head:
                 self._note_shown(look.unit, line, found)
 
     async def _visit_beside(self, look: UnitLook, place: KeptPlace) -> None:
-        """The lineage of the holders, where the kept one is with nobody any more. That one stays here: who showed the other may have
-        made it up, and its holders may only have been away.
+        """Fetch the holders' lineage if the kept one is lost. The kept one stays on disk: the other may be made up, and its holders
+        may only be away.
         """
         unit, apart = look.unit, self._apart.get(look.unit)
         if apart is None:
@@ -299,7 +300,7 @@ class UnitKeeper:
             return
         chain = await self._opened_or_new(unit, place)
         others = look.without(apart.claims(look.told, self._kept[unit].line))
-        # of several lineages beside the kept one the preferred, but none on which nobody stands
+        # Of several other lineages follow the preferred one, but none without a holder.
         is_lost = not apart.claims(others.told, _line_of(chain))
         before, spine, found = chain.head.commit, self._view.spine(), list[DonorAnswer]()
         try:
@@ -322,8 +323,8 @@ class UnitKeeper:
                     self._note(chain)
 
     def _judge(self, look: UnitLook, line: KeptLine | None, found: Sequence[DonorAnswer]) -> None:
-        """Whoever was asked and did not show what it tells of, or was of no use, is left alone for a while. `line`: what was kept when
-        they were asked; None where that was shown before.
+        """Stop asking holders for a while if they did not show what they claimed, or gave no useful answer. `line` is the kept
+        lineage at the time of asking; None on the holders' own lineage, whose claims were judged already.
         """
         unit, doubts, now_s = look.unit, self._doubts[look.unit], trio.current_time()
         told = {each.peer: each for each in look.told}
@@ -340,14 +341,14 @@ class UnitKeeper:
                 doubts.pop(each.donor, None)
 
     def _note_shown(self, unit: UnitName, line: KeptLine, found: Sequence[DonorAnswer]) -> None:
-        """What was shown and is not followed, for nothing was."""
+        """Record lineages that were shown and not followed. Call only if none was followed."""
         for each in found:
             if each.links and each.links[0].index <= line.index:
                 first, last = each.links[0].index, each.links[-1].index
                 self._apart[unit] = shown_apart(self._apart.get(unit), line, first - 1, last, trio.current_time())
 
     async def _keep_apart(self, unit: UnitName) -> None:
-        """A host that restarts time and again would wait for ever, were what it has waited not on its disk."""
+        """Write the waiting time to disk. Otherwise a host that restarts often would wait forever."""
         apart, kept, storage = self._apart.get(unit), self._kept.get(unit), self._places[unit].storage
         if apart is not None and kept is not None and apart.head == kept.line.head:
             await storage.write_atomic(_APART, [to_bytes(apart)])
@@ -357,7 +358,7 @@ class UnitKeeper:
             await storage.delete(_APART)
 
     def _given(self, unit: UnitName) -> _Kept | None:
-        """What is given on of a unit: what its live holders go on from, and, where nobody holds it, what is preferred."""
+        """The copy of a unit to serve: the lineage of its live holders, or the preferred one if nobody holds it."""
         apart, beside = self._apart.get(unit), self._beside.get(unit)
         is_lost = apart is not None and apart.is_lost(trio.current_time()) and self._is_held.get(unit, False)
         return beside if is_lost and beside is not None else self._kept.get(unit)
@@ -376,10 +377,10 @@ class UnitKeeper:
             self._view.kept(unit, given.line.index)
 
     async def serve_fetch(self, sender: PeerId, stream: Stream) -> None:
-        """Somebody asks for what is kept; what is not here is answered by an empty end.
+        """Answer a request for a kept unit. The answer is empty if the host does not have it.
 
         Raises:
-            RemoteProtocolError: the sender is no member, or asks for nothing that is understood.
+            RemoteProtocolError: the sender is no member, or the request is malformed.
         """
         if not await self._view.is_member(sender):
             raise RemoteProtocolError(f"{short(sender)} is not admitted to this run", "a member", "join the run first")

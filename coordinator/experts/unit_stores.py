@@ -1,4 +1,4 @@
-"""Where the host keeps the experts of a run on its disk, and how each is opened from what the run's start says."""
+"""Folders of a run's experts on the host's disk, and how each is opened from the run's start record."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from protocol.rounds.messages.wire import genesis_id
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 
 UNIT_FOLDER: Final = "units"
-"""In the host's folder: one for each expert, as a holder has it, and one for a lineage of it that is kept beside that."""
+"""Folder in the host's folder. It has one folder for each expert, in a holder's format, and a second one for its holders' other
+lineage.
+"""
 
 
 @dataclass(frozen=True)
 class PlacementContext:
-    """What all places have in common; `start()` is the run's start record as signed, without its envelope, once there is one."""
+    """The context that all places share. `start()` returns the run's signed start record without its envelope, once there is one."""
 
     run: RunFiles
     verifier: Verifier
@@ -38,7 +40,7 @@ class PlacementContext:
 
 
 def kept_places(tools: PlacementContext) -> Mapping[UnitName, KeptPlace]:
-    """All experts, or stages, of a run; nothing of one without. Blocks for a moment."""
+    """Places of all experts or stages of a run; empty in a run without. Blocks briefly."""
     manifest = tools.run.manifest
     schemas, folder = manifest.unit_schemas(), tools.run.folder / UNIT_FOLDER
     return {

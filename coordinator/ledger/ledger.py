@@ -1,9 +1,8 @@
 """The coordinator's append-only record of the run: one SQLite file.
 
-WAL with `synchronous=FULL`: when a method returns, what it wrote survives a power cut. `potluck invite` writes to
-the same file from another process while the host runs; SQLite's own lock orders the two. Inside the daemon all calls
-go through one writer (`LedgerWriter` in coordinator/ledger/ledger_writer.py). What is damaged is found at each opening
-(coordinator/ledger/ledger_damage.py).
+WAL with `synchronous=FULL`: when a method returns, its writes survive a power cut. `potluck invite` writes to the same file from
+another process while the host runs; SQLite's own lock orders the two. Inside the daemon all calls go through one writer
+(`LedgerWriter` in coordinator/ledger/ledger_writer.py). Damage is detected at each opening (coordinator/ledger/ledger_damage.py).
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from protocol.errors import MachineError, StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 
 LEDGER_FILE: Final = "ledger.sqlite3"
-"""Its name in the host's folder."""
+"""File name in the host's folder."""
 
 START_RECORD: Final = "start record"
-"""The name under which the sealed start record is kept."""
+"""Key of the sealed start record."""
 
 COUNTED_COMMITS: Final = "counted commits"
-"""The name under which the only commits that count are kept, one id behind the other; none where all do."""
+"""Key of the restriction to counted commits: their ids concatenated, empty if all commits count."""
 
 SCHEMA_VERSION: Final = 3
 _BUSY_TIMEOUT_S: Final = 5.0
@@ -102,7 +101,7 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class Applicant:
-    """Who asks for a credential, and with what."""
+    """An applicant for a credential, with its key and invite."""
 
     peer: PeerId
     public_key: bytes
@@ -145,7 +144,7 @@ class Ledger:
                 raise
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            # A COMMIT that failed (disk full) leaves the transaction open.
+            # A failed COMMIT (disk full) leaves the transaction open.
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
             raise _translate(error, self.path) from error
@@ -168,7 +167,7 @@ class Ledger:
         if self._version() == SCHEMA_VERSION:
             return
         with self._transaction(is_counted=False) as db:
-            for migration in _MIGRATIONS[self._version() :]:  # asked again: another process may have been first
+            for migration in _MIGRATIONS[self._version() :]:  # read again: another process may have been first
                 for statement in filter(str.strip, migration.split(";")):
                     db.execute(statement)
             ledger_damage.write_checksums(db)
@@ -187,40 +186,40 @@ class Ledger:
         return version
 
     def put(self, name: str, value: bytes) -> None:
-        """Remember one named value; a later value replaces it."""
+        """Store a named value; a later value replaces it."""
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (name, value))
 
     def put_once(self, name: str, value: bytes) -> bytes:
-        """Remember a value that never changes (the start record); returns the one that stands."""
+        """Store a value that never changes (the start record). Returns the stored value, which may be an earlier one."""
         with self._transaction() as db:
             db.execute("INSERT OR IGNORE INTO kv VALUES (?, ?)", (name, value))
         standing = self.get(name)
         return value if standing is None else standing
 
     def get(self, name: str) -> bytes | None:
-        """A value remembered by `put`, or None."""
+        """A value stored by `put`, or None."""
         rows = self._rows("SELECT value FROM kv WHERE name = ?", name)
         return _bytes(rows[0][0]) if rows else None
 
     def add_invite(self, secret_hash: bytes, *, max_uses: int, created_unix_s: int, expires_unix_s: int) -> None:
-        """Remember an invite by the hash of its secret."""
+        """Store an invite by the hash of its secret."""
         with self._transaction() as db:
             values = (secret_hash, max_uses, created_unix_s, expires_unix_s)
             db.execute("INSERT INTO invites VALUES (?, 0, ?, ?, ?)", values)
 
     def invite(self, secret_hash: bytes) -> InviteFacts | None:
-        """What is known of an invite, or None."""
+        """The facts of an invite; None if unknown."""
         rows = self._rows("SELECT uses, max_uses, expires_unix_s FROM invites WHERE secret_hash = ?", secret_hash)
         return InviteFacts(*map(_int, rows[0])) if rows else None
 
     def admit(
         self, applicant: Applicant, decide: Decide, issue: Issue, *, now_unix_s: int
     ) -> tuple[AdmissionDecision, bytes]:
-        """Decide over one applicant and act on it in one transaction: burn the invite, add the peer, issue.
+        """Decide on one applicant and act on it in one transaction: use the invite, add the peer, issue the credential.
 
         Returns:
-            The decision and the credential (DER), empty when refused: then nothing was written.
+            The decision and the credential (DER). The credential is empty after a refusal, and then nothing was written.
         """
         with self._transaction() as db:
             admitted, banned = self._standing(applicant.peer)
@@ -238,7 +237,7 @@ class Ledger:
             return decision, certificate
 
     def readmit(self, applicant: Applicant, certificate: bytes, *, now_unix_s: int) -> bool:
-        """Add a peer that this ledger does not know and that holds a credential of ours; False when it is banned."""
+        """Add an unknown peer that holds a valid credential of this run. Returns False if it is banned."""
         with self._transaction() as db:
             admitted, banned = self._standing(applicant.peer)
             if not admitted:
@@ -258,18 +257,18 @@ class Ledger:
         return admitted and not banned
 
     def is_banned(self, peer: PeerId) -> bool:
-        """Whether the peer was admitted once and banned since."""
+        """Whether the peer was admitted and then banned."""
         return self._standing(peer)[1]
 
     def peers(self) -> Sequence[PeerId]:
-        """Everybody who was ever admitted."""
+        """All peers that were ever admitted."""
         return [PeerId(str(peer)) for (peer,) in self._rows("SELECT peer FROM peers ORDER BY peer")]
 
     def ban(self, peer: PeerId, reason: str, sign: Callable[[int], bytes]) -> bytes | None:
-        """Ban a peer and remember the host's signed word of it, `sign(number)`, in one transaction.
+        """Ban a peer and store the host's signed entry, `sign(number)`, in one transaction.
 
         Returns:
-            The entry that stands, the first one for a peer that is banned already; None when it was never admitted.
+            The stored entry, which is the first one if the peer was banned already; None if it was never admitted.
         """
         with self._transaction() as db:
             if not self._standing(peer)[0]:
@@ -283,7 +282,7 @@ class Ledger:
             return entry
 
     def ban_again(self, peer: PeerId, public_key: bytes, reason: str, entry: bytes, *, now_unix_s: int) -> None:
-        """Remember a ban of ours that this ledger, an old copy, does not know; nor perhaps the peer."""
+        """Restore a ban that this ledger, an old copy, has lost. The peer may be unknown, too."""
         with self._transaction() as db:
             if not self._rows("SELECT number FROM revocations WHERE entry = ?", entry):
                 peer_row = (peer, public_key, now_unix_s)
@@ -299,8 +298,8 @@ class Ledger:
         return [_bytes(entry) for (entry,) in self._rows("SELECT entry FROM revocations ORDER BY number")]
 
     def add_progress(self, commits: Sequence[CommitRow], points: Sequence[LossPoint]) -> None:
-        """Remember what one report brought, all of it or nothing: verified commits and points of the loss curves. Known commits are
-        left as they are, and the first value at one place of a curve stands.
+        """Store a report's verified commits and loss points, all or nothing. Known commits stay unchanged, and the first value at a
+        place of a curve stands.
         """
         with self._transaction() as db:
             db.executemany(
@@ -318,7 +317,7 @@ class Ledger:
         return [_commit_row(row) for row in self._rows(query, unit)]
 
     def newest_commit(self, unit: UnitName) -> CommitRow | None:
-        """The commit of a unit with the highest index, of several the one seen last; None before the first."""
+        """The unit's commit with the highest index; among equals the one seen last. None before the first."""
         query = "SELECT * FROM commits WHERE unit = ? ORDER BY round_index DESC, seen_unix_s DESC, commit_id LIMIT 1"
         return next((_commit_row(row) for row in self._rows(query, unit)), None)
 
@@ -330,13 +329,13 @@ class Ledger:
         ]
 
     def add_checkpoint(self, row: CheckpointRow) -> None:
-        """Remember a checkpoint: the last step of writing one."""
+        """Store a checkpoint: the last step of writing one."""
         values = (row.commit, row.unit, row.index, row.total_tokens, row.state_root, row.path, row.written_unix_s)
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     def drop_checkpoint(self, commit: CommitId) -> None:
-        """Forget a checkpoint: the first step of pruning one."""
+        """Delete a checkpoint's row: the first step of pruning it."""
         with self._transaction() as db:
             db.execute("DELETE FROM checkpoints WHERE commit_id = ?", (commit,))
 
@@ -381,7 +380,7 @@ def open_ledger(path: Path) -> Iterator[Ledger]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        # One thread at a time uses the connection: the caller sees to that.
+        # The caller ensures that one thread at a time uses the connection.
         connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     except OSError as error:
         raise StorageError(f"the ledger {path} could not be opened ({error.strerror})", "a writable file") from error
@@ -398,7 +397,7 @@ def open_ledger(path: Path) -> Iterator[Ledger]:
             ledger_damage.keep_checksums(connection)
         except sqlite3.Error as error:
             raise _translate(error, path) from error
-        except UnicodeDecodeError as error:  # sqlite3's own messages quote the file
+        except UnicodeDecodeError as error:  # sqlite3's own messages quote the file's bytes
             raise ledger_damage.damaged(path, "names in it are no text") from error
         yield ledger
     finally:

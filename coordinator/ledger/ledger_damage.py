@@ -1,11 +1,12 @@
-"""How a damaged ledger is found before anything of it is used.
+"""Detection of a damaged ledger before any of it is used.
 
-SQLite checks the shape of its file, and not what the rows say. So the ledger holds a second list: one checksum for each row, kept by
-triggers of every connection, of the tables' own definitions, too. At each opening both lists are made to agree; a row that was
-changed, lost or added by anything but this code has no partner.
+SQLite checks the shape of its file, but not the rows' content. So the ledger has a second list, with one checksum for each row and
+for each table definition, maintained by triggers in every connection. At each opening the two lists are compared. A row that was
+changed, lost or added outside this code has no matching checksum.
 
-A whole transaction can vanish without a trace in the file: SQLite takes damaged frames at the end of its -wal for never written. So
-each transaction has a number, and the last one that was acknowledged is also on disk beside the ledger, never before it is in it.
+A whole transaction can vanish without a trace in the file: SQLite treats damaged frames at the end of its -wal as never written. So
+each transaction has a number, and a file beside the ledger has the last acknowledged one. It is written after the transaction is
+durable.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from averaging.storage.file_storage import sync_folder
 from protocol.errors import StorageError
 
 COUNT_SUFFIX: Final = ".count"
-"""What the count's file is called: the ledger's name with this behind it."""
+"""Suffix of the count file's name, after the ledger's name."""
 
 COUNT_ROW: Final = "acknowledged writes"
-"""The name under which a ledger counts its transactions."""
+"""Key of the ledger's own count of transactions."""
 
 _CHECKSUM: Final = "row_checksum"
 _DEFINITIONS: Final = "sqlite_schema"
@@ -44,11 +45,11 @@ _NOT_THE_FILE: Final = frozenset(
         sqlite3.SQLITE_MISUSE,
     )
 )
-"""What the machine is to blame for, or the caller."""
+"""SQLite errors caused by the machine or the caller, not by the file's content."""
 
 
 def damaged(path: Path, how: str) -> StorageError:
-    """The one error for a ledger that is not what was written."""
+    """The error for a ledger whose content is not what was written."""
     return StorageError(
         f"the ledger {path} is damaged ({how})",
         "the file as it was written",
@@ -57,7 +58,7 @@ def damaged(path: Path, how: str) -> StorageError:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether SQLite stumbled over the file's content, rather than over the machine."""
+    """Whether an SQLite error is caused by the file's content, rather than by the machine."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code == sqlite3.SQLITE_IOERR_SHORT_READ or code & 0xFF not in _NOT_THE_FILE
 
@@ -66,7 +67,7 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 def _row_checksum(*values: object) -> bytes:
-    # ascii(): tells text from bytes, and numbers exactly, in every Python alike
+    # ascii() distinguishes text from bytes and writes numbers exactly, in every Python version.
     return sha256(ascii(values).encode("ascii")).digest()
 
 
@@ -78,22 +79,22 @@ def _columns(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
 
 
 def _checksums(db: sqlite3.Connection) -> list[bytes]:
-    """As the rows are now."""
+    """Checksums of the rows as they are now."""
     queries = {name: f"SELECT {', '.join(columns)} FROM main.{name}" for name, columns in _columns(db).items()}
     queries[_DEFINITIONS] = f"SELECT type, name, tbl_name, sql FROM main.{_DEFINITIONS}"
     return [_row_checksum(name, *row) for name, query in queries.items() for row in db.execute(query)]
 
 
 def write_checksums(db: sqlite3.Connection) -> None:
-    """Make the second list anew from the rows as they are: the tables are new, or have just been changed."""
+    """Rebuild the checksums from the rows: the tables are new, or were just migrated."""
     db.execute("DELETE FROM checksums")
     db.executemany("INSERT INTO checksums VALUES (?)", [(checksum,) for checksum in _checksums(db)])
 
 
 def keep_checksums(db: sqlite3.Connection) -> None:
-    """From here on every row that this connection writes has its checksum."""
+    """Maintain checksums for every row that this connection writes from now on."""
     db.create_function(_CHECKSUM, -1, _row_checksum, deterministic=True)
-    db.execute("PRAGMA recursive_triggers = ON")  # else a row that is replaced leaves its checksum behind
+    db.execute("PRAGMA recursive_triggers = ON")  # otherwise a replaced row leaves its checksum behind
     for table, columns in _columns(db).items():
         old, new = (", ".join(f"{when}.{column}" for column in columns) for when in ("OLD", "NEW"))
         add = f"INSERT INTO checksums VALUES ({_CHECKSUM}('{table}', {new}));"
@@ -106,7 +107,7 @@ def keep_checksums(db: sqlite3.Connection) -> None:
 
 
 def count_write(db: sqlite3.Connection) -> int:
-    """Number the transaction that is open, as its last statement."""
+    """Number the open transaction. Must be its last statement."""
     number = _count(db) + 1
     db.execute("INSERT OR REPLACE INTO kv (name, value) VALUES (?, ?)", (COUNT_ROW, b"%d" % number))
     return number
@@ -118,7 +119,7 @@ def _count(db: sqlite3.Connection) -> int:
 
 
 def note_acknowledged(path: Path, number: int) -> None:
-    """Put the number of a transaction that is durable beside the ledger. A disk that refuses here costs only this witness."""
+    """Write the number of a durable transaction to the count file. A failure is ignored: only this extra check is lost."""
     count_file = path.with_name(path.name + COUNT_SUFFIX)
     temporary = count_file.with_name(f"{count_file.name}.{os.getpid()}.unfinished")
     text = b"%d %08x\n" % (number, zlib.crc32(b"%d" % number))
@@ -132,7 +133,7 @@ def note_acknowledged(path: Path, number: int) -> None:
 
 
 def _acknowledged(path: Path) -> int:
-    """0 where there is no such witness, or where it cannot be read."""
+    """The number in the count file; 0 if the file is missing or unreadable."""
     try:
         number, checksum = path.with_name(path.name + COUNT_SUFFIX).read_bytes().split()
         return int(number) if int(checksum, 16) == zlib.crc32(number) else 0
@@ -144,10 +145,10 @@ def _acknowledged(path: Path) -> int:
 
 
 def check_shape(db: sqlite3.Connection, path: Path) -> None:
-    """Whether the file is a sound SQLite file.
+    """Check that the file is a sound SQLite file.
 
     Raises:
-        StorageError: it is not; the first of what is wrong is named.
+        StorageError: it is not; names the first defect.
     """
     ((verdict,),) = db.execute("PRAGMA integrity_check(1)").fetchall()
     if verdict != "ok":
@@ -155,12 +156,12 @@ def check_shape(db: sqlite3.Connection, path: Path) -> None:
 
 
 def check_rows(db: sqlite3.Connection, path: Path) -> None:
-    """Whether the rows are those that were written, and all that was acknowledged is among them.
+    """Check that the rows are those that were written, and that no acknowledged write is missing.
 
     Raises:
-        StorageError: something was changed, lost or added.
+        StorageError: a row was changed, lost or added.
     """
-    acknowledged = _acknowledged(path)  # before the rows: another process may go on writing both
+    acknowledged = _acknowledged(path)  # read before the rows, since another process may write both meanwhile
     db.execute("BEGIN")
     try:
         written = {row[0] for row in db.execute("SELECT checksum FROM main.checksums")}

@@ -1,4 +1,4 @@
-"""The one writer: every use of the ledger inside the daemon, one at a time, off the trio thread."""
+"""The single writer: every use of the ledger inside the daemon, one at a time, off the trio thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FSYNC_COST_S: Final = 0.004
-"""What one durable write costs in virtual time: the measured fsync."""
+"""Virtual time of one durable write, in seconds: an fsync."""
 
 
 class LedgerWriter:
@@ -26,7 +26,7 @@ class LedgerWriter:
         self._turn = trio.Lock()
 
     async def run(self, use: Callable[[Ledger], T]) -> T:
-        """Run `use` with the ledger to itself and return its result; durable when this returns.
+        """Run `use` with exclusive access to the ledger and return its result. Its writes are durable when this returns.
 
         Raises:
             StorageError: as the ledger's methods.

@@ -1,7 +1,7 @@
-"""Who may take part: the decision over one Admit or Renew request, as a pure function of facts.
+"""The rule of admission: decides one Admit or Renew request, as a pure function of facts.
 
-The shell (coordinator/admission/service.py) gathers the facts inside one ledger transaction, so that an invite is burned
-exactly when a peer is admitted with it.
+The shell (coordinator/admission/service.py) gathers the facts inside one ledger transaction, so an invite is used up exactly when a
+peer is admitted with it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from protocol.ids import PROTOCOL_VERSION, PeerId
 from protocol.tables import several
 
 MAX_CLOCK_SKEW_S: Final = 300.0
-"""Envelopes and certificates expire by the clock; five minutes is what the field tolerates."""
+"""Largest accepted clock difference, in seconds. Envelopes and certificates expire by the clock; five minutes is the usual
+tolerance.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class InviteFacts:
-    """What the ledger knows of an invite, found by the hash of its secret."""
+    """The ledger's facts about an invite, found by the hash of its secret."""
 
     uses: int
     max_uses: int
@@ -29,13 +31,13 @@ class InviteFacts:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionFacts:
-    """Everything the decision depends on.
+    """Everything that the decision depends on.
 
     Attributes:
-        peer_unix_s: the caller's clock as it says.
-        invite: None when no invite has this secret.
-        is_admitted: the peer was admitted before; it comes back with the same identity.
-        num_live_peers: peers heard of lately, the caller not counted.
+        peer_unix_s: the caller's clock, as it reports.
+        invite: None if no invite has this secret.
+        is_admitted: the peer was admitted earlier and returns with the same identity.
+        num_live_peers: peers that reported recently, without the caller.
     """
 
     peer: PeerId
@@ -51,7 +53,7 @@ class AdmissionFacts:
 
 
 class Verdict(Enum):
-    """What the shell must do."""
+    """The action for the shell."""
 
     ADMIT_WITH_INVITE = "admit with the invite"
     ADMIT_AGAIN = "admit again"
@@ -60,7 +62,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionDecision:
-    """A verdict, the sentence behind it, and for a refusal the error that crosses to the peer."""
+    """A verdict, its reason in a sentence, and for a refusal the error for the peer."""
 
     verdict: Verdict
     reason: str
@@ -68,7 +70,7 @@ class AdmissionDecision:
 
 
 def clock_error(peer_unix_s: float, now_unix_s: float) -> RefusedError | None:
-    """The one clear message for a clock that is off by minutes, else None. Both arguments in seconds since 1970."""
+    """The error for a clock that is off by more than MAX_CLOCK_SKEW_S, else None. Both arguments are seconds since 1970."""
     skew_s = peer_unix_s - now_unix_s
     # Written so that NaN is refused too.
     if abs(skew_s) <= MAX_CLOCK_SKEW_S:
@@ -104,7 +106,7 @@ def _request_error(facts: AdmissionFacts, now_unix_s: float) -> PotluckError | N
 
 
 def invite_error(invite: InviteFacts | None, now_unix_s: float) -> PotluckError | None:
-    """Why this invite lets nobody in now, else None."""
+    """The reason why this invite admits nobody now, else None."""
     remedy = "ask the host for a new one (potluck invite)"
     if invite is None:
         return RefusedError("an invite that this coordinator did not make", "an invite of this run", remedy)
@@ -117,7 +119,7 @@ def invite_error(invite: InviteFacts | None, now_unix_s: float) -> PotluckError 
 
 
 def decide_admission(facts: AdmissionFacts, now_unix_s: float) -> AdmissionDecision:
-    """Admit or refuse. A peer that was admitted before needs no fresh invite: the same identity resumes."""
+    """Admit or refuse. A peer that was admitted earlier needs no new invite: the same identity resumes."""
     if error := _request_error(facts, now_unix_s):
         return _refuse(error)
     if facts.num_live_peers >= facts.max_members:

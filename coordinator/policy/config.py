@@ -1,4 +1,4 @@
-"""The host's own settings: where it keeps the run and on which addresses it listens. Sources: averaging/host/settings.py."""
+"""The host's own settings: the folder of the run and the addresses on which it listens. Sources: averaging/host/settings.py."""
 
 from __future__ import annotations
 

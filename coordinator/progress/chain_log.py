@@ -1,7 +1,7 @@
-"""What the coordinator knows of a unit's commits: every certificate is verified against its parent before it counts.
+"""The coordinator's log of a unit's commits. Every certificate is verified against its parent before it counts.
 
-No I/O and no clock in here. The coordinator follows the lineage that peers follow, by the same rule; it votes nowhere, so this is
-what it shows and hints, never what a peer must follow.
+No I/O and no clock in here. The coordinator follows the same lineage as the peers, by the same rule. It has no vote: its view
+decides what it shows and suggests, never what a peer must follow.
 
 Rules: R23 (protocol/rounds/RULES.md).
 """
@@ -33,21 +33,21 @@ from protocol.rounds.messages.messages import CommitRecord
 from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record
 
 _EAGER: Final = 512
-"""Commits behind the newest that are decoded at a start: those that are shown, and the steps back of a peer that asks."""
+"""Commits behind the newest that are decoded at a start. They cover what is displayed and how far back a peer usually asks."""
 
 MAX_ON_BASE: Final = 16
-"""Of lone commits of one member on one base, and of commits of a quorum on one base, so many are recorded. Honest members make one of
-a quorum, and a lone one more only where whoever held the certificate of the last one died: without a bound one member that was
-admitted could fill the ledger with commits that it alone signs.
+"""Most commits that are recorded on one base: of lone commits per member, and of commits with a quorum. Honest members make one
+commit with a quorum. They make a second lone one only where every holder of the last certificate died. Without a bound, one
+admitted member could fill the ledger with commits that only it signs.
 """
 
 _STEP_BACK: Final = 32
-"""How far to go back at least when a peer's certificates start behind an unknown parent: it is on a fork."""
+"""The smallest step back when a peer's certificates start behind an unknown parent: that peer is on a fork."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A commit that was not known before, with its certificate as received."""
+    """A newly verified commit, with its certificate as received."""
 
     link: ChainLink
     parent: CommitId
@@ -56,7 +56,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A commit that is one too many on its base, not verified: who would have made it, and why it is refused."""
+    """A commit that exceeds the limit on its base and was not verified: the member that would have made it, and the reason."""
 
     members: tuple[PeerId, ...]
     found: str
@@ -64,7 +64,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What a batch of certificates brought, the index of the first one wanted next, and what was left aside as too many."""
+    """The result of checking a batch of certificates: verified commits, the next wanted index, and commits refused by the limit."""
 
     new: tuple[Verified, ...]
     want_from_index: int
@@ -73,7 +73,9 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What the log is once a batch of verified commits counts: computed first, taken over when the ledger has it."""
+    """The log as it will be once a batch of verified commits counts. It is computed first and taken over when the ledger has the
+    batch.
+    """
 
     new: tuple[Verified, ...]
     tree: CommitTree
@@ -81,7 +83,7 @@ class Growth:
 
 
 class _Links:
-    """Verified commits by id; what was read from the ledger is decoded when it is first asked for."""
+    """Verified commits by id. A row of the ledger is decoded on first use."""
 
     def __init__(self, genesis: ChainLink) -> None:
         self._decoded = {genesis.commit: genesis}
@@ -106,14 +108,14 @@ class _Links:
         return link
 
     def add(self, link: ChainLink) -> None:
-        """One more commit."""
+        """Add a decoded commit."""
         if link.commit not in self and link.parent is not None:
             self._note_child(link.parent, link.commit)
         self._decoded[link.commit] = link
         self._raw.pop(link.commit, None)
 
     def add_raw(self, row: CommitRow) -> None:
-        """One more commit as the ledger holds it."""
+        """Add a commit in the ledger's form."""
         if row.commit not in self:
             self._note_child(row.parent, row.commit)
             self._raw[row.commit] = row
@@ -122,13 +124,13 @@ class _Links:
         self._children[parent] = (*self._children.get(parent, ()), commit)
 
     def children(self, commit: CommitId) -> Iterator[ChainLink]:
-        """What is known on a base. Raises RemoteProtocolError as `get`."""
+        """The known commits on a base. Raises RemoteProtocolError as `get`."""
         for child in self._children.get(commit, ()):
             if (link := self.get(child)) is not None:
                 yield link
 
     def place(self, commit: CommitId) -> tuple[int, CommitId | None] | None:
-        """Round and parent of a commit, nothing decoded for it; None for an unknown one."""
+        """Round and parent of a commit, without decoding it; None for an unknown one."""
         link, row = self._decoded.get(commit), self._raw.get(commit)
         if link is not None:
             return link.index, link.parent
@@ -159,12 +161,12 @@ class ChainLog:
 
     @property
     def spine_view(self) -> SpineView:
-        """The lineage to follow, as that of the unit which decides for the others (R23)."""
+        """The lineage to follow, as the spine's lineage that decides for the other units (R23)."""
         return SpineView(self._head.commit, self._tree)
 
     @property
     def num_forks(self) -> int:
-        """Lineages beside the head's that may still be followed: ends of the tree."""
+        """Number of forks that may still be followed: ends of the tree other than the head."""
         if not self._tree.has_fork:
             return 0
         nodes = self._tree.nodes
@@ -183,7 +185,7 @@ class ChainLog:
         return self._roots.get(commit)
 
     def lineage(self, limit: int) -> Sequence[ChainLink]:
-        """At most `limit` newest commits of the head's lineage, oldest first, genesis left out."""
+        """At most `limit` newest commits of the head's lineage, oldest first, without genesis."""
         links: list[ChainLink] = []
         link: ChainLink | None = self._head
         while link is not None and link.record is not None and len(links) < limit:
@@ -192,18 +194,18 @@ class ChainLog:
         return links[::-1]
 
     def behind(self, commit: CommitId) -> Iterator[tuple[CommitId, int]]:
-        """A commit and those behind it with their rounds, newest first, down to genesis; nothing for an unknown one."""
+        """A commit and its ancestors with their rounds, newest first, down to genesis. Yields nothing for an unknown commit."""
         here: CommitId | None = commit
         while here is not None and (place := self._links.place(here)) is not None:
             yield here, place[0]
             here = place[1]
 
     def verify(self, certificates: Sequence[bytes], head: CommitId = NO_COMMIT, index: int = 0) -> Accepted:
-        """Check certificates in order, without adding them; safe to run in a thread while nothing else is added. Those without a
-        known parent are left aside, and those that are too many on their base (MAX_ON_BASE).
+        """Check certificates in order, without adding them. Safe to run in a thread while nothing else is added. Certificates
+        without a known parent are set aside, and so are those that exceed MAX_ON_BASE.
 
         Args:
-            head, index: where the peer that sent them says that it stands.
+            head, index: the head that the sending peer reports, and its round.
 
         Raises:
             RemoteProtocolError: a certificate whose parent is known does not verify.
@@ -237,7 +239,7 @@ class ChainLog:
         return Accepted(tuple(new), self._want_behind(orphan_index, head, index), tuple(refused))
 
     def _too_many(self, record: CommitRecord, fresh: Sequence[ChainLink]) -> Refused | None:
-        """Why a commit that is not known is one too many on its base; `fresh` are verified and not added yet."""
+        """Why an unknown commit exceeds the limit on its base; None if it does not. `fresh` are verified and not added yet."""
         beside = [*self._links.children(record.parent), *(link for link in fresh if link.parent == record.parent)]
         alike = [link for link in beside if link.is_lone == record.lone]
         if len(alike) < MAX_ON_BASE:
@@ -252,8 +254,8 @@ class ChainLog:
         return None
 
     def _want_behind(self, orphan_index: int | None, head: CommitId, index: int) -> int:
-        """What to ask for when nothing that came leads to an unknown head: first what follows our own head, and where the peer has
-        nothing there, or something on another commit, ever further back: it is on a fork, perhaps of a lower index than ours.
+        """The index to request when no certificate leads to an unknown head. First ask for what follows our own head. If the peer
+        has nothing there, or other commits, it is on a fork, perhaps of a lower index than ours: then step further back each time.
         """
         after_ours = self._head.index + 1
         if head == NO_COMMIT and orphan_index is None:
@@ -265,25 +267,25 @@ class ChainLog:
         return max(1, here - max(_STEP_BACK, min(after_ours, told) - here))
 
     def grown(self, new: Sequence[Verified]) -> Growth:
-        """The log with what `verify` returned, to be written down before `take` makes it count."""
+        """The log with what `verify` returned added. Write it to the ledger before `take` makes it count."""
         tree = self._tree
         for item in new:
             tree = self._reaching(tree, item.parent)
-            # On a fork that lies too deep a commit is known and written down, but never followed.
+            # A commit on a fork that lies too deep is known and recorded, but never followed.
             if item.parent in tree.nodes:
                 tree = tree.add(item.link, decode_certificate(item.certificate))
         return Growth(tuple(new), tree, tree.nodes[self._best(tree, new)].link)
 
     def count(self, commits: frozenset[CommitId]) -> bool:
-        """From now on only these, what lies behind them and what comes after the best of them count; without any all commits do.
-        True when the head moved.
+        """Restrict the lineage to these commits, their ancestors and the descendants of the best of them. With none given, all
+        commits count. Returns whether the head moved.
         """
         self._counted, before = commits, self._head
         self._head = self._tree.nodes[self._best(self._tree, ())].link
         return self._head is not before
 
     def with_later(self, commits: frozenset[CommitId]) -> frozenset[CommitId]:
-        """Those of these commits that may be followed, and all that comes after them."""
+        """Those of these commits that may be followed, and all their descendants."""
         tree, known = self._tree, commits & self._tree.nodes.keys()
         return frozenset(
             commit for commit in tree.nodes if any(tree.path(first, commit) is not None for first in known)
@@ -297,7 +299,9 @@ class ChainLog:
         return best_stood_on(tree, {self._head.commit, *after} if after else counted)
 
     def _reaching(self, tree: CommitTree, commit: CommitId) -> CommitTree:
-        """The tree back to where a known commit branches off from it, as far as a fork may be followed: less is held after a start."""
+        """Extend the tree back to where a known commit branches off, as far as a fork may be followed. After a start the tree is
+        shorter.
+        """
         ours, theirs = self._links.get(tree.root), self._links.get(commit)
         between: list[ChainLink] = []
         while commit not in tree.nodes and ours is not None and theirs is not None:
@@ -316,7 +320,7 @@ class ChainLog:
         return tree
 
     def take(self, growth: Growth) -> bool:
-        """Take over what `grown` computed, with nothing added in between; True when the head moved."""
+        """Take over what `grown` computed; nothing may be added in between. Returns whether the head moved."""
         before = self._head
         for item in growth.new:
             self._know(item.link)
@@ -325,18 +329,18 @@ class ChainLog:
         return self._head is not before
 
     def add(self, new: Sequence[Verified]) -> bool:
-        """Add what `verify` returned; True when the head moved."""
+        """Add what `verify` returned. Returns whether the head moved."""
         return self.take(self.grown(new))
 
     def replay(self, rows: Sequence[CommitRow]) -> Sequence[CommitId]:
-        """Rebuild from the ledger after a restart, parents before children. Signatures were checked before the rows were written, and
-        a row that nothing depends on now is decoded when it is asked for: all of a long run takes longer than a restart may.
+        """Rebuild the log from the ledger after a restart, parents before children. Signatures were checked before the rows were
+        written. Most rows are decoded on first use, because decoding a long run takes longer than a restart may.
 
         Returns:
-            Commits whose parents the ledger lacks, oldest first: they count as soon as peers bring what lies between.
+            Commits whose parents the ledger lacks, oldest first. They count as soon as peers send the commits in between.
 
         Raises:
-            RemoteProtocolError: the ledger holds what it cannot hold.
+            RemoteProtocolError: a row of the ledger is damaged or inconsistent.
         """
         known = {self._tree.root}
         linked: list[CommitRow] = []
@@ -354,7 +358,7 @@ class ChainLog:
         return unlinked
 
     def _tree_of_newest(self, rows: Sequence[CommitRow]) -> CommitTree:
-        """The newest commits, and all since the oldest fork that may still be followed; only these are decoded."""
+        """The tree of the newest commits, back to the oldest fork that may still be followed. Only these are decoded."""
         parents = {row.commit: row.parent for row in rows}
         tip = max(rows, key=lambda row: row.index)
         seen: set[CommitId] = set()

@@ -1,4 +1,4 @@
-"""Points of the held-out curves out of what a peer measured; of a run of experts a curve of each, and one of the whole. Pure."""
+"""Points of the held-out curves, made from a peer's measurements. A run of experts has one curve each and one of the whole. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from protocol.rounds.lineage.chain import ChainLink
 from protocol.tensors.expert_schema import expert_unit
 
 WHOLE: Final = "heldout"
-"""The kind of the points of the whole model: each document by its expert."""
+"""Kind of the points of the whole model: each document is evaluated by its own expert."""
 
 PROSE: Final = "prose"
 
 
 def expert_kind(expert: int) -> str:
-    """The kind of the points of one expert: of its documents, by it."""
+    """Kind of the points of one expert, evaluated on its own documents."""
     return f"{WHOLE} {expert_unit(expert)}"
 
 
@@ -29,18 +29,19 @@ def heldout_points(
     known: Sequence[LossPoint],
     shares: Sequence[float],
 ) -> list[LossPoint]:
-    """What a result adds to the curves.
+    """The points that a result adds to the curves.
 
     Args:
-        peer: who measured.
-        result: as it says. Index and tokens are not taken from it, but from `link`.
-        link: the verified commit that it is about.
-        known: the points that there are.
-        shares: of each expert in the bytes of held-out text, summing to 1; none in a run without experts.
+        peer: the peer that measured.
+        result: its report. Index and tokens are taken from `link`, not from the report.
+        link: the verified commit that the result is about.
+        known: the points recorded so far.
+        shares: fraction of the held-out bytes of each expert, summing to 1; empty in a run without experts.
 
     Returns:
-        In a run of experts a point for each that nobody has measured at this commit, and as soon as there is one of all, the whole's:
-        their mean, weighted by their shares. Else a point of the whole, one for each peer. Of prose one, where it was measured.
+        With experts: one point for each expert that has none at this commit yet. Once all have one, also a point of the whole, the
+        mean weighted by the shares. Without experts: one point of the whole for each peer. In both cases one point of prose, if the
+        result has it.
     """
     tokens = link.total_tokens
     at_hand = {(point.kind, point.peer): point.nats for point in known if point.tokens == tokens}

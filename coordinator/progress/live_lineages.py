@@ -1,8 +1,7 @@
-"""Which lineages count at the host: one on which no live peer stands, while others stand elsewhere, is with nobody who could give it.
-Pure.
+"""The lineages that count at the host. A lineage without live holders does not count while live peers stand on another. Pure.
 
-The host has certificates and no states. Were the preferred lineage's holders gone for good, it would tell of a head that nobody can go
-on from, and wait for a last checkpoint that nobody can give, while the peers go on, and end, on another.
+The host has certificates but no states. If all holders of the preferred lineage are gone, nobody can continue from its head. The
+host must not report that head, nor wait for its last checkpoint, while the peers continue and finish on another lineage.
 """
 
 from __future__ import annotations
@@ -15,31 +14,31 @@ from protocol.ids import HASH_BYTES, CommitId
 from protocol.rounds.lineage.lineage import CommitTree, best_head, best_stood_on
 
 PATIENCE_S: Final = 60.0
-"""As long as its holders may be restarting, or be cut off from the host alone."""
+"""How long holders of the preferred lineage may be restarting, or be cut off from the host alone, in seconds."""
 
 UNPROVEN_S: Final = 240.0
-"""How long heads that nobody has shown may hold that patience up: an honest peer's commits come with its next reports, and a claim
-that stays a claim does not keep the host on a lost lineage for ever.
+"""How long unproven heads may delay that patience, in seconds. An honest peer's commits arrive with its next reports. A claim that
+is never proven must not keep the host on a lost lineage.
 """
 
 STILL_S: Final = UNPROVEN_S
-"""How long it counts that somebody says that it stands on the preferred lineage, while that does not grow and others do. Who really
-has its bytes gives them to the others, who come over to it, and does not stand there alone for ever; who lies can name any commit that
-is known, and cannot make another one after it.
+"""How long a claim to stand on the preferred lineage is trusted while that lineage does not grow and others do, in seconds. A real
+holder sends its bytes to the other peers, and they move over to it. A liar can name any known commit, but cannot make the next one.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Still:
-    """The preferred lineage does not grow while somebody stands on another.
+    """The preferred lineage does not grow while some peer stands on another.
 
     Attributes:
-        best: its head.
-        since_s: since when it has been that.
-        first_index: of the newest commit beside that lineage which was known then.
-        index: where those stand now who stand elsewhere.
-        claimed: the commits after the fork on which somebody says that it stands.
-        waits_until_s: until when this stands though nobody is known to stand elsewhere: after a start reports come one by one.
+        best: head of the preferred lineage.
+        since_s: since when it has been the head, monotonic seconds.
+        first_index: index of the newest known commit outside that lineage at that time.
+        index: index of the best head outside that lineage now.
+        claimed: commits after the fork on which some peer claims to stand.
+        waits_until_s: this is kept until then even if no peer is known to stand elsewhere, because after a start reports arrive one
+            by one.
     """
 
     best: CommitId
@@ -50,22 +49,23 @@ class Still:
     waits_until_s: float = 0.0
 
     def doubted(self, now_s: float) -> frozenset[CommitId]:
-        """What is claimed and speaks for nothing any more."""
+        """The claimed commits that are not trusted: the preferred lineage has not grown for STILL_S while another has."""
         is_over = self.index > self.first_index and now_s - self.since_s >= STILL_S
         return self.claimed if is_over else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class LiveLineages:
-    """Where live peers stand, as it was looked at last.
+    """The positions of live peers at the last update.
 
     Attributes:
-        tree, heads: what it is of; of the heads those that are known and believed.
-        known: all that are known.
-        lost_since_s: since when nobody has stood on the preferred lineage while somebody stood on another; None where that is not so.
-        unproven_since_s: since when only heads that nobody has shown speak against that; None where none do.
-        counted: with what lies behind them, the only commits that count now; none where all do.
-        still: how long the preferred lineage has not grown while somebody stands on another; None where that is not so.
+        tree: the commits that the other fields refer to.
+        heads: heads of live peers that are known and trusted.
+        known: all known heads of live peers.
+        lost_since_s: since when all live peers stand off the preferred lineage; None while that is not so.
+        unproven_since_s: since when only unproven heads contradict that; None while none do.
+        counted: if not empty, only these commits and their ancestors count. If empty, all commits do.
+        still: how long the preferred lineage has not grown while some peer stands on another; None while that is not so.
     """
 
     tree: CommitTree | None = None
@@ -78,9 +78,11 @@ class LiveLineages:
 
 
 def looked_at(before: LiveLineages, tree: CommitTree, heads: frozenset[CommitId], now_s: float) -> LiveLineages:
-    """`heads`: where live peers say that they stand. Call about once a second. An unknown one may be on the preferred lineage for a
-    while, unless that was lost already; of nobody's standing anywhere nothing follows, and of standing for long on a preferred lineage
-    that does not grow, while others go on, neither.
+    """Update with the heads that live peers report. Call about once a second.
+
+    An unknown head may be on the preferred lineage, so it counts as such for UNPROVEN_S, unless the lineage was lost already. If no
+    live peer reports a known head, nothing changes. A claim to stand on a preferred lineage that does not grow expires after
+    STILL_S.
     """
     known = heads & tree.nodes.keys()
     still = _still(before, tree, known, now_s) if known else before.still
@@ -114,23 +116,25 @@ def _still(before: LiveLineages, tree: CommitTree, known: frozenset[CommitId], n
 
 
 def _indices_beside(tree: CommitTree, best: CommitId) -> dict[CommitId, int]:
-    """Of the commits that are not of the lineage which ends there."""
+    """Indices of the commits outside the lineage that ends at `best`."""
     preferred = {tree.root, best, *(node.link.parent for node in tree.path(tree.root, best) or ())}
     return {commit: node.link.index for commit, node in tree.nodes.items() if commit not in preferred}
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """When the host saw each commit first, as its ledger has it, and now, in seconds since 1970."""
+    """When the host first saw each commit, from its ledger, and the time now, in seconds since 1970."""
 
     unix_s: Mapping[CommitId, int]
     now_unix_s: float
 
 
 def restored(tree: CommitTree, counted: frozenset[CommitId], now_s: float, seen: Seen) -> LiveLineages:
-    """As a former process of the host left it: what counted then, and what came after it, counts until somebody stands elsewhere. How
-    long the preferred lineage has not grown is told by when its commits came: a host that restarts every three minutes would else
-    believe for ever who only says that it stands there.
+    """The state that an earlier process of the host left. Its counted commits and their descendants count until a peer stands
+    elsewhere.
+
+    Without counted commits, the commits' first-seen times tell how long the preferred lineage has not grown. Otherwise a host that
+    restarts often would trust a false claim forever.
     """
     if counted:
         return LiveLineages(tree, counted, now_s - PATIENCE_S, counted=counted)
@@ -145,18 +149,18 @@ def _still_since_seen(tree: CommitTree, now_s: float, seen: Seen) -> Still | Non
         return None
     since_unix_s = max(came[best], min(came[commit] for commit in beside if commit in came))
     first_index = max(index for commit, index in beside.items() if came.get(commit, since_unix_s) <= since_unix_s)
-    # while the host was away nobody could show it anything: one patience is left to do so at least
+    # While the host was down nobody could show it anything, so at least one PATIENCE_S is left for that.
     still_s = min(max(0.0, seen.now_unix_s - since_unix_s), STILL_S - PATIENCE_S)
     return Still(best, now_s - still_s, first_index, first_index, frozenset(), now_s + PATIENCE_S)
 
 
 def to_bytes(counted: frozenset[CommitId]) -> bytes:
-    """As the ledger keeps it."""
+    """The commits in the ledger's form."""
     return b"".join(sorted(counted))
 
 
 def of_bytes(kept: bytes) -> frozenset[CommitId]:
-    """What `to_bytes` made."""
+    """Read what `to_bytes` wrote."""
     return frozenset(CommitId(kept[at : at + HASH_BYTES]) for at in range(0, len(kept), HASH_BYTES))
 
 
@@ -178,7 +182,7 @@ def _lost(
 
 
 def is_lost(tree: CommitTree, heads: frozenset[CommitId]) -> bool:
-    """Whether somebody stands beside the preferred lineage and nobody on what it has after that fork."""
+    """Whether some live peer stands off the preferred lineage, and none on its commits after that fork."""
     if not tree.has_fork:
         return False
     best, held = best_head(tree), best_stood_on(tree, heads)

@@ -1,7 +1,7 @@
-"""What the host says after it was started again: where the run stands, and whether work was lost. Pure.
+"""The host's report after its own restart: the round the run is at, and whether work was lost. Pure.
 
-The ledger is durable, so the run's newest round is known at once. Its state is the peers': only when they report is it known whether
-any of them still has it, or whether they went on without it from an older round.
+The ledger is durable, so the newest round is known at once. Only the peers have the state. Their reports tell whether any of them
+still has it, or whether they continued from an older round without it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Final
 from protocol.ids import CommitId
 
 GATHER_S: Final = 60.0
-"""How long to wait for a peer with the newest round before work is called lost: longer than starting again takes."""
+"""How long to wait for a peer with the newest round before work is reported as lost, in seconds. Longer than a restart takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Where the ledger stood when it was read.
+    """The ledger's head when it was read.
 
     Attributes:
-        lineage: the ledger's head and every commit behind it, with their rounds.
+        lineage: the head and all its ancestors, with their rounds.
         index: the head's round.
-        read_s: when that was read, monotonic seconds.
+        read_s: when it was read, monotonic seconds.
     """
 
     lineage: Mapping[CommitId, int]
@@ -33,8 +33,8 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class PeerStand:
-    """Where a peer stands whose head was verified: its round, and the newest round that it shares with the ledger's head. Equal rounds
-    of two lineages are other work, so only the shared one counts.
+    """The position of a peer whose head was verified: its round, and the newest round that it shares with the ledger's head. Equal
+    rounds of two lineages hold different work, so only the shared round counts.
     """
 
     index: int
@@ -42,7 +42,7 @@ class PeerStand:
 
 
 def stand_of(restart: Restart, behind: Iterable[tuple[CommitId, int]]) -> PeerStand | None:
-    """How a peer stands to the ledger: `behind` is its head and what lies behind it, newest first; None for an unknown head."""
+    """Compare a peer with the ledger. `behind` is its head and that head's ancestors, newest first. None for an unknown head."""
     index: int | None = None
     for commit, commit_index in behind:
         index = commit_index if index is None else index
@@ -52,12 +52,12 @@ def stand_of(restart: Restart, behind: Iterable[tuple[CommitId, int]]) -> PeerSt
 
 
 def was_nothing_lost(restart: Restart, stands: Sequence[PeerStand]) -> bool:
-    """Whether a peer has all that the ledger tells of."""
+    """Whether a peer has everything that the ledger records."""
     return any(stand.common_index >= restart.index for stand in stands)
 
 
 def restart_sentence(restart: Restart, stands: Sequence[PeerStand], now_s: float) -> str:
-    """One sentence, empty while it cannot be said. `stands`: of the peers that have reported since."""
+    """The report in one sentence; empty while it is not known yet. `stands` are the peers that have reported since the restart."""
     if was_nothing_lost(restart, stands):
         return f"restarted at round {restart.index}; nothing was lost"
     if not stands or now_s - restart.read_s < GATHER_S:

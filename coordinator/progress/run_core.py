@@ -1,7 +1,7 @@
 """The run's phase as a pure state machine: gathering, training, finished.
 
-The coordinator decides two things only: when the first roster is complete, which it then signs, and when to say that
-the target is reached. Everything between belongs to the peers.
+The coordinator makes two decisions only. It decides when the first roster is complete, and signs it. It decides when the target is
+reached. The peers do everything in between.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ READY_FOR_S: Final = 15.0
 """A peer counts as ready for this long after it last said so: three reports."""
 
 LOST_START_S: Final = 30.0
-"""How long a peer that says that the run has started is given to show the start record. Two of them would part the run for ever."""
+"""How long a peer that reports a started run has to show the start record, in seconds. A second start record would split the run
+for good.
+"""
 
 
 class Phase(Enum):
-    """Where the run stands."""
+    """Phase of the run."""
 
     GATHERING = "gathering"
     TRAINING = "training"
@@ -32,10 +34,10 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunRules:
-    """The numbers of the manifest that the phase depends on.
+    """The manifest's numbers that the phase depends on.
 
     Attributes:
-        grace_s: once `min_members` are ready, how long to wait for others that are admitted and on their way.
+        grace_s: how long to wait for more admitted peers once `min_members` are ready, in seconds.
     """
 
     min_members: int
@@ -46,7 +48,7 @@ class RunRules:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Phase and what led to it. Times are monotonic seconds."""
+    """The phase and the facts that it depends on. Times are monotonic seconds."""
 
     phase: Phase = Phase.GATHERING
     ready_until: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -61,8 +63,8 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class PeerReported:
-    """A peer reported; `is_ready` when it has data, model and network and waits for the start, `has_started` when it says that it
-    takes part in rounds.
+    """A peer reported. `is_ready`: it has data, model and network and waits for the start. `has_started`: it says that it takes
+    part in rounds.
     """
 
     peer: PeerId
@@ -86,7 +88,7 @@ class StartSigned:
 
 @dataclass(frozen=True, slots=True)
 class SigningFailed:
-    """The start record was not signed after all, or it could not be made durable."""
+    """The start record was not signed, or could not be made durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ RunEvent = PeerReported | PeerLeft | StartSigned | SigningFailed | CommitVerifie
 
 @dataclass(frozen=True, slots=True)
 class SignStart:
-    """Order: sign the start record for this roster, make it durable, tell everybody."""
+    """Order: sign the start record for this roster, make it durable, and send it to every peer."""
 
     roster: tuple[PeerId, ...]
 
@@ -135,7 +137,7 @@ def _forget(state: RunState, peer: PeerId) -> RunState:
 
 
 def _note_started(state: RunState, peer: PeerId, now: float) -> RunState:
-    # The first time counts: a claim that stays a claim does not keep the others waiting for ever.
+    # The first time counts: a claim that is never proven must not keep the others waiting.
     return replace(state, started_since=MappingProxyType({peer: now, **state.started_since}))
 
 
@@ -169,7 +171,7 @@ def _train(state: RunState, rules: RunRules) -> tuple[RunState, tuple[Action, ..
 
 
 def step(state: RunState, event: RunEvent, rules: RunRules, now: float) -> tuple[RunState, tuple[Action, ...], str]:
-    """One event -> new state, orders, and a sentence saying why. `now` is monotonic seconds."""
+    """Apply one event. Returns the new state, the orders, and a sentence with the reason. `now` is monotonic seconds."""
     match event:
         case PeerReported(peer, is_ready, has_started):
             state = _note(state, peer, is_ready, now)
@@ -180,7 +182,7 @@ def step(state: RunState, event: RunEvent, rules: RunRules, now: float) -> tuple
         case StartSigned(genesis) if state.phase is Phase.GATHERING:
             state = replace(state, phase=Phase.TRAINING, head=genesis, is_signing=False)
         case SigningFailed() if state.phase is Phase.GATHERING:
-            # Not at once: what failed would fail again. The next report or tick orders it anew.
+            # An immediate retry would fail again. The next report or tick retries.
             return replace(state, is_signing=False), (), "the start record could not be signed; it is tried again"
         case CommitVerified(commit, index, total_tokens) if state.phase is not Phase.GATHERING:
             state = replace(state, head=commit, index=index, total_tokens=total_tokens)

@@ -1,4 +1,4 @@
-"""What happened in the run, in sentences: the differences between one look at it and the next. No clock and no I/O in here."""
+"""The run's events in sentences, from the differences between two snapshots. No clock and no I/O in here."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 
 MAX_EVENTS: Final = 500
-"""Newest ones that are kept; at two rounds a minute some hours of a run."""
+"""Number of newest events that are kept: some hours of a run."""
 
 Kind = Literal["run", "peer", "round", "trouble", "checkpoint"]
 
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """One thing that happened.
+    """One event.
 
     Attributes:
         number: counts up from 1 in the life of the host's process.
         unix_s: when the host noticed it.
-        peer: whom it is about, empty for none.
+        peer: the peer that it is about; empty for none.
     """
 
     number: int
@@ -35,14 +35,14 @@ class RunEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _NewEvent:
     kind: Kind
     text: str
     peer: str = ""
 
 
 class EventBook:
-    """The newest events; `note` compares a look with the one before it."""
+    """The newest events. `note` compares each snapshot with the one before."""
 
     def __init__(self) -> None:
         self._events: deque[RunEvent] = deque(maxlen=MAX_EVENTS)
@@ -50,38 +50,38 @@ class EventBook:
         self._before: tuple[RunPicture, Mapping[PeerId, str]] | None = None
 
     def note(self, picture: RunPicture, now_s: float, unix_s: int) -> None:
-        """Take the run as it is now; `now_s` is monotonic like the times in `picture`."""
+        """Take a snapshot of the run. `now_s` is monotonic like the times in `picture`."""
         states = {peer: _state(entry, now_s) for peer, entry in picture.peers.items()}
-        for told in _first(picture) if self._before is None else _between(*self._before, picture, states):
+        for event in _first(picture) if self._before is None else _between(*self._before, picture, states):
             self._number += 1
-            self._events.append(RunEvent(self._number, unix_s, told.kind, told.text, told.peer))
+            self._events.append(RunEvent(self._number, unix_s, event.kind, event.text, event.peer))
         self._before = picture, states
 
     def newest(self, most: int) -> Sequence[RunEvent]:
-        """Oldest first."""
+        """The newest events, oldest first."""
         return tuple(self._events)[-most:] if most > 0 else ()
 
 
 def _state(entry: PeerEntry, now_s: float) -> str:
-    """The word that a peer is known by; working words are one, or the list would tell of every download."""
+    """The state shown for a peer. All working states share one name, or the list would show every download."""
     word = entry.report.state
     if word != "left" and now_s - entry.seen_s > LIVE_S:
         return "silent"
     return word if word in ("left", "paused") else "here"
 
 
-def _first(picture: RunPicture) -> Iterator[_Told]:
+def _first(picture: RunPicture) -> Iterator[_NewEvent]:
     phase = picture.state.phase.value
-    yield _Told("run", f"the host {picture.restarted}" if picture.restarted else f"the host is up: {phase}")
+    yield _NewEvent("run", f"the host {picture.restarted}" if picture.restarted else f"the host is up: {phase}")
 
 
 def _between(
     before: RunPicture, were: Mapping[PeerId, str], after: RunPicture, are: Mapping[PeerId, str]
-) -> Iterator[_Told]:
+) -> Iterator[_NewEvent]:
     if after.state.phase is not before.state.phase:
-        yield _Told("run", f"{after.state.phase.value}: {after.reason}")
+        yield _NewEvent("run", f"{after.state.phase.value}: {after.reason}")
     if after.restarted and not before.restarted:
-        yield _Told("run", f"the host {after.restarted}")
+        yield _NewEvent("run", f"the host {after.restarted}")
     yield from _peers(were, are)
     known = {timed.row.commit for timed in before.rounds}
     newest = before.state.index
@@ -89,24 +89,24 @@ def _between(
         if timed.row.commit not in known and (timed.row.index > newest or before.rounds):
             yield _round(timed)
     if after.num_forks > before.num_forks:
-        yield _Told("trouble", "the run has forked: two lineages are followed until they meet")
+        yield _NewEvent("trouble", "the run has forked: two lineages are followed until they meet")
     elif after.num_forks < before.num_forks:
-        yield _Told("run", "one of the lineages is not followed any more")
+        yield _NewEvent("run", "one of the lineages is not followed any more")
     frozen, was_frozen = ({u.unit: u.why_frozen for u in each.units if u.is_frozen} for each in (after, before))
     for unit in sorted(frozen.keys() - was_frozen.keys()):
-        yield _Told("trouble", f"{unit} is frozen: {frozen[unit]}")
+        yield _NewEvent("trouble", f"{unit} is frozen: {frozen[unit]}")
     for unit in sorted(was_frozen.keys() - frozen.keys()):
-        yield _Told("run", f"{unit} has a holder again and goes on")
+        yield _NewEvent("run", f"{unit} has a holder again and goes on")
     if after.num_bans > before.num_bans:
-        yield _Told("trouble", f"{after.num_bans - before.num_bans} more banned")
+        yield _NewEvent("trouble", f"{after.num_bans - before.num_bans} more banned")
     before_checkpoints = {row.commit for row in before.checkpoints}
     for row in after.checkpoints:
         if row.commit not in before_checkpoints:
-            yield _Told("checkpoint", f"checkpoint of round {row.index} written and verified")
+            yield _NewEvent("checkpoint", f"checkpoint of round {row.index} written and verified")
     if after.missing and not before.missing:
-        yield _Told("trouble", f"round {after.missing[0].index} is missing here; it is being asked for")
+        yield _NewEvent("trouble", f"round {after.missing[0].index} is missing here; it is being asked for")
     elif before.missing and not after.missing:
-        yield _Told("run", "all rounds that were missing are here")
+        yield _NewEvent("run", "all rounds that were missing are here")
 
 
 _ARRIVAL: Final[Mapping[str, str]] = {
@@ -123,23 +123,23 @@ _CHANGE: Final[Mapping[tuple[str, str], str]] = {
 }
 
 
-def _peers(were: Mapping[PeerId, str], are: Mapping[PeerId, str]) -> Iterator[_Told]:
+def _peers(were: Mapping[PeerId, str], are: Mapping[PeerId, str]) -> Iterator[_NewEvent]:
     for peer in sorted(are):
         was, now = were.get(peer), are[peer]
         if was == now:
             continue
         name = peer_name(peer)
         if now == "silent":
-            yield _Told("trouble", f"{name} is not heard any more", peer)
+            yield _NewEvent("trouble", f"{name} is not heard any more", peer)
         elif now == "left":
             if was is not None:
-                yield _Told("peer", f"{name} left", peer)
+                yield _NewEvent("peer", f"{name} left", peer)
         else:
             what = _ARRIVAL[now] if was is None else _CHANGE.get((was, now), _ARRIVAL[now])
-            yield _Told("peer", f"{name} {what}", peer)
+            yield _NewEvent("peer", f"{name} {what}", peer)
 
 
-def _round(timed: TimedRound) -> _Told:
+def _round(timed: TimedRound) -> _NewEvent:
     row = timed.row
     number = len(row.members)
     text = f"round {row.index}: {number} counted" if number != 1 else f"round {row.index}: one counted"
@@ -150,5 +150,5 @@ def _round(timed: TimedRound) -> _Told:
     if row.omitted:
         text += "; left out: " + ", ".join(f"{peer_name(peer)} ({reason})" for peer, reason in row.omitted)
     if row.is_lone:
-        return _Told("trouble", f"{text}; committed alone, without a quorum")
-    return _Told("round", text)
+        return _NewEvent("trouble", f"{text}; committed alone, without a quorum")
+    return _NewEvent("round", text)

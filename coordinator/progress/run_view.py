@@ -1,4 +1,4 @@
-"""What the coordinator shows: peers, rounds, curves and checkpoints, as plain values for /api/status and /metrics.
+"""The coordinator's view of the run: peers, rounds, curves and checkpoints, as plain values for /api/status and /metrics.
 
 No clock in here: `now_s` is monotonic seconds, `unix_s` seconds since 1970.
 """
@@ -27,12 +27,12 @@ LIVE_S: Final = 30.0
 """A peer counts as live for this long after its last report."""
 
 MISSED_AFTER_S: Final = 3.0
-"""A commit that somebody told of may be on its way from another for so long."""
+"""How long a reported commit may still be on its way from another peer, in seconds."""
 
 FORGET_S: Final = 3600.0
 
 FETCHING_S: Final = 10.0
-"""Commits that are missing count as being fetched for this long after anything of theirs came: some reports."""
+"""How long missing commits count as being fetched after one of them arrived, in seconds: some reports."""
 
 Json = Mapping[str, object]
 
@@ -41,8 +41,8 @@ _OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans"})
 
 @dataclass(frozen=True, slots=True)
 class PeerEntry:
-    """The newest report of a peer, when it came, and since when reports have come without a break, as far as this process of the
-    host was there to hear them (monotonic seconds).
+    """A peer's newest report, when it came, and since when reports have come without a break (monotonic seconds). Only this process
+    of the host counts.
     """
 
     report: PeerReport
@@ -52,12 +52,12 @@ class PeerEntry:
 
 @dataclass(frozen=True, slots=True)
 class MissingCommits:
-    """Commits that somebody told of and nobody has brought: they lead to `head`, at `index`.
+    """Commits that a peer reported and nobody has sent. They lead to `head`, at `index`.
 
     Attributes:
-        peer: who told of it; empty where the ledger itself holds commits on top of others that it lacks.
-        from_index: the first one that was asked for; 0 when nobody was asked.
-        since_s, heard_s: monotonic seconds of when it was first missed, and of when anything of it last came.
+        peer: the peer that reported them; empty where the ledger itself lacks the ancestors of a commit.
+        from_index: the first index that was requested; 0 when nobody was asked.
+        since_s, heard_s: when they were first missed, and when one of them last arrived, monotonic seconds.
     """
 
     peer: PeerId
@@ -70,7 +70,7 @@ class MissingCommits:
 
 @dataclass(frozen=True, slots=True)
 class TimedRound:
-    """A committed round and when the coordinator first saw its certificate."""
+    """A committed round, and when the coordinator first saw its certificate."""
 
     row: RoundRow
     total_tokens: int
@@ -79,15 +79,15 @@ class TimedRound:
 
 @dataclass(frozen=True, slots=True)
 class RunPicture:
-    """Everything one look at the run needs.
+    """One snapshot of the run.
 
     Attributes:
-        restarted: where this process took the run up and what was lost, empty until that is known.
-        num_bans: bans in the ledger when a peer reported last.
-        num_forks: lineages beside the head's that may still be followed.
+        restarted: the round this process resumed at and the work that was lost; empty until that is known.
+        num_bans: bans in the ledger when a peer last reported.
+        num_forks: forks, other than the head's lineage, that may still be followed.
         min_members: how many ready peers the run starts with.
-        units: the experts of a run that has any, or its stages (`are_stages`), with their holders.
-        stage_commits: of the stages that the host has commits of, what these say.
+        units: the run's experts or stages (`are_stages`) with their holders; empty in a run without.
+        stage_commits: content of the stages' commits, for the stages that the host has commits of.
     """
 
     run_name: str
@@ -113,25 +113,25 @@ class RunPicture:
 
 
 def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
-    """Peers heard of lately that have not said goodbye, sorted."""
+    """Peers that reported recently and have not said goodbye, sorted."""
     return sorted(p for p, e in peers.items() if now_s - e.seen_s <= LIVE_S and e.report.state != "left")
 
 
 def heard(before: PeerEntry | None, report: PeerReport, now_s: float) -> PeerEntry:
-    """What is known of a peer once it has reported: one that was silent for long, or said goodbye, begins anew."""
+    """The entry of a peer that has just reported. After a long silence or a goodbye it starts again."""
     is_back = before is None or before.report.state == "left" or now_s - before.seen_s > LIVE_S
     return PeerEntry(report, now_s, now_s if before is None or is_back else before.since_s)
 
 
 def missed(missing: Mapping[PeerId, MissingCommits], now_s: float) -> Sequence[MissingCommits]:
-    """Those that are worth a word: a commit is told of by all of its members, and brought by two of them
+    """Missing commits that are worth showing. Every member reports a commit at once, but only two of them send it
     (peer/status/duties_core.py).
     """
     return [each for each in missing.values() if now_s - each.since_s >= MISSED_AFTER_S]
 
 
 def mean_train_loss(peers: Mapping[PeerId, PeerEntry], now_s: float) -> float | None:
-    """Training loss over live peers, weighted by their speed; None before the first step of anybody."""
+    """Training loss over live peers, weighted by their speed; None before the first step of any peer."""
     total = weight = 0.0
     for peer in live_peers(peers, now_s):
         report = peers[peer].report
@@ -142,7 +142,7 @@ def mean_train_loss(peers: Mapping[PeerId, PeerEntry], now_s: float) -> float | 
 
 
 def root_by_majority(peers: Mapping[PeerId, PeerEntry], commit: CommitId) -> Root | None:
-    """The state root that most peers report for `commit`; the lowest root decides between equals, None without any."""
+    """The state root that most peers report for `commit`. Ties go to the lowest root. None if there is no report."""
     votes: dict[Root, int] = {}
     for entry in peers.values():
         if entry.report.state_commit == commit and entry.report.state_root:
@@ -151,7 +151,7 @@ def root_by_majority(peers: Mapping[PeerId, PeerEntry], commit: CommitId) -> Roo
 
 
 def eta_s(rounds: Sequence[TimedRound], total_tokens: int, target_tokens: int) -> float | None:
-    """Seconds until the target at the pace of the latest rounds; None before the second round."""
+    """Seconds until the target at the speed of the latest rounds; None before the second round."""
     points = [PacePoint(timed.total_tokens, timed.seen_unix_s) for timed in rounds[-PACE_ROUNDS:]]
     return time_left_s(points, total_tokens, target_tokens)
 
@@ -193,7 +193,7 @@ def _curve(points: Sequence[LossPoint], kind: str) -> list[Json]:
 
 
 def checkpoint_json(row: CheckpointRow, folder: Path) -> Json:
-    """One checkpoint below `folder` as /api/status and `potluck checkpoint list` show it."""
+    """One checkpoint below `folder`, as /api/status and `potluck checkpoint list` show it."""
     return {
         "index": row.index,
         "commit": row.commit.hex(),
@@ -207,11 +207,11 @@ def checkpoint_json(row: CheckpointRow, folder: Path) -> Json:
 
 def _missing_json(missing: MissingCommits, now_s: float) -> Json:
     if not missing.peer:
-        reason = "the ledger holds this commit without those before it; no peer has brought them yet"
+        reason = "the ledger has this commit without those before it; no peer has sent them yet"
     elif now_s - missing.heard_s <= FETCHING_S:
         reason = "being fetched"
     else:
-        reason = "the peer told of this commit, and nobody has brought what leads to it"
+        reason = "the peer reported this commit, but nobody has sent the commits before it"
     return {
         "peer": missing.peer,
         "name": peer_name(missing.peer) if missing.peer else "the ledger",
@@ -235,7 +235,7 @@ def _unit_json(unit: UnitHolders) -> Json:
 
 
 def lanes_and_stages(picture: RunPicture, now_s: float) -> PipelineLook:
-    """Those of a pipeline run; nothing of any other."""
+    """Lanes and stages of a pipeline run; empty for any other run."""
     if not picture.are_stages:
         return PipelineLook()
     live = {peer: picture.peers[peer].report for peer in live_peers(picture.peers, now_s)}
@@ -243,7 +243,7 @@ def lanes_and_stages(picture: RunPicture, now_s: float) -> PipelineLook:
 
 
 def tokens_per_s(picture: RunPicture, now_s: float) -> float:
-    """Of the whole run, by what live peers say."""
+    """Tokens per second of the whole run, by the live peers' reports."""
     if picture.are_stages:
         return lanes_and_stages(picture, now_s).tokens_per_s
     return sum(picture.peers[peer].report.tokens_per_s for peer in live_peers(picture.peers, now_s))
@@ -265,7 +265,9 @@ def _stage_json(stage: StageLook) -> Json:
 
 
 def unit_bytes(peers: Mapping[PeerId, PeerEntry]) -> dict[UnitName, tuple[int, int]]:
-    """Bulk payload of each unit, up and down, of all peers that are known, since their processes started; nothing in a run of one."""
+    """Bulk payload of each unit, up and down, in bytes, summed over all known peers since their processes started. Empty in a run
+    of one unit.
+    """
     moved: dict[UnitName, tuple[int, int]] = {}
     for entry in peers.values():
         for own in entry.report.unit_bytes:
@@ -279,7 +281,7 @@ def _unit_bytes_json(peers: Mapping[PeerId, PeerEntry]) -> Json:
 
 
 def _counted(picture: RunPicture) -> Mapping[PeerId, Counted]:
-    """What each peer is credited with: in a run of stages also at those of which the ledger has no commits."""
+    """The contributions that each peer is credited with. In a run of stages it includes stages whose commits are not in the ledger."""
     of_spine = counted_by_peer(timed.row for timed in picture.rounds)
     if not picture.are_stages or not picture.units:
         return of_spine
@@ -287,7 +289,7 @@ def _counted(picture: RunPicture) -> Mapping[PeerId, Counted]:
 
 
 def now_json(picture: RunPicture, now_s: float) -> Json:
-    """What changes between rounds: the part of /api/status that is sent again and again."""
+    """The part of /api/status that changes between rounds and is sent repeatedly."""
     state, counted = picture.state, _counted(picture)
     pipeline = lanes_and_stages(picture, now_s)
     return {
@@ -341,7 +343,7 @@ def status_json(picture: RunPicture, now_s: float) -> Json:
 
 
 def public_json(status: Json) -> Json:
-    """What anybody may see of it: without where things lie on the host's machine, and why it was restarted."""
+    """The part that anybody may see: without paths on the host's machine, and without the restart report."""
     checkpoints = status.get("checkpoints", ())
     shown: dict[str, object] = {key: value for key, value in status.items() if key not in _OF_THE_HOST_ALONE}
     if isinstance(checkpoints, list):

@@ -1,8 +1,8 @@
-"""What the commits of a pipeline run's stages say of peers and of lanes, as the host has them, verified: who is counted where, and of
-which lane's round a stage has no part. Pure.
+"""Credit and lanes of a pipeline run, read from the stages' verified commits: which peer is counted in which stage, and which stage
+lacks its part of a lane's round. Pure.
 
-The ledger has the first stage's commits alone, whose members hold that stage. A lane counts once at every stage; where a member died
-with its part, the others have one round of that lane more.
+The ledger has only the first stage's commits, and their members hold that stage. A lane counts once at every stage. If a member
+died with its part, the other stages count one more round of that lane.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from protocol.rounds.lineage.chain import ChainLink
 from protocol.rounds.lineage.round_row import Counted
 
 LATE_ROUNDS: Final = 2
-"""What a commit does not count is brought into the next one: later than this it does not come."""
+"""A late part is counted at most this many commits later."""
 
 LOOKED_AT: Final = 64
-"""The newest commits of a stage; lanes of older ones are not told of any more."""
+"""Number of newest commits of a stage that are examined. Lanes of older commits are not reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCommits:
-    """Of one stage.
+    """The content of one stage's commits.
 
     Attributes:
         counted: what each peer is credited with.
-        lanes: which commit counts a lane's round, by both numbers.
-        index: of the newest commit.
+        lanes: the commit that counts a lane's round, keyed by lane and round.
+        index: index of the newest commit.
     """
 
     counted: Mapping[PeerId, Counted]
@@ -39,7 +39,7 @@ class StageCommits:
 
 @dataclass(frozen=True, slots=True)
 class PartialLane:
-    """A lane's round that some stages count, and these not. `round`: as the lane counts, the first is 0."""
+    """A lane's round that some stages count and the `lacking` ones do not. `round` is the lane's own count, from 0."""
 
     lane: int
     round: int
@@ -47,7 +47,7 @@ class PartialLane:
 
 
 def stage_commits(links: Sequence[ChainLink]) -> StageCommits:
-    """What these commits of one stage say, the oldest first, none left out."""
+    """Read the commits of one stage: oldest first, without gaps."""
     counted: dict[PeerId, Counted] = {}
     lanes: dict[tuple[int, int], int] = {}
     for link in links:
@@ -61,7 +61,7 @@ def stage_commits(links: Sequence[ChainLink]) -> StageCommits:
 def counted_everywhere(
     of_spine: Mapping[PeerId, Counted], spine: UnitName, stages: Mapping[UnitName, StageCommits]
 ) -> dict[PeerId, Counted]:
-    """What each peer is credited with at whichever stage: of the first one by the ledger, of the others by their commits."""
+    """The credit of each peer over all stages: from the ledger for the first stage, from their commits for the others."""
     sums = dict(of_spine)
     for unit, commits in stages.items():
         for peer, more in commits.counted.items() if unit != spine else ():
@@ -71,7 +71,7 @@ def counted_everywhere(
 
 
 def partial_lanes(stages: Mapping[UnitName, StageCommits]) -> tuple[PartialLane, ...]:
-    """Of the newest rounds those that a stage has no part of and, by its commits since, will not have; by lane and round."""
+    """Recent lane rounds that a stage lacks and, judging by its later commits, will not get. Sorted by lane and round."""
     newest = {
         place: index
         for commits in stages.values()

@@ -1,7 +1,7 @@
-"""How many rounds a stage stands behind the first one, for good: core, no clock.
+"""How many rounds a stage stays behind the first one. Pure, no clock.
 
-All stages have the first one's rounds, and a whole model is of one round. A stage that was lost and came back with an older state has
-each of its later rounds beside the first one's all the same, and never its number: it would stay behind in every checkpoint to come.
+Stages advance in step with the first one, and a whole model needs all stages at one round. A lost stage that resumed from an older
+state advances in step, too, so it never catches up. Without its offset it would be behind in every later checkpoint.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Final
 from protocol.ids import UnitName
 
 SETTLED_ROUNDS: Final = 3
-"""In so many rounds of the first stage on end a stage has been behind: it is not catching up."""
+"""A stage that is behind for this many rounds of the first stage in a row is not catching up."""
 
 
 @dataclass(frozen=True)
 class StageOffsets:
-    """What was seen of the stages, beside the first one.
+    """Progress of the stages relative to the first one.
 
     Attributes:
-        index: of the first stage's newest commit.
-        reached: how far each stage has come since that.
-        lags: rounds that a stage was still behind when each of the first one's last rounds came, the newest last.
+        index: index of the first stage's newest commit.
+        reached: newest index of each stage since that commit.
+        lags: rounds that each stage was behind when the first stage's last commits arrived, newest last.
     """
 
     index: int = 0
@@ -32,20 +32,20 @@ class StageOffsets:
     lags: Mapping[UnitName, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, unit: UnitName) -> int:
-        """Rounds that a stage is behind and will stay behind; 0 where it is not, or may catch up."""
+        """Rounds that a stage is behind and will stay behind; 0 if it is not behind, or may catch up."""
         lags = self.lags.get(unit, ())
         return max(0, min(lags)) if len(lags) == SETTLED_ROUNDS else 0
 
 
 def seen(state: StageOffsets, index: int, newest: Mapping[UnitName, int]) -> StageOffsets:
-    """Look once.
+    """Update with the stages' newest indices.
 
     Args:
-        index: of the first stage's newest commit that live holders have.
-        newest: the same of the others; stages that nobody has are left out.
+        index: index of the first stage's newest commit among live holders.
+        newest: the same for the other stages; stages without a holder are left out.
     """
     if index < state.index:
-        return StageOffsets(index, MappingProxyType(dict(newest)))  # another lineage is followed
+        return StageOffsets(index, MappingProxyType(dict(newest)))  # the host follows another lineage now
     if index == state.index:
         reached = {unit: max(at, state.reached.get(unit, 0)) for unit, at in newest.items()}
         return StageOffsets(index, MappingProxyType({**state.reached, **reached}), state.lags)

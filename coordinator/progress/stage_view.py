@@ -1,8 +1,7 @@
-"""The stages of a pipeline run and its lanes as the host shows them: what each stage does, what it could do, and which one all the
-others wait for. Pure.
+"""Stages and lanes of a pipeline run, as the host shows them: each stage's throughput, its capacity, and the bottleneck. Pure.
 
-All stages of a lane step together, so they all do what the slowest one does. What a stage could do is what its replicas say that they
-could, were they never to wait.
+All stages of a lane step together, so each moves at the speed of the slowest one. A stage's capacity is what its replicas report
+they could do if they never had to wait.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from protocol.ids import PeerId, UnitName
 
 @dataclass(frozen=True, slots=True)
 class LaneLook:
-    """A lane by what its members say: who serves each stage, and tokens per second of the whole."""
+    """A lane as its members report it: the peer that serves each stage, and tokens per second of the lane."""
 
     number: int
     members: tuple[tuple[PeerId, ...], ...]
@@ -26,8 +25,8 @@ class LaneLook:
 
 @dataclass(frozen=True, slots=True)
 class StageLook:
-    """A stage: replicas that serve in lanes and those to spare, what the lanes do there, what its replicas could do together, both in
-    tokens per second and 0 while it is not known, and whether it is the one that the others wait for.
+    """A stage: replicas that serve in lanes, spare replicas, the lanes' throughput, and the capacity of all replicas together. Both
+    are tokens per second, 0 while unknown. Also whether it is the bottleneck.
     """
 
     unit: UnitName
@@ -40,19 +39,19 @@ class StageLook:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLook:
-    """All of it; nothing in a run without stages."""
+    """All lanes and stages; empty in a run without stages."""
 
     lanes: tuple[LaneLook, ...] = ()
     stages: tuple[StageLook, ...] = ()
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the run: a lane's stages train the same tokens, so each lane counts once."""
+        """Tokens per second of the run. All stages of a lane train the same tokens, so each lane counts once."""
         return sum(lane.tokens_per_s for lane in self.lanes)
 
 
 def pipeline_look(units: Sequence[UnitHolders], live: Mapping[PeerId, PeerReport]) -> PipelineLook:
-    """The stages with their holders, and the lanes that live peers say that they serve in."""
+    """The stages with their holders, and the lanes that live peers report."""
     numbers = sorted({report.lane for report in live.values() if report.lane is not None})
     lanes = tuple(_lane(number, units, live) for number in numbers)
     stages = [_stage(place, unit, lanes, live) for place, unit in enumerate(units)]
@@ -77,7 +76,7 @@ def _stage(place: int, unit: UnitHolders, lanes: Sequence[LaneLook], live: Mappi
 
 
 def _bottleneck(stages: Sequence[StageLook]) -> UnitName | None:
-    """The stage that nobody holds; else the one that could do least, once all are known."""
+    """A stage without a holder; otherwise the stage with the least capacity, once all are known."""
     empty = [stage for stage in stages if not stage.num_serving + stage.num_spare]
     if empty:
         return empty[0].unit

@@ -1,7 +1,6 @@
-"""The run as the coordinator follows it: performs what run_core decides, keeps the ledger, and answers looks at the
-run.
+"""The coordinator's state of the run. Performs what run_core decides, keeps the ledger and serves snapshots.
 
-Everything that must not be lost is in the ledger before it is in memory.
+State that must survive a restart is written to the ledger before it changes in memory.
 """
 
 from __future__ import annotations
@@ -61,9 +60,7 @@ _READ_COST_S: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What is fixed about a run: its manifest, the units as they start, who signs for the host, and of a run of experts the share of
-    each in the held-out text.
-    """
+    """The fixed facts of a run: manifest, units at the start, the host's signer, and each expert's share of the held-out text."""
 
     manifest: RunManifest
     run_id: RunId
@@ -75,7 +72,7 @@ class TrackedRun:
 
     @property
     def spine(self) -> UnitName:
-        """The unit whose commits tell the run's progress."""
+        """The unit whose commits measure the run's progress."""
         return self.units[0].unit
 
 
@@ -127,16 +124,16 @@ class RunTracker:
 
     @property
     def peers(self) -> dict[PeerId, PeerEntry]:
-        """Newest reports, by peer."""
+        """Newest report of each peer."""
         return dict(self._peers)
 
     def addresses_of(self, peers: Sequence[PeerId]) -> tuple[str, ...]:
-        """Where these peers say that they listen; each speaks for itself only."""
+        """Addresses that these peers report. A peer can only name addresses of its own."""
         reports = ((peer, entry.report) for peer, entry in self._peers.items() if peer in peers)
         return tuple(a for peer, report in reports for a in report.addresses if a.endswith(f"/p2p/{peer}"))
 
     async def restore(self) -> None:
-        """Read everything back from the ledger."""
+        """Read the state back from the ledger."""
         spine = self._run.spine
         start, counted, commits, points, checkpoints, bans = await self._ledger.run(
             lambda ledger: (
@@ -166,10 +163,10 @@ class RunTracker:
         self._restart = Restart(lineage, chain.head.index, self._clock.monotonic_s())
 
     async def report(self, peer: PeerId, report: PeerReport) -> ReportReply:
-        """Take in a peer's report: who is there, verified commits, losses.
+        """Take in a peer's report: presence, verified commits, losses.
 
         Raises:
-            RemoteProtocolError: a certificate in it does not verify, or it names an expert that the run has not.
+            RemoteProtocolError: a certificate in it does not verify, or it names an unknown expert.
             StorageError: the ledger refused; the peer will send the same again.
         """
         check_claims(report, self._parts)
@@ -186,11 +183,11 @@ class RunTracker:
         return self._reply(want)
 
     def note_bans(self, num_bans: int) -> None:
-        """How many bans the ledger holds, as read last."""
+        """Set the number of bans in the ledger."""
         self._num_bans = num_bans
 
     async def tick(self) -> None:
-        """Let time count: forget who is long gone, start when enough are ready. Call about once a second."""
+        """Drop peers that are long gone, and start the run when enough are ready. Call about once a second."""
         async with self._turn:
             now = self._clock.monotonic_s()
             self._peers = {p: e for p, e in self._peers.items() if now - e.seen_s <= FORGET_S}
@@ -211,16 +208,14 @@ class RunTracker:
                 await self._ledger.run(lambda ledger: ledger.put(COUNTED_COMMITS, to_bytes(looked.counted)))
             except PotluckError as error:
                 _log.warning("lineage_not_changed", reason=error.one_line())
-                return  # it is looked at anew with the next tick
+                return  # the next tick tries again
         self._stood_on = looked
         if looked.counted != before.counted and chain.count(looked.counted):
             _log.warning("lineage_changed", index=chain.head.index, reason="where live peers stand has changed")
             await self._follow_head(chain)
 
     def _tell_restart(self, now_s: float) -> None:
-        """After a start on an older ledger: whether the peers still have what it tells of. Said again when it changes, until nothing
-        is missing or nobody is waited for any more.
-        """
+        """After a restart: log whether the peers still have what the ledger records, until nothing is missing or FORGET_S is over."""
         restart, chain = self._restart, self._chain
         if restart is None or chain is None:
             return
@@ -234,7 +229,7 @@ class RunTracker:
             self._restart = None
 
     def units_held(self) -> tuple[UnitHolders, ...]:
-        """The experts, or stages, with those who hold them now, once the run has started; none of a run without."""
+        """The experts or stages with their current holders; empty before the start and in a run without."""
         if self._chain is None:
             return ()
         live = live_peers(self._peers, self._clock.monotonic_s())
@@ -242,24 +237,24 @@ class RunTracker:
 
     @property
     def reason(self) -> str:
-        """Where the run stands, in a sentence; that it stands still comes first."""
+        """The run's situation in a sentence. A pause takes precedence."""
         is_under_way = self._state.phase is Phase.TRAINING
         return (self._units.paused_because(self.units_held()) if is_under_way else "") or self._reason
 
     def unit_looks(self) -> tuple[UnitLook, ...]:
-        """The experts, or stages, as their live holders tell of them, once the run has started; none of a run without."""
+        """The experts or stages as their live holders report them; empty before the start and in a run without."""
         if self._chain is None:
             return ()
         live = live_peers(self._peers, self._clock.monotonic_s())
         return unit_looks(self._parts, {peer: self._peers[peer].report for peer in live})
 
     def spine_view(self) -> SpineView | None:
-        """The lineage of the run's spine that is followed here; None before the start."""
+        """The spine's lineage that is followed here; None before the start."""
         return None if self._chain is None else self._chain.spine_view
 
     @property
     def units(self) -> UnitWatch:
-        """What is told of the experts, or stages; the keeper of their states tells it more."""
+        """Knowledge about the experts or stages. The keeper of their states reports to it, too."""
         return self._units
 
     def news(self) -> RunNews:
@@ -276,7 +271,7 @@ class RunTracker:
         )
 
     async def wait_news(self, known: RunNews | None, *, at_most_s: float) -> RunNews:
-        """The news as soon as they differ from `known` (the reason apart); the present ones after `at_most_s`."""
+        """The news as soon as they differ from `known`, apart from the reason, or the current ones after `at_most_s` seconds."""
         with trio.move_on_after(at_most_s):
             while known is not None and _is_same_news(known, self.news()):
                 await self._changed.wait()
@@ -298,11 +293,11 @@ class RunTracker:
         return self._checkpoints
 
     def live_peers(self) -> frozenset[PeerId]:
-        """Peers that reported lately."""
+        """Peers that reported recently."""
         return frozenset(live_peers(self._peers, self._clock.monotonic_s()))
 
     def picture(self) -> RunPicture:
-        """Everything for one look at the run."""
+        """One snapshot of the run."""
         manifest = self._run.manifest
         return RunPicture(
             run_name=manifest.config.run.name,
@@ -357,10 +352,10 @@ class RunTracker:
         try:
             await self._make_start(roster)
         except PotluckError as error:
-            # The ledger's trouble, not the peer's whose report it was; a tick must not end the host over it.
+            # The ledger's error must not be blamed on the reporting peer, nor end the host's tick.
             _log.warning("start_not_signed", reason=error.one_line())
         finally:
-            if self._state.is_signing:  # failed, or cancelled with the call that brought the last report
+            if self._state.is_signing:  # failed, or cancelled together with the call that brought the last report
                 now = self._clock.monotonic_s()
                 self._state, _, self._reason = run_core.step(self._state, run_core.SigningFailed(), self._rules, now)
 
@@ -377,13 +372,13 @@ class RunTracker:
             incarnations=disks if all(disks) else (),
         )
         sealed = seal(run.signer, START_DOMAIN, run.run_id, 0, NEVER_MS, encode_body(record))
-        # Should another start record stand already, that one is the start.
+        # If another start record was stored meanwhile, that one is the start.
         standing = await self._ledger.run(lambda ledger: ledger.put_once(START_RECORD, sealed))
         await self._begin(standing)
         _log.info("run_started", members=len(roster))
 
     async def _take_start(self, sealed: bytes) -> None:
-        """Take over a start record of our own that this ledger, an old copy, has lost.
+        """Take over our own start record from a peer, where the ledger is an old copy that lacks it.
 
         Raises:
             RemoteProtocolError: it is not ours, or not of this run.
@@ -411,7 +406,7 @@ class RunTracker:
         return chain
 
     async def _take_progress(self, peer: PeerId, report: PeerReport) -> int:
-        """What a report brings, in one transaction of the ledger and then in memory; returns the index to ask the peer for."""
+        """Record a report's progress in one ledger transaction, then in memory. Returns the index to ask the peer for."""
         chain = self._chain
         if chain is None:
             return 1
@@ -434,7 +429,7 @@ class RunTracker:
         return accepted.want_from_index
 
     def _check_refused(self, peer: PeerId, refused: Sequence[Refused]) -> None:
-        """Who made too many commits on one base is told so; who only passes them on is heard without them."""
+        """Refuse a peer that made too many commits on one base. A peer that only forwards them is accepted without them."""
         for each in refused:
             if each.found not in self._refused_told:
                 self._refused_told.add(each.found)
@@ -464,7 +459,7 @@ class RunTracker:
         return (LossPoint("train", growth.head.index, growth.head.total_tokens, nats, PeerId("")),)
 
     def _note_missing(self, peer: PeerId, report: PeerReport, chain: ChainLog, accepted: Accepted) -> None:
-        """Remember a head that nobody has proven, also when the peer that told of it is gone; forget those that are known now."""
+        """Remember an unproven head even after the peer that reported it is gone. Forget heads that are known now."""
         now = self._clock.monotonic_s()
         if report.head == NO_COMMIT or chain.knows(report.head):
             self._missing.pop(peer, None)
@@ -480,7 +475,7 @@ class RunTracker:
             self._unlinked = [m for m in self._unlinked if not chain.knows(m.head)]
 
     def _note_unlinked(self, unlinked: Sequence[CommitId], rows: Sequence[CommitRow]) -> None:
-        """Commits that the ledger holds without those before them, one entry for each end of such a piece."""
+        """Note commits in the ledger whose ancestors are missing, one entry for each end of such a piece."""
         wanted = set(unlinked) - {row.parent for row in rows}
         now = self._clock.monotonic_s()
         self._unlinked = [

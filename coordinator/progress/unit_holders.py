@@ -1,5 +1,5 @@
-"""Which peers hold which units of a run, as the coordinator hears it: at the start, when it says who votes on each, and afterwards,
-when it shows who is there. An expert, or a stage, without any holder is frozen until one appears. Pure.
+"""Holders of a run's units as the coordinator knows them: the voters at the start, and the peers shown later. An expert or stage
+without a holder is frozen until one appears. Pure.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from protocol.ids import PeerId, UnitName
 from protocol.rounds.messages.start import StartUnit
 
 FROZEN_AFTER_S: Final = 10.0
-"""Without a holder: founders say what they hold some seconds after the start, and a peer that restarts is away for as long."""
+"""How long a unit may be without a holder before it is frozen, in seconds. Founders report their holdings some seconds after the
+start, and a restarting peer is away as long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitHolders:
-    """A unit, the live peers that hold it, sorted, how many rounds it has had as far as anybody told, whether it is frozen: held by
-    nobody for a while, in a run that goes on; and its newest round that the host can give to whoever takes it up, 0 without any.
+    """A unit and its live holders, sorted, with its newest reported round.
+
+    `is_frozen`: it has had no holder for a while in a run that goes on. `kept_index`: its newest round that the host can give to a
+    new holder, 0 for none.
     """
 
     unit: UnitName
@@ -34,13 +38,13 @@ class UnitHolders:
 
     @property
     def why_frozen(self) -> str:
-        """In a sentence, with what the host has of it; empty where it is not frozen."""
+        """The reason in a sentence, with what the host has of it; empty if the unit is not frozen."""
         return frozen_sentence(self.index, self.kept_index) if self.is_frozen else ""
 
 
 def pause_sentence(units: Sequence[UnitHolders], *, are_stages: bool) -> str:
-    """Why a run of stages stands still, in one sentence: a model without one of them computes nothing. Empty while it goes on, and for
-    experts, of which the others go on without one.
+    """Why a run of stages is paused, in one sentence: the model needs all stages. Empty while it goes on, and in a run of experts,
+    since the other experts go on.
     """
     frozen = [unit for unit in units if unit.is_frozen] if are_stages else []
     return f"the run pauses at {'; at '.join(f'{unit.unit}: {unit.why_frozen}' for unit in frozen)}" if frozen else ""
@@ -49,12 +53,12 @@ def pause_sentence(units: Sequence[UnitHolders], *, are_stages: bool) -> str:
 def founding_units(
     units: Sequence[StartUnit], parts: Sequence[UnitName], reports: Mapping[PeerId, PeerReport]
 ) -> tuple[StartUnit, ...]:
-    """The units with those who vote on their first rounds: on a part's the founders that hold it, on a trunk's all.
+    """The units with the voters of their first rounds: for a part its founding holders, for a trunk all founders.
 
     Args:
         units: as they start, the spine first.
-        parts: experts, or stages, of the run; none of one without, whose units stay what they are.
-        reports: of all founders, with the parts that they want whatever others hold.
+        parts: experts or stages of the run. Without any, the units are returned unchanged.
+        reports: reports of all founders, with the parts that each one chose to hold.
     """
     if not parts:
         return tuple(units)
@@ -65,14 +69,14 @@ def founding_units(
 
 
 def without_rosters(units: Sequence[StartUnit]) -> tuple[StartUnit, ...]:
-    """What of the units everybody can compute."""
+    """The fields of the units that every peer can compute."""
     return tuple(replace(unit, roster=()) for unit in units)
 
 
 def newest_rounds(
     before: Mapping[UnitName, int], report: PeerReport, parts: Sequence[UnitName] = ()
 ) -> dict[UnitName, int]:
-    """How many rounds each unit has had, with what one more report tells; of the spine, where it is one of the parts."""
+    """Newest round of each unit after one more report. The spine is included if it is one of the parts."""
     newest = dict(before)
     if report.unit in parts and report.head != NO_COMMIT:
         newest[report.unit] = max(report.index, newest.get(report.unit, 0))
@@ -82,21 +86,21 @@ def newest_rounds(
 
 
 def empty_since(before: Mapping[UnitName, float], held: Sequence[UnitHolders], now_s: float) -> dict[UnitName, float]:
-    """Since when each unit without a holder has none."""
+    """Since when each unit without a holder has had none."""
     return {each.unit: before.get(each.unit, now_s) for each in held if not each.holders}
 
 
 def frozen_units(empty: Mapping[UnitName, float], now_s: float) -> frozenset[UnitName]:
-    """Those without a holder for so long that it is no start and no restart of one."""
+    """Units that have had no holder for longer than a start or a restart takes."""
     return frozenset(unit for unit, since_s in empty.items() if now_s - since_s >= FROZEN_AFTER_S)
 
 
 def check_claims(report: PeerReport, parts: Sequence[UnitName]) -> None:
-    """Refuse a report that names experts, or stages, that the run has not, or brings losses of experts that the peer does not hold:
-    the first that are told of an expert stand.
+    """Refuse a report that names experts or stages that the run does not have, or losses of experts that the peer does not hold.
+    The first recorded losses of an expert stand, so they must come from a holder.
 
     Raises:
-        RemoteProtocolError: it does.
+        RemoteProtocolError: the report makes such a claim.
     """
     for part in report.experts:
         if part >= len(parts):
@@ -110,22 +114,22 @@ def check_claims(report: PeerReport, parts: Sequence[UnitName]) -> None:
 
 
 def unproven(report: PeerReport, parts: Sequence[UnitName]) -> tuple[UnitName, ...]:
-    """What a peer that takes part says that it holds without telling where it stands there: nobody is to count on it."""
+    """Units that a participating peer claims to hold without reporting a position there. They do not count as held."""
     standing = {report.unit, *(each.unit for each in report.beside)}
     claimed = (parts[part] for part in report.experts if part < len(parts)) if report.head else ()
     return tuple(unit for unit in claimed if unit not in standing)
 
 
 def claim_sentence(name: str, units: Sequence[UnitName]) -> str:
-    """What the host says of such a peer."""
+    """The host's sentence about such a peer."""
     told = ", ".join(units)
-    return f"{name} says that it holds {told} and tells of no state there: it does not count as a holder"
+    return f"{name} says that it holds {told}, but reports no state of it: it does not count as a holder"
 
 
 def units_held(
     parts: Sequence[UnitName], live: Mapping[PeerId, PeerReport], newest: Mapping[UnitName, int]
 ) -> tuple[UnitHolders, ...]:
-    """All experts, or stages, of a run with those who hold them now and tell where they stand there; none of a run without."""
+    """All experts or stages with the live peers that hold them and report a position there; empty in a run without."""
     proven = {
         peer: [part for part in report.experts if part < len(parts) and parts[part] not in unproven(report, parts)]
         for peer, report in live.items()

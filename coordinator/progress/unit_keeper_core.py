@@ -1,4 +1,4 @@
-"""Which expert's, or stage's, newest commits the host fetches next, to give them on when their last holder is gone. Pure."""
+"""Chooses the expert or stage whose newest commits the host fetches next, so that it can give them to a new holder. Pure."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from protocol.ids import CommitId, PeerId, UnitName
 
 @dataclass(frozen=True, slots=True)
 class UnitLook:
-    """A unit as its live holders tell of it, whoever is furthest first."""
+    """A unit as its live holders report it, the holder with the most rounds first."""
 
     unit: UnitName
     told: tuple[HolderClaim, ...] = ()
 
     @property
     def index(self) -> int:
-        """The newest round of any of them."""
+        """The newest round that any holder reports."""
         return self.told[0].index if self.told else 0
 
     @property
     def holders(self) -> tuple[PeerId, ...]:
-        """Who they are."""
+        """The peers that report holding it."""
         return tuple(each.peer for each in self.told)
 
     def without(self, peers: Collection[PeerId]) -> UnitLook:
-        """As the others tell of it."""
+        """The same without these peers."""
         return replace(self, told=tuple(each for each in self.told if each.peer not in peers))
 
 
 def unit_looks(parts: Sequence[UnitName], live: Mapping[PeerId, PeerReport]) -> tuple[UnitLook, ...]:
-    """All experts, or stages, of a run as these peers tell of them, also those that none of them holds."""
+    """All experts or stages as these peers report them, including those without a holder."""
     looks = []
     for unit in parts:
         found = {peer: part for peer, report in live.items() for part in standings(report) if part.unit == unit}
@@ -44,25 +44,27 @@ def unit_looks(parts: Sequence[UnitName], live: Mapping[PeerId, PeerReport]) -> 
 
 
 def standings(report: PeerReport) -> tuple[UnitStanding, ...]:
-    """Where a peer says that its units stand, the spine with them where it holds that: who does not has computed no root of it."""
+    """A peer's reported position on each of its units. The spine is included only if the peer computed a state root of it, so holds
+    it.
+    """
     if report.state_root == NO_ROOT:
         return report.beside
     return (UnitStanding(report.unit, report.state_commit, report.state_root, report.index), *report.beside)
 
 
 def look_of(unit: UnitName, told: Mapping[PeerId, int], commits: Mapping[PeerId, CommitId]) -> UnitLook:
-    """A unit whose live holders tell of these rounds and commits."""
+    """A unit from its live holders' reported rounds and commits."""
     holders = sorted(told, key=lambda peer: (-told[peer], peer))
     return UnitLook(unit, tuple(HolderClaim(peer, told[peer], commits[peer]) for peer in holders))
 
 
 def askable(look: UnitLook, doubts: Mapping[PeerId, Doubt], now_s: float) -> UnitLook:
-    """As those tell of a unit who are to be asked now."""
+    """The unit as reported by holders that may be asked now."""
     return look.without({peer for peer, doubt in doubts.items() if now_s < doubt.until_s})
 
 
 def believable(look: UnitLook, doubts: Mapping[PeerId, Doubt], now_s: float) -> UnitLook:
-    """As those tell of a unit who have not just lied; who does not answer may stand where it says."""
+    """The unit as reported by holders that have not just lied. A holder that does not answer may still tell the truth."""
     return look.without({peer for peer, doubt in doubts.items() if doubt.num_lies and now_s < doubt.until_s})
 
 
@@ -73,15 +75,15 @@ def next_visit(
     elsewhere: Collection[UnitName] = (),
     visited_s: Mapping[UnitName, float] | None = None,
 ) -> UnitLook | None:
-    """The unit to fetch now: the one that was not visited for longest, of several the one that is furthest behind; None where all may
-    wait.
+    """The unit to fetch now: the one not visited for longest, then the one that is furthest behind. None if all may wait.
 
     Args:
-        kept: the round of each unit that is here, 0 where none is.
-        every_rounds: so far it may get ahead while several hold it. What a single holder has is fetched after each round: with it the
-            rest would be gone.
-        elsewhere: units of which a holder stands on another side of a fork: what is here may have to go.
-        visited_s: when each was visited last. How far a unit is ahead is its holders' word: it must not keep others waiting.
+        kept: round of each unit that the host has, 0 for none.
+        every_rounds: how many rounds a unit with several holders may get ahead. A unit with a single holder is fetched after each
+            round, since its rounds would be lost with that holder.
+        elsewhere: units with a holder on another side of a fork: what the host has may have to be replaced.
+        visited_s: time of the last visit to each unit. Holders may exaggerate how far ahead a unit is, so that alone must not
+            decide.
     """
     ahead = {look.unit: look.index - kept.get(look.unit, 0) for look in looks if look.holders}
     due = [look for look in looks if ahead.get(look.unit, 0) >= (every_rounds if len(look.holders) > 1 else 1)]
@@ -95,7 +97,9 @@ def next_visit(
 
 
 def stand_elsewhere(looks: Sequence[UnitLook], lines: Mapping[UnitName, KeptLine]) -> frozenset[UnitName]:
-    """The units of which a holder stands at no newer round than what is kept, and not there. A newer one may be the next, and wait."""
+    """Units with a holder off the kept lineage, at a round not newer than the kept one. A newer round may be the next one, so it
+    can wait.
+    """
     return frozenset(
         look.unit
         for look in looks
@@ -105,16 +109,16 @@ def stand_elsewhere(looks: Sequence[UnitLook], lines: Mapping[UnitName, KeptLine
 
 
 def frozen_sentence(index: int, kept_index: int) -> str:
-    """What the host says of an expert that nobody holds any more: what of its rounds is here.
+    """The host's sentence about a unit without a holder, with the rounds that the host has.
 
     Args:
-        index: the newest round that anybody told of.
-        kept_index: the newest round that the host can give on, 0 without any.
+        index: the newest round that any peer reported.
+        kept_index: the newest round that the host can give to a new holder, 0 for none.
     """
-    begin = "nobody who is there holds it: it waits for a holder"
+    begin = "no live peer holds it: it waits for a holder"
     if kept_index >= index:
-        return f"{begin}, who gets all of its {index} rounds from here" if index else begin
+        return f"{begin}, which gets all of its {index} rounds from here" if index else begin
     first = kept_index + 1
     lost = f"round {index} is" if first == index else f"rounds {first} to {index} are"
-    kept = f"who gets round {kept_index} from here; " if kept_index else ""
-    return f"{begin}{', ' if kept else '; '}{kept}{lost} lost unless one who held it comes back"
+    kept = f"which gets round {kept_index} from here; " if kept_index else ""
+    return f"{begin}{', ' if kept else '; '}{kept}{lost} lost unless a former holder returns"

@@ -1,6 +1,7 @@
-"""The units of a run as the host follows them: who holds which, what was said of them last, and what of each it can give on.
+"""The units of a run as the host follows them: their holders, their last reports, and the rounds that the host can give to new
+holders.
 
-What decides is in coordinator/progress/unit_holders.py; what is new is told in the log once.
+The decisions are in coordinator/progress/unit_holders.py. Each change is logged once.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _log = structlog.get_logger()
 
 
 class UnitWatch:
-    """`parts` are the experts, or stages, of the run; of one without there is nothing to say."""
+    """`parts` are the run's experts or stages. Without parts this does nothing."""
 
     def __init__(self, parts: Sequence[UnitName], *, are_stages: bool) -> None:
         self._parts = parts
         self._are_stages = are_stages
         self._told: dict[PeerId, Mapping[UnitName, int]] = {}
-        """How many rounds each unit has had, as each peer ever told."""
+        """Newest round of each unit that each peer ever reported."""
 
         self._not_counted: dict[UnitName, frozenset[PeerId]] = {}
         self._kept_rounds: dict[UnitName, int] = {}
@@ -46,12 +47,12 @@ class UnitWatch:
         self._unproven: dict[PeerId, tuple[UnitName, ...]] = {}
         self._paused = ""
         self.stage_commits: dict[UnitName, StageCommits] = {}
-        """Of each stage that the host has commits of, what they say; none of experts."""
+        """Content of each stage's commits that the host has; empty in a run of experts."""
 
         self._partial: tuple[PartialLane, ...] = ()
 
     def heard(self, peer: PeerId, report: PeerReport) -> None:
-        """What a peer says that it holds, and where it stands there."""
+        """Take a peer's report: the units that it holds, and its position there."""
         self._told[peer] = newest_rounds(self._told.get(peer, {}), report, self._parts)
         units = unproven(report, self._parts)
         if units and self._unproven.get(peer) != units:
@@ -59,7 +60,7 @@ class UnitWatch:
         self._unproven[peer] = units
 
     def note_not_counted(self, unit: UnitName, peers: frozenset[PeerId]) -> None:
-        """Who says of a unit what it did not show: it counts as no holder, and no round that it ever told of counts."""
+        """Ignore these peers as holders of the unit: they did not show what they claimed. Rounds that they reported do not count."""
         self._not_counted[unit] = peers
         for peer in peers:
             self._told[peer] = {told: index for told, index in self._told.get(peer, {}).items() if told != unit}
@@ -74,21 +75,21 @@ class UnitWatch:
         return newest
 
     def note_kept(self, unit: UnitName, index: int) -> None:
-        """Which round of a unit the host can give to whoever takes it up."""
+        """Set the newest round of a unit that the host can give to a new holder."""
         self._kept_rounds[unit] = index
 
     def note_commits(self, unit: UnitName, links: Sequence[ChainLink]) -> None:
-        """All commits of a unit that the host has; a lane's round that a stage has no part of is said once."""
+        """Take all commits of a unit that the host has. A stage that lacks its part of a lane's round is logged once."""
         if not self._are_stages:
             return
         self.stage_commits = {**self.stage_commits, unit: stage_commits(links)}
         before, self._partial = self._partial, partial_lanes(self.stage_commits)
         for part in (part for part in self._partial if part not in before):
-            reason = "no commit of it counts the part there; the others count one round of this lane more"
+            reason = "no commit there counts it; the other stages count one more round of this lane"
             _log.warning("lane_not_everywhere", lane=part.lane, round=part.round, lacking=part.lacking, reason=reason)
 
     def held(self, live: Mapping[PeerId, PeerReport]) -> tuple[UnitHolders, ...]:
-        """All units with those of these peers who hold them."""
+        """All units with their holders among these live peers."""
         held, kept = units_held(self._parts, live, self._newest_rounds), self._kept_rounds
         none = frozenset[PeerId]()
         return tuple(
@@ -102,11 +103,13 @@ class UnitWatch:
         )
 
     def paused_because(self, held: Sequence[UnitHolders]) -> str:
-        """Why the whole run stands still; empty while it does not."""
+        """Why the whole run is paused; empty while it is not."""
         return pause_sentence(held, are_stages=self._are_stages)
 
     def tick(self, held: Sequence[UnitHolders], now_s: float) -> None:
-        """Let time count: a unit has lost its last holder, or has one again. `held` are none where nobody is expected to hold any."""
+        """Advance the time: log units that lost their last holder, or have one again. Pass no `held` while nobody is expected to
+        hold any.
+        """
         self._empty_since_s = empty_since(self._empty_since_s, held, now_s)
         frozen = frozen_units(self._empty_since_s, now_s)
         newest = self._newest_rounds
@@ -114,7 +117,7 @@ class UnitWatch:
             index, kept_index = newest.get(unit, 0), self._kept_rounds.get(unit, 0)
             _log.warning("unit_frozen", unit=unit, reason=frozen_sentence(index, kept_index))
         for unit in sorted(self._frozen - frozen):
-            _log.info("unit_resumed", unit=unit, reason="somebody holds it again")
+            _log.info("unit_resumed", unit=unit, reason="a peer holds it again")
         self._frozen = frozen
         self._tell_pause(held)
 

@@ -1,4 +1,4 @@
-"""The state folder of a host: which it is, whether a run is hosted there, and what its host says."""
+"""The state folder of a host: its path, whether a run is hosted there, and the host's status."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from protocol.errors import ConfigError, StorageError, UnreachableError
 
 
 def host_folder(state_dir: Path | None) -> Path:
-    """The one that is named, else that of the settings."""
+    """The given folder, or the one in the settings."""
     from coordinator.policy.config import HostConfig
 
     return HostConfig.load({"state_dir": state_dir}).state_dir
 
 
 def require_run(folder: Path) -> Path:
-    """The ledger's file.
+    """Path of the ledger in a host's folder.
 
     Raises:
         ConfigError: no run was ever hosted from there.
@@ -36,7 +36,7 @@ def fetch_status(state_dir: Path | None) -> dict[str, object]:
 
     Raises:
         ConfigError: no run was ever hosted from there.
-        UnreachableError: the host does not run.
+        UnreachableError: the host is not running.
     """
     from averaging.host.http_client import get_json, read_status_address
 

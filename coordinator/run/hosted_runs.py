@@ -1,4 +1,4 @@
-"""What a folder says of the run that was hosted from it, its host running or not. Light: nothing of the run itself is opened."""
+"""Reads the run that was hosted from a folder, whether its host is running or not. Does not load the run itself."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from protocol.tensors.expert_schema import TRUNK
 from protocol.tensors.model_config import WHOLE_MODEL
 
 MANIFEST_FILE: Final = "manifest.signed"
-"""Of a host's folder; written last, so its presence means that the run is complete."""
+"""File in the host's folder. It is written last, so its presence means that the run is complete."""
 
 
 def hosted_runs(folder: Path) -> list[Row]:
     """The run of a host's folder: none, or one row with "name", "run_id", "phase", "index", "total_tokens", "target_total_tokens",
-    "disk_bytes" and "folder". What is damaged is None, and "note" says why. Blocks, for a look at every row of the ledger.
+    "disk_bytes" and "folder". A damaged value is None, and "note" gives the reason. Blocks while it reads every row of the ledger.
     """
-    # of a folder that may not be looked into nothing is known, not even this
+    # False, too, for a folder that must not be read.
     if not any(os.path.exists(folder / name) for name in (MANIFEST_FILE, LEDGER_FILE)):
         return []
     names = ("name", "run_id", "phase", "index", "total_tokens", "target_total_tokens")
@@ -51,10 +51,10 @@ def _progress(folder: Path) -> dict[str, object]:
     begun = {"phase": Phase.GATHERING.value, "index": 0, "total_tokens": 0}
     path = folder / LEDGER_FILE
     if not path.exists():
-        return begun  # the host ended before it had one
+        return begun  # the host ended before it made its ledger
     with open_ledger(path) as ledger:
         is_started = ledger.get(START_RECORD) is not None
-        newest = ledger.newest_commit(WHOLE_MODEL) or ledger.newest_commit(TRUNK)  # a run has one spine
+        newest = ledger.newest_commit(WHOLE_MODEL) or ledger.newest_commit(TRUNK)  # a run has only one spine
     if newest is not None:
         record = decode_record(decode_certificate(newest.certificate).record)
         return {"phase": Phase.TRAINING.value, "index": record.index, "total_tokens": record.total_tokens}

@@ -1,5 +1,5 @@
-"""By which embeddings documents are known where `experts.router_features` is "embeddings": those of the trunk's first values. They go
-into the router's file, so what a peer goes by is rooted there.
+"""Embeddings for routing documents when `experts.router_features` is "embeddings": those of the trunk's initial values. They become
+part of the router's file, so the run's root covers them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
 
 
 def first_embeddings(config: RunConfig, tokenizer: Tokenizer) -> FitEmbeddings:
-    """Those of the values that the run begins with."""
+    """The embeddings among the run's initial values."""
 
     def fit(documents: Sequence[bytes]) -> Embeddings:
         from averaging.arithmetic.genesis import (
-            genesis_anchor,  # with torch, which takes seconds that no other run needs here
+            genesis_anchor,  # imports torch, which other runs do not need here
         )
 
         schema = trunk_schema(config.model)

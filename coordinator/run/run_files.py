@@ -1,12 +1,12 @@
-"""The host's folder: made once when a run is opened, found again at every later start.
+"""The host's folder: made when a run is opened, read again at every later start.
 
 - identity.key: the host's identity (protocol/identity/identity_file.py)
 - authority.key: 32 secret bytes of the run's certificate authority, mode 0600
 - authority.der: its certificate
 - data/: packed shards and dataset.json
 - manifest.signed: the signed run manifest. It is written last, so its presence means that the run is complete.
-- ledger.sqlite3: coordinator/ledger/ledger.py. Beside it .count (coordinator/ledger/ledger_damage.py) and, while in use, SQLite's -wal
-  and -shm
+- ledger.sqlite3: coordinator/ledger/ledger.py. Beside it .count (coordinator/ledger/ledger_damage.py) and, while in use, SQLite's
+    -wal and -shm
 - checkpoints/: coordinator/checkpoints/checkpoints.py
 """
 
@@ -54,7 +54,9 @@ AUTHORITY_KEY: Final = "authority.key"
 _AUTHORITY_CERTIFICATE: Final = "authority.der"
 
 _UNFINISHED_DATA: Final = "data.unfinished"
-"""Data is packed here and gets its name when it is whole and enough: what could not be packed leaves nothing behind."""
+"""Data is packed here. The folder gets its final name when the data is complete and large enough, so a failure leaves nothing
+behind.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class RunFiles:
 
     @property
     def start_shards(self) -> tuple[Path, ...]:
-        """Files of the weights that the run starts with; none where they follow from the seed."""
+        """Files of the weights that the run starts with; empty if they follow from the seed."""
         return tuple(self.folder / DATA_FOLDER / entry.sha256 for entry in self.dataset.part("start"))
 
 
@@ -78,7 +80,7 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
     """Open the run in `folder`, or make it from `run_file`: pack the data, make the authority, sign. Blocks.
 
     Raises:
-        ConfigError: a value that cannot work, a glob without files or with too little text, or another run's file.
+        ConfigError: an invalid value, a glob without files or with too little text, or another run's file.
         StorageError: the folder cannot be written or is damaged.
     """
     config = load_run_config(run_file)
@@ -103,7 +105,7 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
 
 
 def load_run(folder: Path) -> RunFiles:
-    """The run that is in `folder`. Blocks.
+    """The run in `folder`. Blocks.
 
     Raises:
         ConfigError: there is none.
@@ -125,10 +127,10 @@ def load_run(folder: Path) -> RunFiles:
 
 
 def run_tokenizer(run: RunFiles) -> RunTokenizer | None:
-    """The run's tokenizer.json as it goes into checkpoints; None where tokens are bytes. Blocks.
+    """The run's tokenizer.json as it goes into checkpoints; None if tokens are bytes. Blocks.
 
     Raises:
-        StorageError: it is gone.
+        StorageError: the file is missing.
     """
     entry = run.dataset.tokenizer
     return None if entry is None else RunTokenizer(_read(run.folder / DATA_FOLDER / entry.sha256), entry.end)
@@ -137,8 +139,8 @@ def run_tokenizer(run: RunFiles) -> RunTokenizer | None:
 def start_units(
     manifest: RunManifest, sealed_start: bytes | None = None, given: Sequence[Path] = ()
 ) -> tuple[StartUnit, ...]:
-    """The units as the start record names them. Blocks: before there is one the genesis state is computed, which takes seconds where
-    the model is large. `given` are the shards of the weights to start with.
+    """The units as the start record names them. Blocks: without a start record the genesis state is computed, which is slow for a
+    large model. `given` are the shards of the weights to start with.
 
     Raises:
         RemoteProtocolError: `sealed_start` is no start record of the run.
@@ -149,7 +151,7 @@ def start_units(
         envelope = open_envelope(sealed_start, verifier=verifier, domain=START_DOMAIN, run_id=run_id, now_unix_ms=None)
         return decode_body(StartRecord, envelope.payload).units
     from averaging.state.start_state import (
-        start_root,  # with torch, which takes seconds that a later start does not have
+        start_root,  # imports torch, which takes seconds that a later start saves
     )
 
     config = manifest.config
@@ -162,12 +164,12 @@ def start_units(
 
 
 def is_opened(folder: Path) -> bool:
-    """Whether there is a run in the folder, which a later start goes on with."""
+    """Whether the folder has a run, which a later start resumes."""
     return (folder / MANIFEST_FILE).exists()
 
 
 def reopen_run(run_file: Path, config: RunConfig, folder: Path) -> RunFiles:
-    """The run that is in `folder`, of the same `config`, which `run_file` held. Writes nothing. Blocks.
+    """The run in `folder`, whose configuration must equal `config` from `run_file`. Writes nothing. Blocks.
 
     Raises:
         ConfigError: the file differs from the one that the run was opened with, or there is no run.
@@ -176,7 +178,7 @@ def reopen_run(run_file: Path, config: RunConfig, folder: Path) -> RunFiles:
     run = load_run(folder)
     found, expected = config.model_dump(mode="json"), run.manifest.config.model_dump(mode="json")
     if "chunk_elements" not in config.round.model_fields_set:
-        # the release that opened the run may have found another number
+        # the release that opened the run may have computed another number
         found["round"]["chunk_elements"] = expected["round"]["chunk_elements"]
     if key := _first_difference(found, expected):
         raise ConfigError(
@@ -229,7 +231,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
 
 
 def _start_bytes(config: RunConfig, base: Path) -> memoryview:
-    """The weights that the run begins with, little-endian float32 in the schema's order; none where they follow from the seed."""
+    """The weights that the run begins with, little-endian float32 in the schema's order; empty if they follow from the seed."""
     if not config.run.start_from:
         return NO_START
     from coordinator.checkpoints.weights_import import read_weights
@@ -245,7 +247,9 @@ def _check_start_tokenizer(config: RunConfig, base: Path, num_tokens: int) -> No
 
 
 def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:
-    """Peers train and evaluate on windows of the context and one token more: each part must hold one, prose where there is any."""
+    """Check that each part of the data, prose included if there is any, has at least one window of the context plus one token.
+    Peers train and evaluate on such windows.
+    """
     window = config.model.context_tokens + 1
     parts: tuple[tuple[str, Split], ...] = (("training", "train"), ("held-out", "heldout"), ("prose", "prose"))
     for part, split in parts:
@@ -276,7 +280,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all, readable by the owner only."""
+    """Write a file whole or not at all, readable by the owner only."""
     temporary = path.with_name(path.name + ".unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

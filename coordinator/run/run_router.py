@@ -1,4 +1,6 @@
-"""Which experts a run's documents are packed for: by the router file that the host names in run.toml, or by one made of them."""
+"""Chooses the expert that each document of a run is packed for: with the router file named in run.toml, or with one made from the
+data.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ from protocol.run.experts_section import MAX_EMBEDDING_FEATURES, ExpertsSection
 from protocol.run.manifest import RunConfig
 
 MOST_TABLE_BYTES: Final = 60 << 20
-"""Of embeddings in a router's file: `MAX_ROUTER_BYTES`, and room for the directions of all experts."""
+"""Most bytes of embeddings in a router's file: `MAX_ROUTER_BYTES` less room for the directions of all experts."""
 
 _REMEDY: Final = "correct experts.router in run.toml, or leave it out"
 
 
 def check_router(config: RunConfig, base: Path) -> None:
-    """Refuse a router file that is not there or not of this run, as seen from the folder `base`, and embeddings that are too large for
-    one. Blocks.
+    """Refuse a router file that is missing or does not fit this run, and embeddings that are too large for one. `base` is the
+    folder that the path is relative to. Blocks.
 
     Raises:
-        ConfigError: no such file, or not one of so many experts and such features; or too many tokens.
+        ConfigError: the file is missing, has another number of experts or other features, or there are too many tokens.
     """
     if config.experts is None:
         return
@@ -45,8 +47,8 @@ def check_router(config: RunConfig, base: Path) -> None:
 
 
 def packed_texts(config: RunConfig, source: Source) -> Callable[[], Iterator[Text]]:
-    """What is packed, from its beginning each time. Of a library of source text empty files are left out where documents have experts:
-    they are nobody's. Files that a host chose itself are all packed, or refused.
+    """A function that reads the texts to pack, each time from the beginning. With experts, empty files of a library of source text
+    are left out, since no expert can be chosen for them. Files that the host chose are all packed, or refused.
     """
     leaves_out = config.experts is not None and config.data.source == "python-stdlib"
 
@@ -60,10 +62,10 @@ def packed_texts(config: RunConfig, source: Source) -> Callable[[], Iterator[Tex
 def routing_of(
     config: RunConfig, base: Path, read: Callable[[], Iterator[Text]], tokenizer: Tokenizer
 ) -> Routing | None:
-    """The experts of each document that `read` gives; None in a run without. Blocks, for two readings.
+    """The experts of each document from `read`; None in a run without experts. Blocks, and reads the documents twice.
 
     Raises:
-        ConfigError: a document that is empty or no text, too few of them, or as `check_router`.
+        ConfigError: a document is empty or no text, there are too few, or as `check_router`.
     """
     experts = config.experts
     if experts is None:

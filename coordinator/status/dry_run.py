@@ -1,4 +1,4 @@
-"""`potluck host --dry-run`: the settings, where each comes from, and what the run would ask of machines. Reads; writes nothing."""
+"""`potluck host --dry-run`: the settings, the source of each, and the run's demands on machines. Reads; writes nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from protocol.run.manifest import RunConfig, load_run_config
 
 
 def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object]) -> list[str]:
-    """What is printed. Blocks, for a look at every file of the data.
+    """The lines to print. Blocks while it looks at every file of the data.
 
     Raises:
-        ConfigError, MachineError, StorageError: it could not be hosted, and why.
+        ConfigError, MachineError, StorageError: the run could not be hosted, with the reason.
     """
     run = load_run_config(run_file)
     data, is_opened = _data(run_file, run, config.state_dir)
@@ -24,7 +24,7 @@ def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object
         "settings",
         *setting_lines(settings_with_origins(config, flags)),
         "run",
-        f"  {run.run.name}, {'goes on with what is there' if is_opened else 'would be opened anew'}",
+        f"  {run.run.name}, {'an existing run that would resume' if is_opened else 'a new run'}",
         *setting_lines(list(run_settings(run, f"file {run_file}"))),
         "estimates for the host",
         *estimate_lines(host_estimates(run, data)),
@@ -35,7 +35,7 @@ def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object
 
 
 def _data(run_file: Path, run: RunConfig, folder: Path) -> tuple[Data, bool]:
-    """The run's data, and whether the run was opened before."""
+    """The run's data, and whether the run was opened earlier."""
     if folder.exists():
         from coordinator.run.run_files import is_opened, reopen_run  # imports torch, which takes seconds
 

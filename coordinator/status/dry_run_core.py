@@ -1,4 +1,4 @@
-"""What `potluck host --dry-run` expects of a run. Pure: formulas are in protocol/estimates/estimates.py."""
+"""The estimates of `potluck host --dry-run`. Pure; the formulas are in protocol/estimates/estimates.py."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from protocol.tables import in_bytes, whole
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The run's data: what its files have, or, once it is packed, what the shards have. `is_packed` says which."""
+    """The size of the run's data: of its files or, if `is_packed`, of its shards."""
 
     num_bytes: int
     is_packed: bool
 
 
 def host_estimates(run: RunConfig, data: Data) -> tuple[Estimate, ...]:
-    """What the host itself needs, for the rounds that a swarm makes which is fast enough for the target tokens."""
+    """The host's own needs, for the number of rounds of a swarm that is fast enough to reach the target tokens."""
     size, rules, members = run_size(run), run.checkpoint, run.run.max_members
     kept = kept_checkpoints(
         size.fast_rounds, every_rounds=rules.every_rounds, keep=rules.keep, keep_every=rules.keep_every
@@ -48,7 +48,7 @@ def host_estimates(run: RunConfig, data: Data) -> tuple[Estimate, ...]:
 
 
 def each_peer_estimates(run: RunConfig) -> tuple[Estimate, ...]:
-    """What each peer needs that takes inbound connections."""
+    """The needs of each peer that accepts inbound connections."""
     size = run_size(run)
     memory_bytes = peer_memory_bytes(size.held_parameters, has_feedback=size.has_feedback)
     disk_bytes = peer_disk_bytes(size.held_parameters, has_feedback=size.has_feedback)
@@ -69,7 +69,10 @@ def _data(run: RunConfig, data: Data) -> str:
         return f"{in_bytes(data.num_bytes)}, packed already"
     if run.data.dataset.startswith(HUB_PREFIX):
         return f"unknown until it is fetched: {run.data.dataset}"
-    if run.data.source in ("parquet", "hf"):  # compressed, or with other columns: its length says little of the text's
+    if run.data.source in (
+        "parquet",
+        "hf",
+    ):  # compressed, or with other columns: the file's size says little about the text's
         kind = "parquet" if run.data.source == "parquet" else "Arrow"
         return f"unknown until it is packed: {in_bytes(data.num_bytes)} of {kind} files"
     return (

@@ -1,4 +1,4 @@
-"""What `potluck status`, `peers` and `rounds` show of the host that keeps its run on this machine."""
+"""The local host for `potluck status`, `peers` and `rounds`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from averaging.host.daemon_views import DaemonView, Row, rows_of
 from protocol.errors import UnreachableError
 
 LOG_NAME: Final = "host.log"
-"""In the log folder of the state folder."""
+"""File in the log folder of the state folder."""
 
 
 def folder_of(state_dir: Path | None) -> Path:
-    """Where a host keeps its run: as given, or as configured.
+    """The host's folder: as given, or as configured.
 
     Raises:
-        ConfigError: a setting that cannot work.
+        ConfigError: a setting is invalid.
     """
     from coordinator.policy.config import HostConfig
 
@@ -32,14 +32,14 @@ def is_here(folder: Path) -> bool:
 
 
 def look(folder: Path) -> DaemonView:
-    """One look at the host of `folder`. Blocks, at most some seconds."""
+    """One snapshot of the host of `folder`. Blocks, at most some seconds."""
     from coordinator.run.hosted_folder import fetch_status
     from coordinator.status.status_text import status_lines
 
     try:
         status = fetch_status(folder)
     except UnreachableError as error:
-        # what is damaged may be why it does not run
+        # Damage may be why it does not run.
         damage = [str(row["note"]) for row in runs(folder) if row["note"]]
         return DaemonView("host", str(folder), is_running=False, note="; ".join([error.one_line(), *damage]), status={})
     peers, rounds = rows_of(status.get("peers")), rows_of(status.get("rounds"))
@@ -47,17 +47,17 @@ def look(folder: Path) -> DaemonView:
 
 
 def runs(folder: Path) -> list[Row]:
-    """The run that was hosted from a folder, as far as it can be read; none where there is none. Blocks."""
+    """The run that was hosted from a folder, as far as it can be read; empty if there is none. Blocks."""
     from coordinator.run.hosted_runs import hosted_runs
 
     return hosted_runs(folder)
 
 
 def settings(folder: Path) -> dict[str, object]:
-    """The settings that a host of the folder would run with, from all sources, as plain values.
+    """The settings that a host of the folder would use, from all sources, as plain values.
 
     Raises:
-        ConfigError: a setting that cannot work.
+        ConfigError: a setting is invalid.
     """
     from coordinator.policy.config import HostConfig
 
@@ -65,7 +65,7 @@ def settings(folder: Path) -> dict[str, object]:
 
 
 def secrets(folder: Path) -> list[bytes]:
-    """What must never leave the machine: the identity and the authority's key. Files that cannot be read are passed over."""
+    """Secrets that must never leave the machine: the identity and the authority's key. Unreadable files are skipped."""
     from coordinator.run.run_files import AUTHORITY_KEY, IDENTITY_FILE
     from protocol.identity.identity_file import secrets_of
 

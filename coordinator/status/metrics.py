@@ -1,4 +1,4 @@
-"""The coordinator's metrics: one table, base units, closed label sets. What /metrics serves."""
+"""The coordinator's metrics for /metrics: one table, base units, closed label sets."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from coordinator.progress.unit_holders import UnitHolders
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the process counted since its start.
+    """Counters of the process since its start.
 
     Attributes:
-        calls: by rpc name and outcome ("ok", "refused", "failed"); both sets are closed.
-        control_bytes_up, .. : payload that the coordinator's own network carried.
+        calls: by rpc name and outcome ("ok", "refused", "failed"); both sets are closed. control_bytes_up, ..: payload bytes that
+            the coordinator's own network carried.
     """
 
     calls: tuple[tuple[str, str, int], ...] = ()
@@ -41,8 +41,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One look: the picture, the counters, the monotonic second it was taken at, and the room on the host's disk, None where that
-    cannot be told.
+    """One snapshot: the picture, the counters, the time in monotonic seconds, and the free space on the host's disk, None if
+    unknown.
     """
 
     picture: RunPicture
@@ -56,7 +56,7 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorMetric:
-    """One row of the table: how a metric is called, what it means, and how it is read off a moment."""
+    """One row of the table: a metric's name, its meaning, and how to read it from a moment."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -115,7 +115,7 @@ COORDINATOR_METRICS: Final = (
         lambda m: tuple(((phase.value,), float(phase is m.picture.state.phase)) for phase in Phase),
         ("phase",),
     ),
-    CoordinatorMetric("potluck_run_round_index", "gauge", "Number of the head.", lambda m: _one(m.picture.state.index)),
+    CoordinatorMetric("potluck_run_round_index", "gauge", "Round of the head.", lambda m: _one(m.picture.state.index)),
     CoordinatorMetric("potluck_run_tokens", "gauge", "Tokens committed.", lambda m: _one(m.picture.state.total_tokens)),
     CoordinatorMetric(
         "potluck_run_target_tokens", "gauge", "Tokens at which the run ends.", lambda m: _one(m.picture.target_tokens)
@@ -123,7 +123,7 @@ COORDINATOR_METRICS: Final = (
     CoordinatorMetric(
         "potluck_run_live_peers",
         "gauge",
-        "Peers heard of lately.",
+        "Peers that reported recently.",
         lambda m: _one(len(live_peers(m.picture.peers, m.now_s))),
     ),
     CoordinatorMetric(
@@ -167,14 +167,14 @@ COORDINATOR_METRICS: Final = (
     CoordinatorMetric(
         "potluck_run_expert_round_index",
         "gauge",
-        "Rounds of an expert, as far as anybody told.",
+        "Newest round of an expert that any peer reported.",
         partial(_units, lambda unit: unit.index),
         ("unit",),
     ),
     CoordinatorMetric(
         "potluck_run_expert_kept_round_index",
         "gauge",
-        "Newest round of an expert that the host can give to whoever takes it up.",
+        "Newest round of an expert that the host can give to a new holder.",
         partial(_units, lambda unit: unit.kept_index),
         ("unit",),
     ),
@@ -182,7 +182,7 @@ COORDINATOR_METRICS: Final = (
     CoordinatorMetric(
         "potluck_run_partial_lanes",
         "gauge",
-        "Rounds of lanes, of the newest, that a stage of a pipeline run has no part of.",
+        "Recent lane rounds that a stage of a pipeline run lacks.",
         _partial_lanes,
     ),
     CoordinatorMetric(
@@ -195,28 +195,28 @@ COORDINATOR_METRICS: Final = (
     CoordinatorMetric(
         "potluck_run_stage_spare_peers",
         "gauge",
-        "Live replicas of a stage that serve in none.",
+        "Live spare replicas of a stage, which serve in no lane.",
         partial(_stages, lambda stage: stage.num_spare),
         ("unit",),
     ),
     CoordinatorMetric(
         "potluck_run_stage_tokens_per_second",
         "gauge",
-        "What the lanes do at a stage.",
+        "Throughput of the lanes at a stage.",
         partial(_stages, lambda stage: stage.tokens_per_s),
         ("unit",),
     ),
     CoordinatorMetric(
         "potluck_run_stage_could_tokens_per_second",
         "gauge",
-        "What a stage's live replicas could do together, were they never to wait for other stages; 0 while it is not known.",
+        "Throughput of a stage's live replicas if they never waited for other stages; 0 while unknown.",
         partial(_stages, lambda stage: stage.could_tokens_per_s),
         ("unit",),
     ),
     CoordinatorMetric(
         "potluck_run_stage_is_bottleneck",
         "gauge",
-        "1 for the stage that the others wait for.",
+        "1 for the stage that limits the lanes.",
         partial(_stages, lambda stage: stage.is_bottleneck),
         ("unit",),
     ),
@@ -235,28 +235,28 @@ COORDINATOR_METRICS: Final = (
     CoordinatorMetric(
         "potluck_run_round_lost_ratio",
         "gauge",
-        "Share of the last round's mean, by its squares, that the codec of results had no room for.",
+        "Share of the last round's mean, by its squares, that the codec of results left out.",
         lambda m: _one(m.picture.rounds[-1].row.lost if m.picture.rounds else None),
     ),
     CoordinatorMetric(
         "potluck_run_missing_heads",
         "gauge",
-        "Commits that somebody told of and nobody has brought.",
+        "Commits that a peer reported and nobody has sent.",
         lambda m: _one(len(m.picture.missing)),
     ),
     CoordinatorMetric(
         "potluck_run_lone_rounds",
         "gauge",
-        "Of the newest rounds, 500 at most, those committed without a quorum.",
+        "Rounds committed without a quorum, among the newest 500.",
         lambda m: _one(sum(timed.row.is_lone for timed in m.picture.rounds)),
     ),
     CoordinatorMetric(
         "potluck_run_forks",
         "gauge",
-        "Lineages beside the head's that may still be followed.",
+        "Forks, other than the head's lineage, that may still be followed.",
         lambda m: _one(m.picture.num_forks),
     ),
-    CoordinatorMetric("potluck_run_bans", "gauge", "Peers banned for good.", lambda m: _one(m.picture.num_bans)),
+    CoordinatorMetric("potluck_run_bans", "gauge", "Peers banned permanently.", lambda m: _one(m.picture.num_bans)),
     CoordinatorMetric(
         "potluck_coordinator_checkpoints", "gauge", "Checkpoints on disk.", lambda m: _one(len(m.picture.checkpoints))
     ),
@@ -269,13 +269,13 @@ COORDINATOR_METRICS: Final = (
     CoordinatorMetric(
         "potluck_coordinator_disk_free_bytes",
         "gauge",
-        "Left on the disk of the state folder.",
+        "Free space on the disk of the state folder.",
         lambda m: _one(m.disk.free_bytes if m.disk else None),
     ),
     CoordinatorMetric(
         "potluck_coordinator_disk_all_bytes",
         "gauge",
-        "What that disk holds.",
+        "Size of the disk of the state folder.",
         lambda m: _one(m.disk.all_bytes if m.disk else None),
     ),
     CoordinatorMetric(
@@ -345,7 +345,7 @@ class _MomentCollector(Collector):
 
 
 def render_metrics(look: Callable[[], Moment]) -> bytes:
-    """The text that /metrics serves."""
+    """The body of /metrics."""
     registry = CollectorRegistry()
     registry.register(_MomentCollector(look))
     return generate_latest(registry)

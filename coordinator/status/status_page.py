@@ -1,7 +1,7 @@
-"""The host's web server, on trio: the status page and what it reads, metrics, health and checkpoint files.
+"""The host's web server, on trio: the status page and its data, metrics, health and checkpoint files.
 
-Two views. The host's own shows everything. The public one, on a port of its own, is for anybody: it reads the same run, and knows
-nothing of the host's machine.
+There are two views. The host's own shows everything. The public one, on its own port, shows the same run without anything about the
+host's machine.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ PAGE_FILES: Final[Mapping[str, str]] = {
 }
 
 LOOK_EVERY_S: Final = 1.0
-"""How often a stream tells what has changed: people read no faster."""
+"""How often a stream sends changes, in seconds: people read no faster."""
 
 MAX_STREAMS: Final = 100
-"""Each costs a task and a look a second; whoever comes later asks every few seconds instead."""
+"""Most open streams. Each costs a task that takes a snapshot every second; further pages poll every few seconds instead."""
 
 NUM_EVENTS: Final = 200
 
 
 @dataclass(frozen=True)
 class RunSource:
-    """What the pages read. None of it may block, but `verify`, which runs in a thread.
+    """The pages' source of data. Nothing here may block except `verify`, which runs in a thread.
 
     Attributes:
-        look: the run at this moment.
-        events: the newest events, oldest first, at most so many.
-        verify: recompute the hashes of the checkpoint in this folder; one sentence, or a PotluckError.
+        look: a snapshot of the run.
+        events: the newest events, oldest first, at most the given number.
+        verify: recompute the hashes of the checkpoint in this folder; returns one sentence, or raises PotluckError.
     """
 
     look: Callable[[], Moment]
@@ -63,7 +63,7 @@ class RunSource:
 
 @dataclass
 class _Streams:
-    """How many are open."""
+    """Number of open streams."""
 
     number: int = 0
 
@@ -78,22 +78,22 @@ class _Pages:
     verifying: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
 
     def shown(self, status: Json) -> Json:
-        """With which view it is, and only what that may show."""
+        """The status with the view's name, limited to what the view may show."""
         return {**(public_json(status) if self.is_public else status), "view": "public" if self.is_public else "host"}
 
     def now(self, moment: Moment) -> Json:
-        """What a stream tells."""
+        """One message of a stream."""
         newest = self.source.events(1)
         number = newest[-1].number if newest else 0
         return {**self.shown(now_json(moment.picture, moment.now_s)), "last_event": number}
 
     async def status(self, _request: Request) -> Response:
-        """Everything."""
+        """The whole status."""
         moment = self.source.look()
         return JSONResponse(self.shown(status_json(moment.picture, moment.now_s)), headers=SAFE_HEADERS)
 
     async def events(self, _request: Request) -> Response:
-        """What happened, oldest first."""
+        """The newest events, oldest first."""
         rows = [
             {"number": e.number, "unix_s": e.unix_s, "kind": e.kind, "text": e.text, "peer": e.peer}
             for e in self.source.events(NUM_EVENTS)
@@ -101,7 +101,7 @@ class _Pages:
         return JSONResponse(rows, headers=SAFE_HEADERS)
 
     async def stream(self, _request: Request) -> Response:
-        """Server-sent events, each with the state of the run, whenever that changes."""
+        """Server-sent events: the state of the run, whenever it changes."""
         if self.streams.number >= MAX_STREAMS:
             return PlainTextResponse("too many streams; ask /api/status every few seconds\n", 503, SAFE_HEADERS)
         return EventSourceResponse(self._changes(), headers=SAFE_HEADERS, send_timeout=30.0)
@@ -129,7 +129,7 @@ class _Pages:
         return JSONResponse(rows, headers=SAFE_HEADERS)
 
     async def checkpoint_file(self, request: Request) -> Response:
-        """One of them."""
+        """One file of a checkpoint."""
         folder, name = self._checkpoint(request), request.path_params["file"]
         sizes = None if folder is None else await trio.to_thread.run_sync(_sizes, folder)
         if folder is None or sizes is None or name not in sizes:
@@ -137,7 +137,7 @@ class _Pages:
         return FileResponse(folder / name, filename=f"{folder.name}-{name}", headers=SAFE_HEADERS)
 
     async def verify(self, request: Request) -> Response:
-        """Recompute its hashes, one checkpoint at a time."""
+        """Recompute a checkpoint's hashes, one checkpoint at a time."""
         folder = self._checkpoint(request)
         if folder is None:
             return _missing("checkpoint")
@@ -148,18 +148,18 @@ class _Pages:
         return JSONResponse({"ok": True, "sentence": sentence}, headers=SAFE_HEADERS)
 
     def _checkpoint(self, request: Request) -> Path | None:
-        """Only what the ledger lists has a folder here: a path from outside is compared, never opened."""
+        """The folder of a checkpoint. Only names in the ledger have one: a path from outside is compared, never opened."""
         picture, name = self.source.look().picture, request.path_params["name"]
         known = {row.path for row in picture.checkpoints}
         return picture.checkpoint_folder / name if name in known else None
 
     async def metrics(self, _request: Request) -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         return Response(render_metrics(self.source.look), media_type=CONTENT_TYPE_LATEST)
 
 
 def _sizes(folder: Path) -> dict[str, int] | None:
-    """Bytes of the files in a folder, by name; None where it is gone."""
+    """Size in bytes of each file in a folder, by name; None if the folder is gone."""
     try:
         return {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     except OSError:
@@ -185,10 +185,10 @@ def status_app(source: RunSource, *, is_public: bool = False) -> Starlette:
         Route("/api/checkpoints/{name}/files", pages.checkpoint_files),
         Route("/checkpoints/{name}/{file}", pages.checkpoint_file),
         Route("/healthz", _health),
-        # Nothing is served before peers can be admitted.
+        # Always ready: pages are served only after peers can be admitted.
         Route("/readyz", _health),
     ]
     if not is_public:
-        # Recomputing hashes costs the host's processor, and metrics tell of its machine.
+        # Not on the public page: recomputing hashes costs processor time, and metrics describe the host's machine.
         routes += [Route("/api/checkpoints/{name}/verify", pages.verify), Route("/metrics", pages.metrics)]
     return Starlette(routes=routes)

@@ -1,4 +1,4 @@
-"""/api/status for people: a few lines of text. Unknown or missing values are left out, never guessed."""
+"""/api/status as a few lines of text. Unknown or missing values are left out, never guessed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from averaging.host.daemon_views import rows_of
 from protocol.tables import bits, duration, in_bytes, printable, several
 
 PARTIAL_SHOWN: Final = 3
-"""Lanes' rounds, the newest ones, that a stage has no part of."""
+"""Most lane rounds that are shown of those that a stage lacks, newest first."""
 
 
 def _number(row: Mapping[str, object], name: str) -> float:
@@ -32,7 +32,7 @@ def _loss_line(status: Mapping[str, object]) -> str:
 
 
 def _of_experts(status: Mapping[str, object]) -> str:
-    """The newest held-out loss of each expert on its own documents; nothing of a run without."""
+    """The newest held-out loss of each expert on its own documents; empty in a run without experts."""
     curves = status.get("heldout_experts")
     newest = {unit: rows_of(rows) for unit, rows in curves.items()} if isinstance(curves, dict) else {}
     told = [f"{unit} {bits(rows[-1].get('nats'))}" for unit, rows in newest.items() if rows]
@@ -88,12 +88,12 @@ def _lane_line(row: Mapping[str, object], names: Mapping[object, object]) -> str
 def _partial_line(row: Mapping[str, object]) -> str:
     lacking = row.get("lacking")
     where = ", ".join(map(str, lacking)) if isinstance(lacking, list) else "a stage"
-    told = "no commit there counts it, and the other stages count this round once more"
+    told = "no commit there counts it, and the other stages count one more round of this lane"
     return f"lane {row.get('lane')}: round {row.get('round')} is not at {where}: {told}"
 
 
 def _bytes_line(units: Mapping[object, object]) -> str:
-    """What the peers moved of each unit, since they started."""
+    """Bytes that the peers moved for each unit since they started."""
     moved = [(unit, row) for unit, row in units.items() if isinstance(row, dict)]
     told = [f"{unit} {in_bytes(row.get('bytes_up'))} up, {in_bytes(row.get('bytes_down'))} down" for unit, row in moved]
     return f"moved by the peers: {'; '.join(told)}"
@@ -110,7 +110,7 @@ def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str
 def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     """The run in a few lines: progress, loss, peers, last round, newest checkpoint."""
     done, target = _number(status, "total_tokens"), _number(status, "target_total_tokens")
-    share = min(100.0, 100 * done / target) if target else 0.0  # the last round brings some more
+    share = min(100.0, 100 * done / target) if target else 0.0  # the last round exceeds the target a little
     peers, rounds, checkpoints = (rows_of(status.get(name)) for name in ("peers", "rounds", "checkpoints"))
     progress = f"round {status.get('index')}, {done:,.0f} of {target:,.0f} tokens ({share:.0f}%), "
     progress += f"{duration(status.get('eta_s'))} to go"
@@ -140,5 +140,5 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         lines.append(_bytes_line(moved))
     if checkpoints:
         lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")
-    # States, names and reasons come from strangers: a terminal shall not obey them.
+    # States, names and reasons come from other peers: their control characters must not reach the terminal.
     return [printable(line) for line in lines]

@@ -99,7 +99,7 @@ def use(page: Page, name: str) -> list[str]:
         buttons.first.click()
         newest.locator(".good", has_text="verified").wait_for()
     oldest.locator("summary").click()
-    oldest.locator("p", has_text="no longer there").wait_for()
+    oldest.locator("p", has_text="are gone").wait_for()
     return wrong
 
 

@@ -1,1 +1,1 @@
-"""The outer steps, one module each: how a committed average moves the anchor and the vectors that are kept beside it."""
+"""The outer steps, one module each: how a committed average moves the anchor and its state vectors."""

@@ -13,7 +13,7 @@ from protocol.rounds.messages.messages import OuterStep
 
 
 class Mean(OuterKind):
-    """No state beside the anchor."""
+    """No state except the anchor."""
 
     name = "mean"
 
@@ -32,7 +32,7 @@ class Mean(OuterKind):
         chunk_elements: int,
         numbers: OuterStep,
     ) -> bool:
-        """By the compiled library, where there is one."""
+        """Uses the compiled library if there is one."""
         (moved_n,), (anchor_n,) = moved, before
         return BLOCKS is not None and BLOCKS.step(
             codec, chunks, chunk_elements, numbers.learning_rate, anchor_n, moved_n

@@ -1,4 +1,4 @@
-"""What the module of an outer step has to give."""
+"""The interface of an outer step's module."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from averaging.codecs import Codec
 from protocol.rounds.messages.messages import OuterStep
 
 Vectors: TypeAlias = tuple[torch.Tensor, ...]
-"""The anchor, and behind it as many state vectors as the step's line in protocol/kinds/outer_table.py says."""
+"""The anchor, followed by as many state vectors as the step's line in protocol/kinds/outer_table.py says."""
 
 
 class OuterKind(ABC):
-    """The arithmetic of one outer step. Single IEEE operations only, one torch call each: all peers have to get the same bytes."""
+    """The arithmetic of one outer step. Use single IEEE operations only, one torch call each, so that all peers get the same bytes."""
 
     name: str
 
@@ -24,13 +24,13 @@ class OuterKind(ABC):
     def step_into(self, moved: Vectors, before: Vectors, update_n: torch.Tensor, numbers: OuterStep) -> None:
         """Write the anchor and the state after one commit into `moved`: every value of every vector.
 
-        A call may get a part of the vectors only, so that no value may depend on another value's place.
+        A call may get only a part of the vectors, so a value must not depend on another value's place.
 
         Args:
-            moved: (n,) float32 each, or float64 for proofs; holds whatever was in that memory. Put intermediate values here, too: new
-                memory costs more than the arithmetic.
-            before: (n,) each, the same vectors before the commit; not to be written.
-            update_n: (n,) the mean of what the members' anchors lost; not to be written.
+            moved: (n,) float32 each, or float64 for proofs; uninitialised. Write intermediate values here, too, since new memory
+                costs more than the arithmetic.
+            before: (n,) each, the same vectors before the commit; read-only.
+            update_n: (n,), the mean of the members' deltas; read-only.
             numbers: learning rate and momentum.
         """
 
@@ -43,7 +43,7 @@ class OuterKind(ABC):
         chunk_elements: int,
         numbers: OuterStep,
     ) -> bool:
-        """As `step_into`, from the encoded update, whole chunks, in one pass. False where that cannot be, or where the update is to be
-        refused: the caller decodes it then.
+        """As `step_into`, in one pass over the encoded update of whole chunks. Returns False if that is not possible, or the update
+        must be refused: the caller then decodes it.
         """
         return False

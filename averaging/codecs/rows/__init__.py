@@ -1,1 +1,1 @@
-"""How the rows of a boundary message are written, a row a token: plain numbers, or codes with scales."""
+"""Codecs for the rows of a boundary message, a row a token: plain numbers, or codes with scales."""

@@ -12,11 +12,11 @@ from averaging.codecs.codec import FloatArray
 HalfArray = npt.NDArray[np.uint16]
 
 LARGEST: Final = np.uint16(0x7F7F)
-"""The largest finite one."""
+"""The largest finite value."""
 
 
 def to_bfloat16(values: FloatArray) -> HalfArray:
-    """Of finite values: round half to even, to the largest finite one where that would be infinity."""
+    """Round finite values half to even; overflow becomes the largest finite value."""
     bits = values.view(np.uint32)
     halves = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype("<u2")
     too_large = (halves & np.uint16(0x7FFF)) > LARGEST
@@ -24,10 +24,10 @@ def to_bfloat16(values: FloatArray) -> HalfArray:
 
 
 def next_bfloat16(values: FloatArray) -> HalfArray:
-    """Of values that are not negative: the next one, never a smaller one."""
+    """Round values that are not negative up to the next bfloat16."""
     return ((values.view(np.uint32) + np.uint32(0xFFFF)) >> 16).astype("<u2")
 
 
 def from_bfloat16(halves: HalfArray) -> FloatArray:
-    """Exact."""
+    """The float32 values; exact."""
     return (halves.astype(np.uint32) << 16).view(np.float32)

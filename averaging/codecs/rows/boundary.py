@@ -1,10 +1,11 @@
-"""What crosses from stage to stage of a pipeline: activations one way, their gradients the other, as bytes that are checked.
+"""Messages between the stages of a pipeline, as checked bytes: activations one way, their gradients the other.
 
-Layout: a head of 92 bytes (magic, codec, direction, stage, shape, the micro-batch's whole identity, a hash of the payload), then the
-payload: rows of values as averaging/codecs/rows writes them, a row a token. Both sides compute with what comes out of it, and so with
-the same numbers each time that work is done again.
+Layout: a head of 92 bytes (magic, codec, direction, stage, shape, the micro-batch's whole identity, a hash of the payload), then
+the payload: one row of values per token, as averaging/codecs/rows writes them. Both sides compute with the decoded values, so
+repeated work gives the same numbers.
 
-A message is refused whole, with what is wrong with it, before anything is computed from it: sizes are checked before memory is taken.
+A wrong message is refused whole, with the reason, before anything is computed from it. Sizes are checked before memory is
+allocated.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ _ROWS: Final[Mapping[str, RowCodec]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What a receiver expects between two stages: a message that differs in any of it is refused.
+    """The receiver's expectations between two stages. A message that differs in any of them is refused.
 
     Attributes:
-        stage: that the values are for.
-        batch: whose micro-batch.
+        stage: the stage that the values are for.
+        batch: identity of the micro-batch.
     """
 
     codec: BoundaryCodec
@@ -73,7 +74,7 @@ class Boundary:
 
     @property
     def payload_bytes(self) -> int:
-        """Exact length behind the head."""
+        """Exact length after the head."""
         sequences, num_tokens, dim = self.shape
         return sequences * num_tokens * row_bytes(self.codec, dim)
 
@@ -84,15 +85,15 @@ class Boundary:
 
 
 def row_bytes(codec: BoundaryCodec, dim: int) -> int:
-    """Of one token."""
+    """Bytes of one token."""
     return BOUNDARY_CODECS[codec].row_bytes(dim)
 
 
 def encode_boundary(values_BTD: torch.Tensor, boundary: Boundary) -> bytes:
-    """The message; what `decode_boundary` makes of it is what both sides compute with.
+    """Encode values (B, T, D). Both sides compute with what `decode_boundary` makes of the message.
 
     Raises:
-        LocalProtocolError: values of another shape than said, or some that are not finite or too large for the codec.
+        LocalProtocolError: values of another shape than `boundary`'s, not finite, or too large for the codec.
     """
     if tuple(values_BTD.shape) != boundary.shape or not values_BTD.dtype.is_floating_point:
         raise LocalProtocolError(
@@ -112,10 +113,10 @@ def encode_boundary(values_BTD: torch.Tensor, boundary: Boundary) -> bytes:
 
 
 def decode_boundary(message: bytes | memoryview, boundary: Boundary) -> torch.Tensor:
-    """(B, T, D) on the CPU: float64 for "fp64", else float32.
+    """Decode to (B, T, D) on the CPU: float64 for "fp64", else float32.
 
     Raises:
-        RemoteProtocolError: anything but what `boundary` says, or values that are not finite; nothing was taken of it.
+        RemoteProtocolError: the message does not match `boundary`, or has values that are not finite. Nothing of it is used.
     """
     if len(message) != boundary.message_bytes:
         raise RemoteProtocolError(
@@ -145,7 +146,7 @@ def decode_boundary(message: bytes | memoryview, boundary: Boundary) -> torch.Te
 
 
 def quantised(values_BTD: torch.Tensor, codec: BoundaryCodec) -> torch.Tensor:
-    """What is left of the values at the other side, in their own dtype: for whoever computes all stages in one place.
+    """The values as the other side would decode them, in their own dtype, for computing all stages in one place.
 
     Raises:
         LocalProtocolError: values that are not finite or too large for the codec.

@@ -1,4 +1,4 @@
-"""Rows of numbers as they are: fp32, bf16, and fp64 for proofs."""
+"""Rows of unchanged numbers: fp32, bf16, and fp64 for proofs."""
 
 from __future__ import annotations
 

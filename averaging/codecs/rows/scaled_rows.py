@@ -1,7 +1,7 @@
 """Rows of small signed codes with bfloat16 scales: int8 with one scale a row, int4 with one for each group of its values.
 
-Layout of a row: its scales, then its codes. A scale is a group's absolute maximum / the largest code, rounded up to the next bfloat16,
-so that no code leaves its range.
+Layout of a row: its scales, then its codes. A scale is a group's absolute maximum / the largest code, rounded up to the next
+bfloat16, so that no code leaves its range.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from protocol.kinds.boundary_table import BOUNDARY_CODECS, WHOLE_ROW, BoundaryFa
 
 
 class ScaledRows(RowCodec):
-    """Codes of 8 bits, or of 4 of which two lie in a byte, the first one in the low half."""
+    """Codes of 8 bits, or of 4 bits, two to a byte with the first one in the low half."""
 
     def __init__(self, facts: BoundaryFacts) -> None:
         super().__init__(facts)
         self._largest_code = np.float32((1 << facts.bits - 1) - 1)
 
     def encode(self, values_BTD: torch.Tensor) -> bytes:
-        """Per row: scales, then codes."""
+        """Scales, then codes, for each row."""
         rows, largest = float32_rows(values_BTD), self._largest_code
         groups = self._groups(rows)
         exact: FloatArray = np.abs(groups).max(axis=1) / largest
@@ -43,7 +43,7 @@ class ScaledRows(RowCodec):
         return np.hstack([of_rows, written[:, :num_codes]]).tobytes()
 
     def _groups(self, rows: FloatArray) -> FloatArray:
-        """(rows x groups, values) with zeros behind the last value of a row."""
+        """(rows x groups, values), with zeros after the last value of a row."""
         size = rows.shape[1] if self.facts.group == WHOLE_ROW else self.facts.group
         padding = -rows.shape[1] % size
         padded = np.pad(rows, ((0, 0), (0, padding))) if padding else rows
@@ -59,12 +59,12 @@ class ScaledRows(RowCodec):
             raise RemoteProtocolError(found, "zero or normal")
         codes = self._codes(table[:, 2 * num_scales :], dim)
         if (codes < -self._largest_code).any():
-            found = f"{self.name} with a code that nobody writes"
+            found = f"{self.name} with a code that no encoder writes"
             raise RemoteProtocolError(found, f"at least -{self._largest_code:g}")
         scales = from_bfloat16(halves)
         spread = scales if num_scales == 1 else np.repeat(scales, facts.group, axis=1)[:, :dim]
         values: FloatArray = codes.astype(np.float32)
-        with np.errstate(over="ignore"):  # what overflows is refused
+        with np.errstate(over="ignore"):  # overflow is refused
             values *= spread
             may_overflow = not np.isfinite(scales.max(initial=0.0) * self._largest_code)
         values_n = torch.from_numpy(values)

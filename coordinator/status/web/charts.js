@@ -1,7 +1,7 @@
 "use strict";
-// The curves and the round timeline. Everything that came from strangers is set as text, never as markup.
+// The curves and the round timeline. Text from other peers is set as text, never as markup.
 
-// A canvas does not know light-dark(): ask an element what it makes of it.
+// A canvas does not support light-dark(), so an element resolves the colour.
 function colour(name) {
   const probe = document.createElement("i");
   probe.style.color = `var(${name})`;
@@ -30,7 +30,7 @@ function draw(id, series, lines, format) {
     value: (u, v) => v == null ? "" : format(v) });
   charts[id] = new uPlot({
     width: box.clientWidth, height: 200, hooks: { ready: [u => u.setLegend({ idx: places.length - 1 })] }, scales: { x: { time: false }, y: { range: (u, low, high) => [0, (high || 1) * 1.06] } },
-    // in the legend a line is dashed as it is drawn: two of one colour are told apart by that alone
+    // Dash the legend as the line is drawn: two lines of one colour differ only in that.
     legend: { markers: { dash: (u, i) => !u.series[i].dash ? "solid" : u.series[i].dash[0] > 3 ? "dashed" : "dotted" } },
     axes: [{ ...axis, values: (u, ticks) => ticks.map(big), size: 34 }, { ...axis, size: 46, values: (u, ticks) => ticks.map(big) }],
     series: [{ label: "tokens", value: (u, v) => v == null ? "" : big(v) }, ...series.map(curve), ...lines.map(rule)],
@@ -39,7 +39,7 @@ function draw(id, series, lines, format) {
 
 const NUM_ROUNDS = 60;
 
-// One row a peer, one column a round: how dark says how much of the round's weight was its own.
+// One row per peer, one column per round. Darker means a larger share of the round's weight.
 function timeline(rounds, names, choose) {
   const box = document.getElementById("timeline"), shown = rounds.slice(-NUM_ROUNDS);
   const peers = [...new Set(shown.flatMap(r => [...Object.keys(r.weights), ...r.omitted.map(o => o.peer)]))]

@@ -1,6 +1,6 @@
 "use strict";
-// Reads /api/status once and whenever a round came; in between a stream tells what moves. Names and reasons come from strangers:
-// textContent only.
+// Reads /api/status at the start and after each round. Between rounds a stream sends the changes. Names and reasons come from other
+// peers, so they are set as textContent only.
 
 const bits = nats => nats / Math.LN2;
 const POLL_MS = 3000, AGAIN_MS = 2000, PARTIAL_SHOWN = 3;
@@ -61,7 +61,7 @@ function curves() {
       { label: "byte pairs", value: bits(full.yardsticks.pairs_nats_per_byte), dash: [2, 3] }], v => v.toFixed(3));
   const speeds = full.rounds.slice(1).map((r, i) => [r.total_tokens, (r.total_tokens - full.rounds[i].total_tokens)
     / Math.max(1, r.unix_s - full.rounds[i].unix_s)]);
-  const units = full.units || [], whole = { label: "all of them", colour: "--a", points: points(full.heldout) };
+  const units = full.units || [], whole = { label: "whole model", colour: "--a", points: points(full.heldout) };
   el("of-experts").hidden = !units.length;
   el("expert-loss").hidden = areStages();
   if (areStages()) el("parts-heading").replaceChildren("Stages ", make("small", "of one model, each with its replicas and its rounds"));
@@ -108,10 +108,10 @@ function peers() {
   }));
 }
 
-// Far from each other on the wheel, whatever the number of experts.
+// Neighbouring numbers get distant hues, for any number of experts.
 const expertColour = number => `hsl(${(200 + 137 * number) % 360} 60% 52%)`;
 
-// Of a stage: replicas that serve and to spare, what lanes do there, what it could do, and whether the others wait for it.
+// Columns of a stage: serving and spare replicas, throughput, capacity, and whether it is the bottleneck.
 function speedOf(unit) {
   const s = (now.stages || []).find(s => s.unit === unit);
   if (!s) return ["", "", "", "", ""];
@@ -144,13 +144,13 @@ function lanes() {
   partialLanes();
 }
 
-// The newest rounds of lanes that a stage has no part of.
+// Recent lane rounds that a stage lacks.
 function partialLanes() {
   const all = now.partial_lanes || [], older = all.length - PARTIAL_SHOWN;
   el("partial-lanes").hidden = !all.length;
   el("partial-lanes").replaceChildren(...all.slice(-PARTIAL_SHOWN).reverse().map(p => make("li", `lane ${p.lane}: round ${p.round} is not at ` +
-    `${p.lacking.join(", ")}: no commit there counts it, and the other stages count this round once more`, "bad")),
-    ...(older > 0 ? [make("li", `${older} more before`)] : []));
+    `${p.lacking.join(", ")}: no commit there counts it, and the other stages count one more round of this lane`, "bad")),
+    ...(older > 0 ? [make("li", `${older} earlier ones`)] : []));
 }
 
 function happened() {
@@ -172,7 +172,7 @@ function checkpoint(c) {
   box.ontoggle = async () => {
     if (!box.open) return;
     const answer = await fetch(`api/checkpoints/${encodeURIComponent(c.name)}/files`).catch(() => null);
-    if (!answer || !answer.ok) { files.textContent = answer ? "its files are no longer there" : "the host did not answer"; return; }
+    if (!answer || !answer.ok) { files.textContent = answer ? "its files are gone" : "the host did not answer"; return; }
     const found = await answer.json();
     files.replaceChildren(...found.flatMap((f, i) => {
       const link = make("a", f.name);
@@ -201,11 +201,11 @@ function checkpoint(c) {
 
 function checkpoints() {
   const box = el("checkpoints");
-  // An open one, perhaps being verified, stays as it is until there is another.
+  // Keep the list, and an open entry that may be under verification, until there is another checkpoint.
   if (box.childElementCount && Number(box.dataset.count) === full.checkpoints.length) return;
   box.dataset.count = full.checkpoints.length;
   if (full.checkpoints.length) box.replaceChildren(...full.checkpoints.slice().reverse().map(checkpoint));
-  else box.textContent = "None was written yet.";
+  else box.textContent = "No checkpoint yet.";
 }
 
 async function readAll() {
@@ -247,7 +247,7 @@ function listen() {
   });
   stream.onerror = () => {
     if (polling === null) { polling = setInterval(poll, POLL_MS); poll(); }
-    // Refused for good, for too many are listening: asking goes on, and so does trying.
+    // The host refused the stream, since too many are open: keep polling, and try again later.
     if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 30000);
   };
 }

@@ -118,7 +118,7 @@ def test_a_code_that_nobody_writes_is_refused(name: str) -> None:
 def test_the_one_code_of_int8_that_nobody_writes_is_refused(place: int) -> None:
     codec = codec_by_name("int8")
     data, at = codec.encode(_values(300)), 8 + place
-    with pytest.raises(RemoteProtocolError, match="nobody writes"):
+    with pytest.raises(RemoteProtocolError, match="no encoder writes"):
         codec.decode(data[:at] + b"\x80" + data[at + 1 :], 300)
     assert codec.decode(data[:at] + b"\x81" + data[at + 1 :], 300)[place] < 0
 

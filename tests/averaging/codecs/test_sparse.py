@@ -213,7 +213,7 @@ def test_a_scale_that_makes_a_level_subnormal_is_refused() -> None:
 
 @pytest.mark.parametrize("scale", [1, 7, 249, 255])
 def test_a_scale_that_nobody_writes_is_refused(scale: int) -> None:
-    _refused(lambda levels, scales, bits: scales.__setitem__(1, scale), "nobody writes")
+    _refused(lambda levels, scales, bits: scales.__setitem__(1, scale), "no encoder writes")
 
 
 def test_a_codebook_without_a_block_that_uses_it_is_refused() -> None:
@@ -229,7 +229,7 @@ def test_places_in_a_block_without_a_scale_are_refused() -> None:
 
 
 def test_codes_in_a_block_without_a_scale_are_refused() -> None:
-    _refused(lambda levels, scales, bits: scales.__setitem__(1, 0), "where nothing is told")
+    _refused(lambda levels, scales, bits: scales.__setitem__(1, 0), "at a place without a value")
 
 
 @pytest.mark.parametrize("bit", range(2))
@@ -289,14 +289,14 @@ def test_a_place_that_is_told_twice_is_refused() -> None:
     head, bits = _with_one_value()
     lows = bits[: 6 * 64].reshape(6, 64)
     lows[:, 63] = 1
-    with pytest.raises(RemoteProtocolError, match="told twice"):
+    with pytest.raises(RemoteProtocolError, match="occurs twice"):
         TOPK.decode(head.tobytes() + np.packbits(bits, bitorder="little").tobytes(), 4096)
 
 
 def test_a_code_of_a_repeated_place_is_refused() -> None:
     head, bits = _with_one_value()
     bits[8 * 64 + 10] = 1
-    with pytest.raises(RemoteProtocolError, match="where nothing is told"):
+    with pytest.raises(RemoteProtocolError, match="at a place without a value"):
         TOPK.decode(head.tobytes() + np.packbits(bits, bitorder="little").tobytes(), 4096)
 
 

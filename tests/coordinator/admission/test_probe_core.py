@@ -76,7 +76,7 @@ def test_bandwidth_is_one_callers_turn_and_then_anothers() -> None:
 def test_a_turn_brings_bounded_bytes() -> None:
     turns = Turns()
     turns.take(HERE, TURN_BYTES - 1, 0.0)
-    with pytest.raises(TemporaryError, match=r"measured a moment ago.*17 MiB"):
+    with pytest.raises(TemporaryError, match=r"check of this line has just been made.*17 MiB"):
         turns.take(HERE, 2, 0.0)
     turns.take(HERE, 1, 0.0)
     turns.take(HERE, TURN_BYTES, TURN_S)

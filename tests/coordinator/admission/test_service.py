@@ -149,12 +149,12 @@ async def test_a_short_report_says_what_its_sender_said_last_and_none_is_believe
         assert decode_report_reply(await host.service.report(host.report(PEERS[0], again))).like == reply.like
         assert host.tracker.peers[PEERS[0].peer_id].report == replace(told, tokens_ready=9)
         for peer, report in ((PEERS[1], again), (PEERS[0], shortened(replace(told, state="paused")))):
-            with pytest.raises(RemoteProtocolError, match="like none that is known"):
+            with pytest.raises(RemoteProtocolError, match="a short report with an unknown base"):
                 await host.service.report(host.report(peer, report))
         assert host.tracker.peers[PEERS[0].peer_id].report.state == "training"
     with open_host(tmp_path) as host:
         host.sequence = 100
-        with pytest.raises(RemoteProtocolError, match="like none that is known"):
+        with pytest.raises(RemoteProtocolError, match="a short report with an unknown base"):
             await host.service.report(host.report(PEERS[0], again))
 
 

@@ -154,7 +154,7 @@ def test_who_tells_of_a_commit_or_a_round_that_it_does_not_show_is_named(
     said = not_shown(UNIT, told, LINE, shown)
     assert bool(said) == is_lie
     if is_lie:
-        assert said.startswith(f"{peer_name(A)} says that it stands at round {told.index} of {UNIT}")
+        assert said.startswith(f"{peer_name(A)} reports round {told.index} of {UNIT}")
 
 
 def test_each_further_lie_is_left_alone_for_twice_as_long_and_a_stall_for_some_times_as_long_as_it_took() -> None:

@@ -47,8 +47,8 @@ def test_an_expert_that_loses_its_last_holder_is_trouble_until_it_has_one_again(
         replace(picture(), units=(UnitHolders(UnitName("expert-1"), holders, 3, not holders, kept_index=2),))
         for holders in ((A,), ())
     )
-    begin = "expert-1 is frozen: nobody who is there holds it: it waits for a holder, who gets round 2 from here"
-    assert told(held, frozen) == [("trouble", f"{begin}; round 3 is lost unless one who held it comes back")]
+    begin = "expert-1 is frozen: no live peer holds it: it waits for a holder, which gets round 2 from here"
+    assert told(held, frozen) == [("trouble", f"{begin}; round 3 is lost unless a former holder returns")]
     assert told(frozen, held) == [("run", "expert-1 has a holder again and goes on")]
     assert told(frozen, frozen) == []
 

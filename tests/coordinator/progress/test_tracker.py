@@ -232,7 +232,7 @@ async def test_commits_that_nobody_brings_are_said_also_when_who_told_of_them_is
         await trio.sleep(FETCHING_S + FORGET_S + 1)
         await host.tracker.tick()
         (row,) = missing()
-        assert "nobody has brought" in str(row["reason"])
+        assert "nobody has sent" in str(row["reason"])
         await _hear(host, 1, chain, reports=1, want=1)
         assert missing() == []
 

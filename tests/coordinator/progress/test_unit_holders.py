@@ -64,7 +64,7 @@ def test_who_claims_an_expert_that_it_does_not_hold_is_no_holder_and_is_named() 
     held = units_held(PARTS, {A: liar, B: _report(0)}, {})
     assert [unit.holders for unit in held] == [(A, B), ()]
     assert claim_sentence("calm-otter", (SECOND,)) == (
-        "calm-otter says that it holds expert-1 and tells of no state there: it does not count as a holder"
+        "calm-otter says that it holds expert-1, but reports no state of it: it does not count as a holder"
     )
 
 

@@ -93,10 +93,10 @@ def test_what_nobody_holds_or_what_stands_behind_is_not_fetched(holders: tuple[P
 
 
 def test_of_a_frozen_expert_it_is_said_which_rounds_are_lost() -> None:
-    begin = "nobody who is there holds it: it waits for a holder"
+    begin = "no live peer holds it: it waits for a holder"
     assert frozen_sentence(0, 0) == begin
-    assert frozen_sentence(7, 7) == frozen_sentence(7, 8) == f"{begin}, who gets all of its 7 rounds from here"
-    lost = "lost unless one who held it comes back"
-    assert frozen_sentence(7, 6) == f"{begin}, who gets round 6 from here; round 7 is {lost}"
-    assert frozen_sentence(7, 5) == f"{begin}, who gets round 5 from here; rounds 6 to 7 are {lost}"
+    assert frozen_sentence(7, 7) == frozen_sentence(7, 8) == f"{begin}, which gets all of its 7 rounds from here"
+    lost = "lost unless a former holder returns"
+    assert frozen_sentence(7, 6) == f"{begin}, which gets round 6 from here; round 7 is {lost}"
+    assert frozen_sentence(7, 5) == f"{begin}, which gets round 5 from here; rounds 6 to 7 are {lost}"
     assert frozen_sentence(7, 0) == f"{begin}; rounds 1 to 7 are {lost}"

@@ -17,7 +17,7 @@ from tests.coordinator.progress.test_stage_commits import stage_links
 A, B, A_LIAR = PeerId("a"), PeerId("b"), PeerId("liar")
 STAGES = (UnitName("stage-0"), UnitName("stage-1"))
 HEAD, ROOT = CommitId(b"h" * 32), Root(bytes(32))
-PAUSED = "the run pauses at stage-1: nobody who is there holds it: it waits for a holder, who gets "
+PAUSED = "the run pauses at stage-1: no live peer holds it: it waits for a holder, which gets "
 
 
 def _report(stage: int, index: int) -> PeerReport:
@@ -42,7 +42,7 @@ def test_the_run_pauses_some_seconds_after_a_stage_lost_its_last_replica_and_goe
         assert watch.paused_because(watch.held(alone)) == ""
         for _ in range(2):
             watch.tick(watch.held(alone), 110.0 + FROZEN_AFTER_S)
-        told = f"{PAUSED}round 6 from here; round 7 is lost unless one who held it comes back"
+        told = f"{PAUSED}round 6 from here; round 7 is lost unless a former holder returns"
         assert watch.paused_because(watch.held(alone)) == told
         watch.tick(watch.held(both), 140.0)
         assert watch.paused_because(watch.held(both)) == ""
@@ -76,7 +76,7 @@ def test_who_claims_an_expert_without_its_state_is_named_once_and_holds_nothing(
         held = watch.held({A: _report(0, 7), B: liar})
     (said,) = logs
     assert said["event"] == "holder_not_counted"
-    assert "says that it holds stage-1 and tells of no state there" in said["reason"]
+    assert "says that it holds stage-1, but reports no state of it" in said["reason"]
     assert [unit.holders for unit in held] == [(A, B), ()]
 
 

@@ -45,12 +45,12 @@ def test_nothing_is_written_whether_the_run_is_new_or_there(tmp_path: Path) -> N
     before = _listing(tmp_path)
     lines = _dry_run(run_file, "--state-dir", str(tmp_path / "state"))
     assert lines[-1] == END
-    assert "  tiny, would be opened anew" in lines
+    assert "  tiny, a new run" in lines
     assert _listing(tmp_path) == before
     open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
     before = _listing(tmp_path)
     lines = _dry_run(run_file, "--state-dir", str(tmp_path / "state"))
-    assert "  tiny, goes on with what is there" in lines
+    assert "  tiny, an existing run that would resume" in lines
     assert any(line.endswith(", packed already") for line in lines)
     assert _listing(tmp_path) == before
 

@@ -35,8 +35,8 @@ def test_lines_say_which_commits_nobody_brings() -> None:
     torn = MissingCommits(PeerId(""), CommitId(b"t" * 32), 7, 0, 90.0, 90.0)
     shown = replace(picture((timed(1, 300, 100),)), missing=(told, torn))
     lines = status_lines(json.loads(json.dumps(status_json(shown, 100.0))))
-    assert f"missing: rounds 4 to 9 of {peer_name(A)}, for 80 s: the peer told of this commit" in "\n".join(lines)
-    assert "missing: round 7 of the ledger, for 10 s: the ledger holds" in "\n".join(lines)
+    assert f"missing: rounds 4 to 9 of {peer_name(A)}, for 80 s: the peer reported this commit" in "\n".join(lines)
+    assert "missing: round 7 of the ledger, for 10 s: the ledger has" in "\n".join(lines)
 
 
 def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of_each() -> None:
@@ -55,7 +55,7 @@ def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of
     lines = "\n".join(status_lines(json.loads(json.dumps(status_json(shown, 100.0)))))
     assert f"expert-0: round 4, held by {peer_name(A)}" in lines
     assert (
-        "expert-1: round 3, frozen: nobody who is there holds it: it waits for a holder, who gets all of its 3 rounds from here"
+        "expert-1: round 3, frozen: no live peer holds it: it waits for a holder, which gets all of its 3 rounds from here"
         in lines
     )
     assert "expert-2: round 3, held by nobody at the moment" in lines
@@ -92,9 +92,7 @@ def test_who_holds_a_later_stage_is_credited_by_its_commits_and_a_round_that_a_s
         (ledger.get(A, Counted()).tokens + 50, ledger.get(A, Counted()).rounds + 1),
         (ledger.get(B, Counted()).tokens + 300, ledger.get(B, Counted()).rounds + 2),
     ]
-    line = (
-        "lane 7: round 4 is not at stage-1: no commit there counts it, and the other stages count this round once more"
-    )
+    line = "lane 7: round 4 is not at stage-1: no commit there counts it, and the other stages count one more round of this lane"
     assert line in status_lines(json.loads(json.dumps(status)))
 
 

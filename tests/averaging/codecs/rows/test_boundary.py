@@ -192,9 +192,9 @@ def test_a_bit_that_was_flipped_anywhere_is_noticed() -> None:
         ("int8", struct.pack("<H3b", 0x7F80, 1, 2, 3), "negative, not normal or not finite"),
         ("int8", struct.pack("<H3b", 0xBF80, 1, 2, 3), "negative, not normal or not finite"),
         ("int8", struct.pack("<H3b", 0x0001, 1, 2, 3), "negative, not normal or not finite"),
-        ("int8", struct.pack("<H3b", 0x3F80, 1, -128, 3), "a code that nobody writes"),
+        ("int8", struct.pack("<H3b", 0x3F80, 1, -128, 3), "a code that no encoder writes"),
         ("int8", struct.pack("<H3b", 0x7F7F, 1, 127, 3), "int8 values that are not finite"),
-        ("int4", struct.pack("<H2B", 0x3F80, 0x08, 0), "a code that nobody writes"),
+        ("int4", struct.pack("<H2B", 0x3F80, 0x08, 0), "a code that no encoder writes"),
         ("int4", struct.pack("<H2B", 0x3F80, 0x11, 0x11), "bits behind"),
     ],
 )
