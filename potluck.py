@@ -1,6 +1,6 @@
-"""The front door: composes the host's and the volunteer's command lines; every error is one line and an exit code.
+"""The front door: composes the host's and the volunteer's command lines. Every error is one line and an exit code.
 
-Nothing heavy is imported here; each command imports what it needs when it runs.
+Imports nothing heavy; each command imports its own needs when it runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ try:
     from protocol.errors import MachineError, PotluckError
     from protocol.ids import PROTOCOL_VERSION
 except KeyboardInterrupt:
-    # The longest part of a short command: nothing was done yet, and a traceback would tell nobody anything.
+    # Imports are the longest part of a short command. Nothing was done yet, so a traceback would not help.
     print(_LEFT_AT_ONCE, file=sys.stderr)
     sys.exit(INTERRUPTED)
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from averaging.host.daemon_views import LocalDaemon
     from coordinator.experts.merge_inputs import MergeModels
 
-# Failed TLS handshakes of strangers and ports in use would otherwise be printed by grpc's C core; we say them ourselves.
+# Otherwise grpc's C core prints failed TLS handshakes of strangers and ports in use. We report those ourselves.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _CannotBeMeant: Final[type[Exception]] = typer.BadParameter.__bases__[0]
-"""click's own UsageError: typer brings a click of its own and gives out only this child of it."""
+"""Click's own UsageError. typer bundles a click of its own and exports only this child of it."""
 
 _NOBODY_READS: Final = "PacifyFlushWrapper"
-"""What typer's click puts around an output whose reader is gone, before it leaves with 1, which is the code of a bug here."""
+"""The wrapper that typer's click puts around an output without a reader before it exits with 1. Here 1 means a bug."""
 
 app = typer.Typer(
     help="Train one model on many people's GPUs.",
@@ -70,7 +70,7 @@ def _options(
 
 
 def _daemons() -> Sequence[LocalDaemon]:
-    """The host and the peer, which know nothing of one another."""
+    """The host and the peer, which do not know each other."""
     import coordinator.status.local_view
     import peer.status.local_view
 
@@ -98,14 +98,14 @@ local_commands.add_to(app)
 
 
 def _run() -> int:
-    """Run one command; its exit code, one of peer/settings/exit_codes.py."""
+    """Run one command. Returns its exit code, one of peer/settings/exit_codes.py."""
     try:
         log_to_stderr()
         code = app(prog_name="potluck", standalone_mode=False)
         return code if isinstance(code, int) else OK
     except SystemExit as left:
         if type(sys.stdout).__name__ == _NOBODY_READS:
-            return OK  # `potluck peers | head` has heard enough
+            return OK  # the reader of `potluck peers | head` has closed the pipe
         return left.code if isinstance(left.code, int) else OK
     except _CannotBeMeant as error:
         return report_usage(error)
@@ -122,13 +122,13 @@ def _run() -> int:
 
 
 def _say_the_rest(code: int) -> int:
-    """Write what standard output still holds; the exit code, that of a MachineError where it takes no more."""
-    if sys.stdout is None:  # closed before we began
+    """Flush standard output. Returns the exit code, or a MachineError's if the output fails."""
+    if sys.stdout is None:  # closed before the start
         return code
     try:
         sys.stdout.flush()
     except OSError as error:
-        # Else Python would try again at its end, and complain.
+        # Otherwise Python would try again at its end, and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if code == OK and not isinstance(error, BrokenPipeError):
             print(f"potluck: standard output takes no more ({error.strerror})", file=sys.stderr)
@@ -137,9 +137,9 @@ def _say_the_rest(code: int) -> int:
 
 
 def main() -> None:
-    """Run one command and leave with its exit code."""
+    """Run one command and exit with its code."""
     code = _say_the_rest(_run())
-    # A second Ctrl-C while Python takes itself apart would print a traceback or change the code of a clean leave.
+    # During Python's shutdown a second Ctrl-C would print a traceback or change the exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if code == INTERRUPTED:
         print(_LEFT_AT_ONCE, file=sys.stderr)

@@ -11,7 +11,7 @@ from protocol.errors import LocalProtocolError
 
 
 class Named(Protocol):
-    """What is found by its name."""
+    """A kind that is found by its name."""
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ _LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put this room's commands on the command line."""
+    """Add this folder's commands to the command line."""
     joining = ("potluck join potluck1:...", "potluck join --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle")
     app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*joining))(join)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck pause --for 60", "potluck pause"))(pause)
@@ -54,7 +54,7 @@ def join(
         typer.Argument(help="The line the host gave you (potluck1:...); leave out to go on with the last run."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what the settings are and what to expect, and do nothing else.")
+        bool, typer.Option("--dry-run", help="Show the settings and what to expect, and do nothing else.")
     ] = False,
 ) -> None:
     """Join a run with one pasted line: be admitted, fetch data and state, train, average.
@@ -69,7 +69,7 @@ def join(
     if text:
         from protocol.identity.invite import decode_invite
 
-        decode_invite(text)  # a mistyped line is told before anything heavy is imported
+        decode_invite(text)  # reject a mistyped line before any heavy import
     if dry_run:
         from peer.checks.dry_run import dry_run_lines
 
@@ -82,7 +82,7 @@ def join(
 
     check_before_join(config, text)
     with early_worker() as worker:
-        # both import torch, which takes seconds: side by side
+        # Both import torch, which is slow, so they import in parallel.
         with frozen_imports():
             from peer.daemon import run_peer
 
@@ -90,16 +90,16 @@ def join(
 
 
 def _whole(invite: list[str] | None) -> str:
-    """The pasted line. A terminal or a chat may have put spaces into it: the shell then hands it over in pieces."""
+    """The pasted line. A terminal or a chat may have put spaces into it; the shell then passes several arguments."""
     return "".join("".join(invite or ()).split())
 
 
-_StateDir = Annotated[Path | None, typer.Option(help="Where identity and progress are kept, as at `potluck join`.")]
+_StateDir = Annotated[Path | None, typer.Option(help="Folder of identity and progress, as at `potluck join`.")]
 
 
 def pause(
     minutes: Annotated[
-        float | None, typer.Option("--for", help="So many minutes; left out, until `potluck resume`.")
+        float | None, typer.Option("--for", help="Minutes to pause; until `potluck resume` if not given.")
     ] = None,
     state_dir: _StateDir = None,
 ) -> None:
@@ -135,9 +135,9 @@ def health(
         typer.Option(help="State folder of a running peer or host; where `potluck join` keeps it if not given."),
     ] = None,
 ) -> None:
-    """Ask the peer or host that runs on this machine whether it is well: 0 when it is, 5 when nobody answers.
+    """Ask the peer or host that runs on this machine whether it is well: 0 if it is, 5 if nobody answers.
 
-    One that waits for others, or for its host, is well.
+    A peer that waits for others, or for its host, is well.
     """
     if state_dir is None:
         state_dir = _settings().load({}).state_dir
@@ -154,11 +154,11 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
 ) -> None:
-    """Look for what would stand in the way of a run on this machine, and say how to mend it.
+    """Check this machine for problems that would stop or slow a run, and say how to fix them.
 
-    With an invite, or a run that was joined before, also on the way to its host;
-    the invite is not used up. Each line is ok, warn or fail; ends with 4 when
-    one fails, else with 0. Writes nothing.
+    With an invite, or a run that was joined before, also checks the way to its
+    host; the invite is not used up. Each line is ok, warn or fail. Ends with 4
+    if one fails, else with 0. Writes nothing.
     """
     from peer.checks.doctor import run_doctor
 
@@ -172,7 +172,7 @@ def demo(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the summary for machines to this file.")
     ] = None,
-    plot_file: Annotated[Path, typer.Option("--plot", help="Where the loss curve goes.")] = Path("potluck-demo.png"),
+    plot_file: Annotated[Path, typer.Option("--plot", help="File of the loss curve (PNG).")] = Path("potluck-demo.png"),
     total_tokens: Annotated[
         int, typer.Option("--tokens", help="How many tokens the peers train together.")
     ] = 1_228_800,
@@ -204,19 +204,19 @@ def demo(
 
 def generate(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="A checkpoint's folder.")],
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
+    prompt: Annotated[str, typer.Option(help="Beginning of the text.")] = "",
     tokens: Annotated[
-        int, typer.Option(help="Write at most so many; a byte each, or a token of the run's tokenizer.")
+        int, typer.Option(help="Most tokens to write, of the run's tokenizer; by default a token is a byte.")
     ] = 256,
     temperature: Annotated[float, typer.Option(help="Lower is safer and duller; 0 takes the likeliest token.")] = 0.7,
-    top_k: Annotated[int, typer.Option(help="Draw from the so many likeliest tokens; 0 for all.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0 for all.")] = 0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    expert: Annotated[int, typer.Option(help="Of a run of experts: whose model.")] = 0,
+    expert: Annotated[int, typer.Option(help="Number of the expert, in a run of experts.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts, at the end.")] = False,
 ) -> None:
-    """Let the model of a checkpoint go on with a text, on the CPU; ends at the model's end mark.
+    """Continue a text with the model of a checkpoint, on the CPU; ends at the model's end mark.
 
-    Bytes that are no UTF-8 are shown as the replacement sign.
+    Bytes that are not UTF-8 are shown as the replacement sign.
     """
     from peer.models.sampling import Sampling
 
@@ -236,16 +236,16 @@ def cut(
     peer_gb: Annotated[
         list[float] | None,
         typer.Option(
-            help="Memory in GB that a peer gives, once for each that is expected: as few stages as they have room for.",
+            help="Memory in GB that a peer gives, once for each expected peer. Finds the fewest stages that fit.",
             show_default=False,
         ),
     ] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="Peers for each stage, at least, with --peer-gb.")] = 2,
+    replicas: Annotated[int, typer.Option(min=1, help="Fewest peers for each stage, with --peer-gb.")] = 2,
     device: Annotated[
-        str, typer.Option(help="Where to measure: cpu, cuda or mps; auto takes the best there is.")
+        str, typer.Option(help="Device to measure on: cpu, cuda or mps; auto takes the best there is.")
     ] = "auto",
 ) -> None:
-    """Measure what a model's parts take on this machine and say how its stages are cut most evenly. Writes nothing."""
+    """Measure the cost of a model's parts on this machine and show the most even cut into stages. Writes nothing."""
     from peer.pipeline.stage.stage_costs import stages_lines, wall_s
 
     typer.echo("\n".join(stages_lines(run_file, device, tuple(peer_gb or ()), replicas, wall_s)))

@@ -1,4 +1,6 @@
-"""The peer daemon, as the story of a volunteer: identity, admission, network, data, start, state, training and rounds, goodbye."""
+"""The peer daemon, in the order of a volunteer's session: identity, admission, network, data, start, state, training and rounds,
+goodbye.
+"""
 
 from __future__ import annotations
 
@@ -92,12 +94,13 @@ log = structlog.get_logger()
 
 
 def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = None) -> int:
-    """Take part in a run until it is over or the user says stop; without an invite in the last one. Returns the exit code 0.
+    """Take part in a run until it ends or the user stops it; without an invite in the last run. Returns the exit code 0.
 
-    Who goes over to another stage leaves and joins again, in this process. `worker` is a training process that was started before us.
+    A peer that moves to another stage leaves and joins again, in this process. `worker` is a training process that is already
+    running.
 
     Raises:
-        PotluckError: with its exit code: a bad invite, a refusal, nobody there, an identity in use.
+        PotluckError: with its exit code: a bad invite, a refusal, an unreachable host, an identity in use.
     """
     invite = decode_invite(invite_text) if invite_text else invite_of_last_run(config.state_dir)
     folder = run_folder(config.state_dir, invite.run_id)
@@ -133,7 +136,7 @@ async def _main(
     clock: SystemClock,
     worker: EarlyWorker | None,
 ) -> bool:
-    """One life of the peer; whether another one is to follow."""
+    """One life of the peer. Returns whether another one follows."""
     disk = DiskMeter(config.state_dir, ThreadOffload())
     clear_unfinished(folder)
     found = set_aside(folder)
@@ -179,12 +182,12 @@ async def _take_part(life: PeerSession) -> None:
         caller = Caller(life.identity, life.sequence.take_soon, life.clock)
         client = await stack.enter_async_context(open_coordinator_client(thread, endpoint, caller))
         life.sources.host = client
-        asked = (client, life.invite, life.identity, life.folder, life.clock)
+        arguments = (client, life.invite, life.identity, life.folder, life.clock)
         if saved is not None:
-            membership, is_host_there = await come_back(saved, *asked)
+            membership, is_host_there = await come_back(saved, *arguments)
         else:
             life.board.say("joining", "asking the coordinator for admission")
-            membership, is_host_there = await admit(*asked), True
+            membership, is_host_there = await admit(*arguments), True
         is_outbound_only = await find_outbound_only(
             life.config, client, membership.saved.credential, is_host_there=is_host_there
         )
@@ -246,7 +249,7 @@ async def _revocations(life: PeerSession, membership: Membership, roster: Creden
 
 
 async def _train(joined: JoinedSession) -> None:
-    """Fetch what training needs, find the run's newest state, train and average on it."""
+    """Fetch the data for training, find the run's newest state, then train and average."""
     life, membership = joined.life, joined.membership
     cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
     joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), joined.roster.is_member))
@@ -272,7 +275,7 @@ async def _train(joined: JoinedSession) -> None:
 
 
 def _keep_up(joined: JoinedSession, nursery: trio.Nursery) -> None:
-    """Start what goes on for as long as we are a member, whatever is trained: reports, our record, who and what is reached."""
+    """Start the services of a member, independent of training: reports, our directory record, and connections."""
     life, membership, network = joined.life, joined.membership, joined.network
     own = DirectoryClaim(
         life.identity, membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster
@@ -290,7 +293,7 @@ def _keep_up(joined: JoinedSession, nursery: trio.Nursery) -> None:
 
 
 async def _open_chains(joined: JoinedSession, cache: ShardCache) -> tuple[UnitChain, ...]:
-    """What this machine has of the run, from its signed start on, with the text of the experts that it takes up now."""
+    """Open this machine's state of the run from its signed start record, with the text of the experts that it takes up now."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
     search = StartSearch(life.folder, membership, joined.looks, joined.roster, ThreadOffload(), life.board)
     sealed_start = reporter.start_record = await search.find(joined.client, reporter)
@@ -306,7 +309,7 @@ async def _open_chains(joined: JoinedSession, cache: ShardCache) -> tuple[UnitCh
 
 
 async def _settle_experts(joined: JoinedSession, start: bytes) -> tuple[int, ...]:
-    """The experts that we hold from now on, by what is there now; none in a run without."""
+    """Choose the experts that we hold from now on, by their present holders; none in a run without experts."""
     if not joined.experts.num_parts:
         return ()
     await _members_listed(joined)
@@ -325,25 +328,25 @@ async def _settle_experts(joined: JoinedSession, start: bytes) -> tuple[int, ...
 
 
 async def _catch_up(joined: JoinedSession, chains: Sequence[UnitChain]) -> tuple[list[OpenRound], FirstState]:
-    """Take the run's newest state where ours is far behind. Returns our votes on the heads, and whether there is any state."""
+    """Fetch the run's newest state if ours is far behind. Returns our votes on the heads, and whether there is any state."""
     board, reporter = joined.life.board, joined.reporter
     board.say("catching up", "looking for the run's newest state")
     donors = await _members_listed(joined)
-    shown = [await catch_up_by_snapshot(joined.network, chain, donors, board.downloading) for chain in chains]
+    reached = [await catch_up_by_snapshot(joined.network, chain, donors, board.downloading) for chain in chains]
     spine = chains[0]
-    for chain, index in zip(chains, shown, strict=True):
-        # nobody who is listed has anything that is not here
+    for chain, index in zip(chains, reached, strict=True):
+        # none of the listed members has commits that are not here
         if chain.tools.unit in joined.membership.manifest.parts and not index:
             await take_kept(joined.network, chain, joined.membership.coordinator)
     if not spine.head.index and reporter.last_reply is None:
-        await reporter.report_once()  # whether the run is at its start, too, is for the host to say where it can
-    open_rounds = [await chain.votes_on_head() for chain in chains]  # the head has moved where a state was taken
+        await reporter.report_once()  # only the host can say whether the run is still at its start
+    open_rounds = [await chain.votes_on_head() for chain in chains]  # a downloaded state has moved the head
     lost = [await lost_index(joined.life.folder, chain) for chain in chains]
 
     def still_lost() -> int:
         return max((index for chain, index in zip(chains, lost, strict=True) if not chain.head.index), default=0)
 
-    return open_rounds, FirstState(spine, open_rounds[0], lambda: reporter.told_index, shown[0], board, still_lost)
+    return open_rounds, FirstState(spine, open_rounds[0], lambda: reporter.told_index, reached[0], board, still_lost)
 
 
 async def _average(
@@ -353,7 +356,7 @@ async def _average(
     trainer: WorkerTrainer,
     first: FirstState,
 ) -> None:
-    """The rounds of all units, with everything that they need, until the run is over."""
+    """Run the rounds of all units and their services, until the run is over."""
     board, rounds = joined.life.board, peer_rounds(joined)
     still_s = standing_still_s(joined.membership.manifest.config)
     services = [
@@ -375,7 +378,7 @@ async def _rounds(
     trainer: WorkerTrainer,
     first: FirstState,
 ) -> None:
-    """Train and average until the run is over or we are asked to leave; then say goodbye, while everything runs that says it."""
+    """Train and average until the run is over or we are asked to leave. Then say goodbye, while all services for it still run."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
     total_tokens, service = membership.manifest.config.run.total_tokens, services[0]
     chains = [each.chain for each in services]
@@ -387,7 +390,8 @@ async def _rounds(
         await rounds.list_peers(tuple(p for p in joined.roster.take_records(entries) if p != membership.coordinator))
 
     async with trio.open_nursery() as nursery:
-        # Takes its place before anything that a commit brings the trainer; nobody waits for it: who can vote and fetch should.
+        # Queue the start of training before any commit reaches the trainer. The rounds do not wait for it, since voting and
+        # fetching need no training.
         nursery.start_soon(_begin_training, life, chains, trainer, first)
         await nursery.start(rounds.run)
         nursery.start_soon(list_peers, joined.looks, listed, IN_ROUNDS)
@@ -408,7 +412,7 @@ async def _rounds(
 
 
 async def _hand_over(joined: JoinedSession, rounds: PeerRounds, services: Sequence[RoundService]) -> None:
-    """The last rounds of experts that nobody else holds go to the host, where it is there to take them."""
+    """Upload the last rounds of experts that no other peer holds to the host, if it answers."""
     board, coordinator = joined.life.board, joined.membership.coordinator
     status, heads = status_of(joined.life.sources), {each.unit: each.chain.head for each in services}
     alone = [UnitName(place.unit) for place in status.units if place.holders == 1]
@@ -416,7 +420,7 @@ async def _hand_over(joined: JoinedSession, rounds: PeerRounds, services: Sequen
     lone = {unit: heads[unit].commit for unit in alone if unit in parts and heads[unit].index}
     if not lone or status.is_host_away or joined.reporter.last_reply is None:
         return
-    board.say("leaving", "the host takes the last rounds of what nobody else holds")
+    board.say("leaving", "uploading to the host the last rounds of parts that nobody else holds")
     missed = await hand_over(lone, partial(rounds.stood_at, coordinator), joined.reporter.report_once)
     log.info("handed_over", units=sorted(set(lone) - set(missed)), not_taken=sorted(missed))
 
@@ -424,8 +428,8 @@ async def _hand_over(joined: JoinedSession, rounds: PeerRounds, services: Sequen
 async def _begin_training(
     life: PeerSession, chains: Sequence[UnitChain], trainer: WorkerTrainer, first: FirstState
 ) -> None:
-    """The anchor for a training process that is still importing what it needs, which takes seconds; then, once there is something to
-    train on, what its owner allows.
+    """Load the anchor into a training process that is still importing. Start training, within the owner's limits, once there is a
+    state.
     """
     life.board.say("catching up", "the training process is starting")
     anchors = {place: chain.state.anchor_N for place, chain in enumerate(chains)}
@@ -436,9 +440,7 @@ async def _begin_training(
 
 
 async def _bring_data(joined: JoinedSession, cache: ShardCache, held: Sequence[int]) -> None:
-    """What the holder of these parts reads and has not got yet: from the host and from whoever is listed while we fetch. Then it is
-    checked.
-    """
+    """Fetch the missing data of these parts' holder from the host and from members listed meanwhile. Then check it."""
     membership, network, roster = joined.membership, joined.network, joined.roster
     listed = list(await _members_listed(joined))
 

@@ -1,7 +1,7 @@
 """The training process: `python -m peer.worker CHANNEL_FD MEMORY_FD`, started by peer/training/trainer.py.
 
-It owns torch's compute, trains step after step, and does what the daemon orders at step boundaries. It exits when the channel
-ends, as it does when its parent dies. It does not import hivemind, trio or grpc.
+It owns torch's computation, takes one training step after another, and obeys the daemon's commands at step boundaries. It exits
+when the channel closes, which also happens when its parent dies. It does not import hivemind, trio or grpc.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ with frozen_imports():
     )
 
 NICENESS: Final = 10
-"""The volunteer's own programs come first."""
+"""The volunteer's own programs take priority."""
 
 EXIT_OUT_OF_MEMORY: Final = 3
 
 
 class Worker:
-    """The loop: a step, then the orders that came meanwhile."""
+    """The loop: a step, then the commands that arrived during it."""
 
     def __init__(self, channel: socket.socket, trainer: LocalTrainer, vectors: SharedVectors) -> None:
         self._channel = channel
@@ -50,13 +50,13 @@ class Worker:
         self._was_loaded = False
         self._still_until_s = 0.0
         self._early: deque[Command | None] = deque()
-        """Orders that came during a step, to be obeyed after it; None is the end of the channel."""
+        """Commands that arrived during a step, to be obeyed after it; None is the end of the channel."""
 
     def run(self) -> None:
-        """Until told to stop or the channel ends."""
+        """Run until a stop command or the end of the channel."""
         if not self._trainer.micro_batch and not self._is_paused:
             self._trainer.find_micro_batch()
-        # Read last: the daemon may have written a newer anchor while the micro-batch was measured.
+        # Read the anchor last: the daemon may have written a newer one during the search for the micro-batch.
         self._trainer.load(self._vectors.view(Area.IN), self._trainer.plan.schedule_tokens)
         self._vectors.put_down()
         self._tell_progress()
@@ -74,7 +74,7 @@ class Worker:
                 return
 
     def _idle(self, idle_s: float) -> bool:
-        """A slowed worker waits after each step, and still obeys. A step that a load threw away is not waited for."""
+        """A slowed worker waits after each step, and still obeys. A step that a load discarded causes no wait."""
         until_s = time.perf_counter() + idle_s
         self._was_loaded = False
         while (left_s := until_s - time.perf_counter()) > 0 and not self._was_loaded:
@@ -83,14 +83,14 @@ class Worker:
         return True
 
     def _stand_still(self) -> bool:
-        """After a snapshot that asked for it, until a commit has come or it has waited for long enough. False at the end."""
+        """Wait after a snapshot that asked for it, until a commit comes or the time is over. False at the end of the channel."""
         while (left_s := self._still_until_s - time.perf_counter()) > 0:
             if not self._obey(wait_s=left_s):
                 return False
         return True
 
     def _obey(self, wait_s: float | None) -> bool:
-        """Do what was ordered; waits up to `wait_s` (None: for ever) for the first order. False at the end."""
+        """Obey the pending commands; wait up to `wait_s` (None: without limit) for the first one. False at the end."""
         while self._early or select.select([self._channel], [], [], wait_s)[0]:
             command = self._early.popleft() if self._early else self._next_command()
             if command is None or command.op == "stop":
@@ -106,7 +106,7 @@ class Worker:
         return None if data is None else Command.model_validate_json(data)
 
     def _goes_on(self) -> bool:
-        """Whether the step that is under way is still wanted: a pause does not wait for the end of a long one. Other orders do."""
+        """Whether to continue the running step. Only a pause interrupts a long step; other commands wait for its end."""
         while select.select([self._channel], [], [], 0.0)[0]:
             command = self._next_command()
             self._early.append(command)
@@ -166,7 +166,7 @@ class Worker:
 
 
 def _ran_out(plan: TrainingPlan, micro_batch: int) -> OutOfMemory:
-    """What the daemon is told; without a limit the next try may find more, as another program may have had it."""
+    """The report to the daemon. Without a memory limit the next try may succeed, since another program may have held the memory."""
     is_limited = plan.max_gpu_memory_bytes > 0 and choose_device(plan.device).type != "cpu"
     return OutOfMemory(micro_batch=micro_batch, is_final=is_limited and micro_batch <= 1)
 
@@ -186,7 +186,7 @@ def _run_stage(channel: socket.socket, first: bytes) -> int:
 def main() -> int:
     """Exit code 3 after running out of memory."""
     os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C
     channel = socket.socket(fileno=int(sys.argv[1]))
     first = read_message(channel)
     if first is None:
@@ -205,7 +205,7 @@ def main() -> int:
         channel.sendall(frame(_ran_out(plan, trainer.micro_batch if trainer is not None else 0)))
         return EXIT_OUT_OF_MEMORY
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the daemon is gone: nobody is left to tell
+        pass  # the daemon is gone, so nothing can be reported
     return 0
 
 

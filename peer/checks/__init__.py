@@ -1,1 +1,1 @@
-"""What is looked at before a run starts: `doctor`, reachability, `--dry-run`."""
+"""Checks before a run starts: `doctor`, reachability, `--dry-run`."""

@@ -1,4 +1,6 @@
-"""`potluck doctor`: what stands in the way of a run on this machine, and how to mend it. `potluck join` asks the short form first."""
+"""`potluck doctor`: problems that would prevent or slow down a run on this machine, each with a fix. `potluck join` runs the short
+form first.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,16 @@ if TYPE_CHECKING:
     from peer.checks.host_core import HostReadings
 
 FAILED: Final = MachineError.exit_code
-NO_HOST: Final = "clock, ports and bandwidth are looked at with the line of a host: potluck doctor potluck1:..."
-"""The last line where there is neither an invite nor a last run: half a report that says it is whole would mislead."""
+NO_HOST: Final = "to check clock, ports and bandwidth, add the line of a host: potluck doctor potluck1:..."
+"""The last line of a report without an invite or a last run, so that half a report does not look complete."""
 
 HOST_WITHIN_S: Final = 40.0
-"""Above the deadlines of peer/checks/host_readings.py, which say more when they pass."""
+"""Longer than the deadlines of peer/checks/host_readings.py, whose errors say more."""
 
 
 def run_doctor(config: PeerConfig, invite_text: str, *, as_json: bool) -> int:
-    """Read, judge and print, first of this machine, then of the way to the host of the invite, or of the last run where that is empty.
-    Returns the exit code: 0 when nothing fails, else that of a MachineError.
+    """Read, judge and print: first this machine, then the way to the host of the invite, or of the last run if the invite is empty.
+    Returns the exit code: 0 if nothing fails, else that of a MachineError.
     """
     num_parameters = _num_parameters(config.state_dir, invite_text)
     machine = read_machine(
@@ -49,7 +51,7 @@ def run_doctor(config: PeerConfig, invite_text: str, *, as_json: bool) -> int:
 
 
 def _read_host(config: PeerConfig, invite_text: str) -> HostReadings | None:
-    from peer.checks.host_readings import read_host  # grpc and trio take a second to import
+    from peer.checks.host_readings import read_host  # importing grpc and trio is slow
 
     return read_host(config, invite_text)
 
@@ -63,10 +65,10 @@ def _judge_host(host: HostReadings | Unread | None) -> tuple[Finding, ...]:
 
 
 def check_before_join(config: PeerConfig, invite_text: str) -> None:
-    """The short form: what takes tenths of a second. Each warn is a line on standard error.
+    """The short form, with only the quick checks. Each warning is a line on standard error.
 
     Raises:
-        MachineError: something fails; the rest is not told.
+        MachineError: the first check that fails.
     """
     num_parameters = _num_parameters(config.state_dir, invite_text)
     readings = read_machine(
@@ -87,7 +89,7 @@ def check_before_join(config: PeerConfig, invite_text: str) -> None:
 
 
 def _num_parameters(state_dir: Path, invite_text: str) -> int:
-    """Of the model of a run that was joined from here before; 0 where that is not known."""
+    """Number of parameters of the model of the last joined run; 0 if unknown."""
     found = within(READING_WITHIN_S, partial(_parameters_kept, state_dir, invite_text))
     return 0 if isinstance(found, Unread) else found
 
@@ -101,7 +103,7 @@ def _parameters_kept(state_dir: Path, invite_text: str) -> int:
 
 
 def _json(findings: Sequence[Finding], machine: Readings, host: HostReadings | Unread | None) -> str:
-    """For scripts; names and fields stay."""
+    """The report for scripts. Names and fields are stable."""
     rows = [{"name": f.name, "level": f.level.value, "found": f.found, "fix": f.fix} for f in findings]
     read = {"machine": asdict(machine), "host": None if host is None else asdict(host)}
     return json.dumps({"worst": worst(findings).value, "findings": rows, "readings": read})

@@ -1,6 +1,6 @@
-"""`potluck join --dry-run`: the settings, where each comes from, and what a run would ask of this machine. Reads; writes nothing.
+"""`potluck join --dry-run`: the settings with their sources, and the resources that a run would need here. Writes nothing.
 
-A run that was not joined before is asked of the invite's host.
+For a run that was not joined before, the invite's host is asked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protocol.tables import duration, printable
 
 
 def dry_run_lines(config: PeerConfig, flags: Mapping[str, object], invite_text: str) -> list[str]:
-    """What is printed; the invite is not used up.
+    """The lines to print. The invite is not used up.
 
     Raises:
         ConfigError, VersionError: no invite that this release understands.
@@ -27,7 +27,7 @@ def dry_run_lines(config: PeerConfig, flags: Mapping[str, object], invite_text: 
     """
     invite = decode_invite(invite_text) if invite_text else None
     joined = find_kept_run(config.state_dir, invite.run_id if invite else None)
-    kept, told = (joined, "joined from here before") if joined else _asked(config, invite_text)
+    kept, origin = (joined, "joined from here before") if joined else _ask_host(config, invite_text)
     memory_bytes = whole_bytes(config.max_memory_gb)
     offer = OfferedResources(config.cache_bytes, config.no_listen, config.daily_quota_gb, memory_bytes)
     data_bytes = _data_bytes(kept) if kept else 0
@@ -36,7 +36,7 @@ def dry_run_lines(config: PeerConfig, flags: Mapping[str, object], invite_text: 
         *setting_lines(settings_with_origins(config, flags)),
         "run",
         *(_invite_lines(invite) if invite else ()),
-        f"  {kept.manifest.config.run.name}, {told}" if kept else f"  {told}",
+        f"  {kept.manifest.config.run.name}, {origin}" if kept else f"  {origin}",
         *(() if invite or kept else ("  an invite is needed: ask the host for one",)),
         "estimates",
         *estimate_lines(peer_estimates(kept.manifest.config if kept else None, data_bytes, offer)),
@@ -49,12 +49,12 @@ def _data_bytes(kept: KeptRun) -> int:
     return kept.dataset.most_bytes(experts.holdings if experts else 0)
 
 
-def _asked(config: PeerConfig, invite_text: str) -> tuple[KeptRun | None, str]:
-    """The run as its host describes it, if it does; and what is to be said of that."""
+def _ask_host(config: PeerConfig, invite_text: str) -> tuple[KeptRun | None, str]:
+    """The run as its host describes it, if the host answers, and a sentence about the result."""
     never = "was not joined from here before"
     if not invite_text:
         return None, never
-    from peer.checks.known_runs import ask_for_run  # grpc and trio take a second to import
+    from peer.checks.known_runs import ask_for_run  # importing grpc and trio is slow
 
     try:
         return ask_for_run(config, invite_text), f"{never}; as its host tells it"
@@ -63,7 +63,7 @@ def _asked(config: PeerConfig, invite_text: str) -> tuple[KeptRun | None, str]:
 
 
 def _invite_lines(invite: Invite) -> list[str]:
-    """What the invite says, but for its secret."""
+    """The contents of the invite, except its secret."""
     left_s = invite.expires_unix_s - time.time()
     until = (
         f"good for another {duration(left_s)}" if left_s > 0 else f"expired {duration(-left_s)} ago: ask for another"

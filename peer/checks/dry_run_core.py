@@ -1,4 +1,4 @@
-"""What `potluck join --dry-run` expects of a run on this machine. Pure: formulas are in protocol/estimates/estimates.py."""
+"""The estimates of `potluck join --dry-run` for this machine. Pure. Formulas are in protocol/estimates/estimates.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNKNOWN: Final = "unknown without the host"
 
 @dataclass(frozen=True, slots=True)
 class OfferedResources:
-    """What of the settings bears on the estimates, in their units; 0 GB of quota for none, and of memory for no limit."""
+    """The settings that affect the estimates, in their own units. 0 GB of quota or memory means no limit."""
 
     cache_bytes: int
     no_listen: bool
@@ -33,7 +33,7 @@ class OfferedResources:
 
 
 def peer_estimates(run: RunConfig | None, data_bytes: int, offer: OfferedResources) -> tuple[Estimate, ...]:
-    """The estimates for a run whose packed data has so many bytes; None: nothing here knows the run."""
+    """The estimates for a run whose packed data has `data_bytes` bytes. None: the run is not known here."""
     if run is None:
         return (
             Estimate("model", _UNKNOWN),
@@ -62,7 +62,7 @@ def peer_estimates(run: RunConfig | None, data_bytes: int, offer: OfferedResourc
 
 
 def _stages_with_room(run: RunConfig, offer: OfferedResources) -> tuple[Estimate, ...]:
-    """Of a run of stages, where the owner limits memory: which of them this peer may hold; a join is refused where none is."""
+    """In a run of stages with a memory limit: the stages that this peer may hold. A join is refused if there are none."""
     if run.pipeline is None or run.stages is None or not offer.max_memory_bytes:
         return ()
     try:

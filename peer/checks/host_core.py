@@ -1,4 +1,4 @@
-"""The judgement of `potluck doctor` on the way to the host, pure: what was read over the wire -> findings."""
+"""Judges the way to the host for `potluck doctor`: readings over the network -> findings. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 from peer.checks.machine_core import Finding, Level, Unread, unread
 
 CLOCK_GOOD_S: Final = 5.0
-"""Messages live for two minutes; a clock that is off by seconds costs nothing yet, and says that nobody sets it."""
+"""Messages live for two minutes, so an offset of some seconds does no harm yet. It shows that the clock is not synchronised."""
 
 CLOCK_MOST_S: Final = 120.0
-"""As peer/membership/joining.py refuses it; a test says so."""
+"""The limit in peer/membership/joining.py; a test compares them."""
 
 BITS_FEW_PER_S: Final = 1e6
-"""A model of ten million parameters is ten megabytes a round in int8: 80 s at this rate."""
+"""Below this rate an int8 round of a model of ten million parameters takes more than a minute."""
 
 FROM_A_CHECKOUT: Final = "from a checkout"
-"""As averaging/release.py says it: nobody knows then whether two of them are the same."""
+"""The release name in averaging/release.py for a checkout. Two of these cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Answer:
     """The host answered.
 
     Attributes:
-        address: as the invite or the last run names it.
+        address: as named in the invite or the last run.
         ahead_s: how far its clock is ahead of ours.
-        release, own_release: of Potluck, there and here.
+        release, own_release: versions of Potluck, there and here.
     """
 
     address: str
@@ -38,8 +38,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """The host could not be asked: what was found, and what to do. `is_needed` is False for a peer that has been admitted before: it
-    goes on without the host.
+    """The host could not be asked: the finding and the remedy. `is_needed` is False for a peer that was admitted before, because it
+    can go on without the host.
     """
 
     found: str
@@ -49,7 +49,7 @@ class NoAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HostRefusal:
-    """The host answers and would not let us in: what was found, and what to do."""
+    """The host answered and would not admit us: the finding and the remedy."""
 
     found: str
     fix: str
@@ -57,20 +57,20 @@ class HostRefusal:
 
 @dataclass(frozen=True, slots=True)
 class PortTaken:
-    """We could not listen where others are to reach us."""
+    """We could not listen on the port where other peers should reach us."""
 
     found: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReachReport:
-    """What came of the host's attempt to connect back.
+    """The result of the host's attempt to connect back.
 
     Attributes:
-        listen_host, port: where we listened.
-        seen_as: the IP address that the host sees us at.
-        is_own_address: an interface of this machine has it, so no router stands between.
-        announce_host: what the owner lets others be told.
+        listen_host, port: our listening address.
+        seen_as: our IP address as the host sees it.
+        is_own_address: an interface of this machine has it, so there is no router in between.
+        announce_host: the address that the owner announces to others.
     """
 
     listen_host: str
@@ -90,7 +90,7 @@ class Flow:
 
     @property
     def bits_per_s(self) -> float:
-        """The rate."""
+        """The rate in bits per second."""
         return 8 * self.num_bytes / self.seconds
 
 
@@ -104,9 +104,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class HostReadings:
-    """Everything that was read of the way to the host. `reach` is None where the owner takes no inbound connections; it and `line` are
-    where the host did not answer, or refused to tell them. `bulk` is the port for weights and data, None where `reach` is none.
-    `needed_bits_per_s` is what a round of the run takes each way, 0 where the run is not known here yet.
+    """All readings of the way to the host. `reach` is None if the owner takes no inbound connections. `reach` and `line` are None
+    if the host did not answer or refused the probe. `bulk` is the port for weights and data, None if `reach` is.
+    `needed_bits_per_s` is the rate of a round in each direction, 0 if the run is not known here.
     """
 
     answer: Answer | NoAnswer
@@ -147,8 +147,8 @@ def _release(answer: Answer) -> Finding:
         return Finding(
             "host",
             Level.WARN,
-            f"{found} with potluck {answer.release}, here is {answer.own_release}",
-            f"install potluck {answer.release} should anything go wrong",
+            f"{found} with potluck {answer.release}, this machine has {answer.own_release}",
+            f"install potluck {answer.release} if anything goes wrong",
         )
     return Finding("host", Level.OK, f"{found}, with the same potluck {answer.release}")
 
@@ -158,12 +158,12 @@ def _clock(answer: Answer) -> Finding:
     side = "behind" if answer.ahead_s > 0 else "ahead of"
     found = f"this machine's clock is {off_s:.1f} s {side} the host's"
     fix = "set it, for example with: sudo timedatectl set-ntp true"
-    # Written so that NaN, which only a broken host says, fails.
+    # Written so that NaN, which only a broken host sends, fails.
     if off_s <= CLOCK_GOOD_S:
         return Finding("clock", Level.OK, found)
     if off_s <= CLOCK_MOST_S:
         return Finding("clock", Level.WARN, found, fix)
-    return Finding("clock", Level.FAIL, f"{found}: all its messages would count as expired or as too early", fix)
+    return Finding("clock", Level.FAIL, f"{found}: all its messages would be refused as expired or too early", fix)
 
 
 def _reach(reach: ReachReport | PortTaken | Unread | None) -> Finding:
@@ -173,24 +173,28 @@ def _reach(reach: ReachReport | PortTaken | Unread | None) -> Finding:
     if isinstance(reach, Unread):
         return unread(name, reach)
     if isinstance(reach, PortTaken):
-        fix = "end what listens there (a peer of yours?), or give another with --listen-port or --listen-host"
+        fix = (
+            "end the program that listens there (a peer of yours?), or give another with --listen-port or --listen-host"
+        )
         return Finding(name, Level.FAIL, reach.found, fix)
     if not reach.is_reached:
         return outbound_only(reach)
     found = f"direct: the host connected to {reach.seen_as} port {reach.port}"
     if reach.is_own_address or reach.announce_host:
         return Finding(name, Level.OK, found)
-    fix = f"tell others that address: --announce-host {reach.seen_as} --listen-port {reach.port}"
+    fix = f"announce that address: --announce-host {reach.seen_as} --listen-port {reach.port}"
     return Finding(name, Level.WARN, f"{found}, which is a router's address", fix)
 
 
 def _bulk(bulk: ReachReport | PortTaken | Unread) -> Finding:
-    """Of the port for weights and data: where it cannot be reached they take the other one, by libp2p."""
+    """Judge the port for weights and data. If it cannot be reached, libp2p carries them over the other port."""
     name = "bulk"
     if isinstance(bulk, Unread):
         return unread(name, bulk)
     if isinstance(bulk, PortTaken):
-        return Finding(name, Level.FAIL, bulk.found, "end what listens there, or give another with --bulk-port")
+        return Finding(
+            name, Level.FAIL, bulk.found, "end the program that listens there, or give another with --bulk-port"
+        )
     if bulk.is_reached:
         found = f"direct: weights and data come on {bulk.seen_as} port {bulk.port}"
         if bulk.is_own_address or bulk.announce_host:
@@ -200,18 +204,19 @@ def _bulk(bulk: ReachReport | PortTaken | Unread) -> Finding:
         )
     found = f"the host could not connect back to {bulk.seen_as} port {bulk.port}: weights and data come over libp2p"
     where = "open TCP port {} in the firewall" if bulk.is_own_address else "forward TCP port {} of the router, too,"
-    fix = f"{where.format(bulk.port)} and join with --bulk-port {bulk.port}: a third of the processor time"
+    fix = f"{where.format(bulk.port)} and join with --bulk-port {bulk.port}: it costs less processor time"
     return Finding(name, Level.WARN, found, fix)
 
 
 def outbound_only(reach: ReachReport) -> Finding:
-    """Of a peer that the host could not connect back to."""
-    found = (
-        f"outbound only, for there are no relays: the host could not connect back to {reach.seen_as} port {reach.port}"
-    )
+    """The finding for a peer that the host could not connect back to."""
+    found = f"outbound only, because there are no relays: the host could not connect back to {reach.seen_as} port {reach.port}"
     if reach.listen_host in ("127.0.0.1", "::1", "localhost"):
         return Finding(
-            "reachable", Level.WARN, found, "--listen-host 0.0.0.0 lets others in, --no-listen says it to them"
+            "reachable",
+            Level.WARN,
+            found,
+            "take connections with --listen-host 0.0.0.0, or announce none with --no-listen",
         )
     if reach.is_own_address:
         fix = f"open TCP port {reach.port} in the firewall and join with --listen-port {reach.port}"
@@ -230,11 +235,14 @@ def _line(line: Line | Unread, needed_bits_per_s: float) -> Finding:
     found = f"{_rate(line.up)} up to the host, {_rate(line.down)} down"
     slower = min(line.up.bits_per_s, line.down.bits_per_s)
     if slower < needed_bits_per_s:
-        found = f"{found}: a round of the run is not over in time below {needed_bits_per_s / 1e6:g} Mbit/s each way"
+        found = f"{found}: a round of the run does not finish in time below {needed_bits_per_s / 1e6:g} Mbit/s each way"
         return Finding(name, Level.WARN, found, "a faster line, or ask the host for a smaller codec or longer rounds")
     if slower < BITS_FEW_PER_S:
         return Finding(
-            name, Level.WARN, found, "rounds will wait for this line: a cable instead of radio, or fewer who share it"
+            name,
+            Level.WARN,
+            found,
+            "rounds will wait for this line: use a cable instead of wireless, or share it with fewer",
         )
     return Finding(name, Level.OK, found)
 

@@ -1,6 +1,6 @@
-"""What `potluck doctor` reads of the way to the host. Like all of its readings: each with a deadline, and none can end the command.
+"""The readings of `potluck doctor` on the way to the host. Each has a deadline, and none can end the command.
 
-It writes nothing: no identity is made, no invite used, no session counted.
+Writes nothing: creates no identity, uses no invite and counts no session.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from protocol.identity.invite import decode_invite
 from protocol.run.manifest import open_manifest
 
 ALL_WITHIN_S: Final = 30.0
-"""The sum of the deadlines below, should the host be slow in everything."""
+"""The sum of the deadlines below, for a host that is slow in everything."""
 
 GREETING_WITHIN_S: Final = 5.0
 FLOW_WITHIN_S: Final = 3.0
-"""Each way; a line that fills no more than the first piece in this time is slow, and that is all one wants to know."""
+"""Deadline in each direction. A line that only moves the first piece in this time is slow, and more detail is not needed."""
 
 FIRST_PIECE_BYTES: Final = 64 << 10
 LEAST_FLOW_S: Final = 0.001
@@ -53,7 +53,7 @@ LEAST_FLOW_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Where the host is, and by what it knows us: the secret of an invite, or, where that is empty, `identity` and its credential."""
+    """The host's address and our proof to it: the invite's secret, or `identity` with its credential if the secret is empty."""
 
     endpoint: CoordinatorEndpoint
     identity: Identity
@@ -63,20 +63,21 @@ class Way:
 
     @property
     def proof(self) -> ProbeProof:
-        """That we may ask for a probe."""
+        """The proof that we may ask for a probe."""
         return ProbeProof(self.secret, self.credential)
 
     @property
     def is_needed(self) -> bool:
-        """Whether nothing can begin without the host."""
+        """Whether a join is impossible without the host."""
         return bool(self.secret)
 
 
 def find_way(config: PeerConfig, invite_text: str) -> Way | None:
-    """By the invite, or else by the last run; None where there is neither. A run that was joined before is known by its credential.
+    """The way given by the invite, or else by the last run; None without either. A run that was joined before is probed with its
+    credential.
 
     Raises:
-        PotluckError: what is there cannot be used, and why.
+        PotluckError: the invite or the saved run cannot be used, and why.
     """
     if not invite_text:
         folder = last_run_folder(config.state_dir)
@@ -101,7 +102,7 @@ def _known_way(config: PeerConfig, folder: Path) -> Way | None:
 
 
 def read_host(config: PeerConfig, invite_text: str) -> HostReadings | None:
-    """Read all of it; None where there is neither an invite nor a last run. Blocks for ALL_WITHIN_S at most."""
+    """Take all readings; None without an invite and a last run. Blocks for ALL_WITHIN_S at most."""
     try:
         way = find_way(config, invite_text)
     except PotluckError as error:
@@ -114,7 +115,7 @@ def _no_answer(error: PotluckError, *, is_needed: bool) -> NoAnswer:
 
 
 def _cause(error: PotluckError) -> str:
-    """Found and expected, without the remedy."""
+    """The error's finding and expectation, without the remedy."""
     return type(error)(error.found, error.expected).one_line()
 
 
@@ -145,7 +146,9 @@ async def _ask(config: PeerConfig, way: Way) -> HostReadings:
 
 
 async def _next_sequence() -> int:
-    """By the clock alone: the coordinator judges these calls apart from all others, and the daemon may be running beside us."""
+    """A sequence number from the clock alone. The coordinator judges these calls separately, and the daemon may be running in
+    parallel.
+    """
     now_unix_s = time.time()
     return first_sequence(next_session(0, now_unix_s)) + int(now_unix_s % 1.0 * (1 << 32))
 
@@ -154,7 +157,7 @@ async def _greet(way: Way, client: CoordinatorClient) -> Answer:
     with trio.move_on_after(GREETING_WITHIN_S * len(way.endpoint.addresses)):
         greeting = await client.greet()
         if not math.isfinite(greeting.ahead_s):
-            raise RemoteProtocolError("a host whose clock tells no time", "seconds since 1970", "tell the host")
+            raise RemoteProtocolError("a host with a valid clock", "seconds since 1970", "tell the host")
         return Answer(", ".join(way.endpoint.addresses), greeting.ahead_s, greeting.release, installed_release())
     raise CallTimeout(
         f"no answer from {', '.join(way.endpoint.addresses)}", "a running `potluck host`", "try again later"
@@ -164,10 +167,10 @@ async def _greet(way: Way, client: CoordinatorClient) -> Answer:
 async def reach_of(
     config: PeerConfig, proof: ProbeProof, client: CoordinatorClient
 ) -> ReachReport | PortTaken | Unread | None:
-    """Listen where a peer would, and let the host try to connect; None where the owner takes no connections.
+    """Listen as a peer would, and let the host try to connect; None if the owner takes no connections.
 
     Raises:
-        RefusedError: the host would not let us in.
+        RefusedError: the host would not admit us.
     """
     if config.no_listen:
         return None
@@ -177,7 +180,7 @@ async def reach_of(
 async def _bulk_reach_of(
     config: PeerConfig, proof: ProbeProof, client: CoordinatorClient, reach: ReachReport | PortTaken | Unread | None
 ) -> ReachReport | PortTaken | Unread | None:
-    """The same for the port on which weights and data come; None where others cannot connect to us anyway. Raises as `reach_of`."""
+    """The same for the port of weights and data; None if others cannot connect to us anyway. Raises as `reach_of`."""
     if not isinstance(reach, ReachReport) or not reach.is_reached:
         return None
     port, may_take_another = bulk_port(config.model_copy(update={"listen_port": reach.port}))
@@ -238,14 +241,16 @@ async def _line(proof: ProbeProof, client: CoordinatorClient) -> Line | Unread:
 
 
 def _unread(error: PotluckError) -> Unread:
-    """Raises RefusedError: we would not be let in, which is more than a reading that is missing."""
+    """The error as a missing reading. Raises RefusedError if the host would not admit us, which is a finding of its own."""
     if isinstance(error, RefusedError):
         raise error
     return Unread(error.one_line())
 
 
 async def _flow(move: Callable[[int, float], Awaitable[None]], most_bytes: int, round_trip_s: float) -> Flow:
-    """Pieces that grow fourfold, until the time is over or MAX_PROBE_BYTES have passed. What a late piece moved is not known."""
+    """Move pieces that grow fourfold, until the time is over or MAX_PROBE_BYTES have passed. Bytes of an unfinished piece do not
+    count.
+    """
     num_bytes, seconds, piece_bytes = 0, 0.0, FIRST_PIECE_BYTES
     ends_s = trio.current_time() + FLOW_WITHIN_S
     while num_bytes + piece_bytes <= MAX_PROBE_BYTES:

@@ -1,8 +1,6 @@
-"""Runs that this machine knows: joined before, or asked for by an invite.
+"""Descriptions of runs: saved ones of runs joined before, without network, and those fetched from an invite's host.
 
-What this machine knows of a run that it joined before, without asking anybody.
-
-What a host says of its run to somebody who holds an invite and has not joined: the invite is not used up, nothing is written.
+Asking a host does not use up the invite and writes nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class KeptRun:
 
 
 def find_kept_run(state_dir: Path, run_id: RunId | None) -> KeptRun | None:
-    """The run of that id, or the last one for None; None where it was never joined from here. Blocks.
+    """The saved run of that id, or the last one for None; None if it was never joined from here. Blocks.
 
     Raises:
         StorageError: what was kept is damaged.
@@ -57,7 +55,7 @@ WITHIN_S: Final = 15.0
 
 
 def ask_for_run(config: PeerConfig, invite_text: str) -> KeptRun | None:
-    """The run as its host describes it now, checked as at admission; None without an invite. Blocks for WITHIN_S at most.
+    """The host's current description of its run, checked as at admission; None without an invite. Blocks for WITHIN_S at most.
 
     Raises:
         RefusedError: the invite is no good any more.

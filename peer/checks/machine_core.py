@@ -1,6 +1,6 @@
-"""The judgement of `potluck doctor`, pure: what was read of this machine -> findings, each ok, warn or fail with a fix.
+"""Judges this machine for `potluck doctor`: readings -> findings, each ok, warn or fail with a fix. Pure.
 
-A fail is what no run can be joined with; a warn is what a run can be joined with, worse than it could be.
+A fail means that no run can be joined. A warn means that a run can be joined but works worse than it could.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ GIB: Final = 1 << 30
 MIB: Final = 1 << 20
 
 MEMORY_LEAST_BYTES: Final = 512 * MIB
-"""Below this torch is not even imported twice."""
+"""With less memory, torch cannot even be imported twice."""
 
 DISK_LEAST_BYTES: Final = 64 * MIB
-"""Room for identity, credential and log; with less nothing can be promised to anybody."""
+"""Room for identity, credential and log. With less, a peer cannot keep any promise to others."""
 
 OPEN_FILES_FEW: Final = 1024
-"""What most systems give; a swarm's sockets and the files of kept states stay well below it."""
+"""The usual limit of most systems. A swarm's sockets and the files of kept states stay well below it."""
 
 OPEN_FILES_LEAST: Final = 128
 
@@ -41,7 +41,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; `fix` is empty where nothing is to be mended."""
+    """One line of the report; `fix` is empty if there is nothing to fix."""
 
     name: str
     level: Level
@@ -58,7 +58,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The first NVIDIA card as its driver tells of it.
+    """The first NVIDIA card as reported by its driver.
 
     Attributes:
         driver_cuda: newest CUDA (major, minor) that the driver can run.
@@ -75,7 +75,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class NoCard:
-    """No driver tells of a card; `is_on_bus`: yet the machine has one from NVIDIA."""
+    """No driver reports a card. `is_on_bus`: the machine nevertheless has an NVIDIA card."""
 
     reason: str
     is_on_bus: bool
@@ -83,8 +83,8 @@ class NoCard:
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """What torch says of itself. `cuda` is empty for a build without CUDA; `architectures` as torch.cuda.get_arch_list() says.
-    `codecs_problem`, asked in the same process: why the codecs that pack what is sent are not compiled, empty where they are.
+    """The report of torch itself. `cuda` is empty for a build without CUDA; `architectures` as in torch.cuda.get_arch_list().
+    `codecs_problem` comes from the same process: why the compiled codecs are missing, empty if they are there.
     """
 
     version: str
@@ -97,14 +97,14 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class NoTorch:
-    """torch cannot be imported, and why. One that only takes too long to say anything is `Unread`."""
+    """torch cannot be imported, and why. A torch that is only too slow to answer is `Unread`."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of this machine, or of its container where that has less."""
+    """Memory of this machine, or of its container if that has less."""
 
     total_bytes: int
     available_bytes: int
@@ -112,7 +112,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Where a run would be kept. `taken_bytes` is what is there of it already; `cache_bytes` the most that its data may take."""
+    """The disk for a run's folder. `taken_bytes` is the run's present use; `cache_bytes` the limit for its data."""
 
     folder: str
     is_writable: bool
@@ -123,7 +123,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Empty for what is not installed."""
+    """Versions of installed packages; empty for those that are missing."""
 
     potluck: str
     protocol: int
@@ -134,12 +134,12 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Everything that was read of this machine.
+    """All readings of this machine.
 
     Attributes:
-        device: where the owner wants to train: auto, cpu, cuda or mps.
-        num_parameters: of the model of the last run, 0 while no run is known.
-        torch: None where torch was not asked: importing it takes seconds.
+        device: the owner's choice for training: auto, cpu, cuda or mps.
+        num_parameters: of the model of the last run, 0 if no run is known.
+        torch: None if torch was not asked, because importing it is slow.
     """
 
     device: str
@@ -179,20 +179,20 @@ def report_lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def unread(name: str, reading: Unread) -> Finding:
-    """What is said of a reading that could not be taken: nothing is known to be wrong."""
+    """The finding for a reading that could not be taken. Nothing is known to be wrong."""
     return Finding(name, Level.WARN, f"could not be read: {reading.reason}")
 
 
 def in_gib(num_bytes: int) -> str:
-    """As people read it: "1.5 GiB"."""
+    """As text for people: "1.5 GiB"."""
     return f"{num_bytes / GIB:.1f} GiB"
 
 
 def runs_on(capability: tuple[int, int], architectures: Sequence[str]) -> str:
-    """The entry of a torch build's architecture list that a card of this compute capability runs; empty when there is none.
+    """The entry of a torch build's architecture list that a card of this compute capability can run; empty if there is none.
 
-    Machine code (sm_) runs on its own major version from its minor one on; with an "a" behind it on its own alone, with an "f" within
-    its family. What is kept as PTX (compute_) is compiled for every newer card.
+    Machine code (sm_) runs on its own major version from its minor version on. With suffix "a" it runs on its own version only,
+    with "f" within its family. PTX (compute_) is compiled for every newer card.
     """
     for architecture in reversed(architectures):
         kind, _, number = architecture.partition("_")
@@ -219,20 +219,20 @@ def _graphics(readings: Readings) -> Finding:
         memory = f"{in_gib(graphics.memory_free_bytes)} of {in_gib(graphics.memory_total_bytes)} free"
         found = f"{graphics.name}, {memory}; driver {graphics.driver}, up to CUDA {major}.{minor}"
         if device in ("auto", "cuda") and graphics.memory_free_bytes < GIB:
-            return Finding("gpu", Level.WARN, found, "end what else uses the card, or train with --device cpu")
+            return Finding("gpu", Level.WARN, found, "end other programs that use the card, or train with --device cpu")
         return Finding("gpu", Level.OK, found)
     if device == "cuda":
         fix = "install its driver, or train with --device cpu"
         return Finding("gpu", Level.FAIL, f"--device cuda, and no NVIDIA card answers ({graphics.reason})", fix)
     if graphics.is_on_bus and device == "auto":
-        found = f"an NVIDIA card that no driver answers for ({graphics.reason}); training runs on the CPU"
+        found = f"an NVIDIA card without a working driver ({graphics.reason}); training runs on the CPU"
         return Finding("gpu", Level.WARN, found, "install its driver; in a container pass the card in (--gpus all)")
     where = "the CPU" if device == "auto" else f"--device {device}"
     return Finding("gpu", Level.OK, f"no NVIDIA card; training runs on {where}")
 
 
 def _architecture(readings: Readings, torch: Torch | NoTorch | Unread) -> list[Finding]:
-    """Whether torch can use what is there; nothing where there is nothing to use."""
+    """Whether torch can use the card; no finding without a card."""
     name, device, card = "torch", readings.device, readings.graphics
     if isinstance(torch, Unread):
         return [unread(name, torch)]
@@ -242,7 +242,7 @@ def _architecture(readings: Readings, torch: Torch | NoTorch | Unread) -> list[F
         return [_mps(torch)]
     if not isinstance(card, Card) or device == "cpu":
         return [Finding(name, Level.OK, f"torch {torch.version}, on the CPU")]
-    # With --device auto a torch without CUDA trains on the CPU and says nothing.
+    # With --device auto, a torch without CUDA trains on the CPU without a message.
     unusable = Level.FAIL if device == "cuda" else Level.WARN
     if not torch.cuda:
         return [Finding(name, unusable, f"torch {torch.version} was built without CUDA", _UPDATE_TORCH)]
@@ -257,12 +257,12 @@ def _architecture(readings: Readings, torch: Torch | NoTorch | Unread) -> list[F
 
 
 def _codecs(torch: Torch | NoTorch | Unread) -> list[Finding]:
-    """Without a compiler at installation all goes on as it does with one, and is slower."""
+    """Without a compiler at installation the codecs still work, but more slowly."""
     if not isinstance(torch, Torch):
         return []
     if not torch.codecs_problem:
         return [Finding("codecs", Level.OK, "compiled for this machine")]
-    found = f"not compiled ({torch.codecs_problem}): rounds take several times more of the processor"
+    found = f"not compiled ({torch.codecs_problem}): rounds take several times more processor time"
     return [Finding("codecs", Level.WARN, found, _COMPILE)]
 
 
@@ -306,11 +306,11 @@ def _disk(disk: Disk | Unread, num_parameters: int) -> Finding:
     needed_bytes = disk.cache_bytes + peer_disk_bytes(num_parameters)
     missing_bytes = max(0, needed_bytes - disk.taken_bytes)
     found = f"{in_gib(disk.free_bytes)} free at {disk.folder}"
-    # Without a run nobody knows how large the model is; the data alone has its cap.
+    # Without a run the model's size is unknown; only the data has a limit.
     takes = f"{'the last run' if num_parameters else 'data'} takes up to {in_gib(needed_bytes)}"
     if disk.taken_bytes:
         takes += f", {in_gib(disk.taken_bytes)} of it there"
-    fix = "free some, or choose another disk with --state-dir; less data is kept with POTLUCK_PEER_CACHE_BYTES"
+    fix = "free some, or choose another disk with --state-dir; keep less data with POTLUCK_PEER_CACHE_BYTES"
     if disk.free_bytes < DISK_LEAST_BYTES:
         return Finding("disk", Level.FAIL, f"{found}, {takes}", fix)
     if disk.free_bytes < missing_bytes:
@@ -331,9 +331,9 @@ def _open_files(limit: int | Unread) -> Finding:
 def _versions(versions: Versions | Unread) -> Finding:
     if isinstance(versions, Unread):
         return unread("versions", versions)
-    told = {"potluck": versions.potluck, "protocol": str(versions.protocol), "Python": versions.python}
-    told |= {"torch": versions.torch, "hivemind": versions.hivemind}
-    absent = [name for name in ("torch", "hivemind") if not told[name]]
+    installed = {"potluck": versions.potluck, "protocol": str(versions.protocol), "Python": versions.python}
+    installed |= {"torch": versions.torch, "hivemind": versions.hivemind}
+    absent = [name for name in ("torch", "hivemind") if not installed[name]]
     if absent:
         return Finding("versions", Level.FAIL, f"{' and '.join(absent)} not installed", "install potluck again")
-    return Finding("versions", Level.OK, ", ".join(f"{name} {version}" for name, version in told.items()))
+    return Finding("versions", Level.OK, ", ".join(f"{name} {version}" for name, version in installed.items()))

@@ -1,5 +1,6 @@
-"""What `potluck doctor` reads of this machine. Each reading has its deadline, and none can end the command: what goes wrong is a
-reading, too. Nothing heavy is imported here: torch is asked in a process of its own, which may hang or crash.
+"""The readings of `potluck doctor` on this machine. Each has a deadline, and none can end the command: a failure is a reading, too.
+
+Nothing heavy is imported here. torch is asked in a separate process, which may hang or crash.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from protocol.ids import PROTOCOL_VERSION
 T = TypeVar("T")
 
 READING_WITHIN_S: Final = 2.0
-"""What takes milliseconds where all is well; a driver or a network disk that hangs is told as such."""
+"""Long enough for a healthy machine. A driver or a network disk that hangs is reported as such."""
 
 CARD_WITHIN_S: Final = 10.0
-"""A card whose driver keeps nothing loaded between uses takes seconds to wake up."""
+"""A driver that keeps nothing loaded between uses takes seconds to wake the card."""
 
 TORCH_WITHIN_S: Final = 60.0
-"""Importing torch takes 6 s here, and far longer from a cold or distant disk."""
+"""Importing torch may take very long from a cold or distant disk."""
 
 _NVIDIA_ON_PCI: Final = "0x10de"
 _DISPLAY_CLASS: Final = "0x03"
@@ -49,7 +50,9 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or ""
 
 
 def within(limit_s: float, read: Callable[[], T]) -> T | Unread:
-    """The reading, or why there is none; a reader that hangs is left behind on its thread, which does not keep the process."""
+    """The reading, or why there is none. A reader that hangs is left behind on its daemon thread, which does not keep the process
+    alive.
+    """
     results: queue.SimpleQueue[T | Unread] = queue.SimpleQueue()
 
     def work() -> None:
@@ -68,8 +71,8 @@ def within(limit_s: float, read: Callable[[], T]) -> T | Unread:
 def read_machine(
     state_dir: Path, device: str, *, cache_bytes: int, num_parameters: int = 0, asks_torch: bool = True
 ) -> Readings:
-    """Read all of it. `device`: auto, cpu, cuda or mps; `num_parameters` of the model of the last run, 0 for none. Blocks, for the sum
-    of the deadlines at most, and without torch for some tenths of a second where all is well.
+    """Take all readings. `device`: auto, cpu, cuda or mps; `num_parameters` of the model of the last run, 0 for none. Blocks for
+    the sum of the deadlines at most. Without torch it is quick on a healthy machine.
     """
     return Readings(
         device=device,
@@ -84,7 +87,7 @@ def read_machine(
 
 
 def read_graphics() -> Card | NoCard:
-    """The first NVIDIA card, as its driver tells of it."""
+    """The first NVIDIA card as reported by its driver."""
     import pynvml
 
     try:
@@ -111,7 +114,7 @@ def _text(value: str | bytes) -> str:
 
 
 def has_nvidia_on_bus(devices: Path) -> bool:
-    """Whether a graphics card from NVIDIA is among the PCI devices; False where the system does not list them as Linux does."""
+    """Whether a graphics card from NVIDIA is among the PCI devices; False if the system does not list them as Linux does."""
     for device in devices.glob("*"):
         try:
             vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
@@ -123,7 +126,7 @@ def has_nvidia_on_bus(devices: Path) -> bool:
 
 
 def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> Torch | NoTorch | Unread:
-    """Ask torch, in a process of its own."""
+    """Ask torch in a separate process."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", program],
@@ -142,21 +145,21 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
         said = done.stderr.strip().splitlines()
         return NoTorch(said[-1] if said else f"it ended with {done.returncode}")
     try:
-        told = json.loads(done.stdout.splitlines()[-1])
+        answer = json.loads(done.stdout.splitlines()[-1])
         return Torch(
-            version=str(told["version"]),
-            cuda=str(told["cuda"]),
-            architectures=tuple(str(name) for name in told["architectures"]),
-            can_use_cuda=bool(told["can_use_cuda"]),
-            can_use_mps=bool(told["can_use_mps"]),
-            codecs_problem=str(told["codecs_problem"]),
+            version=str(answer["version"]),
+            cuda=str(answer["cuda"]),
+            architectures=tuple(str(name) for name in answer["architectures"]),
+            can_use_cuda=bool(answer["can_use_cuda"]),
+            can_use_mps=bool(answer["can_use_mps"]),
+            codecs_problem=str(answer["codecs_problem"]),
         )
     except (ValueError, KeyError, IndexError, TypeError):
         return Unread("its answer cannot be understood")
 
 
 def read_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> Memory:
-    """Of the machine, or of the container that we are in."""
+    """The memory of the machine, or of our container."""
     import psutil
 
     found = psutil.virtual_memory()
@@ -167,7 +170,7 @@ def read_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> Memory:
 
 
 def _number(path: Path) -> int | None:
-    """A number that the kernel tells; None for "max" and where there is no such file."""
+    """A number from a kernel file; None for "max" and for a missing file."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -175,7 +178,7 @@ def _number(path: Path) -> int | None:
 
 
 def read_disk(state_dir: Path, cache_bytes: int) -> Disk:
-    """The disk of `state_dir`, which is not made: while it is absent the nearest folder above counts."""
+    """The disk of `state_dir`. The folder is not created; if it is missing, the nearest existing parent counts."""
     there = state_dir.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -185,14 +188,14 @@ def read_disk(state_dir: Path, cache_bytes: int) -> Disk:
             try:
                 taken_bytes += os.stat(Path(folder, name), follow_symlinks=False).st_size
             except OSError:
-                continue  # removed while we look
+                continue  # removed in the meantime
     system = os.statvfs(there)
     is_writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
     return Disk(str(state_dir), is_writable, system.f_bavail * system.f_frsize, taken_bytes, cache_bytes)
 
 
 def read_open_files() -> int:
-    """How many files and sockets a process of ours may have open."""
+    """The limit of open files and sockets of a process."""
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -200,7 +203,7 @@ def read_open_files() -> int:
 
 
 def read_versions() -> Versions:
-    """What is installed."""
+    """Versions of the installed packages."""
     return Versions(
         potluck=installed_release(),
         protocol=PROTOCOL_VERSION,

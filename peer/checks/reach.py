@@ -1,4 +1,4 @@
-"""Asks the host at each start whether others can connect to this peer, while the port is still free to be tried."""
+"""Asks the host at each start whether others can connect to this peer, while the port is still free for a probe."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from protocol.errors import RefusedError
 log = structlog.get_logger()
 
 WITHIN_S: Final = 6.0
-"""The host tries for three seconds; no start waits longer for a host that is slow."""
+"""The host tries for three seconds. No start waits longer than this for a slow host."""
 
 
 async def find_outbound_only(
     config: PeerConfig, client: CoordinatorClient, credential: bytes, *, is_host_there: bool
 ) -> bool:
-    """Whether others are told that nobody can connect to this peer; where the host found that, its owner is told what mends it."""
+    """Whether to announce that nobody can connect to this peer. If the host found that, the owner is shown the remedy."""
     reach = await _ask(config, client, credential) if is_host_there else None
     is_outbound = is_outbound_only(no_listen=config.no_listen, announce_host=config.announce_host, reach=reach)
     if is_outbound and isinstance(reach, ReachReport):

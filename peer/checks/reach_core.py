@@ -1,4 +1,4 @@
-"""Whether a peer tells others that nobody can connect to it: its owner's word first, then what the host found. Pure."""
+"""Whether a peer announces that nobody can connect to it. The owner's setting comes first, then the host's finding. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from peer.checks.machine_core import Unread
 
 
 def has_owners_word(*, no_listen: bool, announce_host: str) -> bool:
-    """Whether its owner has said how others reach this peer: the host need not be asked."""
+    """Whether the owner has set how others reach this peer. The host need not be asked then."""
     return no_listen or bool(announce_host)
 
 
 def is_outbound_only(*, no_listen: bool, announce_host: str, reach: ReachReport | PortTaken | Unread | None) -> bool:
-    """Whether others are told not to wait for a connection to this peer. `reach` is what came of the host's attempt to connect back,
-    None where it was not asked. A host on the same machine that was too busy to connect in time says nothing about the way here.
+    """Whether others are told not to expect connections to this peer. `reach` is the result of the host's attempt to connect back,
+    None if it was not asked. A busy host on the same machine that could not connect in time proves nothing.
     """
     if has_owners_word(no_listen=no_listen, announce_host=announce_host):
         return no_listen
@@ -23,7 +23,7 @@ def is_outbound_only(*, no_listen: bool, announce_host: str, reach: ReachReport 
 
 
 def outbound_sentence(reach: ReachReport) -> str:
-    """What its owner is told, with the flag that mends it."""
+    """The sentence for the owner, with the flag that fixes it."""
     finding = outbound_only(reach)
     return f"{finding.found}, so others are told not to wait for it as a reducer; to mend it: {finding.fix}"
 

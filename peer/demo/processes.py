@@ -26,9 +26,9 @@ class Running:
     """One started process.
 
     Attributes:
-        started_unix_s: when it was started, for comparison with what other processes say.
+        started_unix_s: its start, for comparison with times in other processes' reports.
         log_file: its standard output and error.
-        log_begin_bytes: what was in that file before it: the words of an earlier process of the same name are not its own.
+        log_begin_bytes: size of that file at the start. Earlier bytes come from a previous process of the same name.
     """
 
     process: subprocess.Popen[bytes]
@@ -41,7 +41,7 @@ class Running:
         return self.process.poll()
 
     def kill_group(self) -> None:
-        """SIGKILL to the process and all that shares its group: no chance to say goodbye."""
+        """SIGKILL to the process and its whole group, without a chance to say goodbye."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -49,19 +49,19 @@ class Running:
         self.process.wait()
 
     def ask_to_leave(self) -> None:
-        """One SIGINT, as a person's Ctrl-C."""
+        """Send one SIGINT, like a person's Ctrl-C."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
 
     def output(self) -> str:
-        """All it has printed so far."""
+        """All output so far."""
         with self.log_file.open("rb") as log:
             log.seek(self.log_begin_bytes)
             return log.read().decode("utf8", errors="replace")
 
 
 class ProcessGroup:
-    """The processes that the demo owns; none outlives `open_processes`."""
+    """The processes that the demo owns. None outlives `open_processes`."""
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
@@ -86,7 +86,7 @@ class ProcessGroup:
         return running
 
     def stop_all(self) -> None:
-        """Ask all to leave, wait a little, then kill what is left; a second Ctrl-C cuts the wait short."""
+        """Ask all to leave, wait a little, then kill the rest. A second Ctrl-C shortens the wait."""
         for running in self._running:
             running.ask_to_leave()
         deadline_s = time.monotonic() + LEAVE_PATIENCE_S
@@ -102,8 +102,8 @@ class ProcessGroup:
 
 @contextmanager
 def open_processes(log_dir: Path) -> Iterator[ProcessGroup]:
-    """A group of processes that ends with the block, whatever happens in it. SIGTERM and SIGHUP, as of a terminal that is closed, end
-    it as Ctrl-C does. Only for the main thread.
+    """A group of processes that ends with the block in any case. SIGTERM and SIGHUP (a closed terminal) end it like Ctrl-C. Only
+    for the main thread.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     group = ProcessGroup(log_dir)
@@ -119,7 +119,7 @@ def _ending_as_ctrl_c_does() -> Iterator[None]:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    # Where one is ignored, as under nohup, it stays so.
+    # A signal that is ignored, as under nohup, stays ignored.
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, interrupt)
@@ -149,6 +149,6 @@ def wait_for_invite(host: Running, limit_s: float) -> str:
 
 
 def last_line(running: Running) -> str:
-    """The last thing it said."""
+    """The last line of its output."""
     lines = running.output().strip().splitlines()
     return lines[-1] if lines else "it said nothing"

@@ -1,6 +1,6 @@
 """`potluck demo`: a host and some peers as real processes on loopback; one peer is killed half-way and comes back.
 
-It knows of them what anybody does: what they serve as JSON, and the files that they leave behind.
+The demo uses only public sources: the JSON that they serve, and the files that they leave.
 """
 
 from __future__ import annotations
@@ -33,25 +33,27 @@ from protocol.errors import ConfigError, MachineError, PotluckError, StorageErro
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_TOKENS: Final = 1 << 53
-"""As a run.toml allows."""
+"""The limit of a run.toml."""
 
 MAX_LIMIT_S: Final = 7 * 86400.0
 
 FEWEST_ROUNDS: Final = 10
-"""Fewer tokens make smaller rounds: a peer that is killed half-way needs rounds to come back to."""
+"""With fewer tokens the rounds are smaller instead. A peer that is killed half-way needs rounds to come back to."""
 
 LANE_STEPS: Final = 20
 """Inner steps of a lane in a round, as many as a peer of the default run takes."""
 
 SLOWDOWN: Final = 3.0
 START_SHARE: Final = 0.5
-"""Of the limit, for the first round to commit."""
+"""Share of the time limit for the first round to commit."""
 
 DOWN_PATIENCE_S: Final = 20.0
-"""A round without the victim normally commits within this; its return waits no longer."""
+"""A round without the victim normally commits within this. The victim's return waits for this long at most."""
 
 PAUSE_SHARE: Final = 0.7
-"""Of the tokens. If the victim is not back by then, the others wait for it: else the run would end before it is counted."""
+"""If the victim is not back at this share of the tokens, the others wait for it. Otherwise the run would end before it is
+counted.
+"""
 
 LOOK_INTERVAL_S: Final = 0.5
 LAST_CHECKPOINT_LIMIT_S: Final = 60.0
@@ -62,15 +64,15 @@ _REMEDY: Final = "see: potluck demo --help"
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the demo was asked for.
+    """The demo's options.
 
     Attributes:
-        directory: keeps everything; None for a temporary folder that is removed at the end.
-        json_file: where the summary for machines goes, None for nowhere.
-        plot_file: where the loss curve goes (PNG).
-        total_tokens: at which the run ends.
-        limit_s: after which the demo gives up.
-        shards: what a peer holds, one of CASTS.
+        directory: keeps all files; None for a temporary folder that is removed at the end.
+        json_file: file of the machine-readable summary, None for none.
+        plot_file: file of the loss curve (PNG).
+        total_tokens: the run ends at this many tokens.
+        limit_s: the demo gives up after this time.
+        shards: the kind of shards that peers hold, one of CASTS.
     """
 
     directory: Path | None
@@ -81,7 +83,7 @@ class DemoOptions:
     shards: str = "data"
 
     def check(self) -> None:
-        """Refuse now what would fail three minutes later; writes nothing.
+        """Reject bad options now instead of minutes later. Writes nothing.
 
         Raises:
             ConfigError: a number or a folder that cannot work.
@@ -89,7 +91,7 @@ class DemoOptions:
         """
         if not 1 <= self.total_tokens <= MAX_TOKENS:
             raise ConfigError(f"tokens is {self.total_tokens}", f"1 to {MAX_TOKENS}", _REMEDY)
-        if not 0 < self.limit_s <= MAX_LIMIT_S:  # refuses NaN, too
+        if not 0 < self.limit_s <= MAX_LIMIT_S:  # rejects NaN, too
             raise ConfigError(f"limit-s is {self.limit_s:g}", f"seconds, more than 0, at most {MAX_LIMIT_S:g}", _REMEDY)
         if self.shards not in CASTS:
             raise ConfigError(f"shards is {self.shards!r}", " or ".join(CASTS), _REMEDY)
@@ -108,12 +110,12 @@ def _can_be_written(path: Path) -> bool:
     try:
         is_possible = path.parent.is_dir() and not path.is_dir()
         return is_possible and os.access(path if path.exists() else path.parent, os.W_OK)
-    except OSError:  # a name that no file can have
+    except OSError:  # no file can have this name
         return False
 
 
 class _GaveUp(Exception):
-    """The demo cannot go on; says why."""
+    """The demo cannot go on; the message says why."""
 
 
 class _RunEnded(Exception):
@@ -122,7 +124,7 @@ class _RunEnded(Exception):
 
 @dataclass
 class Swarm:
-    """The running processes, and what has been seen of them."""
+    """The running processes and everything seen of them."""
 
     processes: ProcessGroup
     directory: Path
@@ -144,7 +146,7 @@ class Swarm:
         return self.directory / f"peer-{number}"
 
     def start_peer(self, number: int) -> None:
-        """Start a peer, or start it again on its folder."""
+        """Start a peer, or restart it on its folder."""
         arguments = ["join", self.invite, "--state-dir", str(self.folder(number)), "--listen-host", "127.0.0.1"]
         arguments += ["--device", "cpu", "--num-threads", "1"]
         if self.cast.experts:
@@ -154,7 +156,7 @@ class Swarm:
         self.peers[number] = self.processes.start(f"peer-{number}", arguments)
 
     def look(self) -> None:
-        """Ask everybody once and remember what was answered."""
+        """Query all processes once and store their answers."""
         host = read_json(self.directory / "host", "/api/status", HostStatus)
         if host is not None:
             self.seen.add_host(host)
@@ -166,7 +168,7 @@ class Swarm:
         self.seen.exits = {number: code for number, code in codes.items() if code is not None}
 
     def wait(self, stage: str, until: Callable[[], bool], reason: str = "", within_s: float = math.inf) -> bool:
-        """Look until the condition holds; whether it did in time.
+        """Query until the condition holds; returns whether it did in time.
 
         Raises:
             _GaveUp: a peer failed, or the demo's limit is over.
@@ -190,12 +192,12 @@ class Swarm:
             time.sleep(LOOK_INTERVAL_S)
 
     def kill_victim(self) -> None:
-        """Without warning."""
+        """Kill it without warning."""
         self.peers[VICTIM].kill_group()
         self.index_at_kill = self.seen.index
 
     def restart_victim(self) -> None:
-        """On its folder; the bytes of the killed process are kept."""
+        """Restart it on its folder. The byte counts of the killed process are kept."""
         last = self.seen.peers.pop(VICTIM, None)
         self.seen.lost_bytes = (last.bytes_up, last.bytes_down) if last else (0, 0)
         self.index_at_restart = max(self.seen.rounds, default=0)
@@ -203,7 +205,7 @@ class Swarm:
 
     @contextmanager
     def others_paused(self) -> Iterator[None]:
-        """All but the victim wait, as when their owners say `potluck pause`."""
+        """Pause all peers but the victim, like `potluck pause`."""
         begun_s, others = time.monotonic(), self.peers.keys() - {VICTIM}
         for number in others:
             write_pause(self.folder(number), OwnerPause())
@@ -215,24 +217,24 @@ class Swarm:
             self.others_paused_s = round(time.monotonic() - begun_s, 1)
 
     def goes_on(self) -> bool:
-        """Whether a round has committed without the victim. Of a pipeline the host lists the members of the first stage alone."""
+        """Whether a round has committed without the victim. In a pipeline the host lists only the members of the first stage."""
         if self.cast.num_stages:
             return max(self.seen.rounds, default=0) > self.index_at_kill
         return bool(self.seen.rounds_after(self.index_at_kill, with_victim=False))
 
     def is_victim_counted(self) -> bool:
-        """Whether a round has counted the victim's new process; in a pipeline by its own word."""
+        """Whether a round has counted the victim's new process; in a pipeline according to its own status."""
         if self.cast.num_stages:
             return VICTIM in self.seen.peers and self.seen.peers[VICTIM].rounds_counted > 0
         return bool(self.seen.rounds_after(self.index_at_restart or 0, with_victim=True))
 
     def is_victim_training(self) -> bool:
-        """Whether its training process is up."""
+        """Whether the victim's training process is running."""
         return VICTIM in self.seen.peers and self.seen.peers[VICTIM].worker_state == "training"
 
 
 def play(swarm: Swarm) -> None:
-    """The whole story, until every peer has left.
+    """The whole sequence, until every peer has left.
 
     Raises:
         _GaveUp, _RunEnded: as `Swarm.wait`; the latter always.
@@ -246,12 +248,12 @@ def play(swarm: Swarm) -> None:
     killed = f"half-way: peer {VICTIM} is killed without warning; the others go on"
     swarm.has_gone_on = swarm.wait("down", swarm.goes_on, killed, DOWN_PATIENCE_S)
     swarm.restart_victim()
-    # in lanes the victim's replica needs others that train to be counted: nobody is paused there
+    # In lanes the victim's replica only counts while others train, so they are not paused.
     latest = math.inf if swarm.cast.num_stages else PAUSE_SHARE
     back = f"peer {VICTIM} comes back"
     swarm.wait("rejoining", lambda: swarm.is_victim_counted() or seen.share >= latest, back)
     if not swarm.is_victim_counted():
-        waits = f"starting takes long here: the others wait until peer {VICTIM} trains"
+        waits = f"starting takes long: the others wait until peer {VICTIM} trains"
         with swarm.others_paused():
             swarm.wait("rejoining", lambda: swarm.is_victim_counted() or swarm.is_victim_training(), waits)
         swarm.wait("rejoining", swarm.is_victim_counted, back)
@@ -259,11 +261,11 @@ def play(swarm: Swarm) -> None:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run the whole demo; 0 when every promise held, 1 otherwise.
+    """Run the whole demo; 0 if all promises were kept, 1 otherwise.
 
     Raises:
-        ConfigError, StorageError: as `DemoOptions.check`, or something could not be written in the end.
-        MachineError: the host did not come up.
+        ConfigError, StorageError: as `DemoOptions.check`, or a file could not be written at the end.
+        MachineError: the host did not start.
     """
     options.check()
     started_s, gave_up = time.monotonic(), ""
@@ -282,7 +284,7 @@ def run_demo(options: DemoOptions) -> int:
             except _RunEnded:
                 _wait_for_last_checkpoint(swarm)
         summary = _conclude(swarm, gave_up, options.plot_file, started_s)
-        if options.json_file is not None:  # before the sample, which takes its time on a busy machine
+        if options.json_file is not None:  # before the sample, which is slow on a busy machine
             _write(options.json_file, summary.model_dump_json(indent=2) + "\n", "--json")
         print_summary(summary, _sample(summary, swarm.cast), directory if options.directory else None)
     return 0 if summary.ok else 1
@@ -305,7 +307,7 @@ def _start(processes: ProcessGroup, directory: Path, options: DemoOptions, scree
     except MachineError as error:
         if options.directory is not None:
             raise
-        # the log that it names goes with the temporary folder
+        # The log that it names is removed with the temporary folder.
         raise MachineError(error.found, error.expected, "see why with --dir DIR, which keeps the logs") from error
     swarm = Swarm(processes, directory, CASTS[options.shards], host, invite, screen, started_s, options.limit_s)
     for number in range(1, swarm.cast.num_peers + 1):
@@ -317,7 +319,7 @@ def demo_run_toml(total_tokens: int, shards: str = "data") -> str:
     """The default run with this many tokens, all peers from the first round on and a checkpoint after every fourth.
 
     Fewer tokens make its rounds smaller, down to one local step of each peer. It trains with AdamW, whose steps are cheaper on a
-    processor. With experts each feed-forward is half of everybody's and half an expert's: a token costs what it does in the
+    CPU. With experts, half of each feed-forward belongs to the trunk and half to an expert, so a token costs as much as in the
     default model.
     """
     from protocol.run.manifest import default_run_toml
@@ -353,11 +355,11 @@ def _wait_for_last_checkpoint(swarm: Swarm) -> None:
 
 
 def _conclude(swarm: Swarm, gave_up: str, plot_file: Path, started_s: float) -> DemoSummary:
-    """Plot, verify and judge. A demo that was given up fails for that alone: all else that is missing follows from it."""
+    """Plot, verify and judge. A demo that gave up fails for that reason alone, because every other failure follows from it."""
     seen, cast = swarm.seen, swarm.cast
     plot_losses(seen, plot_file, title=f"Potluck demo: {cast.title}")
     final = {number: left for number in swarm.peers if (left := last_status(swarm.folder(number))) is not None}
-    told = summarise(seen, final, cast).model_copy(
+    summary = summarise(seen, final, cast).model_copy(
         update={
             "rejoin_s": _rejoin_s(swarm, final.get(VICTIM)),
             "others_paused_s": swarm.others_paused_s,
@@ -366,16 +368,16 @@ def _conclude(swarm: Swarm, gave_up: str, plot_file: Path, started_s: float) -> 
         }
     )
     if gave_up:
-        return told.model_copy(update={"failures": (gave_up,)})
-    is_verified = _is_verified(swarm, told.checkpoint)
+        return summary.model_copy(update={"failures": (gave_up,)})
+    is_verified = _is_verified(swarm, summary.checkpoint)
     went_on = swarm.has_gone_on or (not cast.num_stages and swarm.goes_on())
-    stored_roots = _stored_roots(told.checkpoint)
-    broken = tuple(broken_promises(told, cast, stored_roots, is_verified=is_verified, went_on=went_on))
-    return told.model_copy(update={"ok": not broken, "failures": broken})
+    stored_roots = _stored_roots(summary.checkpoint)
+    broken = tuple(broken_promises(summary, cast, stored_roots, is_verified=is_verified, went_on=went_on))
+    return summary.model_copy(update={"ok": not broken, "failures": broken})
 
 
 def _rejoin_s(swarm: Swarm, victim: PeerStatus | None) -> float | None:
-    """From the new process's start to the first certificate that counts it: by its own clock, else by the host's."""
+    """Seconds from the new process's start to the first certificate that counts it, by its own clock or else the host's."""
     if swarm.index_at_restart is None:
         return None
     counted = swarm.seen.rounds_after(swarm.index_at_restart, with_victim=True)
@@ -395,7 +397,7 @@ def _is_verified(swarm: Swarm, checkpoint: str) -> bool:
 
 
 def _stored_roots(checkpoint: str) -> dict[str, str]:
-    """The state root of each unit of a checkpoint; nothing of a run of one unit, or where it cannot be read."""
+    """The state root of each unit of a checkpoint; empty for a run of one unit, or if it cannot be read."""
     try:
         units = json.loads((Path(checkpoint) / CHECKPOINT_MANIFEST).read_bytes()).get("units") or ()
         return {str(unit["unit"]): str(unit["state_root"]) for unit in units}
@@ -404,7 +406,7 @@ def _stored_roots(checkpoint: str) -> dict[str, str]:
 
 
 def _sample(summary: DemoSummary, cast: Cast) -> str:
-    """What the model writes; nothing of a demo that failed."""
+    """Text generated by the model; empty for a demo that failed."""
     if not summary.ok:
         return ""
     from peer.models.checkpoint_sample import sample_from_checkpoint
@@ -415,7 +417,7 @@ def _sample(summary: DemoSummary, cast: Cast) -> str:
 
 
 def read_json(folder: Path, path: str, model: type[Model]) -> Model | None:
-    """What the daemon of this state folder serves at `path`; None when it does not answer (yet), or with something else."""
+    """The JSON that the daemon of this state folder serves at `path`; None if it does not answer (yet) or the answer is invalid."""
     try:
         return model.model_validate(get_json(read_status_address(folder) + path))
     except (PotluckError, ValidationError):

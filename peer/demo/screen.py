@@ -1,4 +1,4 @@
-"""What the demo shows: one live picture on a terminal, a line now and then when piped, a loss curve and the last words."""
+"""The demo's display: a live picture on a terminal, occasional lines when piped, a loss curve and the summary."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ SPARK_WIDTH: Final = 48
 
 
 class Screen(Protocol):
-    """Shows where the demo stands."""
+    """A display of the demo's progress."""
 
     def show(self, seen: Seen, stage: str, reason: str) -> None:
-        """Draw what is seen; `reason` says in one sentence what is awaited."""
+        """Draw what was seen so far. `reason` says in one sentence what is awaited."""
         ...
 
 
 @contextmanager
 def open_screen(cast: Cast, console: Console | None = None) -> Iterator[Screen]:
-    """A live screen on a terminal, else plain lines."""
+    """A live screen on a terminal, plain lines otherwise."""
     console = console or Console(highlight=False)
     if not console.is_terminal:
         yield _PlainScreen(console)
@@ -51,7 +51,7 @@ class _LiveScreen:
 
 
 class _PlainScreen:
-    """Prints a line whenever the round or the stage changes, or the reason of any stage but training."""
+    """Prints a line whenever the round or the stage changes. Outside the training stage, also when the reason changes."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._last = console, ""
@@ -128,23 +128,24 @@ def _last_round(seen: Seen) -> RenderableType:
 
 
 def weights_line(seen: Seen, row: RoundRow) -> str:
-    """The members of a round with their shares, and who was left out and why."""
+    """The members of a round with their shares, and the omitted peers with the reasons."""
     names = {peer: f"peer {number}" for number, peer in seen.peer_ids.items()}
     shares = sorted((names.get(peer, peer[-6:]), row.weights.get(peer, 0.0)) for peer in row.members)
-    told = ", ".join(f"{name} {share:.0%}" for name, share in shares)
+    members = ", ".join(f"{name} {share:.0%}" for name, share in shares)
     omitted = ", ".join(f"{names.get(o.peer, o.peer[-6:])} left out: {o.reason}" for o in row.omitted)
-    return f"{told}; {omitted}" if omitted else told
+    return f"{members}; {omitted}" if omitted else members
 
 
 def sparkline(values: Sequence[float]) -> str:
     """The values as a row of bars, lowest to highest, at most SPARK_WIDTH of them."""
-    shown = values[:: -(-len(values) // SPARK_WIDTH) or 1]
-    low, span = min(shown, default=0.0), (max(shown, default=0.0) - min(shown, default=0.0)) or 1.0
-    return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in shown)
+    sampled = values[:: -(-len(values) // SPARK_WIDTH) or 1]
+    low, span = min(sampled, default=0.0), (max(sampled, default=0.0) - min(sampled, default=0.0)) or 1.0
+    return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in sampled)
 
 
 def plot_losses(seen: Seen, path: Path, *, title: str) -> None:
-    """Draw training and held-out loss in bits per byte over committed tokens, beside zlib and the pair model, as a PNG.
+    """Draw training and held-out loss in bits per byte over committed tokens, with zlib and the pair model for comparison, as a
+    PNG.
 
     Raises:
         StorageError: the file cannot be written.
@@ -177,10 +178,10 @@ def plot_losses(seen: Seen, path: Path, *, title: str) -> None:
 
 
 def print_summary(summary: DemoSummary, sample: str, kept: Path | None) -> None:
-    """The last words: what was reached, what the model writes, which promises were broken."""
+    """The summary: results, a sample of the model, and broken promises."""
     console = Console(highlight=False)
     if sample:
-        console.print(Panel(Text(sample), title="What the model writes after this training"))
+        console.print(Panel(Text(sample), title="Text that the model writes after this training"))
     start, end = bits(summary.heldout_loss_start), bits(summary.heldout_loss_end)
     back = "never" if summary.rejoin_s is None else f"after {summary.rejoin_s:.1f} s"
     waited = f", the others waited {summary.others_paused_s:.0f} s for it" if summary.others_paused_s else ""

@@ -1,4 +1,4 @@
-"""What the demo sees of its run, and its verdict: which promises were kept. Pure: everything it judges is an argument."""
+"""The demo's observations of its run, and its verdict on the promises. Pure: everything it judges is an argument."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Cast:
 
     Attributes:
         num_peers: numbered from 1.
-        experts: the expert of each peer, by its number; empty where every peer holds the whole model.
-        num_stages: how many stages the model is cut into, each peer holding one; 0 where it is not cut.
-        slow_peer: the peer that runs at a third of its speed. Lanes have none: they are as fast as their slowest member.
+        experts: the expert of each peer, by its number; empty if every peer holds the whole model.
+        num_stages: number of stages of the model, one per peer; 0 if it is not cut.
+        slow_peer: the peer that runs at a third of its speed. Lanes have none, because they are as fast as their slowest member.
         title: of the screen and of the plot.
     """
 
@@ -39,7 +39,7 @@ class Cast:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """The experts or stages, each with holders of its own."""
+        """The experts or stages; each has holders of its own."""
         experts = tuple(expert_unit(expert) for expert in sorted(set(self.experts)))
         return experts + tuple(stage_unit(stage) for stage in range(self.num_stages))
 
@@ -49,7 +49,7 @@ CASTS: Final = {
     "expert": Cast("a host, four volunteers, a trunk of all and two experts", num_peers=4, experts=(0, 1, 0, 1)),
     "pipeline": Cast("a host, six volunteers, three stages in two lanes", num_peers=6, num_stages=3, slow_peer=None),
 }
-"""By the kind of shards. Every expert and stage has two holders, so that the run goes on without the victim."""
+"""By kind of shards. Every expert and stage has two holders, so that the run goes on without the victim."""
 
 
 class _Read(BaseModel):
@@ -92,14 +92,14 @@ class CheckpointRow(_Read):
 
 
 class Baselines(_Read):
-    """What a compressor and a pair-frequency model reach on the same held-out text."""
+    """The loss of a compressor and of a pair-frequency model on the same held-out text."""
 
     zlib_bits_per_byte: float
     pairs_nats_per_byte: float
 
 
 class HostStatus(_Read):
-    """What is read of the host's /api/status."""
+    """The fields used of the host's /api/status."""
 
     phase: str
     reason: str = ""
@@ -118,14 +118,14 @@ class HostStatus(_Read):
 
 @dataclass
 class Seen:
-    """All that has been seen of the run so far; peers go by their numbers, rounds by their indices.
+    """Everything seen of the run so far; peers by their numbers, rounds by their indices.
 
     Attributes:
         host: the newest status of the host, None before the first.
-        peers: the newest status of each peer. The victim's is taken out when it is started again.
+        peers: the newest status of each peer. The victim's is removed when it is restarted.
         peer_ids: kept even then.
         exits: exit codes of the processes that have ended.
-        rounds: every committed round, also those that the host no longer lists; `heldout` likewise.
+        rounds: every committed round, also those that left the host's list; `heldout` likewise.
         lost_bytes: up and down, by the victim's killed process.
     """
 
@@ -138,7 +138,7 @@ class Seen:
     lost_bytes: tuple[int, int] = (0, 0)
 
     def add_host(self, host: HostStatus) -> None:
-        """Take in one more status of the host."""
+        """Add one status of the host."""
         self.host = host
         self.rounds |= {row.index: row for row in host.rounds}
         self.heldout |= {point.index: point for point in host.heldout}
@@ -150,7 +150,7 @@ class Seen:
 
     @property
     def share(self) -> float:
-        """How much of the run's tokens is committed, from 0 to 1."""
+        """The committed share of the run's tokens, from 0 to 1."""
         return self.host.total_tokens / max(1, self.host.target_total_tokens) if self.host else 0.0
 
     @property
@@ -159,24 +159,24 @@ class Seen:
         return max(self.host.checkpoints, key=lambda row: row.index, default=None) if self.host else None
 
     def rounds_after(self, index: int, *, with_victim: bool) -> list[RoundRow]:
-        """The rounds later than `index` that have the victim among their members, or that do not."""
+        """The rounds later than `index` with or without the victim among their members."""
         later = [row for number, row in sorted(self.rounds.items()) if number > index]
         return [row for row in later if (self.peer_ids.get(VICTIM) in row.members) == with_victim]
 
 
 class DemoSummary(BaseModel):
-    """What happened, in base units; losses in nats per byte.
+    """The result, in base units; losses in nats per byte.
 
     Attributes:
-        ok: whether every promise of the demo held; `failures` names those that did not.
-        members_per_round: how many peers each committed round counted, in order.
+        ok: whether every promise of the demo was kept; `failures` names the others.
+        members_per_round: number of peers that each committed round counted, in order.
         weights_per_round: the members' shares of each round, by peer id.
         state_roots: each peer's last state root by peer id, in hex: of the trunk in a run of experts, of its stage in a pipeline.
-        heldout_experts_end: the newest held-out loss of each expert on the documents that are routed to it.
-        unit_roots: the last roots of each expert or stage; its holders should have ended on one.
-        rejoin_s: from the start of the killed peer's new process to the first round that counts it; None when none did.
+        heldout_experts_end: the newest held-out loss of each expert on the documents routed to it.
+        unit_roots: the last roots of each expert or stage. Its holders should end with one common root.
+        rejoin_s: from the start of the killed peer's new process to the first round that counts it; None if none did.
         others_paused_s: for how long the others waited for it.
-        bytes_up: payload that the peers sent, the killed process included; `bytes_down` what they received.
+        bytes_up: payload that the peers sent, the killed process included; `bytes_down` is the payload received.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -203,11 +203,11 @@ class DemoSummary(BaseModel):
 
 
 def summarise(seen: Seen, final: Mapping[int, PeerStatus], cast: Cast) -> DemoSummary:
-    """Sum up what was seen; `final` holds the status that each peer left behind when it ended, by number."""
+    """Sum up the run. `final` holds the status that each peer left when it ended, by number."""
     rounds = [seen.rounds[index] for index in sorted(seen.rounds)]
     losses = [seen.heldout[index].nats for index in sorted(seen.heldout)]
     experts = seen.host.heldout_experts if seen.host else {}
-    last = {**seen.peers, **final}  # a peer that is stopped as the demo gives up leaves no status behind
+    last = {**seen.peers, **final}  # a peer that is stopped when the demo gives up leaves no status
     return DemoSummary(
         heldout_loss_start=losses[0] if losses else None,
         heldout_loss_end=losses[-1] if losses else None,
@@ -226,46 +226,46 @@ def summarise(seen: Seen, final: Mapping[int, PeerStatus], cast: Cast) -> DemoSu
 
 
 def _roots_of(unit: str, final: Mapping[int, PeerStatus]) -> tuple[str, ...]:
-    """The different roots that the holders of an expert or stage ended on."""
-    held = {part.state_root for status in final.values() for part in status.units if part.unit == unit}
-    return tuple(sorted(held | {status.state_root for status in final.values() if status.unit == unit}))
+    """The different last roots of the holders of an expert or stage."""
+    roots = {part.state_root for status in final.values() for part in status.units if part.unit == unit}
+    return tuple(sorted(roots | {status.state_root for status in final.values() if status.unit == unit}))
 
 
 def broken_promises(
-    told: DemoSummary, cast: Cast, stored_roots: Mapping[str, str], *, is_verified: bool, went_on: bool
+    summary: DemoSummary, cast: Cast, stored_roots: Mapping[str, str], *, is_verified: bool, went_on: bool
 ) -> Iterator[str]:
-    """The promises that were not kept, a sentence for each.
+    """One sentence for each broken promise.
 
     Args:
-        told: the run, summed up.
-        cast: who took part.
+        summary: the summary of the run.
+        cast: the peers of the demo.
         stored_roots: of the experts or stages in the newest checkpoint.
         is_verified: whether `potluck checkpoint verify` accepts that checkpoint.
         went_on: whether a round was committed while the victim was dead.
     """
-    roots, has_one_root = set(told.state_roots.values()), not cast.num_stages
-    if len(told.state_roots) != cast.num_peers or "" in roots or (len(roots) != 1 and has_one_root):
-        yield f"the peers did not end on one state root ({_shown(told.state_roots.values())})"
-    if not told.checkpoint_root:
+    roots, has_one_root = set(summary.state_roots.values()), not cast.num_stages
+    if len(summary.state_roots) != cast.num_peers or "" in roots or (len(roots) != 1 and has_one_root):
+        yield f"the peers did not end on one state root ({_shown(summary.state_roots.values())})"
+    if not summary.checkpoint_root:
         yield "no checkpoint was written"
     elif not is_verified:
         yield "the checkpoint on disk does not verify against its root"
-    elif roots and told.checkpoint_root not in roots and has_one_root:
-        yield f"the last checkpoint has root {told.checkpoint_root[:8]}, not the peers'"
+    elif roots and summary.checkpoint_root not in roots and has_one_root:
+        yield f"the last checkpoint has root {summary.checkpoint_root[:8]}, not the peers'"
     for unit in cast.units:
-        found, stored = told.unit_roots[unit], stored_roots.get(unit, "none")
+        found, stored = summary.unit_roots[unit], stored_roots.get(unit, "none")
         if len(found) != 1 or not found[0]:
             yield f"the holders of {unit} did not end on one state root ({_shown(found)})"
         elif stored != found[0]:
             yield f"{unit} of the last checkpoint has root {stored[:8]}, not its holders'"
-    end, pairs = told.heldout_loss_end, told.heldout_loss_pairs
+    end, pairs = summary.heldout_loss_end, summary.heldout_loss_pairs
     if end is None or pairs is None:
-        yield "no held-out loss was measured, or none of the pair model"
+        yield "the held-out loss of the model or of the pair model is missing"
     else:
         for goal, name in ((HELDOUT_GOAL_NATS, "the goal"), (pairs, "the pair model")):
             if end >= goal:
                 yield f"held-out loss ended at {end:.3f} nats per byte, not below {goal:.3f} of {name}"
-    if told.rejoin_s is None:
+    if summary.rejoin_s is None:
         yield "the killed peer was not counted again"
     if not went_on:
         yield f"no round was committed while peer {VICTIM} was dead: the others did not go on without it"

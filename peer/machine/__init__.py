@@ -1,1 +1,1 @@
-"""What this computer is: devices, memory and its limits."""
+"""This computer's devices, memory and memory limits."""

@@ -1,4 +1,4 @@
-"""Where training runs, and in which precision."""
+"""The device and precision for training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protocol.errors import MachineError
 _MEMORY_WORDS: Final = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 _MOST_MPS_SHARE: Final = 2.0
-"""Of what Metal recommends; torch takes no more."""
+"""Share of the memory that Metal recommends; torch takes no more."""
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -32,7 +32,7 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def check_can_limit(device: torch.device) -> None:
-    """Whether `limit_memory` can keep its word there.
+    """Check that `limit_memory` can work on this device.
 
     Raises:
         MachineError: this torch cannot hold that device to a limit.
@@ -48,8 +48,8 @@ def check_can_limit(device: torch.device) -> None:
 
 
 def limit_memory(device: torch.device, most_bytes: int) -> None:
-    """Torch runs out of memory there at so many bytes, as if the device had no more. What the driver itself takes is not counted; the
-    CPU's memory is not limited so.
+    """Make torch run out of memory at `most_bytes`, as if the device had no more. The driver's own memory is not counted. The CPU's
+    memory is not limited this way.
 
     Raises:
         MachineError: this torch cannot hold that device to a limit.
@@ -65,7 +65,7 @@ def limit_memory(device: torch.device, most_bytes: int) -> None:
 
 
 def give_back_memory(device: torch.device) -> None:
-    """What torch keeps of an accelerator's memory for later goes back to the system, for others on that card."""
+    """Return torch's cached memory of an accelerator to the system, for other programs on that card."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
@@ -80,7 +80,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """bfloat16 where the hardware multiplies it natively; None where it would only be slower."""
+    """bfloat16 if the hardware multiplies it natively; None where it would only be slower."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
         return torch.bfloat16
     return None

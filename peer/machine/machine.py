@@ -1,4 +1,4 @@
-"""What this peer takes of its owner's machine: memory of all its processes, and the first NVIDIA card where there is one."""
+"""This peer's use of its owner's machine: memory of all its processes, and the first NVIDIA card if there is one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from peer.machine.memory import Family
 log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 1.0
-"""Walking all processes takes milliseconds, and a temperature must not be older where its ceiling is kept."""
+"""Walking all processes takes milliseconds. A ceiling needs a temperature that is no older than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """One look; the card's figures are None where there is no NVIDIA driver, and one of them alone where that card does not tell it.
+    """One reading. The card's values are None without an NVIDIA driver; each is also None if that card does not report it.
 
     Attributes:
         memory_bytes: resident memory of the daemon, p2pd and the worker together.
-        gpu_memory_bytes: in use on the card, by whomever.
+        gpu_memory_bytes: in use on the card, by all programs.
         gpu_busy: share of the last moments in which the card computed, 0 to 1.
         gpu_celsius: its temperature.
-        gpu_watts: the power that it draws.
+        gpu_watts: its power draw.
     """
 
     memory_bytes: int = 0
@@ -37,7 +37,7 @@ class MachineUse:
 
 
 class MachineMeter:
-    """Looks at most every LOOK_EVERY_S seconds; between two looks the last one stands."""
+    """Reads at most every LOOK_EVERY_S seconds, and returns the last reading in between."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -48,7 +48,7 @@ class MachineMeter:
         self._had_card = False
 
     def read(self) -> MachineUse:
-        """The latest look."""
+        """The latest reading."""
         now_s = self._now_s()
         if self._looked_at_s is None or now_s - self._looked_at_s >= LOOK_EVERY_S:
             self._looked_at_s = now_s
@@ -62,14 +62,14 @@ class MachineMeter:
                 use, self._had_card = _with_card(memory_bytes), True
                 return use
             except OSError as error:
-                # one that was there before is asked again: its owner may rely on a ceiling of its temperature
+                # A card that was there is tried again: its owner may rely on a temperature ceiling.
                 self._has_card = self._had_card
                 log.debug("no_nvidia_card", reason=str(error))
         return MachineUse(memory_bytes)
 
 
 def _with_card(memory_bytes: int) -> MachineUse:
-    """Raises OSError where there is no card or no driver."""
+    """Raises OSError without a card or a driver."""
     import pynvml
 
     try:
@@ -79,18 +79,18 @@ def _with_card(memory_bytes: int) -> MachineUse:
     except pynvml.NVMLError as error:
         raise OSError(str(error)) from error
 
-    def told(ask: Callable[[], int], per: float = 1.0) -> float | None:
-        # A card cut into parts does not say how busy it is, and a laptop's not what it draws: the rest counts all the same.
+    def reading(ask: Callable[[], int], per: float = 1.0) -> float | None:
+        # A partitioned card does not report its load, and a laptop's card not its power. The other values still count.
         try:
             return ask() / per
         except pynvml.NVMLError:
             return None
 
-    celsius = told(lambda: pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU))
+    celsius = reading(lambda: pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU))
     return MachineUse(
         memory_bytes=memory_bytes,
         gpu_memory_bytes=used_bytes,
-        gpu_busy=told(lambda: pynvml.nvmlDeviceGetUtilizationRates(card).gpu, 100),
+        gpu_busy=reading(lambda: pynvml.nvmlDeviceGetUtilizationRates(card).gpu, 100),
         gpu_celsius=None if celsius is None else round(celsius),
-        gpu_watts=told(lambda: pynvml.nvmlDeviceGetPowerUsage(card), 1000),
+        gpu_watts=reading(lambda: pynvml.nvmlDeviceGetPowerUsage(card), 1000),
     )

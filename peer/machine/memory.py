@@ -1,6 +1,6 @@
-"""How much memory this process and its children take.
+"""Memory use of this process and its children.
 
-What processes hold of the machine's memory. The training process reads it as well, so nothing of the daemon is imported here.
+The training process uses this module as well, so it imports nothing of the daemon.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import psutil
 from peer.machine.memory_core import MemoryUse
 
 LOOKS_A_WALK: Final = 5
-"""A daemon looks once a second of its life, and what it starts it does not start often."""
+"""A daemon reads once a second and rarely starts processes."""
 
 
 class Family:
-    """A process, this one for None, and all that it started, looked at again and again: who belongs to it is found once in
-    LOOKS_A_WALK looks, and at the next one after somebody has ended. To find that takes ten times as long as to ask them.
+    """A process (None for this one) and its descendants, read repeatedly. The descendants are listed again at every LOOKS_A_WALK-th
+    reading and after one has ended, because listing them costs far more than reading their memory.
     """
 
     def __init__(self, pid: int | None = None) -> None:
@@ -31,7 +31,7 @@ class Family:
         self._looks_left = 0
 
     def memory_bytes(self) -> int:
-        """Resident bytes of all; who dies while we look counts nothing."""
+        """Resident bytes of all. A process that ends during the reading counts 0."""
         if not self._looks_left:
             self._members, self._looks_left = _family_of(self._pid), LOOKS_A_WALK
         self._looks_left -= 1
@@ -45,7 +45,7 @@ class Family:
 
 
 def memory_of_family(pid: int | None = None) -> int:
-    """Resident bytes of that process, of this one for None, and of all that it started."""
+    """Resident bytes of that process (None for this one) and its descendants."""
     return Family(pid).memory_bytes()
 
 
@@ -58,9 +58,7 @@ def _family_of(pid: int | None) -> list[psutil.Process]:
 
 
 def _started_by(process: psutil.Process) -> list[psutil.Process]:
-    """All that it started, and what those started. Where the system lists nobody's children every process of the machine is asked
-    whose it is: 3 ms with 90 processes and more with more, where this takes 0.4.
-    """
+    """All descendants. On a system that does not list children, the parent of every process must be asked, which is far slower."""
     try:
         tasks = list(Path(f"/proc/{process.pid}/task").iterdir())
         listed = [(task / "children").read_text(encoding="ascii") for task in tasks]
@@ -75,14 +73,14 @@ def _started_by(process: psutil.Process) -> list[psutil.Process]:
 
 
 def memory_use() -> MemoryUse:
-    """Of this process, and of the one that started it with all that it started."""
+    """Memory of this process, and of its parent with all descendants."""
     return MemoryUse(memory_of_family(os.getppid()), psutil.Process().memory_info().rss, own_peak_bytes())
 
 
 def own_peak_bytes() -> int:
-    """The most that was ever resident of this process."""
+    """The highest resident memory of this process so far."""
     try:
-        # getrusage counts on Linux what the process that started this one held before, too
+        # On Linux, getrusage includes memory of the process that started this one.
         lines = Path("/proc/self/status").read_text(encoding="utf8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
@@ -91,7 +89,7 @@ def own_peak_bytes() -> int:
 
 
 def forget_own_peak() -> None:
-    """Count the peak from now on, where the system can do that; elsewhere an older, higher one stands."""
+    """Restart the peak measurement if the system can; otherwise an older, higher peak stays."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether more sequences at a time would pass the memory that a peer's owner allows."""
+"""Whether a larger micro-batch would exceed the memory limit of a peer's owner."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """One look, in resident bytes.
+    """One reading, in resident bytes.
 
     Attributes:
-        family_bytes: of all of the peer's processes together.
-        own_bytes: of this one.
-        own_peak_bytes: the most that this one ever held: what lives for a part of a step is seen there alone.
+        family_bytes: all of the peer's processes together.
+        own_bytes: this process.
+        own_peak_bytes: the highest value of this process. Only the peak shows memory that lives for a part of a step.
     """
 
     family_bytes: int
@@ -21,9 +21,9 @@ class MemoryUse:
 
 
 def may_double(most_bytes: int, later_bytes: int, before: MemoryUse, after: MemoryUse) -> bool:
-    """Whether twice as many sequences stay below `most_bytes`, beside the `later_bytes` that are not taken yet.
+    """Whether twice as many sequences stay below `most_bytes`, together with `later_bytes` that are not allocated yet.
 
-    `before` is from before all of the search: an allocator that keeps what a smaller size took would hide it from a later look.
+    `before` must be from before the whole search. An allocator keeps memory of smaller sizes, which would hide in a later reading.
     """
     cost_bytes = max(0, after.own_peak_bytes - before.own_bytes)
     return before.family_bytes + later_bytes + 2 * cost_bytes <= most_bytes

@@ -1,1 +1,1 @@
-"""Being let in and staying in: invite, credential, bans, addresses, one process an identity."""
+"""Admission and membership: invite, credential, bans, addresses, and one process per identity."""

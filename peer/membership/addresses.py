@@ -1,4 +1,4 @@
-"""Where this peer listens for others, and what it tells them."""
+"""The addresses where this peer listens, and those that it announces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def multiaddress(host: str, port: int) -> str:
 
 
 def announced(config: PeerConfig) -> tuple[str, ...]:
-    """What others are told instead of the address that is listened on; nothing when that says it already.
+    """The addresses to announce instead of the listening address; empty if they are the same.
 
     Raises:
         ConfigError: a name to announce without a port that could be forwarded.
@@ -40,7 +40,7 @@ def announced(config: PeerConfig) -> tuple[str, ...]:
 
 
 def bulk_port(config: PeerConfig) -> tuple[int, bool]:
-    """The port for bulk that goes straight from peer to peer, 0 for any, and whether any other does where it is in use."""
+    """The port for direct bulk streams, 0 for any; and whether another port may be used if it is taken."""
     if config.bulk_port is not None:
         return config.bulk_port, False
     has_next = 0 < config.listen_port < MAX_PORT
@@ -48,11 +48,11 @@ def bulk_port(config: PeerConfig) -> tuple[int, bool]:
 
 
 def check_listen_address(config: PeerConfig) -> None:
-    """Try the peer-to-peer port, and the one for bulk where its owner chose it, for a moment, before the network starts and before an
-    invite is used.
+    """Briefly bind the peer-to-peer port, and the bulk port if the owner chose it, before the network starts and before an invite
+    is used.
 
-    libp2p shares its ports between processes of one user, so a second peer on the same port would start without a
-    word and miss half of its connections.
+    libp2p lets processes of one user share a port. A second peer on the same port would start silently and lose half of its
+    connections.
 
     Raises:
         MachineError: a port is in use or the address is not ours.

@@ -1,8 +1,7 @@
-"""A peer's line to the coordinator: gRPC over server TLS, trusted by the CA in the invite, over any of several
-addresses.
+"""A peer's client of the coordinator: gRPC over server TLS, trusted by the CA in the invite, with several possible addresses.
 
-Nothing here retries for ever: each method makes one attempt per address within its deadline and says what was wrong.
-A peer trains on without the coordinator; when to try again is the caller's decision.
+Nothing here retries indefinitely. Each method tries each address once within its deadline and reports the failure. A peer trains on
+without the coordinator; the caller decides when to retry.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_S: Final = 10.0
 ADMIT_TIMEOUT_S: Final = 30.0
 WATCH_SILENCE_S: Final = 30.0
-"""The coordinator says something every ten seconds; after three missed ones the watch is over."""
+"""The coordinator sends an event every ten seconds. The watch ends after three missed ones."""
 
 _EXPIRY_S: Final = 120.0
 _OPTIONS: Final = (
@@ -60,7 +59,7 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 250),
     ("grpc.min_reconnect_backoff_ms", 250),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # A ping with every answer, to measure a line for messages that would fill it: as many bytes again as the answer has.
+    # Disable grpc's bandwidth probe. It pings with every answer and doubles the bytes of a small one.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.keepalive_time_ms", 20000),
     ("grpc.keepalive_timeout_ms", 10000),
@@ -70,7 +69,7 @@ _TLS_WORDS: Final = ("certificate_verify_failed", "ssl handshake", "tls handshak
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorEndpoint:
-    """Where the coordinator is and how to know it: as the invite says. Addresses are "host:port"."""
+    """The coordinator's addresses ("host:port") and CA, as in the invite."""
 
     addresses: tuple[str, ...]
     ca_certificate_der: bytes
@@ -79,7 +78,7 @@ class CoordinatorEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """How far the coordinator's clock is ahead of ours in seconds, and its release; "" where it is too old to say that."""
+    """How far the coordinator's clock is ahead of ours in seconds, and its release; "" from hosts too old to report one."""
 
     ahead_s: float
     release: str
@@ -87,7 +86,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class HostTraffic:
-    """Bytes of calls to the coordinator and of its answers since the start, without what gRPC and TLS put around them."""
+    """Payload bytes of calls to the coordinator and of its answers since the start, without gRPC and TLS overhead."""
 
     bytes_up: int = 0
     bytes_down: int = 0
@@ -95,7 +94,9 @@ class HostTraffic:
 
 @dataclass(frozen=True, slots=True)
 class ProbeProof:
-    """That we may ask for a probe: the secret of an invite, which it does not use up, or, where that is empty, our credential."""
+    """Proof that we may ask for a probe: the invite's secret, which the probe does not use up, or our credential if the secret is
+    empty.
+    """
 
     secret: bytes
     credential: bytes
@@ -103,7 +104,7 @@ class ProbeProof:
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """Whether the coordinator could connect to us, and the IP address that it sees us at."""
+    """Whether the coordinator could connect to us, and our IP address as it sees it."""
 
     is_reached: bool
     seen_as: str
@@ -111,7 +112,7 @@ class DialBack:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. `next_sequence` gives numbers that never repeat, also after a restart."""
+    """The caller's identity. `next_sequence` gives numbers that never repeat, even after a restart."""
 
     signer: Signer
     next_sequence: Callable[[], Awaitable[int]]
@@ -127,10 +128,10 @@ def _metadata_error(error: grpc.aio.AioRpcError) -> PotluckError | None:
 
 
 def _explain(error: grpc.aio.AioRpcError, address: str) -> PotluckError:
-    """What a failed call means, in words of the house."""
-    told = _metadata_error(error)
-    if told is not None:
-        return told
+    """Translate a failed call into one of our errors."""
+    refusal = _metadata_error(error)
+    if refusal is not None:
+        return refusal
     details = (error.details() or "").replace("\n", " ")[:200]
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -144,7 +145,7 @@ def _explain(error: grpc.aio.AioRpcError, address: str) -> PotluckError:
                 "check the address, or ask the host for a new invite",
             )
         case grpc.StatusCode.UNAVAILABLE:
-            # "failed to connect to all addresses; last error: UNKNOWN: ipv4:...: Connection refused": the last part says it.
+            # "failed to connect to all addresses; last error: UNKNOWN: ipv4:...: Connection refused": keep the last part.
             cause = details.rpartition(": ")[2].strip(" ]")
             return UnreachableError(
                 f"no coordinator answers at {address} ({cause})",
@@ -190,7 +191,7 @@ class _Lines:
             raise _explain(error, address) from error
 
     async def open_watch(self, address: str, request: bytes) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
-        """Begin a watch; the first event or error comes with the first read."""
+        """Open a watch. The first read returns the first event or raises the error."""
         multi = self._channel(address).unary_stream(f"/{SERVICE_NAME}/WatchRun", bytes, bytes)
         call: grpc.aio.UnaryStreamCall[bytes, bytes] = multi(request)
         return call
@@ -216,7 +217,7 @@ class _Lines:
 
 
 class CoordinatorClient:
-    """Calls to the coordinator, from trio. Made by `open_coordinator_client`."""
+    """Calls to the coordinator, from trio. Create it with `open_coordinator_client`."""
 
     def __init__(self, endpoint: CoordinatorEndpoint, caller: Caller, lines: _Lines, thread: AsyncioThread) -> None:
         self._endpoint = endpoint
@@ -229,7 +230,7 @@ class CoordinatorClient:
 
     @property
     def traffic(self) -> HostTraffic:
-        """What was said so far, and answered."""
+        """Bytes sent to the coordinator and received from it so far."""
         return HostTraffic(self._bytes_up, self._bytes_down)
 
     async def _call(self, name: str, request: bytes, *, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
@@ -253,7 +254,7 @@ class CoordinatorClient:
                     raise
                 failures.append(error)
                 continue
-            # The address that answered is the first to be tried from now on.
+            # Try the address that answered first from now on.
             self._addresses.remove(address)
             self._addresses.insert(0, address)
             return reply
@@ -286,7 +287,7 @@ class CoordinatorClient:
         return (await self.greet()).ahead_s
 
     async def greet(self) -> Greeting:
-        """What the coordinator says to anybody. Raises as `clock_ahead_s`."""
+        """The coordinator's public greeting. Raises as `clock_ahead_s`."""
         before = self._caller.clock.unix_s()
         reply = pb.ClockReply.FromString(await self._call("Clock", pb.ClockRequest().SerializeToString()))
         if reply.protocol_version != PROTOCOL_VERSION:
@@ -325,8 +326,8 @@ class CoordinatorClient:
         return bytes(pb.RenewReply.FromString(reply).credential)
 
     async def report(self, report: PeerReport, credential: bytes = b"") -> ReportReply:
-        """Tell the coordinator how we are; certificates from the index that its last reply asked for. `credential` is our own, empty
-        in a short report: a coordinator that came back with an old copy of its ledger may have forgotten us, and refuses that one.
+        """Send a report with the certificates from the index that the last reply asked for. `credential` is our own, empty in a
+        short report. A coordinator restored from an old ledger may have forgotten us, and refuses a short report.
 
         Raises:
             RefusedError: banned, or not admitted.
@@ -336,7 +337,7 @@ class CoordinatorClient:
         return decode_report_reply(await self._call("Report", sealed))
 
     async def dial_back(self, proof: ProbeProof, port: int, nonce: bytes) -> DialBack:
-        """Ask the coordinator to connect back to this port of the address that it sees, where we say `nonce` to whoever connects.
+        """Ask the coordinator to connect to this port at the address that it sees us at. We send `nonce` to any connection there.
 
         Raises:
             TemporaryError: too often; the error says when again.
@@ -349,7 +350,7 @@ class CoordinatorClient:
         return DialBack(reply.is_reached, shown(reply.caller_host))
 
     async def move_bytes(self, proof: ProbeProof, up_bytes: int, down_bytes: int, *, timeout_s: float) -> None:
-        """Send and be sent so many bytes, to be timed by the caller. Raises as `dial_back`."""
+        """Send `up_bytes` and receive `down_bytes`; the caller takes the time. Raises as `dial_back`."""
         secret, sealed = await self._proof(proof)
         request = pb.BandwidthRequest(
             invite_secret=secret, sealed=sealed, wanted_bytes=down_bytes, padding=bytes(up_bytes)
@@ -359,7 +360,7 @@ class CoordinatorClient:
             raise RemoteProtocolError("a reply of another length", f"{down_bytes} bytes", "tell the host")
 
     async def describe(self, proof: ProbeProof) -> tuple[bytes, bytes]:
-        """The run's signed manifest and its data set's canonical JSON, both to be checked. Raises as `dial_back`."""
+        """The run's signed manifest and its data set's canonical JSON. The caller must check both. Raises as `dial_back`."""
         secret, sealed = await self._proof(proof)
         request = pb.DescribeRequest(invite_secret=secret, sealed=sealed)
         reply = pb.DescribeReply.FromString(await self._call("Describe", request.SerializeToString()))
@@ -376,7 +377,7 @@ class CoordinatorClient:
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[RunWatch]:
-        """Watch the run until the block ends: the first event comes at once, later ones when something changes.
+        """Watch the run until the block ends. The first event comes at once, later ones after each change.
 
         Raises:
             UnreachableError, CallTimeout, RefusedError: as `report`.
@@ -410,7 +411,7 @@ class RunWatch:
         self._address = address
 
     async def next(self) -> RunNews:
-        """The next event; the same news come again every ten seconds.
+        """The next event. Unchanged news is repeated every ten seconds.
 
         Raises:
             UnreachableError: the coordinator is gone.
@@ -426,7 +427,7 @@ class RunWatch:
 async def open_coordinator_client(
     thread: AsyncioThread, endpoint: CoordinatorEndpoint, caller: Caller
 ) -> AsyncIterator[CoordinatorClient]:
-    """A client for one run; connects when first used.
+    """A client for one run; connects on first use.
 
     Raises:
         RefusedError: the invite names no address.

@@ -1,4 +1,4 @@
-"""Which peers have shown a good credential of this run: from directory records, or asked for at the first message.
+"""Peers with a valid credential of this run, learned from directory records or asked for at the first message.
 
 Rules: R25 (protocol/rounds/RULES.md).
 """
@@ -27,24 +27,26 @@ CREDENTIAL_CHANNEL: Final = "credential"
 ASK_WITHIN_S: Final = 3.0
 MAX_MEMBERS: Final = 4096
 HOST_AWAY_S: Final = 600.0
-"""Host not heard for so long: nobody can renew a credential. Peers report every few seconds, and a restart of it takes a minute."""
+"""The host counts as away after this silence, when nobody can renew a credential. Peers report every few seconds, and a restart of
+the host is shorter than this.
+"""
 
 
 VOTED_WITHIN_COMMITS: Final = 64
-"""Who voted on one of so many newest commits is relied on while the host is away. A peer that is restarted falls out of the roster
-for a round or two; taken for a stranger then, it would be shut out until the host is back, and so one after the other.
+"""Voters of this many newest commits are relied on while the host is away. A restarted peer misses the roster for a round or two.
+Treated as a stranger then, it would be shut out until the host is back; in time this could happen to every peer.
 """
 
 
 def recent_voters(lineage: Sequence[ChainLink]) -> frozenset[PeerId]:
-    """Everybody in a roster of the newest commits of a lineage, oldest first."""
+    """All peers in a roster of the newest commits. `lineage` is ordered oldest first."""
     return frozenset().union(*(link.roster for link in lineage[-VOTED_WITHIN_COMMITS:]))
 
 
 class CredentialCache:
     """Credentials checked by this peer. The coordinator is trusted as the run's own host.
 
-    `host_heard_s` is when it was heard last before this process, unix time; None for just now.
+    `host_heard_s` is when an earlier process last heard the host, unix time; None for just now.
     """
 
     def __init__(
@@ -71,30 +73,30 @@ class CredentialCache:
         self._experts: dict[PeerId, tuple[int, ...]] = {}
         self._bulk: dict[PeerId, tuple[BulkAddress, ...]] = {}
         self.own_experts: tuple[int, ...] = ()
-        """What our record says that we hold; `hold` changes it."""
+        """The experts that our record lists. Changed by `hold`."""
 
         self.own_changed = trio.Event()
-        """Set when our record says something else; then there is another."""
+        """Set when our record changes; a new event replaces it."""
 
         self.relisted = trio.Event()
-        """Set when the directory is next looked at; then there is another."""
+        """Set when the directory is next read; a new event replaces it."""
 
         self._network: Network | None = None
         self._voters: Callable[[], Collection[PeerId]] = tuple
         now_s = clock.unix_s()
-        # A clock that was set back meanwhile must not make the future the time of its last word.
+        # The clock may have been set back: the time of the last answer must not lie in the future.
         self._host_heard_s = now_s if host_heard_s is None else min(host_heard_s, now_s)
         self._host_heard = trio.Event()
         self._banned: frozenset[PeerId] = frozenset()
 
     def rely_on(self, voters: Callable[[], Collection[PeerId]]) -> None:
-        """These vote, or did lately (`recent_voters`): while the host is away, they are judged as of when it was heard last (R25).
-        Else a run would end with the last credential that an absent host cannot renew.
+        """Set the source of voters (`recent_voters`). While the host is away, their credentials are judged as of its last answer
+        (R25). Otherwise a run would end when the last credential expires, because an absent host cannot renew it.
         """
         self._voters = voters
 
     def host_was_heard(self) -> None:
-        """The host answered: credentials are judged as of now again."""
+        """The host answered: judge credentials by the present time again."""
         self._host_heard_s = self._clock.unix_s()
         heard, self._host_heard = self._host_heard, trio.Event()
         heard.set()
@@ -105,20 +107,22 @@ class CredentialCache:
         return self._host_heard_s
 
     async def wait_host_heard(self) -> None:
-        """Until the host answers the next time."""
+        """Wait for the host's next answer."""
         await self._host_heard.wait()
 
     def is_host_away(self, now_unix_s: float) -> bool:
-        """Whether voters are judged as of the host's last word."""
+        """Whether voters are judged as of the host's last answer."""
         return now_unix_s - self._host_heard_s > HOST_AWAY_S
 
     def judged_as_of_s(self, peer: PeerId, now_unix_s: float) -> float:
-        """As of when a peer's credential is judged: now, or the host's last word for a voter while it is away. Any thread may ask."""
+        """The time as of which a peer's credential is judged: now, or the host's last answer for a voter while the host is away.
+        Thread-safe.
+        """
         is_judged_then = self.is_host_away(now_unix_s) and peer in self._voters()
         return self._host_heard_s if is_judged_then else now_unix_s
 
     def ban(self, peers: Collection[PeerId]) -> None:
-        """The host revoked these: they are no members from now on, whatever they show."""
+        """Mark peers that the host revoked. They are not members from now on, whatever credential they present."""
         self._banned |= frozenset(peers)
         for peer in peers:
             self._valid_until_s.pop(peer, None)
@@ -128,32 +132,32 @@ class CredentialCache:
             self._bulk.pop(peer, None)
 
     def is_banned(self, peer: PeerId) -> bool:
-        """Whether the host revoked the peer's credential. Any thread may ask."""
+        """Whether the host revoked the peer's credential. Thread-safe."""
         return peer in self._banned
 
     @property
     def num_banned(self) -> int:
-        """How many bans are known."""
+        """Number of known bans."""
         return len(self._banned)
 
     def listed(self) -> tuple[PeerId, ...]:
-        """The members that the directory names now, the longest listed first."""
+        """The members that the directory lists now, those listed longest first."""
         return tuple(peer for peer in self._values if self._is_known(peer))
 
     def listed_experts(self) -> dict[PeerId, tuple[int, ...]]:
-        """What the members that the directory names say that they hold of a run's experts, nothing where they have not decided."""
+        """The experts that each listed member says it holds; empty for a member that has not decided."""
         return {peer: self._experts.get(peer, ()) for peer in self.listed() if peer != self._coordinator}
 
     def bulk_addresses(self, peer: PeerId) -> tuple[BulkAddress, ...]:
-        """Where the directory says that a member takes direct bulk streams; nothing where it does not say."""
+        """The addresses where a member takes direct bulk streams, according to the directory; empty if unknown."""
         return self._bulk.get(peer, ())
 
     def taking_connections(self) -> frozenset[PeerId]:
-        """The members that the directory names with an address of theirs."""
+        """The listed members that announce an address of their own."""
         return frozenset(peer for peer, addresses in self._addresses.items() if addresses)
 
     def serve(self, network: Network) -> None:
-        """Show our credential to whoever asks."""
+        """Serve our credential to any peer that asks."""
         self._network = network
         network.serve_calls(CREDENTIAL_CHANNEL, self._show)
 
@@ -162,20 +166,20 @@ class CredentialCache:
 
     @property
     def own_credential(self) -> bytes:
-        """What we show."""
+        """Our own credential (DER)."""
         return self._own
 
     @property
     def own_tls_key_pem(self) -> bytes:
-        """The private key of what we show."""
+        """The private key (PEM) of our credential."""
         return self._own_tls_key_pem
 
     def show(self, credential: bytes, tls_key_pem: bytes = b"") -> None:
-        """Show this one from now on, with its key; our next record carries it."""
+        """Replace our credential and its key. Our next directory record carries the new one."""
         self._own, self._own_tls_key_pem = credential, tls_key_pem
 
     def hold(self, experts: tuple[int, ...]) -> None:
-        """Our record says from now on that we hold these, and whoever publishes it is woken."""
+        """Change the experts that our record lists, and wake its publisher."""
         self.own_experts = experts
         changed, self.own_changed = self.own_changed, trio.Event()
         changed.set()
@@ -188,12 +192,12 @@ class CredentialCache:
         addresses: Sequence[str] = (),
         bulk: Sequence[BulkAddress] = (),
     ) -> bytes:
-        """Our directory record: the credential, where we listen and which experts we hold, signed."""
+        """Our signed directory record: credential, addresses and held experts."""
         payload = PeerRecord(self._own, tuple(addresses), self.own_experts, tuple(bulk)).encode()
         return seal_record(signer, self._run_id, sequence, expires_unix_s, payload)
 
     def take_records(self, entries: Sequence[DirectoryEntry]) -> tuple[PeerId, ...]:
-        """Check what the directory holds; returns the members among it."""
+        """Check the directory's entries. Returns the members among them."""
         for entry in entries:
             peer = PeerId(entry.subkey)
             if self._is_known(peer) and self._values.get(peer) == entry.value:
@@ -223,15 +227,15 @@ class CredentialCache:
         self._bulk[peer] = record.bulk
 
     def lasting_addresses(self) -> tuple[str, ...]:
-        """Where those members listen that have been listed for the longest time: a way back in when the host is away."""
+        """Addresses of the members that have been listed longest. They are a way to reconnect while the host is away."""
         return lasting(address for addresses in self._addresses.values() for address in addresses)
 
     async def is_member(self, peer: PeerId) -> bool:
-        """Whether the peer may take part; one that nobody has announced yet is asked for its credential."""
+        """Whether the peer may take part. A peer that is not listed yet is asked for its credential."""
         return await self.admits(peer) is True
 
     async def admits(self, peer: PeerId) -> bool | None:
-        """As `is_member`; None where the peer cannot be asked, or not yet: that says nothing about it."""
+        """As `is_member`; None if the peer cannot be asked (yet), which says nothing about it."""
         if peer == self._coordinator or self._is_known(peer):
             return True
         if peer in self._banned:
@@ -249,7 +253,7 @@ class CredentialCache:
         return True
 
     async def check_member(self, peer: PeerId) -> None:
-        """Raises RemoteProtocolError for one that may not take part, in words for whoever it is."""
+        """Raises RemoteProtocolError if the peer may not take part. The message is written for that peer."""
         if not await self.is_member(peer):
             raise RemoteProtocolError(
                 f"{short(peer)} has shown no credential of this run", "a member", "join the run first"

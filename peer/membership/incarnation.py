@@ -1,8 +1,8 @@
-"""The number under which this disk votes, and what shows that the votes of none of its units are lost.
+"""The disk's incarnation number, and the check that no unit's votes were lost.
 
-A peer that lost the log of a unit does not know what it voted there, and must not vote there again (R3).
-One number stands for all units. It lies in the run's folder and, once more, in the folder of each unit that was ever held: where one
-of these is gone, so may be that unit's votes, and the peer comes back under another number.
+A peer that lost a unit's log does not know its votes there and must not vote there again under the same number (R3). One number
+covers all units. It is stored in the run's folder and in the folder of each unit that was ever held. If one of these files is
+missing, votes may be lost, and the peer draws a new number.
 
 Rules: R3 (protocol/rounds/RULES.md).
 """
@@ -24,8 +24,7 @@ _UNITS: Final = "units_held"
 
 
 def take_incarnation(folder: Path) -> int:
-    """The number of the disk with this run's folder, 1 to 2^63; drawn where there is none yet, or where a unit's folder was lost.
-    Blocks.
+    """The incarnation number of this run's folder, 1 to 2^63. Drawn if there is none yet, or if a unit's folder was lost. Blocks.
 
     Raises:
         StorageError: the folder cannot be read or written.
@@ -35,21 +34,21 @@ def take_incarnation(folder: Path) -> int:
         if number is None or any(_read(folder / unit) != number for unit in units):
             number = 1 + secrets.randbelow((1 << 63) - 1)
         if _read(folder) != number:
-            # a crash before all have it draws once more at the next start
+            # After a crash before all files are written, the next start draws again.
             for place in (folder, *(folder / unit for unit in units)):
                 write_durably(place / _NUMBER, str(number).encode("ascii"))
         return number
     except (OSError, ValueError) as error:
         raise StorageError(
-            f"{folder / _NUMBER} or one beside it cannot be read: {error}",
+            f"{folder / _NUMBER} or a copy in a unit's folder cannot be read: {error}",
             "a number",
             "remove it: the peer then counts as one with a new disk",
         ) from error
 
 
 def forget_incarnation(folder: Path) -> None:
-    """Durably, before votes of any unit are given up: whatever comes after, the next `take_incarnation` draws another number. Blocks;
-    raises OSError.
+    """Durably invalidate the number before votes of any unit are given up. The next `take_incarnation` draws another one in any
+    case. Blocks; raises OSError.
     """
     for path in (folder / _NUMBER, *folder.glob(f"*/{_NUMBER}")):
         path.unlink(missing_ok=True)
@@ -57,7 +56,7 @@ def forget_incarnation(folder: Path) -> None:
 
 
 def remember_unit(folder: Path, unit: UnitName) -> None:
-    """Before the first vote on a unit: from now on the loss of its folder is the loss of votes. Blocks.
+    """Register a unit before the first vote on it. From then on, losing its folder means losing votes. Blocks.
 
     Raises:
         StorageError: the folder cannot be read or written.
@@ -75,7 +74,7 @@ def remember_unit(folder: Path, unit: UnitName) -> None:
 
 
 def _known_number(folder: Path) -> int | None:
-    """As it is kept, or as runs of one unit had it before: in that unit's folder alone."""
+    """The stored number. Old runs of one unit store it in that unit's folder only."""
     number = _read(folder)
     return _read(folder / WHOLE_MODEL) if number is None else number
 

@@ -1,4 +1,4 @@
-"""Joining a run: from a pasted invite, or from what an earlier session saved, to a checked membership, data and a start.
+"""Joining a run: from an invite or an earlier session's files to a checked membership, the data and the start record.
 
 Rules: R25 (protocol/rounds/RULES.md).
 """
@@ -48,7 +48,7 @@ from protocol.tensors.tensor_schema import TensorSchema
 log = structlog.get_logger()
 
 MAX_CLOCK_ERROR_S: Final = 120.0
-"""Signed messages expire within minutes, so a clock further off cannot take part."""
+"""Signed messages expire within minutes, so a peer with a worse clock cannot take part."""
 
 CLOCK_REMEDY: Final = "set the clock (NTP) and join again"
 CLOCK_WITHIN_S: Final = 5.0
@@ -59,7 +59,7 @@ DATA_WITHIN_S: Final = 600.0
 
 @dataclass(frozen=True)
 class Membership:
-    """A checked membership. `has_ended`: the credential was good as of the host's last word, and is no more."""
+    """A checked membership. `has_ended`: the credential was valid at the host's last answer and has expired since."""
 
     saved: SavedMembership
     manifest: RunManifest
@@ -78,7 +78,7 @@ class Membership:
 
 
 def check_membership(saved: SavedMembership, run_id: RunId) -> Membership:
-    """Manifest and data set as saved or received.
+    """Check a manifest and data set that were saved or received.
 
     Raises:
         RemoteProtocolError, VersionError: they are not of this run, or of another protocol version.
@@ -88,8 +88,8 @@ def check_membership(saved: SavedMembership, run_id: RunId) -> Membership:
 
 
 def saved_membership(folder: Path, identity: Identity, run_id: RunId, now_unix_s: float) -> Membership | None:
-    """The membership of an earlier session, None when there is none or its credential is no good. One that has ended is good for as
-    long as the host is away and cannot renew it, if it was good when the host was heard last (R25).
+    """The membership of an earlier session; None if there is none or its credential is invalid. An expired credential is valid
+    while the host is away and cannot renew it, if it was valid when the host was last heard (R25).
     """
     saved = load_membership(folder)
     if saved is None:
@@ -113,7 +113,7 @@ def saved_membership(folder: Path, identity: Identity, run_id: RunId, now_unix_s
 
 
 def check_invite(invite: Invite, now_unix_s: float) -> None:
-    """What can be said of a newcomer's invite before anybody is asked and anything is written.
+    """Check a newcomer's invite as far as possible without network and without writing anything.
 
     Raises:
         ConfigError: its CA certificate cannot be read.
@@ -127,9 +127,9 @@ def check_invite(invite: Invite, now_unix_s: float) -> None:
         ) from error
     early_s = authority.not_valid_before_utc.timestamp() - now_unix_s
     if early_s > 0:
-        # TLS would only say that the certificate is not good.
+        # TLS alone would only report an invalid certificate.
         raise RefusedError(
-            f"this machine's clock is at least {early_s / 60:.0f} minutes behind: the run was made after what it says",
+            f"this machine's clock is at least {early_s / 60:.0f} minutes behind: it shows a time before the run was made",
             "a clock that is right",
             CLOCK_REMEDY,
         )
@@ -137,7 +137,7 @@ def check_invite(invite: Invite, now_unix_s: float) -> None:
 
 
 def invite_of_last_run(state_dir: Path) -> Invite:
-    """The way back into the run that was joined last: an invite without a secret, of use to a known peer only.
+    """An invite without a secret to the run that was joined last. Only a known peer can use it.
 
     Raises:
         ConfigError: no run was ever joined from here.
@@ -176,7 +176,7 @@ def _check_clock(ahead_s: float) -> None:
 
 
 async def check_clock_again(client: CoordinatorClient) -> bool:
-    """For a peer that comes back and asks nobody for admission: compare clocks, if the coordinator is there to ask; whether it was.
+    """Compare clocks for a returning peer that needs no admission. Returns whether the coordinator could be asked.
 
     Raises:
         RefusedError: our clock is far off: everybody would drop our messages as expired, and nobody would tell us.
@@ -186,7 +186,7 @@ async def check_clock_again(client: CoordinatorClient) -> bool:
         try:
             ahead_s = await client.clock_ahead_s()
         except (UnreachableError, TransportError, RefusedError) as error:
-            # Away, or somebody else has its address now: peers train and average without it.
+            # The host is away, or its address now belongs to another machine. Peers train and average without it.
             log.info("clock_not_compared", reason=error.one_line())
             return False
         _check_clock(ahead_s)
@@ -197,8 +197,8 @@ async def check_clock_again(client: CoordinatorClient) -> bool:
 async def come_back(
     membership: Membership, client: CoordinatorClient, invite: Invite, identity: Identity, folder: Path, clock: Clock
 ) -> tuple[Membership, bool]:
-    """Take up an earlier session's membership: where the credential has ended with a new one, and with the host away as it is. Returns
-    the membership, and whether the host was there.
+    """Resume an earlier session's membership. Renews an expired credential, and goes on as it is while the host is away. Returns
+    the membership, and whether the host answered.
 
     Raises:
         RefusedError, VersionError: as `check_clock_again`; where the credential has ended as `admit`.
@@ -215,7 +215,7 @@ async def come_back(
 async def admit(
     client: CoordinatorClient, invite: Invite, identity: Identity, folder: Path, clock: Clock
 ) -> Membership:
-    """Be admitted by the coordinator and save what it says.
+    """Ask the coordinator for admission and save its answer.
 
     Raises:
         RefusedError: the invite is used, expired or of another run, or our clock is far off.
@@ -225,7 +225,7 @@ async def admit(
     tls_key = make_tls_key()
     request = make_request(identity, invite.run_id, tls_key, clock.unix_s())
     reply = await client.admit(invite.secret, request)
-    before = load_membership(folder)  # what others taught us of the run outlives a credential
+    before = load_membership(folder)  # keep the addresses that other peers told us; they outlive a credential
     saved = SavedMembership.model_construct(
         addresses=invite.coordinator_addresses,
         ca_certificate_der=invite.ca_certificate_der,
@@ -248,16 +248,16 @@ async def fetch_data(
     files: Sequence[HashedFile],
     cache: ShardCache,
     donors: Callable[[], Sequence[PeerId]],
-    told: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> None:
-    """Bring these files of the data set into the cache, each checked, from whoever has them.
+    """Download these files of the data set into the cache from any peer that has them, and check each.
 
     Raises:
         UnreachableError: nobody gave a shard for ten minutes.
     """
     missing = [entry for entry in files if not await trio.to_thread.run_sync(cache.has, entry)]
     for position, entry in enumerate(missing):
-        told(f"fetching data: shard {position + 1} of {len(missing)}")
+        on_progress(f"fetching data: shard {position + 1} of {len(missing)}")
         with trio.move_on_after(DATA_WITHIN_S) as scope:
             while not await _fetch_one(network, entry, cache, donors()):
                 await trio.sleep(RETRY_S)
@@ -297,7 +297,8 @@ def open_start_record(sealed: bytes, manifest: RunManifest) -> bytes:
 
 
 def check_start(start_record: bytes, schema: TensorSchema, own_root: Root) -> None:
-    """Compare the run's first state with the one that we compute ourselves: same tensors, same bytes, or no part in it.
+    """Compare the run's first state with the one computed here. Names and bytes of all tensors must match, or the peer cannot take
+    part.
 
     Raises:
         VersionError: this version of Potluck makes other tensors or other first values than the host's.

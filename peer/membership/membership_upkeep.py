@@ -1,4 +1,4 @@
-"""What a running peer does for its membership: it remembers where others listen, and renews its credential."""
+"""Upkeep of a running peer's membership: remembers the addresses of other peers, and renews the credential."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from protocol.ids import RunId
 log = structlog.get_logger()
 
 REMEMBER_AGAIN_S: Final = 10.0
-"""After a disk that refused."""
+"""Retry interval after a disk error."""
 
 REMEMBER_HOST_EVERY_S: Final = 300.0
-"""When the host was heard last is known after a restart to within so much: half of HOST_AWAY_S."""
+"""Interval at which the host's last answer is saved. After a restart its time is known to within this: half of HOST_AWAY_S."""
 
 RECONNECT_EVERY_S: Final = 60.0
-"""A host that restarted knows nobody, and peers whose directory nodes forgot it must find it again."""
+"""A restarted host knows nobody, and peers that their directory nodes forgot must find it again."""
 
 RECONNECT_FIRST_S: Final = 5.0
-"""Soon after the start, then half as often each time: of those who all come back together, the first finds nobody there yet."""
+"""First interval after the start; it doubles each time. When all peers return together, the first one finds nobody yet."""
 
 RENEW_EVERY_S: Final = 3600.0
 RENEWED_SHARE: Final = 1 / 3
-"""Of a credential's life: when less is left, a new one is asked for."""
+"""Renew a credential when less than this share of its life is left."""
 
 AskForCredential = Callable[[bytes], Awaitable[bytes]]
 """Signed credential request -> credential (DER); raises PotluckError. The coordinator client's `renew`."""
@@ -44,7 +44,7 @@ AskForCredential = Callable[[bytes], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class MembershipUpkeep:
-    """Keeps one membership alive, in memory and in its folder. Nothing here ends the peer when it fails."""
+    """Keeps one membership alive, in memory and on disk. A failure here never ends the peer."""
 
     folder: Path
     roster: CredentialCache
@@ -55,8 +55,8 @@ class MembershipUpkeep:
     offload: Offload
 
     async def keep_peers(self) -> None:
-        """Remember where others listen, at once whenever that has changed, until cancelled: who is killed within seconds of its first
-        round finds the others again, too.
+        """Save the addresses of other peers after each change, until cancelled. Saves at once, so that a peer killed just after its
+        first round can reconnect, too.
         """
         remembered: tuple[str, ...] = ()
         while True:
@@ -73,7 +73,7 @@ class MembershipUpkeep:
                 await relisted.wait()
 
     async def keep_host_heard(self) -> None:
-        """Remember when the host was heard last, every few minutes while it is heard, until cancelled."""
+        """Save the time of the host's last answer, every few minutes while it answers, until cancelled."""
         remembered_s = await self.offload.run(partial(host_heard_s, self.folder))
         while True:
             heard_s = self.roster.host_heard_s
@@ -87,8 +87,8 @@ class MembershipUpkeep:
                 await self.roster.wait_host_heard()
 
     async def keep_reached(self, network: Network, bootstrap: tuple[str, ...]) -> None:
-        """Dial `bootstrap` (where the host and those of an earlier session listened) and those listed for the longest time again and
-        again, until cancelled: who is connected costs nothing.
+        """Dial `bootstrap` (addresses of the host and of an earlier session's peers) and the members listed longest, repeatedly
+        until cancelled. A peer that is already connected costs nothing.
         """
         wait_s = RECONNECT_FIRST_S
         while True:
@@ -100,8 +100,8 @@ class MembershipUpkeep:
                 log.debug("not_reconnected", reason=error.one_line())
 
     async def keep_credential(self, ask: AskForCredential) -> None:
-        """Renew the credential when it nears its end, asking at most once in RENEW_EVERY_S, until cancelled. A host that was away is
-        asked as soon as it is heard again.
+        """Renew the credential when it nears its end, at most once in RENEW_EVERY_S, until cancelled. A host that was away is asked
+        as soon as it is heard again.
         """
         while True:
             is_host_away = False
@@ -118,7 +118,7 @@ class MembershipUpkeep:
         now_s = self.clock.unix_s()
         try:
             own = self._check(self.roster.own_credential)
-        except RefusedError:  # it has ended
+        except RefusedError:  # it has expired
             return True
         life_s = own.not_after_unix_s - own.not_before_unix_s
         return own.not_after_unix_s - now_s < RENEWED_SHARE * life_s
@@ -127,7 +127,7 @@ class MembershipUpkeep:
         tls_key = make_tls_key()
         credential = await ask(make_request(self.identity, self.run_id, tls_key, self.clock.unix_s()))
         checked = self._check(credential)
-        # On disk first: what others were shown must be there after a restart.
+        # Save first: a credential that other peers have seen must survive a restart.
         await self.offload.run(partial(remember_credential, self.folder, credential, key_pem(tls_key)))
         self.roster.show(credential, key_pem(tls_key))
         log.info("credential_renewed", days_left=round((checked.not_after_unix_s - self.clock.unix_s()) / 86400, 1))

@@ -1,4 +1,4 @@
-"""What the peer-to-peer network is opened with: where we listen, whom we dial first, and who is let in."""
+"""Options of the peer-to-peer network: listening addresses, bootstrap addresses and admission."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def network_options(
     *,
     is_outbound_only: bool,
 ) -> NetworkOptions:
-    """Members only: who has shown no credential of the run may ask for ours, and nothing else.
+    """Options that admit members only. A peer without a credential of the run may ask for ours, and nothing else.
 
     Raises:
         ConfigError: as `announced`.
@@ -60,8 +60,8 @@ def _direct(
     *,
     is_outbound_only: bool,
 ) -> DirectOptions | None:
-    """Who takes no connections still dials. Without the credential's key, which peers of an older release may have kept none of, all
-    bulk goes over libp2p.
+    """Options for direct bulk streams. A peer that takes no connections still dials. Old peers may have saved no key for their
+    credential; without it all bulk goes over libp2p.
     """
     if not roster.own_tls_key_pem:
         return None

@@ -1,10 +1,11 @@
-"""One process for each identity, whatever machine it runs on: the newer closes the older.
+"""One process per identity across all machines: the newer process closes the older one.
 
-On one machine the identity file is locked. Where it was copied to another, both processes publish a directory record under the same
-name, each signed with the same key; the sequence number of a record tells the session of the process that made it (see envelope.py).
-Whoever shares a peer id may be cut off from the directory by it, so the host, which hears both, says it to the older one as well: at
-once, while the directory is looked at each minute, or less where a look at it brings more than an idle peer should take: every four
-minutes with 16 members, eight with 32. So long the two may go on beside one another while the host is away.
+On one machine a lock on the identity file ensures this. If the file was copied to another machine, both processes publish signed
+directory records under the same name. A record's sequence number contains the session of its process (see envelope.py).
+
+A duplicate peer id may cut the older process off from the directory. The host hears both, so it tells the older one at once.
+Without the host the older one learns it from the directory, which it reads every minute or, in larger swarms, every few minutes.
+Until then the two run in parallel.
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ from protocol.identity.identity import Signer, Verifier
 from protocol.ids import RunId
 
 LOOK_EVERY_S: Final = 60.0
-"""At every second record at most. Each look brings the records of all: with eight members, one before each of our own records was half
-of what an idle peer sends and hears.
+"""Minimum interval between reads of the directory: at most before every second record. Each read fetches the records of all peers,
+which would otherwise dominate an idle peer's traffic.
 """
 
 KEPT_RECORDS: Final = 256
-"""Our own records that may still stand: they live two minutes, and are made every half minute, every second while none is stored."""
+"""Number of our own records that may still be stored. They live two minutes and are made every half minute, or every second while
+none is stored.
+"""
 
 
 def is_of_newer_process(session: int, seen_session: int, *, is_ours: bool) -> bool:
-    """Whether a record of that session, signed with our own key, was made by a process that was started after ours; `is_ours`: we made
-    that very record. Of two processes that were started in the same second neither is the older: each makes way for the other, since
-    two must not go on.
+    """Whether a record of that session, signed with our key, comes from a process started after ours. `is_ours`: we made that very
+    record. If two processes started in the same second, each gives way to the other, because two must not run.
     """
     return seen_session > session or (seen_session == session and not is_ours)
 
 
 class DirectoryClaim:
-    """Makes our directory records, one after another, and looks before some of them who else speaks in our name."""
+    """Makes our directory records, and checks before some of them for another process that uses our name."""
 
     def __init__(
         self,
@@ -64,8 +66,8 @@ class DirectoryClaim:
         self._look_at_s = 0.0
 
     async def make(self, looks: DirectoryPoller, expires_unix_s: float) -> bytes:
-        """The next record. What stands in the directory just before is the latest of all who have our name: only then does a look tell
-        of each of two processes, since both write again and again over what the other wrote.
+        """The next record. The directory keeps only the latest record of our name, and both processes overwrite each other's. So it
+        is read just before each write: only then can each process see the other.
 
         Raises:
             SupersededError: another process with this identity was started after us.
@@ -82,7 +84,7 @@ class DirectoryClaim:
         return value
 
     def check(self, entries: Sequence[DirectoryEntry]) -> None:
-        """Look at our own record among these. Raises as `make`."""
+        """Check our own record among these. Raises as `make`."""
         for entry in entries:
             seen = self._session_of(entry) if entry.subkey == self._signer.peer_id else None
             is_ours = sha256(entry.value).digest() in self._made

@@ -1,7 +1,7 @@
-"""Bans as this peer knows them: each checked, kept on disk, refused from then on, and passed on to whoever asks.
+"""Bans known to this peer. Each is checked, saved, enforced, and passed on to peers that ask.
 
-The host brings its entries with the answers to our reports. Beside that peers ask each other, so that a ban is known everywhere soon
-after one of them has heard of it, and outlives the host. A question is the fingerprints of what we have; the answer is the rest.
+The host sends bans with its answers to our reports. Peers also ask each other, so a ban spreads quickly and outlives the host. A
+request carries the fingerprints of our entries; the answer contains the other entries.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ class Revocations:
         self._offload = offload
         self._book = RevocationBook()
         self._turn = trio.Lock()
-        """Held from the book that is added to until the new one is on disk."""
+        """Held from the change in memory until the new file is on disk."""
 
         self._is_ours = trio.Event()
 
     @property
     def known(self) -> bytes:
-        """Fingerprints of what we have."""
+        """Fingerprints of our entries."""
         return self._book.fingerprints
 
     def missing_at(self, known: bytes) -> tuple[bytes, ...]:
-        """The entries that somebody lacks who has these fingerprints. Raises RemoteProtocolError where they are none."""
+        """The entries missing from these fingerprints. Raises RemoteProtocolError if they are malformed."""
         return self._book.missing_at(known)
 
     async def restore(self) -> None:
-        """What was kept on disk. A damaged file costs nothing for long: others tell us again."""
+        """Load the saved bans. A damaged file does little harm: other peers send the bans again."""
         try:
             async with self._turn:
                 await self._add(split_entries(await self._offload.run(self._read)))
@@ -81,7 +81,7 @@ class Revocations:
         return self._path.read_bytes() if self._path.exists() else b""
 
     async def take(self, offered: Sequence[bytes]) -> None:
-        """Check entries that somebody sent; refuse from now on whom they name, and keep them.
+        """Check received entries, save them, and refuse the banned peers from now on.
 
         Raises:
             RemoteProtocolError, VersionError: one of them is not the host's; nothing of it was taken.
@@ -90,7 +90,7 @@ class Revocations:
             return
         async with (
             self._turn
-        ):  # also while it is written: two writers would tear the file, or put an older book over a newer
+        ):  # hold the lock while writing: two writers would tear the file or restore an older version
             if await self._add(offered):
                 await self._keep()
 
@@ -101,7 +101,7 @@ class Revocations:
             log.warning("revocations_not_kept", path=str(self._path), reason=str(error))
 
     async def _add(self, offered: Sequence[bytes]) -> bool:
-        """Whether there was anything new. The caller holds `_turn`."""
+        """Add entries; whether any was new. The caller holds `_turn`."""
         before = self._book
         self._book = await self._offload.run(
             lambda: before.with_entries(
@@ -136,7 +136,7 @@ class Revocations:
     # --- between peers --------------------------------------------------------------------------------------------------------
 
     def serve(self, network: Network) -> None:
-        """Tell members what they lack."""
+        """Answer members' requests for missing entries."""
         network.serve_calls(REVOCATION_CHANNEL, self._answer)
 
     async def _answer(self, peer: PeerId, request: bytes) -> bytes:

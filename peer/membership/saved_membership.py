@@ -1,4 +1,4 @@
-"""What a peer keeps of its membership in one run, so that it can come back while the coordinator is away. Mode 0600."""
+"""The saved membership of one run, which lets a peer return while the coordinator is away. File mode 0600."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from protocol.ids import RunId
 FILE_NAME: Final = "membership.json"
 _RUNS: Final = "runs"
 _RUN_LETTERS: Final = 16
-"""Of a run's id, in the name of its folder."""
+"""Letters of a run's id in the name of its folder."""
 
 _HOST_HEARD: Final = "host_heard"
 KEPT_PEERS: Final = 16
 KEPT_ADDRESSES_EACH: Final = 4
 
 _CHANGING: Final = threading.Lock()
-"""Several services of one daemon change the file, each on a thread of its own; other processes are kept out by the identity."""
+"""Several services of one daemon change the file, each on its own thread. The identity lock keeps out other processes."""
 
 
 class SavedMembership(BaseModel):
-    """Credential, TLS key and everything the coordinator said at admission; bytes are base64 in the file."""
+    """Credential, TLS key and the coordinator's answer at admission; bytes are base64 in the file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,26 +43,26 @@ class SavedMembership(BaseModel):
     coordinator_peer_id: str
     bootstrap: tuple[str, ...]
     peer_addresses: tuple[str, ...] = ()
-    """Where other peers listened when we saw them last, the longest listed first."""
+    """Last known addresses of other peers, those listed longest first."""
 
     @property
     def ways_in(self) -> tuple[str, ...]:
-        """Whom to dial: the host may be away, then those who were there when we left are the way back in."""
+        """Addresses to dial. If the host is away, the last known peers are the way back in."""
         return tuple(dict.fromkeys((*self.bootstrap, *self.peer_addresses)))
 
 
 def run_folder(state_dir: Path, run_id: RunId) -> Path:
-    """Where a peer keeps one run."""
+    """The folder of one run."""
     return state_dir / _RUNS / run_id.hex()[:_RUN_LETTERS]
 
 
 def run_folders(state_dir: Path) -> list[Path]:
-    """The folders of all runs that a peer keeps, sorted by name."""
+    """The folders of all saved runs, sorted by name."""
     return sorted(path for path in (state_dir / _RUNS).glob("[0-9a-f]" * _RUN_LETTERS) if path.is_dir())
 
 
 def is_known(folder: Path) -> bool:
-    """Whether this peer was admitted to the run in `folder` before, however long ago."""
+    """Whether this peer was ever admitted to the run in `folder`."""
     return (folder / FILE_NAME).exists()
 
 
@@ -86,7 +86,7 @@ def save_membership(folder: Path, membership: SavedMembership) -> None:
 
 
 def lasting(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Of multiaddresses, each ending in /p2p/<peer id>: the first KEPT_PEERS peers, with KEPT_ADDRESSES_EACH of each."""
+    """The first KEPT_PEERS peers of these multiaddresses, with KEPT_ADDRESSES_EACH of each. Each address ends in /p2p/<peer id>."""
     by_peer: dict[str, list[str]] = {}
     for address in addresses:
         by_peer.setdefault(address.rpartition("/p2p/")[2], []).append(address)
@@ -95,8 +95,8 @@ def lasting(addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_kept(addresses: tuple[str, ...], kept: tuple[str, ...]) -> tuple[str, ...]:
-    """These, and of those who were kept before whoever is not among them, while there is room: on the one side of a parted network, or
-    with few left, they are the way to the others.
+    """`addresses`, filled up with kept addresses of peers not among them while there is room. After a network partition, or with
+    few peers left, those lead back to the others.
     """
     listed = {address.rpartition("/p2p/")[2] for address in addresses}
     others = [old for old in kept if old.rpartition("/p2p/")[2] not in listed]
@@ -104,7 +104,7 @@ def with_kept(addresses: tuple[str, ...], kept: tuple[str, ...]) -> tuple[str, .
 
 
 def remember_peers(folder: Path, addresses: tuple[str, ...]) -> None:
-    """Keep where other peers listen (`with_kept`). Blocks.
+    """Save the addresses of other peers (`with_kept`). Blocks.
 
     Raises:
         StorageError: the file is damaged or cannot be written.
@@ -116,7 +116,7 @@ def remember_peers(folder: Path, addresses: tuple[str, ...]) -> None:
 
 
 def remember_start(folder: Path, start_record: bytes) -> None:
-    """Keep the host's start record. Blocks.
+    """Save the host's start record. Blocks.
 
     Raises:
         StorageError: the file is damaged or cannot be written.
@@ -125,7 +125,7 @@ def remember_start(folder: Path, start_record: bytes) -> None:
 
 
 def remember_credential(folder: Path, credential: bytes, tls_key_pem: bytes) -> None:
-    """Keep a newer credential and its key. Blocks.
+    """Save a newer credential and its key. Blocks.
 
     Raises:
         StorageError: the file is damaged or cannot be written.
@@ -146,7 +146,7 @@ def _save_changed(folder: Path, saved: SavedMembership, **values: object) -> Non
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Whole or not at all, and there after a power cut: the file is synced, then its name is. Blocks; raises OSError."""
+    """Write a file whole or not at all, and durably: the file is synced, then its directory. Blocks; raises OSError."""
     temporary = path.with_suffix(".unfinished")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -176,7 +176,7 @@ def load_membership(folder: Path) -> SavedMembership | None:
 
 
 def take_session(folder: Path, now_unix_s: float) -> int:
-    """The number of this process life, kept on disk before it is used (see envelope.next_session).
+    """The number of this process life, saved before it is used (see envelope.next_session).
 
     Raises:
         StorageError: the folder cannot be written, or the file is damaged.
@@ -187,13 +187,15 @@ def take_session(folder: Path, now_unix_s: float) -> int:
         write_durably(path, str(session).encode("ascii"))
     except (OSError, ValueError, LocalProtocolError) as error:
         raise StorageError(
-            f"{path} cannot be counted up: {error}", "a writable folder", "remove the file if it is damaged"
+            f"the session number in {path} cannot be increased: {error}",
+            "a writable folder",
+            "remove the file if it is damaged",
         ) from error
     return session
 
 
 def remember_host_heard(folder: Path, unix_s: float) -> None:
-    """Keep when the host was heard last. Blocks.
+    """Save when the host was last heard. Blocks.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -206,8 +208,8 @@ def remember_host_heard(folder: Path, unix_s: float) -> None:
 
 
 def host_heard_s(folder: Path) -> float:
-    """When the host was heard last, unix time; 0 when that was never kept, or cannot be read: it costs no more than the grace that
-    hangs on it.
+    """When the host was last heard, unix time; 0 if it was never saved or cannot be read. An unreadable value only costs the grace
+    time for voters.
     """
     try:
         return float(int((folder / _HOST_HEARD).read_text()))

@@ -1,1 +1,1 @@
-"""What the owner allows now: pause, hours, heat, power, idle time and traffic."""
+"""The owner's limits: pause, hours, heat, power, idle time and traffic."""

@@ -1,6 +1,6 @@
-"""The owner's controls at work: looks at the machine every second, decides, tells the board, and orders the training process.
+"""Applies the owner's controls: reads the sensors every second, decides, updates the board, and directs the training process.
 
-Only compute stops. The peer stays a member: it votes, serves state and reduces, and what it has trained goes into the next round.
+Only computation stops. The peer stays a member: it votes, serves state and reduces. Its trained tokens go into the next round.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 1.0
-"""Half of the two seconds in which an order of the owner's has to be obeyed."""
+"""Half of the two seconds in which an order of the owner must take effect."""
 
 
 class Controllable(Protocol):
-    """What the controls need of the training process."""
+    """The part of the training process that the controls need."""
 
     async def pause(self) -> None:
-        """Train nothing until `resume`."""
+        """Stop training until `resume`."""
         ...
 
     async def resume(self) -> None:
-        """Train on."""
+        """Resume training."""
         ...
 
     async def set_slowdown(self, factor: float) -> None:
@@ -43,23 +43,23 @@ class Controllable(Protocol):
         ...
 
     def hold(self, is_held: bool) -> None:
-        """Whether what was trained stays here for now."""
+        """Hold back trained tokens from rounds, or release them."""
         ...
 
 
 class Capped(Protocol):
-    """What the controls need of the network."""
+    """The part of the network that the controls need."""
 
     def cap_bulk(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
-        """Caps of the bulk lane from now on, None for none."""
+        """Set the caps of the bulk lane; None for no cap."""
         ...
 
 
 class Controls:
-    """One for the life of the daemon.
+    """The controls of one daemon life.
 
     Args:
-        slowdown: the divisor of full speed that was set once; a share comes on top of it.
+        slowdown: the configured divisor of full speed. The allowed share applies on top of it.
     """
 
     def __init__(self, settings: ControlSettings, sensors: Sensors, board: StatusBoard, slowdown: float = 1.0) -> None:
@@ -73,12 +73,12 @@ class Controls:
         self.decision = TrainingAllowance()
 
     def cap(self, network: Capped) -> None:
-        """Hold the network to the caps, from now on."""
+        """Apply the caps to this network from now on."""
         self._network = network
         network.cap_bulk(self.decision.upload_bytes_per_s, self.decision.download_bytes_per_s)
 
     async def look(self) -> None:
-        """One look and what follows from it, for all but the training process."""
+        """Read the sensors once and apply the decision, except to the training process."""
         readings = await self._sensors.read()
         self._board.cpu_celsius = readings.cpu_celsius
         self._state, decision = decide(self._settings, self._state, readings)
@@ -92,13 +92,13 @@ class Controls:
             changed.set()
 
     async def keep(self) -> None:
-        """Look until cancelled."""
+        """Read and apply until cancelled."""
         while True:
             await self.look()
             await trio.sleep(LOOK_EVERY_S)
 
     async def order(self, trainer: Controllable) -> None:
-        """Hold the training process to what is allowed, until cancelled. Looks go on while it is slow to obey."""
+        """Apply the decisions to the training process until cancelled. The sensors are still read while it is slow to obey."""
         while True:
             changed, share = self._changed, self.decision.share
             trainer.hold(self.decision.is_held)
@@ -118,7 +118,7 @@ def _moved_bytes(board: StatusBoard) -> int:
 
 
 def open_controls(config: PeerConfig, board: StatusBoard, clock: Clock) -> Controls:
-    """The controls of one daemon, as its owner set them; nothing was looked at yet."""
+    """The controls of one daemon with its owner's settings. Nothing has been read yet."""
     settings = ControlSettings(
         weekly_hours=parse_hours(config.weekly_hours) if config.weekly_hours else None,
         train_on_battery=config.train_on_battery,

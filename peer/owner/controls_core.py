@@ -1,7 +1,7 @@
-"""What the owner allows at this moment: settings, sensor readings and the time in; a decision with its reason out.
+"""Decides what the owner allows now: settings, sensor readings and time -> a decision with its reason.
 
-A limit that is passed stops training at once. What stopped it has to be fine again for a while, and a temperature by some degrees,
-before training goes on, so that nothing flaps. What the owner ordered and what the timetable says hold at once, both ways.
+A limit that is exceeded stops training at once. Training resumes only after good readings for a while, and for temperatures some
+degrees lower, so that it does not flap. The owner's pause and weekly hours take effect at once, in both directions.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final
 from peer.settings.hours_core import DAY_MINUTES, WeeklyHours, minute_name
 
 COOLER_BY_CELSIUS: Final = 5.0
-"""Below the ceiling before training goes on: a card cools by as much within seconds, and a smaller step would flap."""
+"""Training resumes this far below the ceiling. A card cools by as much within seconds, so a smaller step would flap."""
 
 COOL_FOR_S: Final = 30.0
-"""Fans and case need longer than the sensor to cool."""
+"""Fans and case cool more slowly than the sensor."""
 
 STOPPED_BYTES_PER_S: Final = 1.0
-"""The bulk lane stands still; control messages, some kilobytes a minute, do not pass through it."""
+"""Stops the bulk lane. Control messages, some kilobytes a minute, do not pass through it."""
 
 PLUGGED_FOR_S: Final = 10.0
 """A loose plug comes and goes."""
 
 ROOMY_SHARE: Final = 0.9
-"""Of the memory that is allowed, before training goes on: its first step takes back much of what a pause has freed."""
+"""Training resumes below this share of the allowed memory. Its first step takes back much of the memory that a pause freed."""
 
 ROOMY_FOR_S: Final = 30.0
-"""A process that stops gives its memory back in pieces, and what comes and goes within seconds would flap."""
+"""A stopping process frees its memory in pieces. Reacting within seconds would flap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class OwnerPause:
 
     Attributes:
         until_unix_s: when it ends by itself, None for never.
-        damage: why the file cannot be read, empty for a whole one: then nothing is trained.
+        damage: why the file cannot be read, empty for a good one. Training stops if it is damaged.
     """
 
     until_unix_s: float | None = None
@@ -47,18 +47,18 @@ class OwnerPause:
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """What the owner set once.
+    """The owner's settings.
 
     Attributes:
         weekly_hours: when training is welcome, None for always.
         train_on_battery: train also while the machine runs on its battery.
         max_gpu_celsius: ceiling of the first NVIDIA card, 0 for none.
         max_cpu_celsius: ceiling of the processor, 0 for none.
-        idle_after_s: train only when nobody has used the machine for so long, 0 for always.
-        duty_percent: share of the time that is trained in, 100 for all of it.
+        idle_after_s: train only after this many seconds without use of the machine, 0 for always.
+        duty_percent: share of the time to train in, 100 for all of it.
         upload_bytes_per_s, download_bytes_per_s: caps of the bulk lane, 0 for none.
-        daily_quota_bytes: that may be sent and received in a day of the owner's calendar, 0 for any.
-        max_memory_bytes: that the peer's processes may hold together, 0 for any.
+        daily_quota_bytes: most to send and receive in a calendar day of the owner, 0 for any.
+        max_memory_bytes: most memory of the peer's processes together, 0 for any.
     """
 
     weekly_hours: WeeklyHours | None = None
@@ -75,17 +75,17 @@ class ControlSettings:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """One look at the machine and at the clocks; None where a thing cannot be known.
+    """Sensor readings and clocks at one moment; None for an unknown value.
 
     Attributes:
         now_s: monotonic.
         local: the owner's wall clock, with its zone.
-        pause: what the owner ordered.
+        pause: the owner's pause, if any.
         is_on_battery: None without a battery.
-        battery_percent: how full it is.
+        battery_percent: charge.
         gpu_celsius: of the first NVIDIA card.
         cpu_celsius: of the hottest core.
-        idle_s: since somebody used the machine last, infinity where nobody is logged in.
+        idle_s: seconds since the machine was last used, infinity if nobody is logged in.
         today_bytes: sent and received since midnight.
         memory_bytes: resident, of the peer's processes together.
     """
@@ -104,10 +104,10 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class Latch:
-    """Closed by one bad reading, open again after fine ones for a while.
+    """Closes on one bad reading and opens after good ones for a while.
 
     Attributes:
-        fine_since_s: since when every reading was fine, while closed.
+        fine_since_s: since when every reading was good, while closed.
     """
 
     is_closed: bool = False
@@ -116,7 +116,7 @@ class Latch:
 
 @dataclass(frozen=True, slots=True)
 class ControlsState:
-    """What has to be remembered between two looks."""
+    """State between two readings."""
 
     battery: Latch = Latch()
     gpu: Latch = Latch()
@@ -126,14 +126,14 @@ class ControlsState:
 
 @dataclass(frozen=True, slots=True)
 class TrainingAllowance:
-    """What is allowed now.
+    """The limits that apply now.
 
     Attributes:
         share: of full speed, 0 for no training.
-        reason: what was found and when that changes, in one sentence; empty where nothing holds training back.
-        is_kept: False where a limit was set that nothing here can measure; `reason` names it.
+        reason: what holds training back and when that changes, in one sentence; empty if nothing does.
+        is_kept: False if a limit is set that no sensor here can check; `reason` names it.
         upload_bytes_per_s, download_bytes_per_s: caps of the bulk lane, None for none.
-        is_held: what is trained already stays here: it could not be sent, and no round should wait for it.
+        is_held: trained tokens stay here. They could not be sent, and no round should wait for them.
     """
 
     share: float = 1.0
@@ -150,7 +150,9 @@ class TrainingAllowance:
 
 
 def turned(latch: Latch, *, is_bad: bool, is_fine: bool, now_s: float, fine_for_s: float) -> Latch:
-    """The latch after a reading. One that is neither bad nor fine leaves it as it was; it has to be fine without a break."""
+    """The latch after a reading. A reading that is neither bad nor fine leaves it unchanged. It opens only after an unbroken time
+    of fine readings.
+    """
     if is_bad:
         return Latch(is_closed=True)
     if not latch.is_closed:
@@ -164,7 +166,7 @@ def turned(latch: Latch, *, is_bad: bool, is_fine: bool, now_s: float, fine_for_
 def decide(
     settings: ControlSettings, state: ControlsState, readings: Readings
 ) -> tuple[ControlsState, TrainingAllowance]:
-    """What holds training back, the owner's own word first; and what to remember for the next look."""
+    """The reasons that hold training back, the owner's pause first, and the state for the next reading."""
     state = _remembered(settings, state, readings)
     rules: tuple[Callable[[], str], ...] = (
         lambda: _paused(readings),
@@ -202,7 +204,7 @@ def _remembered(settings: ControlSettings, state: ControlsState, readings: Readi
 
 
 def _heated(latch: Latch, ceiling: float, celsius: float | None, now_s: float) -> Latch:
-    """Without a reading a latch stays as it is: what was hot when it was seen last is not taken for cool."""
+    """Without a reading the latch stays unchanged: a hot device is not assumed to have cooled."""
     if not ceiling:
         return Latch()
     is_bad = celsius is not None and celsius >= ceiling
@@ -253,7 +255,7 @@ def _in_use(settings: ControlSettings, readings: Readings) -> str:
     if not wanted_s or (idle_s is not None and idle_s >= wanted_s):
         return ""
     if idle_s is None:
-        return "it cannot be known here whether anybody uses this machine; trains again without only_when_idle"
+        return "this machine cannot tell whether anybody uses it; trains again without only_when_idle"
     return (
         f"in use: the last input was {idle_s:.0f} s ago; trains again {wanted_s - idle_s:.0f} s from now if none comes"
     )
@@ -271,7 +273,7 @@ def _too_hot(part: str, latch: Latch, ceiling: float, celsius: float | None) -> 
         return ""
     again = f"trains again after {COOL_FOR_S:.0f} s at {ceiling - COOLER_BY_CELSIUS:.0f} C or less"
     if celsius is None:
-        return f"the {part} was too hot when its temperature could be read last; {again}"
+        return f"the {part} was too hot at its last reading; {again}"
     return f"the {part} is at {celsius:.0f} C, its ceiling is {ceiling:.0f} C; {again}"
 
 
@@ -284,7 +286,7 @@ def _too_large(settings: ControlSettings, state: ControlsState, readings: Readin
 
 
 def _unkept(settings: ControlSettings, readings: Readings) -> str:
-    """A limit that was set and that nothing here can measure: training goes on, and it is said."""
+    """A limit that is set but that no sensor here can check. Training goes on, and the status says so."""
     blind = [
         part
         for part, ceiling, celsius in (
@@ -304,5 +306,5 @@ def week_minute(local: datetime) -> int:
 
 
 def _shown(time: datetime, now: datetime) -> str:
-    """The time of day; with the date where it is another day."""
+    """The time of day, with the date if it is another day."""
     return f"{time:%H:%M}" if time.date() == now.date() else f"{time:%Y-%m-%d %H:%M}"

@@ -1,4 +1,4 @@
-"""What this peer has sent and received today, also before its last restart: for the owner's daily quota."""
+"""Traffic of the current day, kept across restarts, for the owner's daily quota."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = structlog.get_logger()
 
 TRAFFIC_FILE: Final = "traffic_today.json"
 SAVE_EVERY_BYTES: Final = 10_000_000
-"""What a crash may leave uncounted: a hundredth of the smallest quota that allows any training."""
+"""A crash may leave this much uncounted: a hundredth of the smallest quota that allows any training."""
 
 MAX_FILE_BYTES: Final = 1000
 
@@ -29,7 +29,7 @@ class TrafficDay(BaseModel):
 
 
 class DailyTraffic:
-    """Counts; saved in the state folder now and then, and whole or not at all. Blocks for milliseconds."""
+    """Counts the day's traffic. Saves it in the state folder from time to time, whole or not at all. Blocks for milliseconds."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / TRAFFIC_FILE
@@ -38,8 +38,8 @@ class DailyTraffic:
         self._total_bytes = 0
 
     def count(self, total_bytes: int, today: date) -> int:
-        """Bytes of today, when this process has moved `total_bytes` since its start. What was moved since the last count counts for
-        the day of this one.
+        """Today's bytes, given the `total_bytes` that this process has moved since its start. Bytes since the previous call count
+        for the day of this call.
         """
         new_bytes = max(0, total_bytes - self._total_bytes)
         self._total_bytes = total_bytes
@@ -56,7 +56,7 @@ class DailyTraffic:
 
     def _save(self, today: TrafficDay) -> None:
         temporary = self._path.with_suffix(".tmp")
-        self._saved = today  # a disk that is full is tried again after as many bytes, not at every look
+        self._saved = today  # on a full disk, retry after the same number of bytes, not at every call
         try:
             temporary.write_text(today.model_dump_json() + "\n", encoding="utf8")
             os.replace(temporary, self._path)
@@ -65,7 +65,7 @@ class DailyTraffic:
 
 
 def _read(path: Path) -> TrafficDay | None:
-    """None where nothing that makes sense was saved: the day is counted from here."""
+    """None if there is no valid file; the day's count then starts now."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES)

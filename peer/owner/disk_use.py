@@ -1,4 +1,4 @@
-"""How much of the owner's disk the run takes, looked at now and then."""
+"""Measures from time to time how much of the owner's disk the run takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ LOOK_EVERY_S: Final = 20.0
 
 
 async def keep_measured(storage: Storage, board: StatusBoard) -> None:
-    """Tell the board, until cancelled. What cannot be measured now is measured later: nothing but a number hangs on it."""
+    """Measure and update the board until cancelled. A failed measurement is retried later, because only a displayed number depends
+    on it.
+    """
     while True:
         try:
             board.disk_bytes = await storage.size_bytes()

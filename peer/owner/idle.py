@@ -1,4 +1,4 @@
-"""Since when nobody has used this machine, by terminals, desktop sessions and a laptop's keys; None where it cannot be known."""
+"""How long nobody has used this machine, from terminals, desktop sessions and a laptop's keys; None if unknown."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _DESKTOPS: Final = ("x11", "wayland", "mir")
 
 
 class IdleMeter:
-    """Asked every second; a key pressed on a laptop's own keyboard is seen as a count that has grown between two readings."""
+    """Read every second. A key press on a laptop's own keyboard shows as a higher interrupt count than at the previous reading."""
 
     def __init__(self) -> None:
         self._keys: int | None = None
         self._pressed_unix_s = 0.0
 
     def read(self, now_s: float) -> float | None:
-        """Seconds without input, infinity where nobody is logged in, None where nothing here can tell. Blocks for milliseconds.
+        """Seconds without input, infinity if nobody is logged in, None if it is unknown. Blocks for milliseconds.
 
         Args:
-            now_s: unix time, with which the file system and the desktop write theirs.
+            now_s: unix time, which the timestamps of files and desktops use.
         """
         desktops = self._desktops(now_s)
         terminals = [_terminal_idle_s(user.terminal, now_s) for user in psutil.users()]
@@ -38,7 +38,7 @@ class IdleMeter:
         found += desktops or ()
         keys_s = self._keys_idle_s(now_s)
         if desktops is None and (not found or None in terminals):
-            # Nobody whom we can see, or somebody on a screen that we cannot: a container looks like an empty house.
+            # No visible user, or a user on a screen that we cannot see. In a container every machine looks unused.
             return None
         found += () if keys_s is None else (keys_s,)
         return max(0.0, min(found, default=math.inf))
@@ -53,11 +53,11 @@ class IdleMeter:
         if keys != self._keys:
             self._pressed_unix_s = now_s
         self._keys = keys
-        # Nothing is known of the time before us: it counts as used when we began to look.
+        # Nothing is known of the time before our start, so the machine counts as used then.
         return now_s - self._pressed_unix_s
 
     def _desktops(self, now_s: float) -> list[float] | None:
-        """Of each desktop session; None where logind does not run or does not answer."""
+        """Idle seconds of each desktop session; None if logind does not run or does not answer."""
         try:
             names = sorted(path.name for path in SESSIONS.iterdir() if path.suffix != ".ref")
         except OSError:
@@ -80,7 +80,9 @@ class IdleMeter:
 
 
 def desktops_idle_s(text: str, now_unix_s: float) -> list[float]:
-    """What `loginctl show-session` says of the desktops in it: 0 for one in use, else since when its user is away."""
+    """Idle seconds of each desktop in the output of `loginctl show-session`: 0 for one in use, else the time since its user
+    left.
+    """
     idle_s: list[float] = []
     for block in text.strip().split("\n\n"):
         fields = dict(line.partition("=")[::2] for line in block.splitlines())
@@ -93,8 +95,8 @@ def desktops_idle_s(text: str, now_unix_s: float) -> list[float]:
 
 
 def key_interrupts(text: str) -> int | None:
-    """How often a laptop's own keyboard and touchpad (the i8042 chip) have asked for attention; None without one. Other keyboards
-    share their line with disks and say nothing.
+    """The interrupt count of a laptop's own keyboard and touchpad (the i8042 chip); None without one. Other keyboards share an
+    interrupt with other devices, so their count says nothing.
     """
     lines = [line.split() for line in text.splitlines() if "i8042" in line]
     return sum(_leading_sum(words[1:]) for words in lines) if lines else None
@@ -110,7 +112,7 @@ def _leading_sum(words: Iterable[str]) -> int:
 
 
 def _terminal_idle_s(terminal: str | None, now_unix_s: float) -> float | None:
-    """Since its last key; None for what is no terminal, as the screen of a desktop."""
+    """Seconds since the terminal's last key; None for a session without a terminal, such as a desktop."""
     if not terminal or terminal.startswith(":") or ".." in terminal:
         return None
     try:

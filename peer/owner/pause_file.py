@@ -1,6 +1,6 @@
-"""The owner's pause, in the peer's state folder: written by `potluck pause`, looked at every second by the daemon.
+"""The owner's pause, a file in the peer's state folder. `potluck pause` writes it; the daemon reads it every second.
 
-A file and no door: whoever can write the folder is the owner, no web page can reach it, and it outlives a restart of either side.
+A file, not a network interface: only the owner can write the folder, no web page can reach it, and it survives restarts.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from protocol.errors import ConfigError, StorageError
 
 PAUSE_FILE: Final = "pause.json"
 MAX_FILE_BYTES: Final = 1000
-"""What we write takes 40; whatever is larger was not written by us."""
+"""Our own file is far smaller. A larger one was not written by us."""
 
 LATEST_UNIX_S: Final = 253_000_000_000
-"""In the year 9987: a date as late as can be shown."""
+"""In the year 9987: about the latest date that can be shown."""
 
 
 class _Pause(BaseModel):
@@ -30,7 +30,7 @@ class _Pause(BaseModel):
 
 
 def write_pause(state_dir: Path, pause: OwnerPause) -> None:
-    """From now on no training, also after a restart. Whole or not at all.
+    """Stop training from now on, also after a restart. Writes the file whole or not at all.
 
     Raises:
         ConfigError: no peer has run from `state_dir`. StorageError: it cannot be written.
@@ -50,7 +50,7 @@ def write_pause(state_dir: Path, pause: OwnerPause) -> None:
 
 
 def remove_pause(state_dir: Path) -> bool:
-    """Whether there was a pause to end.
+    """End the pause. Returns whether there was one.
 
     Raises:
         ConfigError: no peer has run from `state_dir`. StorageError: the file cannot be removed.
@@ -68,7 +68,7 @@ def remove_pause(state_dir: Path) -> bool:
 
 
 def read_pause(state_dir: Path) -> OwnerPause | None:
-    """The pause in force, None without one. A file that makes no sense is a pause as well: somebody wanted one."""
+    """The pause in force, None without one. An invalid file counts as a pause, because somebody wanted one."""
     path = state_dir / PAUSE_FILE
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What this machine can say about power and heat. A thing that cannot be known is None, never a guess."""
+"""Readings of this machine's power and heat. An unknown value is None, never a guess."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CPU_CHIPS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 
 
 class Sensors(Protocol):
-    """One look at the machine."""
+    """A source of readings."""
 
     async def read(self) -> Readings:
         """The readings of this moment."""
@@ -30,11 +30,11 @@ class Sensors(Protocol):
 
 
 class MachineSensors:
-    """The real ones. Files and drivers are read on a thread; the card by the meter that the status uses as well.
+    """The machine's real sensors. Files and drivers are read on a thread. The card is read by the meter that the status uses, too.
 
     Args:
         zone: of the owner's wall clock, None for this machine's own.
-        idle: None where nobody asks whether the machine is in use.
+        idle: None if idle time is not needed.
         traffic_bytes: sent and received by this process so far.
     """
 
@@ -81,12 +81,12 @@ class MachineSensors:
 
 
 def battery() -> tuple[bool | None, float | None]:
-    """(whether the machine runs on it, how full it is in percent); None for what is not there or not known. A battery that neither
-    charges nor drains, as one that is held at a limit, is one on the mains.
+    """(whether the machine runs on its battery, its charge in percent); None for an unknown value. A battery that neither charges
+    nor drains, for example at a charge limit, counts as mains power.
     """
     try:
         found = psutil.sensors_battery()
-    except OSError:  # it was pulled out while it was read
+    except OSError:  # the battery was removed during the reading
         return None, None
     if found is None:
         return None, None
@@ -94,7 +94,7 @@ def battery() -> tuple[bool | None, float | None]:
 
 
 def cpu_celsius() -> float | None:
-    """Of the processor's hottest part, None where no driver measures it."""
+    """Temperature of the processor's hottest part, None if no driver measures it."""
     try:
         found = psutil.sensors_temperatures()
     except OSError:

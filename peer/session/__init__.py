@@ -1,1 +1,1 @@
-"""One life of the daemon, from its start to the goodbye."""
+"""One life of the daemon, from its start to its departure."""

@@ -1,7 +1,7 @@
-"""A peer that has nothing of the run waits for somebody who has, and trains nothing meanwhile.
+"""A peer without any state of the run waits for a donor, and does not train meanwhile.
 
-The rounds run all the same: they ask whoever is there, serve who asks, and bring the run's state here as soon as one donor can be
-reached. Nothing is opened or contributed, for the training process is held.
+The rounds already run. They query the known peers, answer requests, and fetch the run's state as soon as one donor can be reached.
+The training process is held, so that no round is opened and nothing is contributed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ HELD_BECAUSE: Final = "there is no state of the run to train on"
 
 
 class FirstState:
-    """Asked once, when the process begins: who has begun is never held again, or a founder that is slow with its first round would be.
+    """Decides once, at the start of the process, whether it may train. A peer that has started is never held again; otherwise a
+    founder whose first round is slow would be.
 
     Args:
-        votes: what is on our disk of the round on our head.
-        host_index: the round that the host told of last, 0 where it has told of none.
-        shown_index: the newest round whose commits another peer has shown, verified; 0 without any.
+        votes: our votes on disk for the round on our head.
+        host_index: the round in the host's last answer, 0 without one.
+        shown_index: the newest round whose verified commits another peer sent; 0 without any.
         lost_index: the newest round of a unit whose log was lost here and whose state has not come back; 0 without any.
     """
 
@@ -54,12 +55,12 @@ class FirstState:
 
     @property
     def told_index(self) -> int:
-        """The newest round that anybody told of who is to be believed."""
+        """The newest round known from a trusted or verified source."""
         return max(self._host_index(), self._proven_index, self._lost_index())
 
     @property
     def is_missing(self) -> bool:
-        """Whether there is nothing here yet to train on."""
+        """Whether there is no state here yet to train on."""
         return not self._has_begun and self._lacks()
 
     def _lacks(self) -> bool:
@@ -68,29 +69,29 @@ class FirstState:
         )
 
     async def wait(self) -> None:
-        """Until there is something to train on; its owner is told what for, since when and what mends it."""
-        clock, was_told = self._board.clock, False
+        """Wait until there is a state to train on. Shows the owner the reason, the time waited and the remedy."""
+        clock, was_logged = self._board.clock, False
         since_s = clock.monotonic_s()
         while self.is_missing:
-            told = self._say(clock.monotonic_s() - since_s)
-            if told and not was_told:
-                log.warning("waits_for_state", reason=told)
-                was_told = True
+            sentence = self._say(clock.monotonic_s() - since_s)
+            if sentence and not was_logged:
+                log.warning("waits_for_state", reason=sentence)
+                was_logged = True
             await trio.sleep(LOOK_EVERY_S)
         self._has_begun = True
-        if was_told:
+        if was_logged:
             log.info("state_is_here", index=self._chain.head.index)
 
     def _say(self, waited_s: float) -> str:
-        """Returns the sentence of who waits; empty while all goes its way."""
+        """Show that the peer waits. Returns the sentence; empty while everything goes normally."""
         board = self._board
         if board.state not in ("catching up", "waiting"):
-            return ""  # it is leaving, and says so
+            return ""  # the peer is leaving, which is shown already
         if board.waits_for_download():
             return ""
-        told = waiting_sentence(self.told_index, waited_s, is_outbound_only=board.is_outbound_only)
-        if told:
-            board.say("waiting", told)
+        sentence = waiting_sentence(self.told_index, waited_s, is_outbound_only=board.is_outbound_only)
+        if sentence:
+            board.say("waiting", sentence)
         else:
             board.say("catching up", "looking for the run's newest state")
-        return told
+        return sentence

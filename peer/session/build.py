@@ -1,4 +1,4 @@
-"""The parts of a peer's rounds and training, put together from the run's manifest.
+"""Builds the parts of a peer's rounds and training from the run's manifest.
 
 Rules: R18, R24 (protocol/rounds/RULES.md).
 """
@@ -52,7 +52,7 @@ from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 log = structlog.get_logger()
 
 MIN_LONE_PATIENCE_S: Final = 60.0
-"""Awake without a quorum for the longest interval, and at least so long, the peers at hand commit alone (R18)."""
+"""After the longest round interval without a quorum, and at least this long, the live peers commit alone (R18)."""
 
 
 async def open_chains(
@@ -65,9 +65,8 @@ async def open_chains(
     given: Sequence[Path] = (),
     experts: Sequence[int] = (),
 ) -> tuple[UnitChain, ...]:
-    """The lineages and states of all units that are held here as they are in `folder`, the spine's first. `given` are the shards of
-    the weights that the run starts with, if any; `experts` those that this peer holds. `restarted` is told in one sentence what a peer
-    that was here before found on its disk.
+    """Open the lineages and states of all units held here from `folder`, the spine's first. `given`: shards of the run's initial
+    weights, if any. `experts`: the experts that this peer holds. `restarted` receives one sentence about the state found on disk.
 
     Raises:
         VersionError: the run began with another model or state than this machine computes. StorageError: a damaged folder.
@@ -80,10 +79,10 @@ async def open_chains(
         await offload.run(partial(clear_unfinished, folder / unit))
         storages[unit] = FileStorage(folder / unit, offload)
     logs = {unit: UnitLog(storage) for unit, storage in storages.items()}
-    # a move of all units is no beginning for a log: what it follows is gone with the damaged one
+    # Exclude logs that were set aside. A move of all units must not start a log, because the records before it are lost.
     begun = {unit: kept for unit, kept in logs.items() if not has_begun_anew(folder / unit)}
     spine = next(iter(manifest.unit_schemas()))
-    if spine not in held:  # followed here by its records alone
+    if spine not in held:  # the spine is only followed here, by its records
         begun[spine] = UnitLog(FileStorage(folder / spine, offload))
     await HeadVector(FileStorage(folder, offload)).finish(begun)
     chains: list[UnitChain] = []
@@ -92,7 +91,7 @@ async def open_chains(
         was_here = (folder / unit / LOG_NAME).exists()
         tools = _unit_tools(membership, schema, storages[unit], verifier, me, logs[unit])
         chain = await _open_chain(tools, schema, membership, start, given)
-        # an expert may have been taken up just now; of every other unit there was something wherever there was of one
+        # An expert may have been taken up just now. Any other unit must have had state on a disk that was used before.
         if was_here or not _is_expert(unit, manifest.config):
             found[unit] = _found(chain) if was_here else None
         chains.append(chain)
@@ -110,11 +109,11 @@ async def _open_chain(
     model, seed = membership.manifest.model_schema, membership.manifest.config.run.seed
     check_start(start, schema, await tools.offload.run(partial(start_root, schema, tools.grid, seed, given, model)))
     make = partial(start_state, schema, seed, genesis_id(start), given, model)
-    # shards that are given may go from the disk; what comes from the seed need not be held
+    # Given shards may disappear from the disk, so their values are kept. Seeded values can be computed again.
     chain = UnitChain(tools, start, await tools.offload.run(make), None if given else make)
     await chain.restore()
     if tools.generations.last_look.problems:
-        await chain.keep()  # what was damaged is gone: the next start must not depend on what is left alone
+        await chain.keep()  # damaged files are gone: keep a good copy before the next start needs one
     return chain
 
 
@@ -148,19 +147,19 @@ def _found(chain: UnitChain) -> Restored:
 
 
 def whole_anchor(chains: Sequence[UnitChain]) -> torch.Tensor:
-    """The anchors of all units one after another, (N,) float32: of one unit its own, not copied."""
+    """The anchors of all units, concatenated, (N,) float32. With one unit its own tensor, not a copy."""
     anchors = [chain.state.anchor_N for chain in chains]
     return anchors[0] if len(anchors) == 1 else torch.cat(anchors)
 
 
 def result_codec(config: RunConfig) -> Codec | None:
-    """How the run's results are written; None: as contributions are."""
+    """The codec of the run's results; None if they use the codec of contributions."""
     name = config.result_codec
     return codec_by_name(name) if name != config.round.codec else None
 
 
 def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
-    """What a lender knows of every unit of the run."""
+    """The shapes of all units of the run, as an external reducer needs them."""
     config, numbers = membership.manifest.config, membership.manifest.config.round
     codec, results = codec_by_name(numbers.codec), result_codec(config)
     schemas = membership.manifest.unit_schemas()
@@ -173,7 +172,7 @@ def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
 
 
 def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage: int) -> StagePlan:
-    """What the training process of one stage does."""
+    """The plan of the training process of one stage."""
     config, dataset = membership.manifest.config, membership.dataset
     if config.pipeline is None or config.stages is None:
         raise LocalProtocolError("a stage of a run without any", "a pipeline run")
@@ -208,7 +207,7 @@ def training_plan(
     *,
     is_paused: bool,
 ) -> TrainingPlan:
-    """What the training process does, from where this peer's data was left, on this text."""
+    """The plan of the training process on this text, from this peer's last data position."""
     config = membership.manifest.config
     return TrainingPlan(
         **{name: getattr(text, name) for name in TextPlan.model_fields},
@@ -231,17 +230,17 @@ def training_plan(
 
 
 def text_plan(dataset: DatasetManifest, cache: ShardCache, experts: Sequence[int] = ()) -> TextPlan:
-    """What the holder of these experts reads of a data set."""
+    """The text of a data set that a holder of these experts reads."""
 
     def of_experts(split: Split) -> tuple[tuple[Path, ...], ...]:
-        """The text of each expert that is held here; nothing where the data set was packed for none."""
+        """The text of each expert held here; empty if the data set was not packed for experts."""
         if dataset.router is None:
             return ()
         return tuple(
             tuple(cache.path(entry.sha256) for entry in expert_shards(dataset, expert, split)) for expert in experts
         )
 
-    # prose is measured by the first expert that is held here: on what it was sent, for the text of others is not here
+    # The first expert held here is evaluated on prose that was routed to it. Text of other experts is not on this disk.
     first = experts[0] if experts and dataset.router is not None else None
     return TextPlan(
         train_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("train")),
@@ -260,15 +259,17 @@ def text_plan(dataset: DatasetManifest, cache: ShardCache, experts: Sequence[int
 
 
 def replay_at_most(results: Codec, grid: ChunkGrid) -> int:
-    """Missed commits up to which replaying moves fewer bytes than a whole state and the one commit that attests it (R24)."""
+    """The number of missed commits up to which a replay moves fewer bytes than a whole state and the commit that attests it
+    (R24).
+    """
     return 1 + STATE_BYTES_PER_VALUE * grid.num_elements // update_bytes(results, grid)
 
 
 def unit_pace(config: RunConfig, unit: UnitName, units: Sequence[UnitName]) -> tuple[RoundTarget, Stagger]:
-    """At how many ready tokens a unit's rounds are due, and how they lie between those of others.
+    """The target in ready tokens of a unit's rounds, and their offset from other units' rounds.
 
-    Every token is of one expert, so an expert's rounds take its share of the trunk's target and come as often as those; they need not
-    be kept apart from each other, for an expert is a part of what a round of the whole model would move.
+    Each token belongs to one expert. An expert's rounds take its share of the trunk's target, so they come as often as the trunk's.
+    They need no offset from each other, because one expert is only a part of the bytes of a whole round.
     """
     mixture = config.mixture
     if config.stages is not None:
@@ -277,14 +278,14 @@ def unit_pace(config: RunConfig, unit: UnitName, units: Sequence[UnitName]) -> t
         return config.round_target, Stagger(units.index(unit), len(units))
     if expert_of(unit, mixture) is None:
         return config.round_target, UNSTAGGERED
-    # the start record names the trunk's target: the first round is due at a share of it, as all later ones are
+    # The start record names the trunk's target. An expert's first round is due at its share of it, like all later ones.
     return RoundTarget(config.round.target_tokens // mixture.num_experts), Stagger(0, mixture.num_experts)
 
 
 def round_config(
     membership: Membership, me: Member, verifier: Verifier, unit: UnitName, *, is_inbound_reachable: bool
 ) -> RoundConfig:
-    """The rounds of one unit of the run for one member."""
+    """The round configuration of one unit of the run for one member."""
     config, schemas = membership.manifest.config, membership.manifest.unit_schemas()
     results, schema = result_codec(config), schemas[unit]
     target, stagger = unit_pace(config, unit, tuple(schemas))
@@ -298,7 +299,7 @@ def round_config(
         codec=config.round.codec,
         outer=OuterStep(config.outer.kind, config.outer.learning_rate, config.outer.momentum),
         target=target,
-        min_members=1,  # who is left goes on
+        min_members=1,  # the remaining members go on, however few
         max_members=config.run.max_members,
         longest_interval_s=config.round.longest_interval_s,
         replay_at_most=replay_at_most(results or codec_by_name(config.round.codec), grid),

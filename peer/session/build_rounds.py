@@ -1,4 +1,4 @@
-"""The rounds of a daemon, put together: what is the same whether a peer trains by itself or in lanes."""
+"""Builds the daemon's rounds: the part that is common to training alone and in lanes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ GOODBYE_WITHIN_S: Final = 3.0
 def unit_service(
     joined: JoinedSession, chain: UnitChain, open_round: OpenRound, trainer: Trainer, rounds: PeerRounds
 ) -> RoundService:
-    """The rounds of one unit that is held here."""
+    """The rounds of one unit held here."""
     life, unit, is_reachable = joined.life, chain.tools.unit, not joined.is_outbound_only
     config = round_config(joined.membership, life.member, joined.verifier, unit, is_inbound_reachable=is_reachable)
-    is_first = config.is_spine or config.is_in_step  # where every unit has the spine's rounds, ours stands for it
+    is_first = config.is_spine or config.is_in_step  # if every unit has the spine's rounds, ours reports for it
     publish = life.board.publish if is_first else life.board.publish_other_unit
     mixing = mixing_of(joined.membership.manifest.config)
     tools = RoundContext(
@@ -39,7 +39,7 @@ def unit_service(
 
 
 def peer_rounds(joined: JoinedSession, follower: SpineFollower | None = None) -> PeerRounds:
-    """All rounds of this peer, without any unit yet; `follower` follows the spine where it is not held."""
+    """The container of this peer's rounds, still without units. `follower` follows the spine if it is not held."""
     life, roster, run_id = joined.life, joined.roster, joined.membership.run_id
     tools = PeerContext(joined.network, life.clock, life.sealed, roster.is_member, life.board.publish, roster.is_banned)
     rounds = PeerRounds(run_id, joined.verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())), follower)
@@ -49,7 +49,7 @@ def peer_rounds(joined: JoinedSession, follower: SpineFollower | None = None) ->
 
 
 async def finish(joined: JoinedSession, service: RoundService) -> None:
-    """The run is over: stay until everybody alive has the last commit and the host has its checkpoint."""
+    """Stay after the run's end until every live peer has the last commit and the host has its checkpoint."""
     board, reporter = joined.life.board, joined.reporter
     board.say("finished", "the run is complete; staying until everybody has the last commit")
 

@@ -1,4 +1,4 @@
-"""Catching up before training begins: replay or snapshot, whichever is fewer bytes (R24).
+"""Catches up before training begins: by replay or by snapshot, whichever moves fewer bytes (R24).
 
 Rules: R24 (protocol/rounds/RULES.md).
 """
@@ -28,44 +28,44 @@ from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_
 log = structlog.get_logger()
 
 COMMITS_WITHIN_S: Final = 60.0
-"""For the certificates that one donor has: they are small. Those of a long run are many: what came and was good gives more time."""
+"""Time for one donor's certificates. They are small, but a long run has many. Valid ones extend the time."""
 
 COMMITS_AT_MOST_S: Final = 1800.0
-"""Who brings good certificates at LEAST_BYTES_PER_S is heard to the end, but not for longer than this."""
+"""A donor that sends valid certificates at LEAST_BYTES_PER_S or faster is read to the end, for this long at most."""
 
 STATE_WITHIN_S: Final = 24 * 3600.0
-"""A large state over a home line takes long; every request of the download has deadlines of its own."""
+"""Time for a state. A large one takes long over a home line; each request of the download has its own deadlines."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Lineage:
-    """Verified commits, one on another: our own, and after them those of a donor.
+    """Verified commits, each on its parent: our own, then those of a donor.
 
     Attributes:
         links: with the genesis before the first.
-        certificates: one less.
+        certificates: one fewer than links.
     """
 
     links: tuple[ChainLink, ...]
     certificates: tuple[Certificate, ...]
 
 
-async def catch_up_by_snapshot(network: Network, chain: UnitChain, donors: Sequence[PeerId], told: Told) -> int:
-    """Take a whole state where replaying would move more bytes; what is left is replayed by the round service. Returns the newest
-    round whose commits were shown and verified, 0 without any.
+async def catch_up_by_snapshot(network: Network, chain: UnitChain, donors: Sequence[PeerId], on_progress: Told) -> int:
+    """Download a whole state if a replay would move more bytes. The round service replays the commits after it. Returns the newest
+    round whose commits were received and verified, 0 without any.
 
-    The commits of one donor after another are looked at, of MAX_DONORS at most; the state then comes from all of them at once, but not
-    from those whose commits were invented. Where none can help nothing is changed.
+    Commits are fetched from up to MAX_DONORS donors, one after another. The state then comes from all of them in parallel, except
+    those that sent invalid commits. If no donor can help, nothing changes.
     """
-    trusted, shown = list(dict.fromkeys(donors))[:MAX_DONORS], _Shown(chain, await _own_lineage(chain))
+    trusted, best = list(dict.fromkeys(donors))[:MAX_DONORS], _BestLineage(chain, await _own_lineage(chain))
     for donor in tuple(trusted):
         try:
-            await shown.ask(network, donor)
-            lineage = shown.lineage
+            await best.ask(network, donor)
+            lineage = best.lineage
             roots = _worth_taking(chain, lineage.links)
             if roots:
                 with trio.fail_after(STATE_WITHIN_S):
-                    state = await download_state(download_tools(network, chain.tools), trusted, roots, told)
+                    state = await download_state(download_tools(network, chain.tools), trusted, roots, on_progress)
                 await chain.start_from(state, lineage.certificates)
             if len(lineage.links) > 1:
                 break
@@ -74,7 +74,7 @@ async def catch_up_by_snapshot(network: Network, chain: UnitChain, donors: Seque
             log.warning("not_caught_up", donor=short(donor), reason=str(error))
         except (PotluckError, trio.TooSlowError) as error:
             log.info("not_caught_up", donor=short(donor), reason=str(error))
-    return shown.index
+    return best.index
 
 
 async def _own_lineage(chain: UnitChain) -> _Lineage:
@@ -82,26 +82,25 @@ async def _own_lineage(chain: UnitChain) -> _Lineage:
     return await chain.tools.offload.run(lambda: _Lineage(links, tuple(decode_certificate(raw) for raw in raws)))
 
 
-class _Shown:
-    """The longest lineage that donors have shown, verified. What one of them brought is not asked of the next."""
+class _BestLineage:
+    """The longest verified lineage from the donors so far. Commits received from one donor are not requested from the next."""
 
     def __init__(self, chain: UnitChain, own: _Lineage) -> None:
         self.lineage = own
         self.index = 0
-        """Its last round; 0 before anybody has answered."""
+        """The lineage's last round; 0 before any answer."""
 
         self._chain = chain
         self._num_own = len(own.links)
 
     async def ask(self, network: Network, donor: PeerId) -> None:
-        """All commits after our head on a donor's lineage; a long chain comes in several answers.
+        """Fetch all commits after our head on a donor's lineage. A long chain comes in several answers.
 
-        Each answer is verified before the next is asked for: who invents commits is believed, and kept in memory, for one answer at
-        most.
+        Each answer is verified before the next request. So at most one answer of invalid commits is kept in memory.
 
         Raises:
-            UnreachableError: it is too slow; what it brought is kept. TransportError, RemoteProtocolError: as `fetch_commits`, or what
-                it brought does not verify.
+            UnreachableError: the donor is too slow; commits received so far are kept.
+            TransportError, RemoteProtocolError: as `fetch_commits`, or its commits do not verify.
         """
         unit, run, theirs = self._chain.tools.unit, self._chain.tools.offload.run, self.lineage
         last_s, furthest = trio.current_time() + COMMITS_AT_MOST_S, 0
@@ -116,7 +115,7 @@ class _Shown:
                 index = theirs.links[-1].index
                 if index > self.index:
                     self.lineage, self.index = theirs, index
-                if index > furthest:  # one fork after another is no way on
+                if index > furthest:  # switching between forks is no progress
                     furthest = index
                     scope.deadline = min(last_s, scope.deadline + sum(map(len, answer)) / LEAST_BYTES_PER_S)
         raise UnreachableError(
@@ -124,7 +123,7 @@ class _Shown:
         )
 
     def _known(self, theirs: _Lineage) -> tuple[CommitId, ...]:
-        """The newest, and in doubling steps those before it down to our own head: the next donor may have less, or be on a fork."""
+        """Our newest commit, and earlier ones in doubling steps back to our own head. The next donor may be behind or on a fork."""
         own, places = self._num_own - 1, [len(theirs.links) - 1]
         while places[-1] > own:
             places.append(max(own, places[-1] - (1 << (len(places) - 1))))
@@ -132,8 +131,8 @@ class _Shown:
 
 
 def _continued(chain: UnitChain, lineage: _Lineage, raws: Sequence[bytes], num_own: int) -> _Lineage:
-    """The lineage with these commits, verified one on another; those behind its end take the place of what follows on the same parent
-    where they are others. The same lineage where they bring nothing. The first `num_own` links stay.
+    """The lineage extended by these commits, each verified on its parent. Commits that fork from it replace its end. Returns the
+    same lineage if they add nothing. The first `num_own` links stay.
     """
     tools, links, certificates = chain.tools, list(lineage.links), list(lineage.certificates)
     places = {link.commit: place for place, link in enumerate(links) if place >= num_own - 1}
@@ -152,7 +151,7 @@ def _continued(chain: UnitChain, lineage: _Lineage, raws: Sequence[bytes], num_o
 
 
 def _worth_taking(chain: UnitChain, links: Sequence[ChainLink]) -> dict[CommitId, Root]:
-    """The attested states from which the last of these commits is reached by fewer bytes than by replaying all that we lack."""
+    """The attested states that lead to the last of these commits with fewer bytes than a full replay."""
     tools = chain.tools
     update_bytes = keeping.update_bytes(tools.result_codec, tools.grid)
     replay_bytes = (len(links) - len(chain.links)) * update_bytes

@@ -1,10 +1,10 @@
-"""A log of rounds that is damaged before its end is set aside, kept, and done without, with no person needed.
+"""A round log damaged before its end is set aside and kept. The peer recovers without a person's help.
 
-What was promised and voted after the damage is not known any more, and must not be contradicted: the peer comes back under another
-number of its disk (R3), without verified state, and brings lineage and state here from others. Where nobody
-has them it waits and says so (peer/session/await_state.py). The damaged file is never removed: it stays for a person to look at.
+Promises and votes after the damage are unknown and must not be contradicted. The peer takes a new incarnation number (R3), starts
+without verified state, and fetches lineage and state from others. If no peer has them, it waits and says so
+(peer/session/await_state.py). The damaged file is never removed, so that a person can examine it.
 
-The log of the moves of all units holds no vote. What comes after a damaged record there says that the units' own logs tell of it.
+The log of the moves of all units holds no vote. Records after damage in it are recovered from the units' own logs.
 
 Rules: R3 (protocol/rounds/RULES.md).
 """
@@ -28,18 +28,19 @@ log = structlog.get_logger()
 
 _KEPT: Final = ".damaged-"
 _VOTES_LOST: Final = (
-    "this peer votes as one with a new disk, and what the log told comes from other peers, if any has it"
+    "this peer votes as one with a new disk, and fetches the log's rounds from other peers, if any has them"
 )
-_NOTHING_LOST: Final = "what it told stands in the logs of the units"
+_NOTHING_LOST: Final = "its content is also in the logs of the units"
 
 
 def set_aside(folder: Path) -> tuple[str, ...]:
-    """Rename the damaged logs in a run's folder, its units' too; a sentence on each. Before the disk's number is taken. Blocks.
+    """Rename the damaged logs in a run's folder, including its units'. Returns one sentence for each. Call before taking the disk's
+    incarnation number. Blocks.
 
     Raises:
         StorageError: a log cannot be read or renamed; nothing was lost.
     """
-    told: list[str] = []
+    sentences: list[str] = []
     for path in (*sorted(folder.glob(f"*/{LOG_NAME}")), folder / VECTOR_LOG):
         try:
             check_log(path)
@@ -49,8 +50,8 @@ def set_aside(folder: Path) -> tuple[str, ...]:
                 f"{error.found}: it is kept as {kept.name}, {_VOTES_LOST if _holds_votes(path) else _NOTHING_LOST}"
             )
             log.warning("log_set_aside", reason=sentence)
-            told.append(sentence)
-    return tuple(told)
+            sentences.append(sentence)
+    return tuple(sentences)
 
 
 def _holds_votes(path: Path) -> bool:
@@ -63,7 +64,7 @@ def _keep(folder: Path, path: Path) -> Path:
     kept = path.with_name(next(name for name in names if name not in taken))
     try:
         if _holds_votes(path):
-            # first: a crash between the two must not leave the old number to a log without the votes of that number
+            # First: after a crash in between, the old incarnation number must not go with a log that lacks its votes.
             forget_incarnation(folder)
         os.rename(path, kept)
         sync_folder(path.parent)
@@ -77,12 +78,12 @@ def _keep(folder: Path, path: Path) -> Path:
 
 
 def has_begun_anew(unit_folder: Path) -> bool:
-    """Whether the unit's log was set aside and there is no other one yet. Blocks."""
+    """Whether the unit's log was set aside and not created again yet. Blocks."""
     return any(unit_folder.glob(f"{LOG_NAME}{_KEPT}*")) and not (unit_folder / LOG_NAME).exists()
 
 
 async def lost_index(folder: Path, chain: UnitChain) -> int:
-    """The newest round whose state is on this disk without a log that leads to it, where the unit's log was set aside; else 0.
+    """The newest round whose state is on this disk without a log that leads to it, if the unit's log was set aside; else 0.
 
     Raises:
         StorageError: the folder cannot be read.

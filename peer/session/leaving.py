@@ -1,12 +1,12 @@
-"""Leaving a run: the departure, what is handed over, and how long the peer lingers for others.
+"""Leaving a run: the departure, the last uploads, and how long the peer lingers for others.
 
-How a running peer is asked to leave: everything ends at once, except while it takes part in rounds, where it first says goodbye.
+A request to leave ends everything at once, except in rounds, where the peer first says goodbye.
 
-A peer that takes up another part of the run leaves as well, and comes back at once.
+A peer that moves to another part of the run also leaves, and comes back at once.
 
-The end of a run: how long a peer stays for those who still take what it has, the host with its last checkpoint among them.
+At the end of a run a peer stays while others still download from it; the host with its last checkpoint is one of them.
 
-Leaving with experts that nobody else holds: the host, which keeps them for whoever takes them up, gets what it has not got yet.
+A peer that leaves with experts that no other peer holds first uploads their latest state to the host.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from protocol.ids import CommitId, UnitName
 
 
 class Departure:
-    """One request to leave, which ends the part of the peer that was entered last."""
+    """A request to leave. It ends the part of the peer that was entered last."""
 
     def __init__(self) -> None:
         self.comes_back = False
-        """Whether the peer is to begin anew, with what is on its disk then."""
+        """Whether the peer restarts at once with the state on its disk."""
 
         self._scope: trio.CancelScope | None = None
 
     def ends(self) -> trio.CancelScope:
-        """For `with`: the part that a request ends from now on. What comes after it still runs, and no further request ends that: it
-        has to be over within a time of its own.
+        """A scope for `with` that a request ends. Code after it still runs and cannot be ended by another request, so it needs a
+        deadline of its own.
         """
         self._scope = trio.CancelScope()
         return self._scope
 
     def order(self) -> None:
-        """Leave. Without effect where nothing was entered."""
+        """Leave. Has no effect if no scope was entered."""
         self.comes_back = False
         self._end()
 
     def begin_anew(self) -> None:
-        """Leave as after `order`, and come back; not any more once `order` was given."""
+        """Leave as after `order`, and come back. Ignored once `order` was given."""
         self.comes_back = True
         self._end()
 
@@ -51,22 +51,20 @@ class Departure:
 
 
 LINGER_S: Final = 30.0
-"""How long a peer stays after the last commit, or after the last byte that anybody took of it, where not everybody is known to have
-all.
-"""
+"""How long a peer stays after the last commit, or after the last byte served, while some peers may not have everything."""
 
 MOST_LINGER_S: Final = 3600.0
-"""However much is taken: nobody keeps a volunteer for good."""
+"""Upper bound on lingering, however much is served. A volunteer's machine must be free again."""
 
 SETTLE_DOWN_S: Final = 3.0
 LOOK_EVERY_S: Final = 0.5
 
 
 async def linger(does_everybody_have_all: Callable[[], Awaitable[bool]], bytes_given: Callable[[], int]) -> None:
-    """Stay until that is so, or until nobody has taken anything for `LINGER_S`.
+    """Stay until every peer has everything, or until nothing was served for `LINGER_S`.
 
     Args:
-        bytes_given: of results and states, since this process began: while it grows somebody still needs us.
+        bytes_given: bytes of results and states served by this process. While it grows, another peer still needs us.
     """
     most_s = trio.current_time() + MOST_LINGER_S
     with trio.move_on_after(LINGER_S) as staying:
@@ -80,7 +78,7 @@ async def linger(does_everybody_have_all: Callable[[], Awaitable[bool]], bytes_g
 
 
 HAND_OVER_WITHIN_S: Final = 6.0
-"""The host looks every second and lacks one round or two; who stops a container waits ten seconds for all of its leaving."""
+"""The host checks every second and lacks one round or two. Stopping a container allows ten seconds for the whole departure."""
 
 HANDED_OVER_POLL_S: Final = 0.1
 
@@ -90,15 +88,15 @@ async def hand_over(
     known_there: Callable[[UnitName], CommitId | None],
     report: Callable[[], Awaitable[object]],
 ) -> tuple[UnitName, ...]:
-    """Tell the host where we stand, and stay until it stands there, too, at most for a while.
+    """Report our heads to the host, and wait for a limited time until it has them.
 
     Args:
-        lone: the units that nobody else holds now, with our heads; their rounds are over, so that these are the last ones.
-        known_there: where the host stands in a unit as its own questions told, None while it has not asked.
-        report: tells the host.
+        lone: units that no other peer holds now, with our heads. Their rounds are over, so these heads are final.
+        known_there: the host's head in a unit, None while it has not asked.
+        report: sends a report to the host.
 
     Returns:
-        The units that it did not take in time: what came after its last visit is lost unless we come back.
+        The units that the host did not fetch in time. Their newest rounds are lost unless we come back.
     """
 
     def left() -> tuple[UnitName, ...]:

@@ -1,4 +1,4 @@
-"""What a peer says when it starts again on what it had: where it stands, and what of it was lost. Pure."""
+"""The report of a restarted peer: its resumed round and any losses. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from protocol.rounds.lineage.lineage import CommitTree, best_head
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a start found on the disk.
+    """The state that a start found on the disk.
 
     Attributes:
-        head_index: the round whose state is whole here.
+        head_index: the round whose state is complete here.
         best_index: the end of the best lineage that the disk has certificates of.
-        common_index: the newest round that is behind both.
-        num_damaged: generations that were passed over, for they are damaged or not what the run attests.
-        generation_index: the round of the generation that was taken, 0 for the start state.
+        common_index: the newest round common to both lineages.
+        num_damaged: generations that were skipped because they are damaged or not attested by the run.
+        generation_index: the round of the loaded generation, 0 for the start state.
     """
 
     head_index: int
@@ -29,7 +29,7 @@ class Restored:
 
 
 def restored(tree: CommitTree, head: CommitId, *, num_damaged: int = 0, generation_index: int = 0) -> Restored:
-    """How the state at `head` stands to the commits that the disk proves. Another lineage's rounds are other work, whatever their
+    """Compare the state at `head` with the commits that the disk proves. Rounds of another lineage do not count, even with equal
     numbers.
     """
     best = best_head(tree)
@@ -44,24 +44,24 @@ def restored(tree: CommitTree, head: CommitId, *, num_damaged: int = 0, generati
 
 
 def restart_sentence(found: Restored) -> str:
-    """One sentence for its owner."""
+    """One sentence for the owner."""
     return f"restarted at round {found.head_index}; {_loss(found)}{_damage(found)}"
 
 
 def units_sentence(found: Mapping[UnitName, Restored | None]) -> str:
-    """One sentence on all units of which something was expected here, the spine first; None for one of which nothing was found. Of the
-    others only what was lost or damaged is told.
+    """One sentence on all expected units, the spine first; None for a unit of which nothing was found. Other units are mentioned
+    only if something was lost or damaged.
     """
     spine = next(iter(found))
-    told: list[str] = []
+    sentences: list[str] = []
     for unit, part in found.items():
         if part is None:
-            told.append(f"nothing of {unit} was here: it comes from other peers, if any has it")
+            sentences.append(f"nothing of {unit} was here: it is fetched from other peers, if any has it")
         elif unit == spine:
-            told.append(restart_sentence(part))
+            sentences.append(restart_sentence(part))
         elif part.best_index != part.common_index or part.num_damaged:
-            told.append(f"{unit} {restart_sentence(part)}")
-    return "; ".join(told)
+            sentences.append(f"{unit} {restart_sentence(part)}")
+    return "; ".join(sentences)
 
 
 def _loss(found: Restored) -> str:
@@ -69,11 +69,11 @@ def _loss(found: Restored) -> str:
     if best == common:
         return "nothing was lost but steps that no round had counted"
     if head == common:
-        return f"work since round {head} was lost here: what rounds up to {best} need comes from other peers, if any has it"
+        return f"work since round {head} was lost here: the rounds up to {best} are fetched from other peers, if any has them"
     rounds = "round" if best - common == 1 else "rounds"
     return (
-        f"other commits after round {common} are better, and the {best - common} {rounds} of theirs were lost here: what they need "
-        "comes from other peers, if any has it"
+        f"other commits after round {common} are better, and the {best - common} {rounds} of theirs were lost here: they are fetched "
+        "from other peers, if any has them"
     )
 
 
@@ -82,4 +82,4 @@ def _damage(found: Restored) -> str:
         return ""
     generations = "generation was" if found.num_damaged == 1 else "generations were"
     began = f"the one of round {found.generation_index}" if found.generation_index else "the start state"
-    return f"; {found.num_damaged} damaged {generations} passed over for {began}"
+    return f"; {found.num_damaged} damaged {generations} skipped in favour of {began}"

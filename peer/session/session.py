@@ -1,4 +1,4 @@
-"""What one process life of the peer daemon has in hand, and what it has once the run let it in."""
+"""The resources of one process life of the peer daemon, and those added after admission."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MESSAGE_LIFE_S: Final = 120.0
 
 
 class SequenceNumbers:
-    """Sequence numbers of this process life: the session was counted on disk, so none ever repeats."""
+    """Sequence numbers of this process life. The session number was saved on disk, so none repeats."""
 
     def __init__(self, session: int) -> None:
         self._next = first_sequence(session)
@@ -42,13 +42,13 @@ class SequenceNumbers:
         return self._next
 
     async def take_soon(self) -> int:
-        """The next number, for callers that would wait for a disk."""
+        """The next number, for async callers."""
         return self.take()
 
 
 @dataclass(frozen=True)
 class PeerSession:
-    """What one process life of the daemon has in hand."""
+    """The resources of one process life of the daemon."""
 
     config: PeerConfig
     invite: Invite
@@ -65,17 +65,17 @@ class PeerSession:
 
     @property
     def board(self) -> StatusBoard:
-        """What the services note for those who look."""
+        """The board that the services write to."""
         return self.sources.board
 
     @property
     def identity(self) -> Identity:
-        """Who we are."""
+        """This peer's identity."""
         return self.held.identity
 
     @property
     def member(self) -> Member:
-        """As whom we take part."""
+        """This peer as a member of the run."""
         return Member(self.identity.peer_id, self.incarnation, self.session)
 
     async def sealed(self, payload: bytes) -> bytes:
@@ -86,7 +86,7 @@ class PeerSession:
 
 @dataclass(frozen=True)
 class JoinedSession:
-    """What there is, too, once the run has let us in and the network is up."""
+    """The resources added once the run has admitted us and the network is up."""
 
     life: PeerSession
     membership: Membership

@@ -1,6 +1,6 @@
-"""The host's signed start record: saved, from the coordinator, or from a member that has it; and shown to members from then on.
+"""The host's signed start record: loaded from disk, fetched from the coordinator or a member, and then served to members.
 
-The host may die right after the start. Who was admitted before it and has not heard of it then learns of it from the others.
+The host may die right after the start. A peer that was admitted earlier and missed the start then learns of it from other members.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = structlog.get_logger()
 START_CHANNEL: Final = "start"
 ASK_WITHIN_S: Final = 5.0
 NUM_ASKED: Final = 3
-"""Members asked each time that the directory is looked at, in turn: before the start none of them knows anything."""
+"""Number of members asked after each read of the directory, in turn. Before the start none of them has the record."""
 
 NEWS_RETRY_S: Final = 1.0
 
 
 class StartSearch:
-    """Finds the start of the run that `membership` is of; `folder` is where the membership is kept."""
+    """Finds the start record of `membership`'s run. `folder` is the folder of the membership."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class StartSearch:
         self._turn = 0
 
     async def find(self, client: CoordinatorClient, reporter: Reporter) -> bytes:
-        """The start record in the host's envelope: checked and on disk, or as it was saved. Waits until the run starts."""
+        """The start record in the host's envelope, checked and saved. Waits until the run starts."""
         self._sealed = self._membership.saved.start_record
         if not self._sealed:
             reporter.is_ready_to_start = True
@@ -72,14 +72,16 @@ class StartSearch:
         return self._sealed
 
     async def _take(self, sealed: bytes) -> None:
-        """Believe it and keep it. Raises RemoteProtocolError where the host did not sign it, StorageError where it cannot be kept."""
+        """Check the record and save it. Raises RemoteProtocolError if the host did not sign it, StorageError if it cannot be
+        saved.
+        """
         open_start_record(sealed, self._membership.manifest)
         await self._offload.run(partial(remember_start, self._folder, sealed))
         self._sealed = sealed
         self._found.set()
 
     async def _ask_coordinator(self, client: CoordinatorClient, reporter: Reporter) -> None:
-        """Say that we are ready, and watch the run until it starts."""
+        """Report that we are ready, and watch the run until it starts."""
         while not self._found.is_set():
             try:
                 await reporter.report_once()
@@ -95,7 +97,7 @@ class StartSearch:
                 await trio.sleep(NEWS_RETRY_S)
 
     async def _ask_members(self, entries: Sequence[DirectoryEntry]) -> None:
-        """Ask some of those who are listed now, others each time."""
+        """Ask some of the listed members, different ones each time."""
         members = [peer for peer in self._roster.take_records(entries) if peer != self._membership.coordinator]
         for place in range(min(NUM_ASKED, len(members))):
             await self._ask(members[(self._turn + place) % len(members)])

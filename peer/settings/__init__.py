@@ -1,1 +1,1 @@
-"""What the owner wrote: flags, environment variables, `peer.toml`, hours and exit codes."""
+"""The owner's settings: flags, environment variables, `peer.toml`, hours and exit codes."""

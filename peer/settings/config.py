@@ -15,14 +15,14 @@ from protocol.errors import ConfigError
 from protocol.host.expert_choice import parse_experts
 
 Ceiling = Annotated[int, Field(ge=0, le=120)]
-"""Degrees Celsius, 0 for none: no chip survives hotter."""
+"""Degrees Celsius, 0 for none. No chip survives more than the maximum."""
 
 Gigabytes = Annotated[float, Field(gt=0.0, le=1e6)]
-"""Of 1e9 bytes. A limit of 0 could not be kept by anything."""
+"""In units of 1e9 bytes. A limit of 0 could never be kept."""
 
 
 class PlaceConfig(DaemonSettings):
-    """Where a peer keeps its state, listens and trains: what `potluck doctor` checks."""
+    """A peer's state folder, addresses and device: the settings that `potluck doctor` checks."""
 
     model_config = sources_of("peer")
 
@@ -47,7 +47,7 @@ class PlaceConfig(DaemonSettings):
     """Take no inbound connections. The peer still contributes with full weight."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where training runs: cpu, cuda or mps; auto takes the best there is."""
+    """Device to train on: cpu, cuda or mps; auto takes the best there is."""
 
 
 class PeerConfig(PlaceConfig):
@@ -75,7 +75,7 @@ class PeerConfig(PlaceConfig):
     """Time zone of those hours, as "Europe/Paris". This machine's own if not given."""
 
     only_when_idle: bool = False
-    """Train only when nobody has used the machine for a while. Never trains where that cannot be known."""
+    """Train only when nobody has used the machine for a while. Never trains if that is unknown."""
 
     idle_after_s: Annotated[float, Field(ge=1.0, le=86_400.0)] = 300.0
     """Seconds without input after which the machine counts as idle, for --only-when-idle."""
@@ -102,7 +102,7 @@ class PeerConfig(PlaceConfig):
     """Most to send and receive in a day, in GB of 1e9 bytes; 0 for no limit. Above it only control messages go until midnight."""
 
     max_gpu_memory_gb: Gigabytes | None = None
-    """Most that training takes of the card's memory, in GB of 1e9 bytes, without the driver's own. A model that does not fit is not
+    """Limit on training's memory on the card, in GB of 1e9 bytes, without the driver's own. A model that does not fit is not
     trained. All of it if not given.
     """
 
@@ -143,11 +143,11 @@ def zone_of(name: str) -> ZoneInfo | None:
     """The time zone of that name, None for this machine's own.
 
     Raises:
-        ConfigError: this machine knows none of that name.
+        ConfigError: this machine knows no zone of that name.
     """
     try:
         return ZoneInfo(name) if name else None
-    except (KeyError, ValueError, OSError) as error:  # unknown, a path, a folder of zones
+    except (KeyError, ValueError, OSError) as error:  # unknown, a path, or a folder of zones
         raise ConfigError(
             f"peer setting time_zone is {name[:60]!r}",
             'a zone that this machine knows, as "Europe/Paris"',
@@ -156,5 +156,5 @@ def zone_of(name: str) -> ZoneInfo | None:
 
 
 def whole_bytes(gigabytes: float | None) -> int:
-    """Whole bytes of a limit, at least 1, so that the smallest is still one; 0 where none is set."""
+    """Whole bytes of a limit, at least 1, so that a tiny limit stays a limit; 0 if none is set."""
     return 0 if gigabytes is None else max(1, round(gigabytes * 1e9))

@@ -1,4 +1,4 @@
-"""Weekly hours as a volunteer writes them, "mon-fri 22:00-07:00, sat-sun 00:00-24:00": parsed strictly, and when they next change."""
+"""Weekly hours as a volunteer writes them, "mon-fri 22:00-07:00, sat-sun 00:00-24:00": strict parsing, and the next change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY_MINUTES: Final = 24 * 60
 WEEK_MINUTES: Final = 7 * DAY_MINUTES
 
 MAX_TEXT: Final = 1000
-"""Characters: a span for every hour of a week fits; more is no timetable."""
+"""Characters. Enough for one span for every hour of a week."""
 
 _SPAN: Final = re.compile(
     r"(?P<first>[a-z]+)(-(?P<last>[a-z]+))? +(?P<start>[0-9]{2}:[0-9]{2})-(?P<stop>[0-9]{2}:[0-9]{2})"
@@ -23,10 +23,10 @@ _EXAMPLE: Final = '"mon-fri 22:00-07:00, sat-sun 00:00-24:00"'
 
 @dataclass(frozen=True, slots=True)
 class WeeklyHours:
-    """When training is welcome, in the owner's own wall-clock time.
+    """The times when training is welcome, in the owner's wall-clock time.
 
     Attributes:
-        spans: (start, stop) in minutes since Monday 00:00, sorted, apart from each other, stop excluded.
+        spans: (start, stop) in minutes since Monday 00:00, sorted, disjoint, stop excluded.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -36,16 +36,16 @@ class WeeklyHours:
         return any(start <= minute < stop for start, stop in self.spans)
 
     def next_opening(self, minute: int) -> int:
-        """The minute of the week at which the next span begins after `minute`, which lies in none."""
+        """The minute of the week at which the next span begins. `minute` must lie in no span."""
         starts = [start for start, _ in self.spans]
         return min(starts, key=lambda start: (start - minute) % WEEK_MINUTES)
 
 
 def parse_hours(text: str) -> WeeklyHours:
-    """The spans in `text`. One that ends before it begins runs into the next day; those that touch become one.
+    """The spans in `text`. A span that ends before it begins runs into the next day. Adjacent spans are joined.
 
     Raises:
-        ConfigError: anything else, naming the part that cannot be meant.
+        ConfigError: any other text; names the part that is wrong.
     """
     if len(text) > MAX_TEXT:
         raise _wrong(f"{len(text)} characters", f"at most {MAX_TEXT}")
@@ -56,7 +56,7 @@ def parse_hours(text: str) -> WeeklyHours:
 
 
 def minute_name(minute: int) -> str:
-    """A minute of the week as people say it: "Fri 22:00"."""
+    """A minute of the week as text: "Fri 22:00"."""
     day, of_day = divmod(minute % WEEK_MINUTES, DAY_MINUTES)
     return f"{DAYS[day].capitalize()} {of_day // 60:02}:{of_day % 60:02}"
 

@@ -1,1 +1,1 @@
-"""What the peer reports of itself: status file, page, metrics, terminal, trace."""
+"""The peer's reports: status file, page, metrics, terminal and trace."""

@@ -1,4 +1,4 @@
-"""What a peer's state folder says of the runs that were joined from it, the peer running or not. Light: no state is opened."""
+"""The runs joined from a state folder, read from disk whether or not the peer is running. Does not open any model state."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from protocol.identity.identity import Ed25519Verifier
 from protocol.run.manifest import open_manifest
 
 _KEPT_STATE: Final = re.compile(r"(\d{12})-[0-9a-f]{64}")
-"""A file of averaging/state/generations.py begins with its round."""
+"""The name of a file of averaging/state/generations.py begins with its round."""
 
 
 def joined_runs(state_dir: Path) -> list[Row]:
-    """A row for each run: "name", "run_id", "index" of the newest state on disk, "target_total_tokens", "disk_bytes" without the data
-    that runs share, and "folder". What is damaged is None, and "note" says why. Blocks.
+    """One row per run: "name", "run_id", "index" of the newest state on disk, "target_total_tokens", "disk_bytes" without the data
+    that runs share, and "folder". A damaged value is None, and "note" says why. Blocks.
     """
     names = ("name", "run_id", "index", "target_total_tokens")
     return [run_row(folder, names, (_membership, _newest_state)) for folder in run_folders(state_dir)]

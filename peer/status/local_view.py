@@ -1,4 +1,4 @@
-"""What `potluck status`, `peers` and `rounds` show of the peer that keeps its state on this machine, running or not."""
+"""The data behind `potluck status`, `peers` and `rounds`, for the peer of this machine, running or not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOG_NAME: Final = "peer.log"
 
 
 def folder_of(state_dir: Path | None) -> Path:
-    """Where a peer keeps its state: as given, or as configured.
+    """The folder of a peer's state, as given or as configured.
 
     Raises:
         ConfigError: a setting that cannot work.
@@ -35,7 +35,7 @@ def is_here(folder: Path) -> bool:
 
 
 def look(folder: Path) -> DaemonView:
-    """One look at the peer of `folder`. Blocks, at most some seconds."""
+    """Read the view of the peer in `folder`. Blocks for some seconds at most."""
     try:
         status, peers, rounds = _ask(folder)
         return DaemonView("peer", str(folder), True, "", status, _lines(status), peers, rounds)
@@ -43,7 +43,7 @@ def look(folder: Path) -> DaemonView:
         left = last_status(folder)
         if left is None:
             return DaemonView("peer", str(folder), is_running=False, note=error.one_line(), status={})
-        note = f"{error.found}; this is what it said when it left; {_REMEDY}"
+        note = f"{error.found}; this is its last status; {_REMEDY}"
         status = left.model_dump(mode="json")
         return DaemonView("peer", str(folder), False, note, status, _lines(status))
 
@@ -52,7 +52,7 @@ def _ask(folder: Path) -> tuple[Row, list[Row], list[Row]]:
     try:
         url = read_status_address(folder)
         status = get_json(f"{url}/status.json")
-        if status.get("peer") != _own_id(folder):  # its port went to another daemon
+        if status.get("peer") != _own_id(folder):  # another daemon took over its port
             raise UnreachableError(f"another daemon answers at {url}", "a running peer", _REMEDY)
         peers, rounds = get_json(f"{url}/peers.json"), get_json(f"{url}/rounds.json")
     except (UnreachableError, ConfigError, MachineError) as error:
@@ -61,7 +61,7 @@ def _ask(folder: Path) -> tuple[Row, list[Row], list[Row]]:
 
 
 def _own_id(folder: Path) -> str:
-    """Who keeps its state here.
+    """The peer id of the identity in this folder.
 
     Raises:
         MachineError, ConfigError: the identity cannot be read.
@@ -75,7 +75,7 @@ def _lines(status: Row) -> tuple[str, ...]:
     try:
         return tuple(status_lines(PeerStatus.model_validate(status)))
     except ValueError:
-        return ("its status is of another release of potluck; `potluck status --json` shows it as it is",)
+        return ("its status comes from another release of potluck; `potluck status --json` shows it unchanged",)
 
 
 def runs(folder: Path) -> list[Row]:
@@ -86,7 +86,7 @@ def runs(folder: Path) -> list[Row]:
 
 
 def settings(folder: Path) -> dict[str, object]:
-    """The settings that a peer of the folder would run with, from all sources, as plain values.
+    """The settings that a peer of this folder would run with, merged from all sources, as plain values.
 
     Raises:
         ConfigError: a setting that cannot work.
@@ -97,7 +97,7 @@ def settings(folder: Path) -> dict[str, object]:
 
 
 def secrets(folder: Path) -> list[bytes]:
-    """What must never leave the machine: identity, credentials, their keys. Files that cannot be read are passed over."""
+    """Values that must never leave the machine: the identity, the credentials and their keys. Skips unreadable files."""
     from peer.membership.saved_membership import FILE_NAME, load_membership
     from protocol.identity.identity_file import secrets_of
 

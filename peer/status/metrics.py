@@ -1,4 +1,4 @@
-"""The peer's metrics: one table, base units, closed label sets. What /metrics serves."""
+"""The peer's metrics as one table, in base units and with closed label sets. Served at /metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True, slots=True)
 class PeerMetric:
-    """One row of the table: how a metric is called, what it means, and how it is read off a status."""
+    """One row of the table: a metric's name, its meaning, and how to read it from a status."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -48,7 +48,7 @@ def _kind(count: BulkTraffic) -> tuple[str, ...]:
 
 
 PEER_METRICS: Final = (
-    PeerMetric("potluck_peer_round_index", "gauge", "Number of the unit's head.", lambda s: _one(s.index)),
+    PeerMetric("potluck_peer_round_index", "gauge", "Round index of the unit's head.", lambda s: _one(s.index)),
     PeerMetric("potluck_peer_run_tokens", "gauge", "Tokens committed by the run.", lambda s: _one(s.total_tokens)),
     PeerMetric(
         "potluck_peer_tokens_trained", "counter", "Tokens trained by this process.", lambda s: _one(s.tokens_trained)
@@ -60,27 +60,27 @@ PEER_METRICS: Final = (
     PeerMetric(
         "potluck_peer_could_tokens_per_second",
         "gauge",
-        "Of a pipeline run, what its stage could do here were it never to wait for others.",
+        "In a pipeline run, possible speed of its stage without waiting for others.",
         lambda s: _one(s.could_tokens_per_s if s.lane_reason else None),
     ),
     PeerMetric(
         "potluck_peer_owed_tokens",
         "gauge",
-        "Of a pipeline run, tokens of rounds that are over and did not count them: the stage's next one is to.",
+        "In a pipeline run, tokens of finished rounds that the stage's next round is to count.",
         lambda s: _one(s.owed_tokens if s.lane_reason else None),
     ),
     PeerMetric("potluck_peer_loss_nats", "gauge", "Training loss, nats per byte.", lambda s: _one(s.loss)),
     PeerMetric(
         "potluck_peer_sent_bytes",
         "counter",
-        "Payload sent, to peers on two lanes, and to the host.",
+        "Payload sent to peers, by lane, and to the host.",
         lambda s: _by_lane(s.control_bytes_up, s.bytes_up, s.host_bytes_up),
         ("lane",),
     ),
     PeerMetric(
         "potluck_peer_received_bytes",
         "counter",
-        "Payload received, from peers on two lanes, and from the host.",
+        "Payload received from peers, by lane, and from the host.",
         lambda s: _by_lane(s.control_bytes_down, s.bytes_down, s.host_bytes_down),
         ("lane",),
     ),
@@ -121,13 +121,13 @@ PEER_METRICS: Final = (
     PeerMetric(
         "potluck_peer_round_received_bytes",
         "gauge",
-        "Payload received between them.",
+        "Payload received between the last two commits.",
         lambda s: _one(s.last_round.bytes_down if s.last_round is not None else None),
     ),
     PeerMetric(
         "potluck_peer_round_lost_ratio",
         "gauge",
-        "Share of the last round's mean, by its squares, that the codec of results had no room for.",
+        "Share of the squared norm of the last round's mean that the codec of results dropped.",
         lambda s: _one(s.last_round.lost if s.last_round is not None else None),
     ),
     PeerMetric(
@@ -137,41 +137,52 @@ PEER_METRICS: Final = (
         lambda s: _one(s.rounds_counted),
     ),
     PeerMetric(
-        "potluck_peer_worker_restarts", "counter", "Training process brought back.", lambda s: _one(s.worker_restarts)
+        "potluck_peer_worker_restarts",
+        "counter",
+        "Restarts of the training process.",
+        lambda s: _one(s.worker_restarts),
     ),
     PeerMetric(
-        "potluck_peer_memory_bytes", "gauge", "Resident memory of all its processes.", lambda s: _one(s.memory_bytes)
+        "potluck_peer_memory_bytes", "gauge", "Resident memory of all processes.", lambda s: _one(s.memory_bytes)
     ),
-    PeerMetric("potluck_peer_disk_bytes", "gauge", "The run's folder on disk.", lambda s: _one(s.disk_bytes)),
+    PeerMetric("potluck_peer_disk_bytes", "gauge", "Disk use of the run's folder.", lambda s: _one(s.disk_bytes)),
     PeerMetric(
         "potluck_peer_disk_bound_bytes",
         "gauge",
-        "What states and updates may take.",
+        "Limit of the disk use of states and updates.",
         lambda s: _one(s.disk_bound_bytes),
     ),
     PeerMetric(
         "potluck_peer_disk_free_bytes",
         "gauge",
-        "Left on the disk of the state folder.",
+        "Free bytes on the disk of the state folder.",
         lambda s: _one(s.disk_free_bytes),
     ),
-    PeerMetric("potluck_peer_disk_all_bytes", "gauge", "What that disk holds.", lambda s: _one(s.disk_all_bytes)),
     PeerMetric(
-        "potluck_peer_download_bytes", "gauge", "Of the state on its way here.", lambda s: _one(s.download_bytes_here)
+        "potluck_peer_disk_all_bytes",
+        "gauge",
+        "Size of the disk of the state folder.",
+        lambda s: _one(s.disk_all_bytes),
+    ),
+    PeerMetric(
+        "potluck_peer_download_bytes",
+        "gauge",
+        "Bytes received of the state in download.",
+        lambda s: _one(s.download_bytes_here),
     ),
     PeerMetric(
         "potluck_peer_download_all_bytes",
         "gauge",
-        "The whole state that is on its way here.",
+        "Size of the state in download.",
         lambda s: _one(s.download_bytes_all),
     ),
     PeerMetric(
-        "potluck_peer_download_donors", "gauge", "Peers that give that state.", lambda s: _one(s.download_donors)
+        "potluck_peer_download_donors", "gauge", "Donors of the state in download.", lambda s: _one(s.download_donors)
     ),
     PeerMetric(
         "potluck_peer_suspected_members",
         "gauge",
-        "Members of the exchange taken for dead or cut off.",
+        "Suspected members of the running exchange.",
         lambda s: _one(len(s.suspected)),
     ),
     PeerMetric(
@@ -180,47 +191,49 @@ PEER_METRICS: Final = (
     PeerMetric(
         "potluck_peer_writes_refused",
         "counter",
-        "What the disk refused to this process.",
+        "Writes that the disk refused.",
         lambda s: _one(s.writes_refused),
     ),
     PeerMetric(
         "potluck_peer_generations_damaged",
         "counter",
-        "States on the disk that were found to be no good.",
+        "Damaged states found on the disk.",
         lambda s: _one(s.generations_damaged),
     ),
     PeerMetric(
         "potluck_peer_credential_left_seconds",
         "gauge",
-        "Until the credential ends, below 0 once it has.",
+        "Seconds until the credential ends, negative once it has.",
         lambda s: _one(s.credential_left_s),
     ),
     PeerMetric(
         "potluck_peer_host_heard_ago_seconds",
         "gauge",
-        "Since the host was heard last.",
+        "Seconds since the host was last heard.",
         lambda s: _one(s.host_heard_ago_s),
     ),
     PeerMetric(
         "potluck_peer_host_away",
         "gauge",
-        "1 while voters are judged as of the host's last word.",
+        "1 while voters are judged as of the host's last answer.",
         lambda s: _one(s.is_host_away),
     ),
-    PeerMetric("potluck_peer_bans", "gauge", "Bans of the host's that are known.", lambda s: _one(s.bans)),
-    PeerMetric("potluck_peer_ways_in", "gauge", "Addresses dialled to get back in.", lambda s: _one(s.ways_in)),
+    PeerMetric("potluck_peer_bans", "gauge", "Known bans.", lambda s: _one(s.bans)),
+    PeerMetric("potluck_peer_ways_in", "gauge", "Addresses dialled to reconnect.", lambda s: _one(s.ways_in)),
     PeerMetric("potluck_peer_session", "gauge", "Number of this process life.", lambda s: _one(s.session)),
     PeerMetric(
         "potluck_peer_caught_up",
         "gauge",
-        "1 for how missed rounds came last.",
+        "1 for the way in which missed rounds were last fetched.",
         lambda s: tuple(((way,), float(way == s.caught_up)) for way in WAYS_TO_CATCH_UP),
         ("way",),
     ),
     PeerMetric(
-        "potluck_peer_gpu_memory_bytes", "gauge", "In use on the first card.", lambda s: _one(s.gpu_memory_bytes)
+        "potluck_peer_gpu_memory_bytes", "gauge", "Memory in use on the first card.", lambda s: _one(s.gpu_memory_bytes)
     ),
-    PeerMetric("potluck_peer_gpu_busy_ratio", "gauge", "Share of time computing.", lambda s: _one(s.gpu_busy)),
+    PeerMetric(
+        "potluck_peer_gpu_busy_ratio", "gauge", "Share of time in which the card computes.", lambda s: _one(s.gpu_busy)
+    ),
     PeerMetric("potluck_peer_gpu_celsius", "gauge", "Temperature of the card.", lambda s: _one(s.gpu_celsius)),
     PeerMetric("potluck_peer_cpu_celsius", "gauge", "Temperature of the processor.", lambda s: _one(s.cpu_celsius)),
     PeerMetric(
@@ -241,13 +254,13 @@ PEER_METRICS: Final = (
 
 
 class PeerCollector(Collector):
-    """Reads every row of the table off the present status, at each scrape."""
+    """Reads every row of the table from the current status at each scrape."""
 
     def __init__(self, read_status: Callable[[], PeerStatus]) -> None:
         self._read_status = read_status
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics as of now."""
+        """All metrics with their current values."""
         status = self._read_status()
         for row in PEER_METRICS:
             family = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
@@ -258,7 +271,7 @@ class PeerCollector(Collector):
 
 
 def metrics_text(read_status: Callable[[], PeerStatus]) -> bytes:
-    """The Prometheus text of the present status."""
+    """The Prometheus text of the current status."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(PeerCollector(read_status))
     return generate_latest(registry)

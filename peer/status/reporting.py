@@ -1,4 +1,4 @@
-"""Telling the coordinator how we are, and measuring held-out loss when it is our turn. Both may fail without any harm."""
+"""Reports to the coordinator, and held-out losses when this peer has to measure them. Either may fail without harm."""
 
 from __future__ import annotations
 
@@ -41,18 +41,16 @@ from protocol.tensors.model_config import WHOLE_MODEL
 log = structlog.get_logger()
 
 REPORT_EVERY_S: Final = 2.0
-"""Where anything has changed, and while the run gathers or is over: then people wait for what comes next."""
+"""Interval of reports after a change, and while the run gathers or is over. People wait for the next step then."""
 
 IDLE_REPORT_S: Final = 10.0
-"""Where nothing has changed but numbers that move: the host takes a peer for silent after three of these."""
+"""Interval when only moving numbers have changed. The host takes a peer for silent after three such intervals."""
 
 GIVE_WAY_S: Final = 1.0
-"""After a commit those have to themselves who bring it: the host is to know it when it hears of it from the others, which come one
-after the other in as long again.
-"""
+"""After a commit, its uploaders have this long before others report it. The others' reports are spread over the same time again."""
 
 CATCH_UP_EVERY_S: Final = 0.25
-"""Between two reports while the coordinator goes through commits that we have: one that was away for long has much to fetch."""
+"""Interval while the coordinator fetches commits that we have. After a long absence it has many to fetch."""
 
 _NOT_STARTED: Final = "gathering"
 """The phase that a coordinator names while it has no start record."""
@@ -60,14 +58,14 @@ _NOT_STARTED: Final = "gathering"
 _UNDER_WAY: Final = "training"
 
 MAX_HELDOUT_KEPT: Final = 32
-"""Of results that wait for the host; a report has room for them."""
+"""Results that may wait for the host; a report has room for this many."""
 
 EVALUATE_WITHIN_S: Final = 120.0
 
 
-def left_behind(service: RoundService, told: Container[CommitId]) -> Mapping[CommitId, bytes]:
-    """Certificates of commits that we know and that are not on our lineage, parents first, without those in `told`. The coordinator
-    records both sides of a fork, and one may be healed before it heard of it.
+def left_behind(service: RoundService, known: Container[CommitId]) -> Mapping[CommitId, bytes]:
+    """Certificates of known commits that are not on our lineage, parents first, without those in `known`. The coordinator records
+    both sides of a fork, and a fork may be healed before the coordinator hears of it.
     """
     tree = service.state.tree
     if not tree.has_fork:
@@ -77,7 +75,7 @@ def left_behind(service: RoundService, told: Container[CommitId]) -> Mapping[Com
     return {
         node.link.commit: encode_certificate(node.certificate)
         for node in nodes
-        if node.certificate is not None and node.link.commit not in followed and node.link.commit not in told
+        if node.certificate is not None and node.link.commit not in followed and node.link.commit not in known
     }
 
 
@@ -90,7 +88,7 @@ def make_report(
     start_record: bytes = b"",
     known_revocations: bytes = b"",
 ) -> PeerReport:
-    """What the coordinator is told, with the certificates that it asked for and then, where there is room, those in `asides`."""
+    """A report for the coordinator, with the certificates that it asked for. Those in `asides` follow if there is room."""
     board, status, service = sources.board, status_of(sources), sources.of_spine
     certificates: tuple[bytes, ...] = ()
     spine, beside = _spine_of(sources, status), sources.others
@@ -139,7 +137,7 @@ class _SpineStand:
 
 
 def _spine_of(sources: Sources, status: PeerStatus) -> _SpineStand:
-    """Where the run stands, as it is held or followed here."""
+    """The head of the spine, whether this peer holds the spine or follows its records."""
     follower, service = sources.follower, sources.service
     if follower is not None:
         link = follower.view.link
@@ -153,16 +151,16 @@ def _standing(chain: UnitChain) -> UnitStanding:
 
 
 def _numbers(report: PeerReport) -> tuple[bool, bool]:
-    """Of the numbers that move, whether there are any: the first ones are told at once."""
+    """Whether each of the moving numbers is above zero. Their first values are reported at once."""
     return report.loss_nats is not None, report.tokens_per_s > 0
 
 
 class Reporter:
-    """Reports what has changed at once, and every few seconds that we are here; remembers what the coordinator said last.
+    """Reports changes at once, and otherwise sends a sign of life every few seconds. Remembers the coordinator's last answer.
 
-    What it knows already is not said again (protocol/host/report_delta.py), nor what others bring (peer/status/duties_core.py), and
-    our credential goes with what is said to one that may not know us: it refuses a report without when it has forgotten us, and is
-    told the whole then.
+    A report leaves out what the coordinator already knows (protocol/host/report_delta.py) and commits that other members upload
+    (peer/status/duties_core.py). Our credential is sent only to a coordinator that may not know us. A coordinator that has
+    forgotten us refuses the report without it, and then receives a whole report.
     """
 
     def __init__(
@@ -179,12 +177,12 @@ class Reporter:
         self._client = client
         self._sources, self._board = sources, sources.board
         self._want_from_index = 1
-        self._told: set[CommitId] = set()
+        self._sent_asides: set[CommitId] = set()
         self._is_fetching = False
         self._is_up_to_date = False
         self._refused = ""
-        self._told_at_s = -math.inf
-        self._told_numbers = (False, False)
+        self._reported_at_s = -math.inf
+        self._reported_numbers = (False, False)
         self.start_record = b""
         self.is_ready_to_start = False
         self.is_leaving = False
@@ -192,25 +190,25 @@ class Reporter:
 
     @property
     def told_index(self) -> int:
-        """The round at which the host stood when it was heard last, 0 before that."""
+        """The host's round in its last answer, 0 before the first answer."""
         return self.last_reply.index if self.last_reply is not None else 0
 
     async def report_once(self, *, spares_commits: bool = False) -> bool:
-        """Send one report; False when it did not arrive or was refused: the coordinator will hear everything later. With
-        `spares_commits` without the certificates of those that others bring.
+        """Send one report. Returns False if it did not arrive or was refused; a later report carries everything again.
+        `spares_commits` leaves out certificates that other members upload.
 
         Raises:
             SupersededError: the coordinator hears a newer process of this identity; this one has to end.
         """
         asides = self._asides()
         report = self._made(tuple(asides.values()), spares_commits=spares_commits)
-        self._told_at_s = -math.inf
+        self._reported_at_s = -math.inf
         try:
             reply = await self._say(report)
         except SupersededError:
             raise
         except (RefusedError, RemoteProtocolError) as error:
-            # Never admitted, or a clock that went wrong: the owner can do something about it, so it is said, once.
+            # We were never admitted, or a clock is wrong. The owner can fix either, so log it once.
             if error.found != self._refused:
                 log.warning("report_refused", reason=error.one_line())
             self._refused = error.found
@@ -221,22 +219,22 @@ class Reporter:
             return False
         self._was_heard()
         self._refused = ""
-        self._told_at_s, self._told_numbers = trio.current_time(), _numbers(report)
+        self._reported_at_s, self._reported_numbers = trio.current_time(), _numbers(report)
         sent = set(report.certificates)
-        self._told.update(commit for commit, raw in asides.items() if raw in sent)
+        self._sent_asides.update(commit for commit, raw in asides.items() if raw in sent)
         self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
         self._note(reply)
         await self._take_revocations(reply)
         return True
 
     def _asides(self) -> Mapping[CommitId, bytes]:
-        """Of sides that were left. Not before it has our lineage: what branches off from commits that it lacks says nothing to it."""
+        """Commits on abandoned lineages. None until the coordinator has our lineage, because it cannot place their branches."""
         service = self._sources.of_spine
-        return left_behind(service, self._told) if service is not None and not self._is_asked() else {}
+        return left_behind(service, self._sent_asides) if service is not None and not self._is_asked() else {}
 
     async def _say(self, report: PeerReport) -> ReportReply:
-        """In short where the coordinator knows a report like it, and without our credential where it knew us when it answered last;
-        whole and with it where it does not, any more or yet.
+        """Send a short report if the coordinator knows one to compare with, without our credential if its last answer shows that it
+        knows us. Otherwise send a whole report with the credential.
         """
         last = self.last_reply
         if last is not None and last.like:
@@ -250,7 +248,7 @@ class Reporter:
         return await self._client.report(report, self._own_credential())
 
     def _made(self, asides: tuple[bytes, ...] = (), *, spares_commits: bool = False) -> PeerReport:
-        """What the coordinator has asked for, as far as it is here, with where we stand."""
+        """A report with our present head and those commits that the coordinator asked for and that are here."""
         is_start_asked = self.last_reply is not None and self.last_reply.phase == _NOT_STARTED
         report = make_report(
             self._sources,
@@ -261,17 +259,17 @@ class Reporter:
             known_revocations=self._revocations.known if self._revocations is not None else b"",
         )
         if self._revocations is not None and self.last_reply is not None and self.last_reply.asks_revocations:
-            asked = self._revocations.missing_at(self.last_reply.known_revocations)
-            report = replace(report, revocations=asked)
+            missing = self._revocations.missing_at(self.last_reply.known_revocations)
+            report = replace(report, revocations=missing)
         return replace(report, state="left") if self.is_leaving else report
 
     def _note(self, reply: ReportReply) -> None:
-        """What it asks for next."""
+        """Note what the coordinator asks for next."""
         if reply.want_from_index < self._want_from_index:
-            self._told.clear()  # it has forgotten what it had, perhaps those, too; what it knows already costs it nothing
+            self._sent_asides.clear()  # it may have forgotten those, too; sending known ones again does no harm
         is_new = reply.want_from_index != self._want_from_index
         self._want_from_index = reply.want_from_index
-        # also what others were to bring, and have not
+        # Now also commits that other members should have uploaded and did not.
         self._is_fetching = self._is_asked() and (is_new or self._is_up_to_date)
         self._is_up_to_date = not self._is_asked()
         self.last_reply = reply
@@ -285,7 +283,7 @@ class Reporter:
             log.warning("revocations_refused", reason=error.one_line())
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Report until cancelled."""
         while True:
             self._board.for_host = trio.Event()
             spares_commits = await self._give_way()
@@ -293,36 +291,34 @@ class Reporter:
             await self._rest(is_asked=was_heard and self._is_fetching)
 
     async def _give_way(self) -> bool:
-        """Whether others bring what the coordinator may lack of our commits: it had all of them when it answered last, and the newest
-        is not ours to bring. They have a moment for it.
+        """Whether to leave our newest commit to other members for a moment. True if the coordinator had all earlier ones at its
+        last answer and the newest is not ours to upload.
         """
         service, board = self._sources.of_spine, self._board
         if service is None or not self._is_up_to_date or is_bringer(service.chain.head, board.peer):
             return False
         wait_s = GIVE_WAY_S * (1.0 + place_to_evaluate(service.chain.head, board.peer)[0] / 256)
         await trio.sleep(max(0.0, board.rounds.came_at_s + wait_s - board.clock.monotonic_s()))
-        return not is_bringer(service.chain.head, board.peer)  # one more may have come
+        return not is_bringer(service.chain.head, board.peer)  # another commit may have come
 
     async def _rest(self, *, is_asked: bool) -> None:
-        """Until the next report: for longer where the coordinator waits for nothing, neither for commits that it has asked for nor for
-        a round that it is to have from us.
-        """
+        """Wait until the next report. Wait longer if the coordinator expects neither commits nor a round from us."""
         await trio.sleep(CATCH_UP_EVERY_S)
         if not is_asked:
             with trio.move_on_after(REPORT_EVERY_S - CATCH_UP_EVERY_S):
                 await self._board.for_host.wait()
 
     def _is_nothing_new(self) -> bool:
-        """Whether the coordinator knows all that we have to say, and heard it lately."""
+        """Whether the coordinator knows everything we have to report, and heard from us lately."""
         reply, report = self.last_reply, self._made(tuple(self._asides().values()))
         if reply is None or reply.phase != _UNDER_WAY or self._is_fetching or reply.asks_revocations:
             return False
-        is_same = reply.like == report_digest(report) and self._told_numbers == _numbers(report)
+        is_same = reply.like == report_digest(report) and self._reported_numbers == _numbers(report)
         brings = report.heldout or report.certificates or report.start_record
-        return is_same and not brings and trio.current_time() - self._told_at_s < IDLE_REPORT_S - REPORT_EVERY_S / 2
+        return is_same and not brings and trio.current_time() - self._reported_at_s < IDLE_REPORT_S - REPORT_EVERY_S / 2
 
     def _is_asked(self) -> bool:
-        """Whether the coordinator asks for commits of ours that it has not been sent yet."""
+        """Whether the coordinator asks for commits of ours that were not sent yet."""
         return self._want_from_index <= self._num_commits()
 
     def _num_commits(self) -> int:
@@ -332,11 +328,12 @@ class Reporter:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLosses:
-    """How the experts that are held here are measured, each by one of its holders.
+    """Decides which holder measures the held-out loss of each expert.
 
     Attributes:
-        held: here, in the order of their numbers.
-        listed: who holds which, as far as the directory says. Two who see others in it may both measure; the host takes the first.
+        held: experts held here, in numeric order.
+        listed: holders of each expert, according to the directory. Two peers that see different holders may both measure; the host
+        takes the first result.
         measure: (whole model (N,) float32, expert) -> nats per byte.
     """
 
@@ -345,7 +342,7 @@ class ExpertLosses:
     measure: Callable[[torch.Tensor, int], Awaitable[float]]
 
     def ours(self, link: ChainLink, me: PeerId) -> tuple[int, ...]:
-        """Those of a commit that are ours to measure: of its roster the holder that comes first by hash does it."""
+        """The experts that we have to measure at a commit. Of the holders in its roster, the first by hash measures an expert."""
         listed = self.listed()
         return tuple(
             expert
@@ -367,8 +364,8 @@ async def evaluate_commits(
     whole: Callable[[], torch.Tensor],
     experts: ExpertLosses | None = None,
 ) -> None:
-    """Measure the held-out loss of each commit that is ours to measure, until the run is over and its last one is measured. `whole()`
-    are the outer parameters of all units, (N,) float32, as of now. In a run of experts each is measured by one of its holders.
+    """Measure the held-out loss of the commits assigned to this peer, until the run is over and its last commit is measured.
+    `whole()` returns the current outer parameters of all units, (N,) float32. In a run of experts one holder measures each expert.
     """
     done: CommitId | None = None
     while not (is_over() and done == service.chain.head.commit):

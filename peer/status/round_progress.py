@@ -1,4 +1,4 @@
-"""How far the next round and the run are, as this peer sees it: told to its owner, nothing is decided by it."""
+"""Progress of the next round and of the run, as seen by this peer. For display only; nothing is decided by it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from protocol.rounds.state import RoundState
 
 
 class EtaEstimator:
-    """How fast rounds come. Those that were missed count with the one after them, which came when it was made."""
+    """Estimates the rate of rounds. Missed rounds count with the next one, which is dated by its creation."""
 
     def __init__(self) -> None:
         self._points: deque[PacePoint] = deque(maxlen=PACE_ROUNDS)
 
     def committed(self, total_tokens: int, unix_s: float) -> None:
-        """The newest round came, with which the run has so many tokens. By the calendar: a machine that sleeps stops other clocks."""
+        """Note the newest round, after which the run has `total_tokens`. Uses calendar time, because other clocks stop while a
+        machine sleeps.
+        """
         self._points.append(PacePoint(total_tokens, unix_s))
 
     def begin_anew(self) -> None:
-        """Another lineage is followed, on which the same tokens may have been counted twice, or not at all."""
+        """Start again on another lineage, where the same tokens may count twice or not at all."""
         self._points.clear()
 
     def left_s(self, total_tokens: int, target_tokens: int) -> float | None:
@@ -29,7 +31,7 @@ class EtaEstimator:
 
 
 def round_progress(state: RoundState, now_s: float) -> dict[str, object]:
-    """Of the status: what is there of the next round, and for how long it is waited for. Nothing once the run is over."""
+    """Status fields for the next round: the tokens that are ready, and the time waited so far. Empty once the run is over."""
     if state.run_tokens >= state.config.total_tokens:
         return {}
     return {
@@ -41,6 +43,6 @@ def round_progress(state: RoundState, now_s: float) -> dict[str, object]:
 
 
 def all_have(state: RoundState, index: int) -> bool:
-    """Whether every peer that is still here has the commit of this index, as far as we heard."""
+    """Whether every live peer is known to have the commit of this index."""
     views = [v for v in state.peers.values() if v.head is not None and not v.lost and not v.left]
     return all(v.head is not None and v.head.index >= index for v in views)

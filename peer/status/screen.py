@@ -1,4 +1,4 @@
-"""The volunteer's screen while joined: one live panel on a terminal, a line now and then when piped."""
+"""The volunteer's screen while joined: a live panel on a terminal, occasional lines when piped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from protocol.tables import in_bytes, printable, several
 LIVE_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 1.0
 PLAIN_SILENCE_S = 600.0
-"""After so long without a change a line says how far the round is, or how long it has waited: a silent log looks like a dead peer."""
+"""After this long without a change, print the round's progress or the waiting time. A silent log looks like a dead peer."""
 
 _BAR_WIDTH = 50
 
@@ -44,28 +44,28 @@ async def _run_live(read_status: Callable[[], PeerStatus], console: Console) -> 
 
 
 async def _run_plain(read_status: Callable[[], PeerStatus], console: Console) -> None:
-    last, told_s = "", trio.current_time()
+    last, printed_s = "", trio.current_time()
     while True:
         status, now_s = read_status(), trio.current_time()
         key = f"{status.state} {status.index} {status.reason if status.state != 'training' else ''}"
-        is_quiet = now_s - told_s >= PLAIN_SILENCE_S
+        is_quiet = now_s - printed_s >= PLAIN_SILENCE_S
         if key != last or is_quiet:
             is_on_its_way = is_quiet and status.state == "training"
             line = f"{peer_line(status)}; {next_round(status)}" if is_on_its_way else peer_line(status)
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-            last, told_s = key, now_s
+            last, printed_s = key, now_s
         await trio.sleep(PLAIN_INTERVAL_S)
 
 
 def peer_line(status: PeerStatus) -> str:
-    """One line: where this peer stands."""
-    told = [state_told(status), f"round {status.index}", speed(status)]
-    told += [of_the_run(status)] if status.eta_s is not None else []
-    return printable(f"{status.name}: {', '.join(told)}; {status.reason}")
+    """The peer's state in one line."""
+    parts = [state_told(status), f"round {status.index}", speed(status)]
+    parts += [of_the_run(status)] if status.eta_s is not None else []
+    return printable(f"{status.name}: {', '.join(parts)}; {status.reason}")
 
 
 def peer_picture(status: PeerStatus) -> RenderableType:
-    """The panel: bars, and what `potluck status` says."""
+    """The panel: progress bars and the rows of `potluck status`."""
     rows = Table.grid(padding=(0, 2))
     rows.add_row("state", Text(printable(f"{state_told(status)}: {status.reason}"), style="bold"))
     for name, text in status_rows(status):
@@ -75,8 +75,8 @@ def peer_picture(status: PeerStatus) -> RenderableType:
 
 
 def _bars(status: PeerStatus) -> Table:
-    """How far a download is, while there is one; else how far the run and its next round are."""
-    bars = Table.grid()  # cells end their lines, which a bar alone does not
+    """Progress of a download while there is one, otherwise of the run and its next round."""
+    bars = Table.grid()  # cells end their lines; a bar alone does not
     if status.download_bytes_all:
         here, everything = in_bytes(status.download_bytes_here), in_bytes(status.download_bytes_all)
         share = status.download_bytes_here / status.download_bytes_all
@@ -88,6 +88,6 @@ def _bars(status: PeerStatus) -> Table:
     return bars
 
 
-def _add_bar(bars: Table, share: float, told: str) -> None:
+def _add_bar(bars: Table, share: float, text: str) -> None:
     bars.add_row(ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH))
-    bars.add_row(Text(told))
+    bars.add_row(Text(text))

@@ -1,4 +1,4 @@
-"""What a peer says about itself: one frozen value that the status page, the metrics and the screen all read."""
+"""A peer's status: one frozen value that the status page, the metrics and the screen all read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FINAL_STATUS_FILE: Final = "final_status.json"
 
 
 class BulkTraffic(BaseModel):
-    """Payload of bulk streams of one kind: the way they took ("direct", "libp2p"), channel, unit and codec, empty where unsaid."""
+    """Payload of bulk streams of one kind: way ("direct", "libp2p"), channel, unit and codec. Unknown labels are empty."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -27,7 +27,7 @@ class BulkTraffic(BaseModel):
 
 
 class ControlTraffic(BaseModel):
-    """Payload of one channel of the control lane; what is said to the directory is of the channel "directory"."""
+    """Payload of one channel of the control lane. Messages to the directory are on channel "directory"."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -37,11 +37,11 @@ class ControlTraffic(BaseModel):
 
 
 class LastRound(BaseModel):
-    """The latest committed round as this peer knows it; `weights` are shares that sum to 1, by peer id.
+    """The latest committed round as this peer knows it. `weights` are shares by peer id that sum to 1.
 
-    `bytes_up` and `bytes_down` are payload of both lanes since the commit before, of it `control_bytes_up` and `control_bytes_down` of
-    the control lane, `control` by channel, the rest `bulk`. `lost` is the share of the mean, by its squares, that the codec of results
-    had no room for.
+    `bytes_up` and `bytes_down` are payload of both lanes since the previous commit. `control_bytes_up` and `control_bytes_down` are
+    the control lane's part, listed in `control` by channel; the rest is `bulk`. `lost` is the share of the mean's squared norm that
+    the codec of results dropped.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,8 +60,8 @@ class LastRound(BaseModel):
 
 
 class UnitPlace(BaseModel):
-    """A unit beside the spine that is held here: how many rounds it has had, how many live peers hold it as far as is heard, with this
-    one, its tokens ready here, what its next round waits for, and its last state root that is known here, as hex.
+    """A unit other than the spine that this peer holds. Gives its round index, its number of known live holders including this
+    peer, tokens ready here, the reason why its next round waits, and its last known state root as hex.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -76,9 +76,9 @@ class UnitPlace(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """Where a peer of a pipeline run stands in its lanes. The fields that `PeerStatus` has, too, mean the same there.
+    """The state of a pipeline run's peer in its lanes. Fields that `PeerStatus` also has mean the same there.
 
-    `paused` says why all lanes stand still, empty while they do not.
+    `paused` says why all lanes are stopped; empty while they run.
     """
 
     lane: int | None
@@ -95,30 +95,31 @@ class PeerStatus(BaseModel):
     Attributes:
         peer: peer id.
         name: its stable two-word name.
-        state: "joining", "catching up", "training", "spare" (of a pipeline run: it serves no lane, so it trains nothing and takes the
-            place of who is lost), "paused", "waiting", "leaving" or "finished".
-        state_s: for how long so far, to a second or two; of a peer that waits, how long it has.
+        state: "joining", "catching up", "training", "spare" (in a pipeline run: serves no lane, trains nothing and replaces a lost
+            peer), "paused", "waiting", "leaving" or "finished".
+        state_s: seconds in this state so far, accurate to a second or two; for a waiting peer, seconds waited.
         reason: why, in one sentence.
-        round_waiting: what the next round, or the open one, waits for; empty before there are rounds.
-        restarted: where this process took up what an earlier one had on disk, and what of it was lost; empty for a newcomer.
+        round_waiting: the reason why the next or open round waits; empty before there are rounds.
+        restarted: the state that this process resumed from disk, and any losses; empty for a newcomer.
         session: number of this process life, higher than those of all earlier ones.
-        credential_left_s: until our credential ends, below 0 once it has; None before there is one.
-        host_heard_ago_s: since the host was heard last; None before there is a membership.
-        is_host_away: not heard for so long that voters are judged as of its last word.
-        bans: how many bans of the host's are known here.
-        ways_in: addresses of the host and of others that are dialled to get back in.
-        caught_up: how the last rounds that were missed came here: "snapshot", "replay", or empty when none were.
+        credential_left_s: seconds until our credential ends, below 0 once it has; None before there is one.
+        host_heard_ago_s: seconds since the host was last heard; None before there is a membership.
+        is_host_away: the host has been silent so long that voters are judged as of its last answer.
+        bans: number of the host's bans known here.
+        ways_in: addresses of the host and of other peers that are dialled to reconnect.
+        caught_up: how the last missed rounds were fetched: "snapshot", "replay", or empty when none were missed.
         head: commit id of the unit's head.
         index: number of the head in its lineage, 0 at genesis.
         state_root: Merkle root of the outer state at `state_commit`.
-        is_sound: whether the state is the one that the run attests; while it is made again this is false.
+        is_sound: whether the state is the one that the run attests; false while it is being rebuilt.
         state_commit: the commit that `state_root` belongs to.
         total_tokens: tokens committed by the run.
-        target_total_tokens: at which the run ends, 0 while unknown.
-        eta_s: seconds until the run is complete, at the pace of the latest rounds that came here; None before two came.
-        round_tokens_ready: of `round_target_tokens`, at which the next round is opened: trained and not yet counted, here and at
-            the peers that stand where we stand; 0 of 0 before there are rounds and after the last one.
-        round_waited_s: since the last round came here; at `round_longest_s` the next one is opened with whatever is ready.
+        target_total_tokens: the run ends at this many tokens; 0 while unknown.
+        eta_s: seconds until the run is complete, estimated from the latest rounds seen here; None before two rounds.
+        round_tokens_ready: trained and not yet counted tokens, here and at peers on the same head. The next round opens at
+            `round_target_tokens`. Both are 0 before there are rounds and after the last one.
+        round_waited_s: seconds since the last round came here; at `round_longest_s` the next one opens with the tokens that are
+            ready.
         tokens_ready: trained here and not yet credited.
         tokens_trained: trained here by this process, credited or not.
         loss: mean training loss of the latest steps, nats per byte.
@@ -128,34 +129,36 @@ class PeerStatus(BaseModel):
         control_bytes_down: the control lane's part of `bytes_down`.
         control: both of these, by channel.
         bulk: the rest of `bytes_up` and `bytes_down`, by way, channel, unit and codec.
-        host_bytes_up: what was said to the host, in reports mostly, and `host_bytes_down` what it answered: in no sum above.
+        host_bytes_up: bytes sent to the host, mostly reports; `host_bytes_down` its answers. Not part of any sum above.
         rounds_counted: committed rounds that count a contribution of this process.
-        first_counted_unix_s: when this process first saw a certificate that counts a contribution of its own.
-        suspected: members of the running exchange that are taken for dead or cut off at this moment, peer ids.
+        first_counted_unix_s: when this process first saw a certificate that counts one of its contributions.
+        suspected: peer ids of members of the running exchange that are suspected to be dead or cut off.
         worker_state: of the training process: "starting", "training", "paused", "held" or "restarting"; `worker_reason` says why.
-        worker_restarts: how often the training process had to be brought back.
-        download_bytes_here: of the state that is being downloaded, and `download_bytes_all`: 0 of 0 while there is no download;
-            `download_donors` peers give it.
-        disk_bytes: what the run's folder takes here, and `disk_bound_bytes` what states, updates and log may come to; without data.
-        disk_free_bytes: what the disk of the state folder has left, of its `disk_all_bytes`; None where it cannot be told.
+        worker_restarts: number of restarts of the training process.
+        download_bytes_here: bytes received of the state that is being downloaded, of `download_bytes_all` from `download_donors`
+            peers. All are 0 while there is no download.
+        disk_bytes: disk use of the run's folder; `disk_bound_bytes` is the limit for states, updates and log. Both exclude data.
+        disk_free_bytes: free bytes on the disk of the state folder, of its `disk_all_bytes`; None if unknown.
         memory_bytes: resident memory of all processes of this peer.
-        gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1), `gpu_celsius` and `gpu_watts`
-            likewise, each None alone where the card does not tell it.
-        cpu_celsius: temperature of the processor's hottest part, None where no driver measures it.
+        gpu_memory_bytes: in use on the first NVIDIA card, None without one; likewise `gpu_busy` (0 to 1), `gpu_celsius` and
+            `gpu_watts`. Each is also None if the card does not report it.
+        cpu_celsius: temperature of the processor's hottest part, None if no driver measures it.
         started_unix_s: when this process started.
         version: of this program.
         is_outbound_only: it takes no connections.
-        allowed_share: of full speed that its owner's controls allow now, 0 for no training; `allowed_reason` says what holds it back
-            and until when, empty where nothing does.
-        units: the other units that are held here.
-        trouble: what its owner should see to or know of: a disk that refuses, or a state that is not the attested one; empty where
-            nothing is wrong.
-        writes_refused: what the disk refused to this process, and `generations_damaged` states on it that were found to be no good.
-        lane: of a pipeline run, that is served here, None where none is; `lane_reason` says which and at which stage, or why none.
-        move_reason: of a pipeline run, why its stage is the one that this peer holds, or when it goes over to another.
-        could_tokens_per_s: what its stage could do here were it never to wait for others, 0 where it is not known.
-        owed_tokens: of lanes' rounds that are over and did not count them here: the stage's next commit is to.
-        apart: for how long the host has followed a lineage that is not here, in one sentence; empty while ours is the run's.
+        allowed_share: share of full speed that the owner's controls allow now, 0 for no training. `allowed_reason` names the limit
+            and when it ends; empty if there is none.
+        units: the other units held here.
+        trouble: problems that the owner should fix or know of: a disk that refuses, or a state that is not the attested one. Empty
+            if there are none.
+        writes_refused: number of writes of this process that the disk refused; `generations_damaged` counts states on it that were
+            found damaged.
+        lane: in a pipeline run, the lane served here, None if there is none; `lane_reason` gives lane and stage, or why there is
+            none.
+        move_reason: in a pipeline run, why this peer holds its stage, or when it moves to another.
+        could_tokens_per_s: possible speed of its stage if it never waited for other peers, 0 if unknown.
+        owed_tokens: tokens of finished lane rounds that did not count them; the stage's next commit should.
+        apart: for how long the host has followed a lineage that is not here, in one sentence; empty while our lineage is the run's.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -238,7 +241,7 @@ class PeerStatus(BaseModel):
 
     @property
     def direct_share(self) -> float | None:
-        """How much of the bulk went straight from peer to peer, 0 to 1; None before there is any."""
+        """Share of the bulk payload that went directly from peer to peer, 0 to 1; None before there is any."""
         total = sum(count.bytes_up + count.bytes_down for count in self.bulk)
         direct = sum(count.bytes_up + count.bytes_down for count in self.bulk if count.way == "direct")
         return direct / total if total else None
@@ -254,7 +257,7 @@ class PeerStatus(BaseModel):
 
     @property
     def round_share(self) -> float:
-        """How much of the way to the next round is behind us, 0 to 1: by tokens or, where anything is ready, by time."""
+        """Progress towards the next round, 0 to 1, by tokens or by time, whichever the round will open at."""
         if not self.round_target_tokens or not self.round_tokens_ready:
             return 0.0
         by_time = self.round_waited_s / self.round_longest_s if self.round_longest_s else 0.0
@@ -262,7 +265,7 @@ class PeerStatus(BaseModel):
 
 
 def write_final_status(state_dir: Path, status: PeerStatus) -> None:
-    """Leave the last status behind, whole or not at all. For readers after the fact; nothing depends on it."""
+    """Write the final status file, whole or not at all."""
     path = state_dir / FINAL_STATUS_FILE
     temporary = path.with_suffix(".tmp")
     temporary.write_text(status.model_dump_json() + "\n", encoding="utf8")
@@ -270,7 +273,7 @@ def write_final_status(state_dir: Path, status: PeerStatus) -> None:
 
 
 def last_status(state_dir: Path) -> PeerStatus | None:
-    """The status that the last daemon left behind; None where there is none that can be read."""
+    """The status that the last daemon left; None if it cannot be read or there is none."""
     try:
         return PeerStatus.model_validate_json((state_dir / FINAL_STATUS_FILE).read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What the services of a peer write down about themselves. The board holds no service; peer/status/status_of.py reads both."""
+"""The status board that a peer's services write to. The board holds no service; peer/status/status_of.py reads both."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ from protocol.rounds.lineage.round_row import coverage, lost_share
 log = structlog.get_logger()
 
 ROOTS_REMEMBERED: Final = 256
-"""Of our contributions, to know the commits that count us: each is counted within some rounds, or never."""
+"""Number of our contributions remembered, to recognise the commits that count them. A contribution is counted within some rounds or
+never.
+"""
 
 
 def _no_commits() -> CommitTree | None:
@@ -48,16 +50,16 @@ def _no_commits() -> CommitTree | None:
 
 @dataclass
 class RoundTally:
-    """What the reports of this peer's rounds add up to.
+    """Totals over the reports of this peer's rounds.
 
     Attributes:
-        own_roots: of the newest contributions of this process.
-        counted: committed rounds that count one of them, first at `first_counted_unix_s`.
+        own_roots: roots of the newest contributions of this process.
+        counted: number of committed rounds that count one of them, the first at `first_counted_unix_s`.
         last: the newest committed round.
-        came_at_s: when it came, in monotonic seconds; rounds that were missed do not count.
-        caught_up: how missed rounds came last, "snapshot" or "replay"; empty when none were missed.
+        came_at_s: when it came, in monotonic seconds; missed rounds do not count.
+        caught_up: how missed rounds were last fetched, "snapshot" or "replay"; empty if none were missed.
         has_downloaded: a whole state came in mid-run, and the head has not moved to it yet.
-        pace: how fast rounds come.
+        pace: the rate of rounds.
         traffic: payload of each round.
     """
 
@@ -111,10 +113,11 @@ class RoundTally:
 
 @dataclass
 class StatusBoard:
-    """Where this peer is and why, and what its services note. Each service writes its own part; nothing is read from a service.
+    """The peer's state with its reason, and the notes of its services. Each service writes its own part; the board reads from no
+    service.
 
-    `known_commits` gives the commits that the rounds know, None before they run. `for_host` is set by a round that the host is to
-    have from us at once: ours to bring, or of an expert that nobody else votes on.
+    `known_commits` returns the commits that the rounds know, None before they run. `for_host` is set by a round that we must send
+    to the host at once: one that we have to upload, or one of an expert that no other peer votes on.
     """
 
     peer: PeerId
@@ -150,20 +153,20 @@ class StatusBoard:
         self.rounds = RoundTally(self.peer)
 
     def has_restarted(self, sentence: str) -> None:
-        """What this process found on its disk, after whatever it found before."""
+        """Append a sentence about the state that this process found on its disk."""
         self.restarted = "; ".join(filter(None, (self.restarted, sentence)))
 
     def takes_part_in(self, run_name: str, total_tokens: int, *, is_outbound_only: bool) -> None:
-        """The run that has let us in, and the tokens at which it ends."""
+        """Set the run that admitted us, and its target in tokens."""
         self.run_name, self.target_total_tokens, self.is_outbound_only = run_name, total_tokens, is_outbound_only
 
     def say(self, state: str, reason: str) -> None:
-        """Where we are and why. Ends what was shown of a download."""
+        """Set the state and its reason. Clears the progress of a download."""
         self.state, self.reason = state, reason
         self.download = None
 
     def downloading(self, progress: DownloadProgress) -> None:
-        """How far the download of a state is."""
+        """Set the progress of a state's download."""
         self.download_rate.told(progress, self.clock.monotonic_s())
         has_rounds = self.known_commits() is not None
         is_whole = progress.bytes_here == progress.bytes_all
@@ -174,15 +177,15 @@ class StatusBoard:
             self.reason = str(progress)
 
     def waits_for_download(self) -> bool:
-        """Whether a state is on its way; says so then, as the reason for which this peer does not train."""
+        """Whether a state is being downloaded. If so, sets this as the reason why the peer does not train."""
         if self.download is not None:
             self.state, self.reason = "catching up", str(self.download)
         return self.download is not None
 
     def hears_host(self, links: Sequence[ChainLink], head: CommitId, index: int) -> None:
-        """The host has said where it stands. `links`: the lineage that it follows as this peer has it, or empty before there is one.
+        """Note the host's head. `links`: the lineage that the host follows, as known here, or empty before there is one.
 
-        While a state is being downloaded or waited for we know what we lack, and say nothing of it.
+        Ignored while a state is downloaded or awaited: this peer then already knows that it is behind.
         """
         now_s, lacks_state = self.clock.monotonic_s(), self.download is not None or self.state == "waiting"
         self.apart = after_report(self.apart, () if lacks_state else links, head, index, now_s)
@@ -191,7 +194,7 @@ class StatusBoard:
             log.warning("apart", reason=self.apart_told)
 
     def publish(self, report: RoundReport) -> None:
-        """A report of the rounds by which the run's progress is shown."""
+        """Note a report of the rounds that show the run's progress."""
         self.trouble.take(report, self.clock.monotonic_s())
         match report:
             case Contributed(root):
@@ -208,7 +211,7 @@ class StatusBoard:
                     self.rounds.committed(node.link, self._traffic(), self.clock.unix_s())
 
     def publish_other_unit(self, report: RoundReport) -> None:
-        """A report of the rounds of another unit."""
+        """Note a report of the rounds of another unit."""
         self.trouble.take(report, self.clock.monotonic_s())
         if not isinstance(report, RoundCommitted) or report.link.record is None:
             return
@@ -226,11 +229,11 @@ class StatusBoard:
             self.for_host.set()
 
     def latest_spans(self) -> list[dict[str, object]]:
-        """What took how long here lately, in the order in which it ended; seconds on a clock of this process."""
+        """Recent timed spans in order of their ends; seconds on a clock of this process."""
         return [asdict(span) for span in self.spans.newest()]
 
     def time_in(self, state: str) -> float:
-        """For how many seconds this state has been shown. The owner's controls change it beside `say`."""
+        """For how many seconds this state has been shown. The owner's controls change it without `say`."""
         now_s = self.clock.monotonic_s()
         if state != self.shown_state:
             self.shown_state, self.shown_since_s = state, now_s

@@ -20,7 +20,7 @@ WEB_FOLDER: Final = Path(__file__).with_name("web")
 PAGE_FILES: Final[Mapping[str, str]] = {"/": "index.html", "/panel.css": "panel.css", "/panel.js": "panel.js"}
 
 _NOT_READY: Final = ("joining", "catching up", "leaving")
-"""Well, and without a part in rounds; who is paused or waits for others has one."""
+"""Healthy states in which a peer takes no part in rounds. A paused or waiting peer still takes part."""
 
 Rows = Sequence[Mapping[str, object]]
 

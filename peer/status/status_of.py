@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from peer.membership.coordinator_client import CoordinatorClient
 
 SHOWN_ROUNDS: Final = 256
-"""How many rounds /rounds.json has: enough for a look back over days, and made in some milliseconds."""
+"""Number of rounds in /rounds.json. Covers days and is quick to build."""
 
 SILENT_S: Final = 30.0
-"""A peer that was not heard for so long is shown as silent, the host's status page draws the line there, too; later where heartbeats
-are so rare that silence means nothing yet.
+"""A peer not heard from for this long is shown as silent, as on the host's status page. The limit is higher if heartbeats are so
+rare that silence means nothing yet.
 """
 
 
 @dataclass
 class Sources:
-    """The board and the services that a status is read from; None for those that do not run yet.
+    """The board and the services that a status is read from; None for a service that does not run yet.
 
     Attributes:
-        ways_in: addresses at which others listened when this process began.
-        service: the rounds by which the run's progress is shown: the spine's, or our unit's where every unit has the spine's rounds.
-        others: the rounds of the other units that are held here.
-        follower: the records of the spine, where it is not held here.
+        ways_in: addresses of other peers that were known when this process started.
+        service: the rounds that show the run's progress: those of the spine, or of our unit if every unit has the spine's rounds.
+        others: the rounds of the other units held here.
+        follower: the records of the spine, if this peer does not hold it.
     """
 
     board: StatusBoard
@@ -60,7 +60,7 @@ class Sources:
     lanes: Callable[[], LaneStatus] | None = None
 
     def has_joined(self, roster: CredentialCache, ways_in: tuple[str, ...], session: int) -> None:
-        """The membership of this process, and where others listened when it began."""
+        """Set this process's membership, and the addresses of other peers at its start."""
         self.roster, self.ways_in, self.board.session = roster, ways_in, session
 
     def begin_rounds(
@@ -70,25 +70,27 @@ class Sources:
         others: Sequence[RoundService] = (),
         follower: SpineFollower | None = None,
     ) -> None:
-        """The rounds that run from now on."""
+        """Set the rounds that run from now on."""
         self.trainer, self.service, self.others, self.follower = trainer, service, tuple(others), follower
         self.board.known_commits = lambda: service.state.tree
 
     @property
     def of_spine(self) -> RoundService | None:
-        """The rounds of the spine; None before they begin, and where this peer only follows them."""
+        """The rounds of the spine; None before they begin, and if this peer only follows them."""
         return self.service if self.follower is None else None
 
     @property
     def spine_links(self) -> Sequence[ChainLink]:
-        """The lineage that the host follows as this peer has it: of its own unit, or of the spine's records beside that."""
+        """The lineage that the host follows, as known here: from our own unit, or from the spine's records if this peer follows
+        them.
+        """
         if self.service is None:
             return ()
         return self.service.chain.links if self.follower is None else self.follower.view.links
 
 
 def status_of(sources: Sources) -> PeerStatus:
-    """The status of this moment."""
+    """The current status."""
     board = sources.board
     status = PeerStatus(
         peer=board.peer,
@@ -129,7 +131,7 @@ def status_of(sources: Sources) -> PeerStatus:
 
 
 def _shown_state(board: StatusBoard, updates: dict[str, object], lanes: LaneStatus | None) -> dict[str, object]:
-    """The state of a peer that trains, where something holds it back; what its owner can do something about comes first."""
+    """The state to show for a training peer that something holds back. Causes that the owner can fix come first."""
     if board.state != "training":
         return {}
     if not board.allowed.may_compute:
@@ -144,8 +146,8 @@ def _shown_state(board: StatusBoard, updates: dict[str, object], lanes: LaneStat
 
 
 def known_peers(sources: Sources) -> list[dict[str, object]]:
-    """The others as the round service heard them last, and what the newest rounds count of them: a peer is told no training speed or
-    loss of theirs.
+    """The other peers as last heard by the round service, with their counts in the newest rounds. Training speed and loss of other
+    peers are not known here.
     """
     service = sources.service
     if service is None:
@@ -159,7 +161,7 @@ def known_peers(sources: Sources) -> list[dict[str, object]]:
             "name": peer_name(view.peer),
             "state": _seen_as(view, now_s, silent_s),
             "index": view.head.index if view.head is not None else None,
-            # 0 is before any sign of life: one that is listed and that we never reached
+            # 0 means no sign of life: the peer is listed but was never reached.
             "last_seen_s": round(now_s - view.heard_at_s, 3) if view.heard_at_s > 0 else None,
             "tokens_per_s": None,
             "loss": None,
@@ -213,19 +215,19 @@ def _of_membership(sources: Sources) -> dict[str, object]:
 
 
 def _of_traffic(sources: Sources) -> dict[str, object]:
-    board, told = sources.board, dict[str, object]()
+    board, fields = sources.board, dict[str, object]()
     if sources.host is not None:
         to_host = sources.host.traffic
-        told |= {"host_bytes_up": to_host.bytes_up, "host_bytes_down": to_host.bytes_down}
+        fields |= {"host_bytes_up": to_host.bytes_up, "host_bytes_down": to_host.bytes_down}
     if board.network is not None:
-        told |= traffic_told(since_start(board.network.traffic()))
+        fields |= traffic_told(since_start(board.network.traffic()))
     if board.download is not None:
-        told |= {
+        fields |= {
             "download_bytes_here": board.download.bytes_here,
             "download_bytes_all": board.download.bytes_all,
             "download_donors": board.download.num_donors,
         }
-    return told
+    return fields
 
 
 def _of_training(sources: Sources) -> dict[str, object]:
@@ -248,7 +250,7 @@ def _of_rounds(sources: Sources) -> dict[str, object]:
     if service is None:
         return {}
     chain, state, now_s = service.chain, service.state, board.clock.monotonic_s()
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "unit": service.unit,
         "head": chain.head.commit.hex(),
         "index": chain.head.index,
@@ -265,8 +267,8 @@ def _of_rounds(sources: Sources) -> dict[str, object]:
         "units": tuple(_place(other, now_s) for other in sources.others),
     }
     if board.state == "training" and service.reason:
-        told["reason"] = service.reason
-    return told
+        fields["reason"] = service.reason
+    return fields
 
 
 def _suspected(service: RoundService, now_s: float) -> tuple[str, ...]:
@@ -277,7 +279,7 @@ def _suspected(service: RoundService, now_s: float) -> tuple[str, ...]:
 
 
 def _place(service: RoundService, now_s: float) -> UnitPlace:
-    """Where a unit beside the spine stands."""
+    """The status of a unit other than the spine."""
     state = service.state
     patience_s = max(SILENT_S, idle_patience_s(state))
     holders = [
@@ -302,7 +304,7 @@ def _seen_as(view: PeerView, now_s: float, silent_s: float) -> str:
 
 
 def _left_s(credential: bytes, now_unix_s: float) -> float | None:
-    """Until a credential ends; None for one that cannot be read: whoever it is shown to says so."""
+    """Seconds until a credential ends; None if it cannot be read. The peers that check it report that error."""
     try:
         return credential_ends_unix_s(credential) - now_unix_s
     except RefusedError:

@@ -8,39 +8,39 @@ from peer.status.status import PeerStatus
 from protocol.tables import bits, duration, in_bytes, printable, several, whole
 
 _LEAST_TOLD_S: Final = 5.0
-_UNSOUND: Final = "the state differs from the one that the run attests; it is being made again"
+_UNSOUND: Final = "the state differs from the one that the run attests; it is being rebuilt"
 
 
 def state_told(status: PeerStatus) -> str:
-    """As "training", or "waiting for 3 min": what is not training is told with how long it has been so."""
+    """The state in words: "training", or "waiting for 3 min" with the time spent in any other state."""
     if status.state == "training" or status.state_s < _LEAST_TOLD_S:
         return status.state
     return f"{status.state} for {duration(status.state_s)}"
 
 
 def next_round(status: PeerStatus) -> str:
-    """How far the next round is; empty where none is to come."""
+    """Progress of the next round; empty if none is to come."""
     if not status.round_target_tokens:
         return ""
     ready = f"next round: {status.round_tokens_ready:,} of {status.round_target_tokens:,} tokens ready"
     if status.round_share >= 1.0:
         return f"{ready}, due"
     left_s = status.round_longest_s - status.round_waited_s
-    # with nothing to average no round is opened, however late
+    # With nothing to average no round is opened, however late it is.
     return f"{ready}, at the latest in {duration(left_s)}" if status.round_tokens_ready and left_s > 0 else ready
 
 
 def of_the_run(status: PeerStatus) -> str:
-    """How much of the run is done, and when it all will be; empty while the run is not known."""
+    """The share of the run that is done, and the expected time of its end; empty while the run is not known."""
     if not status.target_total_tokens:
         return ""
-    # cut, not rounded: a run is complete with its last token, and its last round brings some more
+    # Rounded down: a run is complete with its last token, and its last round brings a few more.
     share = f"{min(100, 100 * status.total_tokens // status.target_total_tokens)}% of the run"
     return share if status.eta_s is None else f"{share}, {duration(status.eta_s)} to go"
 
 
 def progress(status: PeerStatus) -> str:
-    """How far the run is: its rounds and its tokens."""
+    """Progress of the run in rounds and tokens."""
     if not status.target_total_tokens:
         return f"round {status.index}, {status.total_tokens:,} tokens"
     target = f"{status.total_tokens:,} of {status.target_total_tokens:,} tokens"
@@ -48,12 +48,12 @@ def progress(status: PeerStatus) -> str:
 
 
 def speed(status: PeerStatus) -> str:
-    """Tokens a second and the loss of the latest steps."""
+    """Tokens per second and the loss of the latest steps."""
     return f"{whole(status.tokens_per_s)} tokens/s, {bits(status.loss)} bits per byte"
 
 
 def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
-    """What a peer did, what it takes of the machine and what its owner should know of, each with a word before it."""
+    """Labelled rows: the work done, the resources used, and problems that the owner should know of."""
     rows = [
         ("training", speed(status)),
         ("yours", f"{status.tokens_trained:,} tokens trained, counted in {several(status.rounds_counted, 'round')}"),
@@ -76,14 +76,14 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
 
 
 def status_lines(status: PeerStatus) -> list[str]:
-    """Who it is, where it stands and why, then what `status_rows` has."""
+    """The identity, the state and its reason, progress, then the rows of `status_rows`."""
     first = f"{status.name} in {status.run or 'no run yet'}: {state_told(status)}, {status.reason}"
     lines = [printable(first), progress(status), *([next_round(status)] if status.round_target_tokens else [])]
     return lines + [f"{name}: {text}" for name, text in status_rows(status)]
 
 
 def _traffic(status: PeerStatus) -> str:
-    """Bytes since the process started, and what each unit's rounds and states had of them."""
+    """Bytes since the process started, and the part of each unit's rounds and states."""
     direct = f", {status.direct_share:.0%} of the bulk direct" if status.direct_share is not None else ""
     units = [f"{unit} {_moved(up, down)}" for unit, (up, down) in status.unit_bytes.items()]
     of_it = f"; of it {'; '.join(units)}" if units else ""
@@ -104,9 +104,9 @@ def _last_round(status: PeerStatus) -> str:
 
 
 def _run_rows(status: PeerStatus) -> list[tuple[str, str]]:
-    """What runs of experts and pipelines have besides."""
+    """Rows that only runs of experts and pipelines have."""
     capacity = f"; could do {whole(status.could_tokens_per_s)} tokens/s" if status.could_tokens_per_s else ""
-    owed = f"{whole(status.owed_tokens)} tokens of a round that is over are to count in this stage's next one"
+    owed = f"{whole(status.owed_tokens)} tokens of a finished round are to count in this stage's next one"
     units = [
         (unit.unit, f"round {unit.index}, {unit.holders} hold it; {printable(unit.waiting)}") for unit in status.units
     ]

@@ -1,4 +1,4 @@
-"""`potluck status --trace FILE`: what the peer of a state folder did in its newest round, as a file for ui.perfetto.dev."""
+"""`potluck status --trace FILE`: writes a trace of the peer's newest round, for ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocol.errors import StorageError, TemporaryError
 
 
 def write_trace(folder: Path, target: Path) -> str:
-    """Write the trace of the peer that runs from `folder`; returns one sentence about what it shows. Blocks, at most some seconds.
+    """Write the trace of the peer that runs from `folder`. Returns one sentence that describes it. Blocks for some seconds at most.
 
     Raises:
         UnreachableError: no peer runs from there.
@@ -29,6 +29,6 @@ def write_trace(folder: Path, target: Path) -> str:
         target.write_text(text + "\n", encoding="utf8")
     except OSError as error:
         raise StorageError(f"{target} cannot be written ({error.strerror})", "a file in a writable folder") from error
-    told = training_told(spans)
-    trained = f", {told}" if told else ""
+    training = training_told(spans)
+    trained = f", {training}" if training else ""
     return f"{target} has {len(spans)} spans of the newest round{trained}; look at it with ui.perfetto.dev"

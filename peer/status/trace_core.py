@@ -1,9 +1,9 @@
 """A Chrome trace of one round from a peer's spans: pure. Such a file is read by ui.perfetto.dev and by chrome://tracing.
 
-The format is the "JSON Object Format" of the Trace Event Format document: complete events ("ph": "X") with microseconds, one process
-for the peer, a thread for local training, one for held-out losses, which training stands still for, and one for each kind of work of
-each unit. Events of one thread must lie apart or within one another, so that of what a unit does several times at once, as sending to
-two peers, each has a thread of its own.
+The format is the "JSON Object Format" of the Trace Event Format document: complete events ("ph": "X") in microseconds. The peer is
+one process. It has a thread for local training, one for held-out losses, which pause training, and one for each kind of work of
+each unit. Events of one thread must not partly overlap, so parallel work of one kind, such as sending to two peers, gets a thread
+each.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MEASURING: Final = "training evaluate"
 MEASURED: Final = "evaluate"
 LAST_OF_A_ROUND: Final = "adopt"
 FIRST_OF_A_ROUND: Final = "snapshot"
-TOLD: Final = {"unit": "unit", "round_index": "round", "num_bytes": "bytes", "detail": "detail"}
-"""What is told of a span beside its times, by its key, and as what."""
+EVENT_ARGUMENTS: Final = {"unit": "unit", "round_index": "round", "num_bytes": "bytes", "detail": "detail"}
+"""The span fields copied to an event's arguments, with the names they get there."""
 
 
 def newest_round(spans: Sequence[Row]) -> list[Row]:
-    """The spans around the newest finished round of each unit: from the first of their snapshots to the last of their adoptions, with
-    everything that went on meanwhile. Empty before there is one.
+    """The spans around the newest finished round of each unit, from the earliest snapshot to the latest adoption. Includes
+    everything that overlaps this time. Empty before there is a finished round.
     """
     begins: list[float] = []
     ends: list[float] = []
@@ -44,7 +44,7 @@ def newest_round(spans: Sequence[Row]) -> list[Row]:
 
 
 def training_told(spans: Sequence[Row]) -> str:
-    """What these spans say of training, for the middle of a sentence; "" where there are fewer than two steps."""
+    """Training in these spans, as the middle of a sentence; "" with fewer than two steps."""
     steps = [(begin_s, _end(span)) for lane, begin_s, span in _placed(spans) if lane == TRAINING]
     if len(steps) < 2 or steps[-1][1] <= steps[0][0]:
         return ""
@@ -54,7 +54,7 @@ def training_told(spans: Sequence[Row]) -> str:
 
 
 def chrome_trace(spans: Sequence[Row], peer: str) -> dict[str, object]:
-    """The content of the file, for these spans of one peer."""
+    """The content of the file for these spans of one peer."""
     first_s = min((_begin(span) for span in spans), default=0.0)
     placed = list(_placed(spans))
     found = sorted({lane for lane, _, _ in placed}, key=_lane_order)
@@ -72,7 +72,7 @@ def chrome_trace(spans: Sequence[Row], peer: str) -> dict[str, object]:
             "dur": round((_end(span) - begin_s) * 1e6, 1),
             "pid": 1,
             "tid": lanes[lane],
-            "args": {told: span[key] for key, told in TOLD.items() if span.get(key)},
+            "args": {name: span[key] for key, name in EVENT_ARGUMENTS.items() if span.get(key)},
         }
         for lane, begin_s, span in placed
     ]
@@ -80,8 +80,8 @@ def chrome_trace(spans: Sequence[Row], peer: str) -> dict[str, object]:
 
 
 def _placed(spans: Sequence[Row]) -> Iterator[tuple[str, float, Row]]:
-    """Each with its lane, and when it begins there, in this order. A step of training is told when it is heard of, so that where that
-    was late it would reach into the one before.
+    """Each span's lane and its begin there, then the span. A training step may be reported late, so its begin is moved to avoid an
+    overlap with the previous step.
     """
     until_s = defaultdict[str, list[float]](list)
     for span in sorted(spans, key=_begin):

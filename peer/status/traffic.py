@@ -1,8 +1,8 @@
-"""Bytes of a round, and the rows in which a screen shows them.
+"""Payload of each round, and the rows that show it.
 
-What went over the wire for each round: payload between one commit and the next, as this process saw them.
+A round's payload is counted from one commit to the next, as seen by this process.
 
-Counters of the network as the status tells them, those of this process and those of one round alike.
+The same rows show the totals of this process.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _NOTHING: Final = TrafficCount(0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class RoundBytes:
-    """Payload since the commit before; since the start of the process at the first one. Both lanes together, of it the control lane's,
-    in `control` by channel, and the bulk lane's by way, channel, unit and codec: of a run with several units the other units' bytes of
-    that time, too.
+    """Payload since the previous commit, or since the process started at the first one. `up` and `down` cover both lanes. `control`
+    lists the control lane's part by channel, `bulk` the rest by way, channel, unit and codec. In a run with several units this
+    includes the other units' bytes of the same time.
     """
 
     up: int
@@ -34,7 +34,7 @@ class RoundBytes:
 
 
 class RoundTraffic:
-    """Call `committed` at each commit. Several that come together, as when rounds were missed, leave all bytes to the first."""
+    """Call `committed` at each commit. If several missed rounds come together, the first one gets all the bytes."""
 
     def __init__(self) -> None:
         self._before = _NOTHING
@@ -51,7 +51,9 @@ class RoundTraffic:
         return taken
 
     def committed_beside(self, unit: UnitName, traffic: TrafficCount) -> RoundBytes:
-        """At a commit of a unit that is not the spine: its own bulk since its commit before. Control messages are of all units."""
+        """At a commit of a unit other than the spine: its own bulk bytes since its previous commit. Control messages are not split
+        by unit.
+        """
         own = tuple(count for count in traffic.bulk if count.kind.unit == unit)
         up, down = sum(count.bytes_up for count in own), sum(count.bytes_down for count in own)
         before, now = self._before_beside.get(unit, _NOTHING), TrafficCount(0, 0, up, down, own)
@@ -59,7 +61,7 @@ class RoundTraffic:
         return _between(before, now)
 
     def of(self, commit: CommitId) -> RoundBytes | None:
-        """The bytes of a round, None for one that was not seen by this process, or long ago."""
+        """The bytes of a round; None if this process did not see it or has dropped it."""
         return self._rounds.get(commit)
 
 
@@ -87,13 +89,13 @@ def _said(before: ControlCount, now: ControlCount) -> ControlCount:
 
 
 def since_start(traffic: TrafficCount) -> RoundBytes:
-    """All that this process has moved."""
+    """Everything that this process has moved."""
     control = (traffic.control_bytes_up, traffic.control_bytes_down)
     return RoundBytes(traffic.bytes_up, traffic.bytes_down, *control, traffic.bulk, traffic.control)
 
 
 def traffic_told(moved: RoundBytes) -> dict[str, object]:
-    """The fields of a `PeerStatus`, or of its `LastRound`."""
+    """The traffic fields of a `PeerStatus` or a `LastRound`."""
     return {
         "bytes_up": moved.up,
         "bytes_down": moved.down,
@@ -105,7 +107,7 @@ def traffic_told(moved: RoundBytes) -> dict[str, object]:
 
 
 def traffic_row(moved: RoundBytes | None) -> dict[str, object]:
-    """The same fields in the list of rounds, all None for a round that this process did not see."""
+    """The same fields for the list of rounds, all None for a round that this process did not see."""
     if moved is None:
         return dict.fromkeys(traffic_told(RoundBytes(0, 0)))
     control = [_control(count).model_dump() for count in moved.control]

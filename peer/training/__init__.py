@@ -1,1 +1,1 @@
-"""The process that trains: its loop, its channel to the daemon, its shared parameters."""
+"""The training process: its loop, its channel to the daemon and its shared parameters."""

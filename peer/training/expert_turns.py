@@ -1,4 +1,4 @@
-"""Which expert a local step trains: whole numbers that follow from the step, so that anyone can compute them again."""
+"""The expert that a local step trains. It follows from the step number, so any peer can compute it."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from collections.abc import Sequence
 
 
 def expert_of_step(experts: Sequence[int], step: int) -> int | None:
-    """The experts of a peer take turns, step by step; None in a run without."""
+    """The expert of this step. A peer's experts take turns; None in a run without experts."""
     return experts[step % len(experts)] if experts else None

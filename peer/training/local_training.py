@@ -1,4 +1,4 @@
-"""Local training as plain torch: the optimizer's steps on the peer's own windows, and the few things that happen between steps.
+"""Local training in plain torch: the optimizer's steps on the peer's own windows, and the operations between steps.
 
 Rules: R20 (protocol/rounds/RULES.md).
 """
@@ -35,24 +35,26 @@ from protocol.tensors.model_units import ModelUnits, model_units
 
 HELDOUT_WINDOWS: Final = 64
 EVALUATED_WINDOWS: Final = 16
-"""At a time."""
+"""Windows evaluated at a time."""
 
 WORTH: Final = 0.05
-"""Of the time a token. On an H200 two peers of 136M parameters took 57 GB each: micro-batches of 128 were 4% faster than of 64."""
+"""A larger micro-batch must save at least this share of the time per token, because it takes more memory. Measured; see
+tests/benchmarks/LOG.md.
+"""
 
 MEASURED_STEPS: Final = 2
 MIN_LEARNING_RATE_SHARE: Final = 0.1
 
 
 class TextPlan(BaseModel):
-    """What a training process reads, of one data set.
+    """The text of one data set that a training process reads.
 
     Attributes:
-        train_bytes_per_token and its like: mean length of a token. Losses leave this process in nats per byte, so that
-            they can be compared whatever the tokens are; for the byte tokenizer that is nats per token.
-        expert_shards: the training text of each expert that is held here, in the order of their numbers, and `expert_heldout_shards`
-            what is kept of it for evaluation; empty where all are trained on all of the text.
-        expert_heldout_bytes_per_token: of each of these, mean length of a token of what is kept for evaluation.
+        train_bytes_per_token: mean length of a token, likewise the fields named so. Losses leave this process in nats per byte, so
+            that they can be compared across tokenizers. For the byte tokenizer that is nats per token.
+        expert_shards: the training text of each expert held here, in numeric order; `expert_heldout_shards` is its held-out text.
+            Empty if every expert trains on all of the text.
+        expert_heldout_bytes_per_token: mean length of a token of each expert's held-out text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -70,19 +72,20 @@ class TextPlan(BaseModel):
 
 
 class TrainingPlan(TextPlan):
-    """Everything that a training process is started with, what it reads among it.
+    """All inputs of a training process, including its text.
 
     Attributes:
         total_tokens: of the run, for the learning-rate schedule.
-        first_step: the data position to go on from.
-        schedule_tokens: the run's committed tokens at the anchor to begin from, for the learning rate.
+        first_step: the data position to resume from.
+        schedule_tokens: the run's committed tokens at the first anchor, for the learning rate.
         micro_batch: sequences at a time; 0 to find it by measuring.
         num_threads: torch threads, 0 for torch's own choice.
-        trains: False for a process that holds the state and obeys, and never takes a step.
-        max_gpu_memory_bytes: that torch may take of the card, 0 for all of it.
-        max_memory_bytes: that all of the peer's processes may hold together, 0 for any.
-        num_fragments: in which the model is averaged (protocol/tensors/model_units.py), 0 for the whole at once.
-        mixture: of a run of experts, and `experts` those that are held here, in the order of their numbers.
+        trains: False for a process that holds the state, obeys commands, and never takes a step.
+        max_gpu_memory_bytes: most memory of the card that torch may take, 0 for all of it.
+        max_memory_bytes: most memory of all of the peer's processes together, 0 for any.
+        num_fragments: number of fragments that are averaged separately (protocol/tensors/model_units.py), 0 for the whole model at
+            once.
+        mixture: in a run of experts; `experts` are those held here, in numeric order.
     """
 
     model: ModelSection
@@ -106,20 +109,20 @@ class TrainingPlan(TextPlan):
 
     @property
     def units(self) -> ModelUnits:
-        """The units that are held here, as they lie in the vectors that cross to the daemon."""
+        """The units held here, in the order of the vectors that are shared with the daemon."""
         if self.mixture is not None:
             return held_units(self.model, self.mixture, self.experts)
         return model_units(self.model, self.num_fragments)
 
     def places_of(self, expert: int | None) -> range | tuple[int, int]:
-        """Places of the units that a step trains: all, or the trunk and one expert."""
+        """Indexes of the units that a step trains: all of them, or the trunk and one expert."""
         return range(len(self.units.schemas)) if expert is None else (0, 1 + self.experts.index(expert))
 
 
 def learning_rate_at(inner: InnerSection, total_tokens: int, tokens: int) -> float:
     """Warm-up, stable, then 1 - sqrt decay to a tenth over the last `decay_fraction` (WSD as in INTELLECT-1, 2412.01152).
 
-    Indexed by the run's tokens, so that a joiner and an old hand have the same rate.
+    Indexed by the run's tokens, so that a joining peer has the same rate as the others.
     """
     if tokens < inner.warmup_tokens:
         return inner.learning_rate * (tokens + 1) / (inner.warmup_tokens + 1)
@@ -132,7 +135,7 @@ def learning_rate_at(inner: InnerSection, total_tokens: int, tokens: int) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the trainer has done; a unit's tokens `ready` and its theta live and die together (R20)."""
+    """The trainer's counters. A unit's ready tokens are lost if and only if its theta is lost (R20)."""
 
     step: int = 0
     ready: tuple[int, ...] = (0,)
@@ -141,12 +144,12 @@ class Counters:
 
     @property
     def tokens_ready(self) -> int:
-        """Of the spine, which the run's tokens are counted by."""
+        """Ready tokens of the spine, which the run's tokens are counted by."""
         return self.ready[0]
 
 
 def _model_of(plan: TrainingPlan) -> Decoder | MixtureDecoder:
-    """What this peer materialises: of a run of experts the trunk and its own."""
+    """The part of the model that this peer builds: in a run of experts, the trunk and its own experts."""
     if plan.mixture is None:
         return Decoder(plan.model)
     return MixtureDecoder(require_llama(plan.model), plan.mixture, plan.experts)
@@ -155,7 +158,7 @@ def _model_of(plan: TrainingPlan) -> Decoder | MixtureDecoder:
 def _readers(
     plan: TrainingPlan, shards: Sequence[Path], of_experts: Sequence[Sequence[Path]]
 ) -> dict[int | None, TokenReader]:
-    """The text of each expert; in a run without, and where all have all of it, the whole for everybody."""
+    """A text reader for each expert. Without experts, or if all of them train on all of the text, one reader under None."""
     if of_experts:
         pairs = zip(plan.experts, of_experts, strict=True)
         return {expert: TokenReader(own, plan.token_bytes) for expert, own in pairs}
@@ -174,7 +177,7 @@ class LocalTrainer:
         self.schema = self.units.whole
         self._device = choose_device(plan.device)
         if plan.max_gpu_memory_bytes:
-            limit_memory(self._device, plan.max_gpu_memory_bytes)  # before anything is put there
+            limit_memory(self._device, plan.max_gpu_memory_bytes)  # before anything is allocated there
         self._dtype = autocast_dtype(self._device)
         self._model = _model_of(plan).to(self._device)
         self._parameters = parameters_in_order(self._model, self.schema)
@@ -192,9 +195,9 @@ class LocalTrainer:
         return self.plan.inner.batch_tokens // self.plan.model.context_tokens
 
     def find_micro_batch(self) -> int:
-        """Time doubling micro-batches and keep the fastest per token, but none that is faster than a smaller one by less than WORTH;
-        what does not fit in memory ends the search. Under a limit of memory it begins with one sequence, and ends before a size that
-        would pass it.
+        """Time doubling micro-batches and keep the fastest per token. A larger one must be faster by at least WORTH. The search
+        ends at the first size that does not fit in memory. Under a memory limit it begins with one sequence, and ends before a size
+        that would exceed the limit.
         """
         best, best_s = 1, math.inf
         before = self._memory_before_search() if self.plan.max_memory_bytes else None
@@ -213,15 +216,15 @@ class LocalTrainer:
                 break
             size *= 2
         self.micro_batch = best
-        self.give_back_memory()  # what the sizes took that were not kept
+        self.give_back_memory()  # memory of the sizes that were not kept
         return best
 
     def give_back_memory(self) -> None:
-        """To others on the card, what is held there for steps that do not come now."""
+        """Free cached memory of the card for other programs, if no steps come now."""
         give_back_memory(self._device)
 
     def _memory_before_search(self) -> MemoryUse:
-        """After a first pass: what libraries take once is not taken again by larger sizes."""
+        """Memory use after a first pass. Libraries allocate some memory once, which larger sizes do not take again."""
         self._time_micro_batch(1)
         forget_own_peak()
         return memory_use()
@@ -245,18 +248,18 @@ class LocalTrainer:
         return elapsed_s / MEASURED_STEPS
 
     def _wait_for_device(self) -> None:
-        """Accelerators take orders and go on: a clock read before they are done measures nothing."""
+        """Accelerators run asynchronously: wait until they are done before reading a clock."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         elif self._device.type == "mps":
             torch.mps.synchronize()
 
     def step(self, goes_on: Callable[[], bool] = lambda: True) -> Counters:
-        """One local step: `batch_tokens` tokens, gradient clipped. `goes_on` is asked between micro-batches; where it says no
-        the step is given up and has changed nothing.
+        """One local step: `batch_tokens` tokens, gradient clipped. `goes_on` is called between micro-batches; if it returns False,
+        the step is given up and changes nothing.
 
-        A step whose gradient is not finite changes nothing but the data position, and its tokens do not count: applied, it would
-        leave parameters that no later shift could mend.
+        A step with a non-finite gradient only advances the data position, and its tokens do not count. If it were applied, no later
+        shift could repair the parameters.
         """
         plan, counters = self.plan, self.counters
         window = plan.model.context_tokens + 1
@@ -266,7 +269,7 @@ class LocalTrainer:
         losses: list[torch.Tensor] = []
         for begin in range(0, len(starts), self.micro_batch):
             if begin:
-                losses[-1].item()  # an accelerator would else have all of the step still to do when a pause comes
+                losses[-1].item()  # else an accelerator would still have the whole step queued when a pause comes
                 if not goes_on():
                     self._optimizer.zero_grad()
                     return counters
@@ -276,7 +279,7 @@ class LocalTrainer:
             torch.autograd.backward(loss)
             losses.append(loss.detach())
         norm_tensor = torch.nn.utils.clip_grad_norm_(self._parameters, plan.inner.clip_norm)
-        *parts, norm = torch.stack([*losses, norm_tensor]).tolist()  # one wait for all of them
+        *parts, norm = torch.stack([*losses, norm_tensor]).tolist()  # one synchronisation for all of them
         total = sum(parts) / plan.train_bytes_per_token
         if not math.isfinite(norm) or not math.isfinite(total):
             self._optimizer.zero_grad()
@@ -313,7 +316,7 @@ class LocalTrainer:
     # --- between steps ---
 
     def load(self, anchor_N: torch.Tensor, schedule_tokens: int) -> None:
-        """Theta <- A in all units; tokens ready <- 0. The optimizer's moments stay (DiLoCo keeps them local)."""
+        """Theta <- A in all units; ready tokens <- 0. The optimizer's moments stay (DiLoCo keeps them local)."""
         for place, (begin, stop) in enumerate(self.units.spans):
             self.load_unit(place, anchor_N[begin:stop], schedule_tokens)
 
@@ -325,7 +328,7 @@ class LocalTrainer:
         self._count(place, 0, schedule_tokens)
 
     def theta(self, place: int = 0) -> torch.Tensor:
-        """(N,) float32, a copy, of one unit."""
+        """A copy of one unit's theta, (N,) float32."""
         theta_N = torch.empty(self.units.schemas[place].num_elements, dtype=torch.float32)
         self.theta_into(theta_N, place)
         return theta_N
@@ -336,7 +339,7 @@ class LocalTrainer:
             room.copy_(parameter.detach())
 
     def shift(self, shift_N: torch.Tensor, credited_tokens: int, schedule_tokens: int, place: int = 0) -> None:
-        """Theta <- theta + shift in one unit; its tokens ready -= credited."""
+        """Theta <- theta + shift in one unit; its ready tokens -= credited."""
         with torch.no_grad():
             for parameter, shift in self._of_unit(place, shift_N):
                 parameter.add_(shift.to(self._device))
@@ -351,7 +354,7 @@ class LocalTrainer:
                     parameter.view(-1)[max(0, begin - first) : max(0, stop - first)].mul_(share)
 
     def steps_ready(self, place: int = 0) -> int:
-        """Local steps behind a unit's tokens."""
+        """Local steps behind a unit's ready tokens."""
         return self.counters.ready[place] // self.plan.inner.batch_tokens
 
     def _count(self, place: int, ready: int, schedule_tokens: int) -> None:
@@ -368,8 +371,9 @@ class LocalTrainer:
         return self._parameters[first : first + len(self.units.schemas[place].tensors)]
 
     def evaluate(self, anchor_N: torch.Tensor, expert: int | None = None) -> float:
-        """Held-out loss of other parameters in nats per byte on the fixed windows; theta stays as it is. With experts, of one on its
-        own text; without `expert` the mean over those that are held here, or where all have all of the text, the loss of the first.
+        """Held-out loss of other parameters in nats per byte on the fixed windows; theta does not change. With `expert`: the loss
+        of that expert on its own text. Without it: the mean over the experts held here. If all experts share all of the text, the
+        loss of the first.
         """
         own = self.plan.experts if self.plan.expert_heldout_shards else self.plan.experts[:1]
         experts = (own or (None,)) if expert is None else (expert,)
@@ -405,7 +409,7 @@ class LocalTrainer:
 
     @contextmanager
     def _standing_in(self, anchor_N: torch.Tensor) -> Iterator[None]:
-        """Other parameters for theta, which steps aside: on the CPU they are computed with where they lie, and nothing is copied."""
+        """Run the block with other parameters in place of theta. On the CPU they are used in place, without a copy."""
         theta = [parameter.data for parameter in self._parameters]
         try:
             for parameter, anchor in zip(self._parameters, parts_of(anchor_N, self.schema), strict=True):

@@ -1,9 +1,9 @@
-"""The real Trainer: supervises the training process. Its death, whatever the cause, costs the tokens since the last commit only.
+"""The real Trainer: supervises the training process. Its death costs only the tokens since the last commit.
 
-A worker that dies is brought back from the anchor (theta <- A, tokens ready <- 0), after running out of memory with the
-micro-batch halved, and where not even one sequence fits into what its owner allows of the card, to hold the state on the CPU and
-train nothing; one that does not answer is killed first. Commands that were under way when it died are moot or fail: `shift`
-and `load` both end at the anchor, `snapshot` and `evaluate` say so.
+A dead worker is restarted from the anchor (theta <- A, ready tokens <- 0). After running out of memory, it restarts with half the
+micro-batch. If not even one sequence fits into the allowed memory of the card, it holds the state on the CPU and does not train. A
+worker that does not answer is killed first. Commands that were running at its death are obsolete or fail: `shift` and `load` both
+end at the anchor; `snapshot` and `evaluate` raise.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ log = structlog.get_logger()
 OWNER_HOLDS: Final = "its owner holds back what is trained"
 SPEED_WINDOW_S: Final = 10.0
 START_WITHIN_S: Final = 300.0
-"""Imports, the model, and the search for the micro-batch, on a slow machine."""
+"""Time for imports, the model, and the search for the micro-batch, on a slow machine."""
 
 PATIENCE_STEPS: Final = 20.0
 LEAST_PATIENCE_S: Final = 20.0
 MOST_PATIENCE_S: Final = 300.0
 SECOND_LOOK_S: Final = 2.0
-"""How long a command may go unanswered, in steps and in seconds: an evaluation may take as long as many steps."""
+"""How long a command may go unanswered, in steps and in seconds. An evaluation may take as long as many steps."""
 
 
 class WorkerTrainer:
-    """The Trainer seam over a worker process; made by `open_worker_trainer`."""
+    """The Trainer interface over a worker process. Created by `open_worker_trainer`."""
 
     def __init__(self, plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None) -> None:
         self._plan = plan
@@ -51,7 +51,7 @@ class WorkerTrainer:
         self._process = TrainingProcess(plan.units.whole.num_elements, early)
         self._vectors = self._process.vectors
         self._anchors = [anchor_N[begin:stop] for begin, stop in self._spans]
-        """Where a worker begins that starts from now on, unit by unit."""
+        """The anchor of each unit, from which the next worker starts."""
         self._command_lock = trio.Lock()
         self._starting = trio.CancelScope()
         self._ready = trio.Event()
@@ -64,9 +64,11 @@ class WorkerTrainer:
         self._is_held = False
         self._held_because = OWNER_HOLDS
         self._misfit = ""
-        """Why the model does not fit into the card's share, once that was found; it is not tried again in this life of the daemon."""
+        """Why the model does not fit into the allowed memory of the card, once known. It is not tried again in this life of the
+        daemon.
+        """
         self._life_of_theta = [0] * len(self._spans)
-        """`restarts` when the caller last knew a unit's theta: a shift is relative to that and to no later life."""
+        """`restarts` when the caller last knew a unit's theta. A shift applies to that life's theta only."""
         self._kill_reason = ""
         self._last = self._begun(plan.first_step, plan.micro_batch)
         self._trained_before = 0
@@ -77,14 +79,14 @@ class WorkerTrainer:
         self._reason = "the training process is starting"
         self._losses: deque[float] = deque(maxlen=10)
 
-    # --- the seam ---
+    # --- the Trainer interface ---
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int, unit: int = 0) -> None:
-        """Theta <- anchor; a worker that dies meanwhile comes back from it as well."""
+        """Theta <- anchor. A worker that dies meanwhile also restarts from it."""
         await self.load_units({unit: anchor_N}, schedule_tokens=schedule_tokens)
 
     async def load_units(self, anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
-        """The same for several units, before anything that comes later for any of them."""
+        """The same for several units, before any later command for one of them."""
         for unit, anchor_N in anchors.items():
             await self.set_anchor(anchor_N, unit=unit)
         self._schedule_tokens = schedule_tokens
@@ -94,16 +96,16 @@ class WorkerTrainer:
                 await self._give(Command(op="load", unit=unit, schedule_tokens=schedule_tokens), anchor_N)
 
     async def snapshot(self, *, unit: int = 0, still_s: float = 0.0) -> Snapshot:
-        """Theta at the next step boundary; then no step until the next shift or load, at most for `still_s`.
+        """Theta at the next step boundary. Then no step is taken until the next shift or load, for `still_s` at most.
 
         Raises:
-            WorkerDied: the worker died; what it had is gone.
+            WorkerDied: the worker died and its theta is lost.
         """
         async with self._command_lock:
             await self._until_ready()
             reply = await self._exchange(Command(op="snapshot", unit=unit, still_s=still_s))
             if reply is None:
-                raise WorkerDied("the training process died at the snapshot", "a snapshot", "it is being brought back")
+                raise WorkerDied("the training process died at the snapshot", "a snapshot", "it is being restarted")
             theta_N = self._vectors.part(Area.OUT, self._spans[unit]).clone()
             self._vectors.empty(Area.OUT)
             return Snapshot(theta_N, reply.tokens, reply.num_steps, reply.step)
@@ -117,9 +119,9 @@ class WorkerTrainer:
         kept: Sequence[KeptPart] = (),
         unit: int = 0,
     ) -> None:
-        """Theta <- kept theta + shift; a worker that died since the snapshot loads the anchor instead.
+        """Theta <- kept theta + shift. A worker that died since the snapshot loads the anchor instead.
 
-        Its theta is no longer the one that `shift_N` was made for, and the credited tokens are not in it.
+        Its theta is not the one that `shift_N` was computed for, and does not include the credited tokens.
         """
         self._schedule_tokens = schedule_tokens
         async with self._command_lock:
@@ -134,13 +136,14 @@ class WorkerTrainer:
                 await self._give(Command(op="load", unit=unit, schedule_tokens=schedule_tokens), self._anchors[unit])
 
     async def set_anchor(self, anchor_N: torch.Tensor, *, unit: int = 0) -> None:
-        """Where a worker that dies from now on is brought back. The vector is kept as it is, not copied."""
+        """Set the anchor for restarts of the worker. The vector is kept, not copied."""
         self._anchors[unit] = anchor_N
-        if not self._ready.is_set():  # one that is starting reads it at the end of its start
+        if not self._ready.is_set():  # a worker that is starting reads it at the end of its start
             self._vectors.part(Area.IN, self._spans[unit]).copy_(anchor_N)
 
     async def evaluate(self, anchor_N: torch.Tensor, expert: int | None = None) -> float:
-        """Held-out loss of the whole model's parameters in nats per byte; with `expert` of that one, which is held here, on its text.
+        """Held-out loss of the whole model's parameters in nats per byte. With `expert`: the loss of that expert, which is held
+        here, on its text.
 
         Raises:
             WorkerDied: ask again when it is back.
@@ -150,7 +153,7 @@ class WorkerTrainer:
         return await self._loss_of(Command(op="evaluate", expert=expert), anchor_N)
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        """Loss over the run's prose in nats per byte; None where it has none. Raises as `evaluate`."""
+        """Loss over the run's prose in nats per byte; None if the run has none. Raises as `evaluate`."""
         return await self._loss_of(Command(op="evaluate_prose"), anchor_N) if self._plan.prose_shards else None
 
     async def _loss_of(self, command: Command, anchor_N: torch.Tensor) -> float:
@@ -167,11 +170,11 @@ class WorkerTrainer:
             if reply is not None:
                 self._vectors.empty(Area.IN)
         if reply is None:
-            raise WorkerDied("the training process died while evaluating", "a loss", "it is being brought back")
+            raise WorkerDied("the training process died while evaluating", "a loss", "it is being restarted")
         return reply
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:
-        """Counters as of now; tokens ready are those of the unit."""
+        """Current counters, with the ready tokens of this unit."""
         loss = sum(self._losses) / len(self._losses) if self._losses else None
         return TrainerProgress(
             tokens_ready=self._last.others_ready[unit - 1] if unit else self._last.tokens_ready,
@@ -183,7 +186,7 @@ class WorkerTrainer:
             reason=self._held_because if self._is_held else self._reason,
         )
 
-    # --- beyond the seam ---
+    # --- beyond the Trainer interface ---
 
     @property
     def micro_batch(self) -> int:
@@ -201,15 +204,15 @@ class WorkerTrainer:
         await self._order("slow", factor=factor)
 
     async def pause(self) -> None:
-        """Train no further step until `resume`; commands are still obeyed, also after a death."""
+        """Take no further step until `resume`. Commands are still obeyed. Also holds for a restarted worker."""
         await self._set_paused(True)
 
     async def resume(self) -> None:
-        """Train on."""
+        """Resume training."""
         await self._set_paused(False)
 
     def hold(self, is_held: bool, because: str = OWNER_HOLDS) -> None:
-        """Tell the rounds that nothing can be contributed for now; what was trained is kept."""
+        """Tell the rounds that nothing can be contributed for now. Trained tokens are kept."""
         self._is_held, self._held_because = is_held, because
 
     async def _set_paused(self, is_paused: bool) -> None:
@@ -226,7 +229,7 @@ class WorkerTrainer:
             return await self._exchange(Command(op=op, factor=factor))
 
     async def _give(self, command: Command, values_N: torch.Tensor) -> Reply | None:
-        """A command with a unit's values; their memory is free again once the worker has used it."""
+        """A command with a unit's values. Their shared memory is freed once the worker has used it."""
         self._vectors.part(Area.IN, self._spans[command.unit]).copy_(values_N)
         reply = await self._exchange(command)
         if reply is not None:
@@ -238,9 +241,9 @@ class WorkerTrainer:
             await self._ready.wait()
 
     async def _exchange(self, command: Command) -> Reply | None:
-        """Send one command to the worker that is ready now and wait for its reply; None when it dies before it.
+        """Send one command to the worker that is ready now and wait for its reply; None if it dies first.
 
-        A worker that neither answers nor dies is frozen: it is killed, and so brought back.
+        A worker that neither answers nor dies is frozen: it is killed, and so restarted.
         """
         stream, life = self._process.stream, self._restarts
         if stream is None:
@@ -256,7 +259,7 @@ class WorkerTrainer:
         except trio.TooSlowError:
             self._give_up("the training process takes no commands")
             return None
-        # The second wait is for a daemon that was itself suspended: the reply may be there, unread.
+        # The second wait is for a daemon that was itself suspended: the reply may already be there, unread.
         for wait_s in (patience_s, SECOND_LOOK_S):
             with trio.move_on_after(wait_s):
                 reply = await self._reply_to(number, life)
@@ -274,7 +277,7 @@ class WorkerTrainer:
         return self._reply
 
     def _patience_s(self) -> float:
-        """How long a command may wait for its step boundary: many times the slowest step seen lately."""
+        """How long a command may wait for its step boundary: many times the slowest recent step."""
         if not self._last.micro_batch:
             return MOST_PATIENCE_S  # started paused: the search for the micro-batch is still to come
         times_s = [time_s for time_s, _ in self._speed]
@@ -292,7 +295,7 @@ class WorkerTrainer:
     # --- supervision ---
 
     async def supervise(self) -> None:
-        """Start the worker and bring it back whenever it ends, until cancelled."""
+        """Start the worker and restart it whenever it ends, until cancelled."""
         quick_deaths = 0
         while True:
             first_step = self._last.step
@@ -302,7 +305,7 @@ class WorkerTrainer:
             await trio.sleep(restart_pause_s(quick_deaths))
 
     def _next_plan(self) -> TrainingPlan:
-        """The plan of the worker to start: it goes on in the data and in the schedule."""
+        """The plan of the next worker. It continues in the data and in the schedule."""
         plan = self._plan.model_copy(update={"trains": False, "device": "cpu"}) if self._misfit else self._plan
         return plan.model_copy(
             update={
@@ -318,7 +321,7 @@ class WorkerTrainer:
         self._ready = trio.Event()
         self._trained_before += self._last.tokens_trained
         micro_batch = self._last.micro_batch
-        if cause is not None:  # one that was not found yet is still to be found
+        if cause is not None:  # a micro-batch that was not found yet is found again
             micro_batch = min(cause.micro_batch, max(1, cause.micro_batch // 2))
         self._last = self._begun(self._last.step, micro_batch)
         self._restarts += 1
@@ -328,13 +331,13 @@ class WorkerTrainer:
         elif cause is not None:
             self._reason = f"out of memory: the micro-batch is {f'now {micro_batch}' if micro_batch else 'to be found'}"
         else:
-            self._reason = f"{self._kill_reason or 'the training process died'}; bringing it back"
+            self._reason = f"{self._kill_reason or 'the training process died'}; restarting it"
         self._kill_reason = ""
         log.warning("worker_died", reason=self._reason, restarts=self._restarts)
         self._wake()
 
     async def _live(self, plan: TrainingPlan) -> OutOfMemory | None:
-        """One life of a worker; returns why it ended where it said so."""
+        """One life of a worker. Returns the reason of its end if it reported one."""
         for span, anchor_N in zip(self._spans, self._anchors, strict=True):
             self._vectors.part(Area.IN, span).copy_(anchor_N)
         try:
@@ -359,7 +362,7 @@ class WorkerTrainer:
         return None
 
     def _begun(self, step: int, micro_batch: int) -> Progress:
-        """What is known of a worker before its first word."""
+        """The progress of a worker that has not reported yet."""
         others = (0,) * (len(self._spans) - 1)
         return Progress(
             step=step, tokens_ready=0, others_ready=others, tokens_trained=0, loss_nats=None, micro_batch=micro_batch
@@ -398,7 +401,7 @@ class WorkerTrainer:
         return max(0, end - begin) / max(1e-3, now_s - begin_s)
 
     def close(self) -> None:
-        """Give the shared memory back."""
+        """Free the shared memory."""
         self._process.close()
 
 
@@ -406,7 +409,7 @@ class WorkerTrainer:
 async def open_worker_trainer(
     plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None
 ) -> AsyncIterator[WorkerTrainer]:
-    """A running trainer that begins at `anchor_N`, (N,) with all units one after another; its worker ends with the context."""
+    """A running trainer that begins at `anchor_N`, (N,) with all units one after another. Its worker ends with the context."""
     trainer = WorkerTrainer(plan, anchor_N, early)
     try:
         async with trio.open_nursery() as nursery:

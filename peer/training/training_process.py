@@ -1,7 +1,7 @@
-"""One training process after another on one piece of shared memory: started, given its plan, listened to, and ended.
+"""Runs one training process at a time on shared memory: starts it, sends its plan, reads its messages, and ends it.
 
-What is asked of it, and what its death costs, is its supervisor's: peer/training/trainer.py where it holds whole units and trains
-by itself, peer/pipeline/stage/stage_process.py where it holds one stage and does what it is told.
+Its supervisor sends the commands and handles its death: peer/training/trainer.py for a process that holds whole units and trains by
+itself, peer/pipeline/stage/stage_process.py for one that holds one stage and only obeys.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ T = TypeVar("T")
 RESTART_PAUSE_S: Final = 0.5
 SLOW_RESTART_S: Final = 10.0
 MAX_QUICK_DEATHS: Final = 5
-"""One that dies so often without having done anything is a fault of this machine: said, and tried again more slowly."""
+"""After this many deaths without any progress the fault lies with this machine. It is reported, and restarts become slower."""
 
 STOP_WITHIN_S: Final = 3.0
 _PART_BYTES: Final = 1 << 20
 
 
 def restart_pause_s(quick_deaths: int) -> float:
-    """Before the next start, after so many lives in a row in which nothing was done."""
+    """Seconds before the next start, after this many lives without any progress."""
     return SLOW_RESTART_S if quick_deaths >= MAX_QUICK_DEATHS else RESTART_PAUSE_S
 
 
 def no_process(error: OSError) -> MachineError:
-    """The system gives no process."""
+    """The system cannot create a process."""
     return MachineError(
         f"the training process cannot be started: {error}", "a working Python", "check memory and limits"
     )
 
 
 class MessageReader:
-    """What a training process sends, piece by piece."""
+    """Reads a training process's messages from its stream."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self._buffer = bytearray()
 
     async def exactly(self, num_bytes: int) -> bytes | None:
-        """So many bytes; None where it ends before."""
+        """Exactly `num_bytes` bytes; None if the stream ends first."""
         while len(self._buffer) < num_bytes:
             part = await self._stream.receive_some(_PART_BYTES)
             if not part:
@@ -60,10 +60,10 @@ class MessageReader:
         return found
 
     async def message(self) -> bytes | None:
-        """The next message, without its length; None where it ends before.
+        """The next message, without its length; None if the stream ends first.
 
         Raises:
-            LocalProtocolError: one that is too long.
+            LocalProtocolError: the message is too long.
         """
         head = await self.exactly(4)
         if head is None:
@@ -77,16 +77,16 @@ class MessageReader:
 
 
 class TrainingProcess:
-    """The processes, of which there is one at a time or none, and the memory that they share with us.
+    """The training processes, at most one at a time, and the memory shared with them.
 
     Args:
         num_elements: float32 values in each of its areas.
-        early: a process that was started before; its memory is taken over with it.
+        early: a process that is already running; its memory is taken over with it.
     """
 
     def __init__(self, num_elements: int, early: EarlyWorker | None = None) -> None:
         self.stream: trio.SocketStream | None = None
-        """To the one that has its plan; None while there is none."""
+        """The stream to the process that has its plan; None if there is none."""
 
         self._early = early.take() if early is not None else None
         self._memory_fd = early.memory_fd if early is not None else shared_memory()
@@ -96,15 +96,15 @@ class TrainingProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, None while there is none."""
+        """The process id, None if there is no process."""
         return self._process.pid if self._process is not None else None
 
     async def live(self, plan: BaseModel, listen: Callable[[MessageReader], Awaitable[T]]) -> T | None:
-        """One life, from its start until `listen` returns, which is what comes of it; None where the process ended before.
+        """One life of the process, from its start until `listen` returns; returns that result, or None if the process ended first.
 
         Raises:
-            OSError: the system gives no process.
-            LocalProtocolError: it says what nobody understands.
+            OSError: the system cannot create a process.
+            LocalProtocolError: it sent an invalid message.
         """
         worker, self._early = self._early or start_worker(self._memory_fd), None
         self._process = worker.process
@@ -124,17 +124,17 @@ class TrainingProcess:
             self._process = None
 
     def kill(self) -> None:
-        """End the one that there is; its life ends with it."""
+        """Kill the running process, if any. Its `live` returns then."""
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """Give the shared memory back."""
+        """Free the shared memory."""
         os.close(self._memory_fd)
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:
-    """The end of the channel ends it; one that does not listen is killed."""
+    """Closing the channel ends the process. One that does not react is killed."""
     with trio.move_on_after(STOP_WITHIN_S):
         while process.poll() is None:
             await trio.sleep(0.05)

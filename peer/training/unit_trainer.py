@@ -1,4 +1,4 @@
-"""The Trainer seam of one unit of several that one training process trains together."""
+"""The Trainer interface for one of several units that a training process trains together."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from peer.training.trainer import WorkerTrainer
 
 
 class UnitTrainer:
-    """What the rounds of one unit know of the training: its own values and its own tokens ready. `place` is that of the unit in the
-    flat vector. With `still_s` training stands still after a snapshot until a commit has come, at most for so long. The whole model
-    is evaluated by the training process itself, for one unit has no loss of its own.
+    """The training as the rounds of one unit see it: the unit's values and its ready tokens. `place` is the unit's index in the
+    flat vector. With `still_s`, training stops after a snapshot until a commit comes, for that time at most. Evaluation covers the
+    whole model, because one unit alone has no loss.
     """
 
     def __init__(self, worker: WorkerTrainer, place: int, still_s: float = 0.0) -> None:
@@ -22,7 +22,7 @@ class UnitTrainer:
         self._still_s = still_s
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
-        """Theta <- anchor in this unit; its tokens ready <- 0."""
+        """Theta <- anchor in this unit; its ready tokens <- 0."""
         await self._worker.load(anchor_N, schedule_tokens=schedule_tokens, unit=self._place)
 
     async def snapshot(self) -> Snapshot:
@@ -38,11 +38,11 @@ class UnitTrainer:
         )
 
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
-        """Where this unit of a worker that dies is brought back."""
+        """Set the anchor from which this unit restarts after the worker dies."""
         await self._worker.set_anchor(anchor_N, unit=self._place)
 
     async def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Of the whole model: `anchor_N` are the values of all units. Raises as `WorkerTrainer.evaluate`."""
+        """Held-out loss of the whole model: `anchor_N` holds the values of all units. Raises as `WorkerTrainer.evaluate`."""
         return await self._worker.evaluate(anchor_N)
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
@@ -50,5 +50,5 @@ class UnitTrainer:
         return await self._worker.evaluate_prose(anchor_N)
 
     def progress(self) -> TrainerProgress:
-        """Counters as of now; tokens ready are this unit's."""
+        """Current counters, with this unit's ready tokens."""
         return self._worker.progress(unit=self._place)

@@ -1,8 +1,8 @@
 """The channel between the daemon and its training process: length-prefixed JSON over a socket pair, vectors in shared memory.
 
-No pickle, no multiprocessing. The shared mapping has two areas of N float32: what the daemon gives (`IN`), which is also where a
-worker that starts finds the anchor, and what the worker gives (`OUT`). An area takes memory only between being written and having
-been used: whoever has used it gives its pages back, where the system can do that.
+No pickle, no multiprocessing. The shared mapping has two areas of N float32. The daemon writes to `IN`, from which a starting
+worker also reads the anchor. The worker writes to `OUT`. An area takes memory only between its write and its use: its last reader
+frees the pages if the system can.
 """
 
 from __future__ import annotations
@@ -51,14 +51,13 @@ class _Message(BaseModel):
 
 
 class Command(_Message):
-    """An order to the worker; it answers with a Reply of the same number at the next step boundary.
+    """A command for the worker. It answers with a Reply of the same number at the next step boundary.
 
-    number: of the order among those of a worker's life; given when it is sent.
-    op: load (theta <- IN), snapshot (OUT <- theta), shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose,
-    pause, resume, slow (train at 1 / factor), stop. The first three are about one unit, in its
-    own part of the areas; `expert` is the one that is evaluated, None for all that are held here together.
-    `kept` are parts [begin, stop) of the unit's theta of which only that share stays at a shift. After a
-    snapshot no step is taken until the next shift or load, at most for `still_s`.
+    number: position among the commands of a worker's life; set when it is sent. op: load (theta <- IN), snapshot (OUT <- theta),
+    shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose, pause, resume, slow (train at 1 / factor), stop. The first
+    three concern one unit, in its own part of the areas. `expert` is the expert to evaluate, None for all held here together.
+    `kept` lists parts [begin, stop) of the unit's theta of which a shift keeps only the given share. After a snapshot no step is
+    taken until the next shift or load, for `still_s` at most.
     """
 
     kind: Literal["command"] = "command"
@@ -73,12 +72,14 @@ class Command(_Message):
     expert: int | None = None
 
     def numbered(self, number: int) -> Command:
-        """As it crosses to the worker."""
+        """A copy with its number, as it is sent to the worker."""
         return self.model_copy(update={"number": number})
 
 
 class Reply(_Message):
-    """The command is done. `loss_nats` is None unless it was asked for, and when it is not finite: JSON has no such number."""
+    """The command is done. `loss_nats` is None if the command asks for no loss, or if the loss is not finite, because JSON has no
+    such number.
+    """
 
     kind: Literal["reply"] = "reply"
     number: int
@@ -89,8 +90,8 @@ class Reply(_Message):
 
 
 class Progress(_Message):
-    """After each step, and once when the worker is ready; a loss that is not finite crosses as None. `tokens_ready` are those of the
-    spine, `others_ready` those of the other units; `busy_s` is how long the step took, 0 where there was none.
+    """Sent after each step, and once when the worker is ready. A non-finite loss is sent as None. `tokens_ready` are those of the
+    spine, `others_ready` those of the other units. `busy_s` is the duration of the step, 0 if there was none.
     """
 
     kind: Literal["progress"] = "progress"
@@ -104,9 +105,9 @@ class Progress(_Message):
 
 
 class OutOfMemory(_Message):
-    """The worker ran out of memory at this micro-batch, 0 for before there was one, and ends.
+    """The worker ran out of memory at this micro-batch, 0 if there was none yet, and ends.
 
-    is_final: the model does not fit into the memory of the card that its owner allows, whatever the micro-batch.
+    is_final: the model does not fit into the allowed memory of the card with any micro-batch.
     """
 
     kind: Literal["out_of_memory"] = "out_of_memory"
@@ -119,14 +120,14 @@ _EVENTS: Final[TypeAdapter[Reply | Progress | OutOfMemory]] = TypeAdapter(Event)
 
 
 def frame(message: BaseModel) -> bytes:
-    """A message with its length before it."""
+    """A message with its length as prefix."""
     data = message.model_dump_json().encode()
     return _LENGTH.pack(len(data)) + data
 
 
 def with_bytes(framed: bytes, follows: bytes) -> tuple[bytes, ...]:
-    """A message and the bytes behind it, to be written one after another: together where they are few, since each write wakes whoever
-    reads, and apart where they are many, since they would be copied.
+    """A message and the bytes that follow it, as pieces to write in order. Few bytes are joined, because each write wakes the
+    reader. Many bytes stay separate, because joining would copy them.
     """
     if len(follows) <= _TOGETHER_BYTES:
         return (framed + follows,)
@@ -149,12 +150,12 @@ def read_message(channel: socket.socket) -> bytes | None:
 
 
 def read_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
-    """Blocking: so many bytes, None where the channel ends before."""
+    """Blocking: exactly `num_bytes` bytes, None if the channel ends first."""
     data = bytearray()
     while len(data) < num_bytes:
         try:
             part = channel.recv(min(_PART_BYTES, num_bytes - len(data)))
-        except ConnectionResetError:  # the other side ended with a message of ours unread: the end all the same
+        except ConnectionResetError:  # the other side ended without reading our message: treat it as the end
             return None
         if not part:
             return None
@@ -175,7 +176,7 @@ def parse_event(data: bytes) -> Reply | Progress | OutOfMemory:
 
 
 class SharedVectors:
-    """Two float32 vectors of N in one mapping, each (N,) and writable; both processes see them."""
+    """Two float32 vectors of N in one mapping, each (N,) and writable, shared by both processes."""
 
     def __init__(self, descriptor: int, num_elements: int) -> None:
         self._area_bytes = _area_bytes(num_elements)
@@ -184,7 +185,7 @@ class SharedVectors:
         self._areas = whole.view(len(Area), self._area_bytes // 4)[:, :num_elements]
 
     def view(self, area: Area) -> torch.Tensor:
-        """The area itself: what is written there is seen on both sides."""
+        """The area itself. Writes are visible on both sides."""
         return self._areas[area]
 
     def read(self, area: Area) -> torch.Tensor:
@@ -200,13 +201,15 @@ class SharedVectors:
         return self._areas[area, span[0] : span[1]]
 
     def empty(self, area: Area) -> None:
-        """Nobody needs what is in the area: its memory is free until it is written again. What it holds then is not defined."""
+        """Free the area's memory until the next write. Its content is undefined until then."""
         if hasattr(mmap, "MADV_REMOVE"):
-            with suppress(OSError):  # a file system that cannot do it
+            with suppress(OSError):  # the file system cannot do it
                 self._mapping.madvise(mmap.MADV_REMOVE, area * self._area_bytes, self._area_bytes)
 
     def put_down(self) -> None:
-        """What is in the areas stays there for the other process, and no longer counts as held by this one."""
+        """Drop this process's mapping of the pages, so that they do not count as its memory. The content stays for the other
+        process.
+        """
         if hasattr(mmap, "MADV_DONTNEED"):
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
@@ -217,5 +220,5 @@ def mapping_bytes(num_elements: int) -> int:
 
 
 def _area_bytes(num_elements: int) -> int:
-    """Whole pages, so that each can be given back by itself."""
+    """Rounded up to whole pages, so that each area can be freed by itself."""
     return -(-4 * num_elements // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""What the training process cannot do, as the daemon is told."""
+"""Errors of the training process, as raised in the daemon."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from protocol.errors import TemporaryError
 
 
 class WorkerDied(TemporaryError):
-    """The worker ended while a command was under way; it is being brought back."""
+    """The worker ended while a command was running. It is being restarted."""
 
 
 class LossNotFinite(TemporaryError):
-    """The held-out loss of these parameters is not a number; those of a later commit may have one."""
+    """The held-out loss of these parameters is not a number. Those of a later commit may have one."""
 
 
 class DoesNotFit(TemporaryError):
-    """Nothing is trained or measured: the model does not fit into the memory of the card that its owner allows."""
+    """Nothing is trained or measured: the model does not fit into the allowed memory of the card."""
 
 
 def all_finite(losses: Sequence[float | None]) -> tuple[float, ...]:
-    """Losses as they crossed from the worker, where one that is not finite is None.
+    """Losses received from the worker, where a non-finite one is None.
 
     Raises:
         LossNotFinite: there is one.
@@ -32,7 +32,7 @@ def all_finite(losses: Sequence[float | None]) -> tuple[float, ...]:
 
 
 def misfit_reason(most_bytes: int) -> str:
-    """Why nothing is trained on a card of which so much may be taken."""
+    """Why nothing is trained on a card with this memory limit."""
     return (
         f"the model does not fit into {most_bytes / 1e9:.3g} GB of the card, not even with one sequence at a time; "
         "allow more with --max-gpu-memory-gb, or train with --device cpu"

@@ -1,6 +1,6 @@
-"""Starting the training process: early, because it imports for seconds what the daemon imports for seconds, too.
+"""Starts the training process. It starts early, because it and the daemon both import for seconds.
 
-Nothing heavy is imported here: the front door starts the first one before it loads the daemon.
+Imports nothing heavy: the front door starts the first worker before it loads the daemon.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 WORKER_MODULE = "peer.worker"
-"""What is run as the training process; a benchmark sets another one around it."""
+"""The module run as the training process. A benchmark replaces it with a wrapper."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A running `peer.worker` that waits for its plan at the other end of `channel`; it ends when that is closed."""
+    """A running `peer.worker` that waits for its plan at the other end of `channel`. It ends when the channel is closed."""
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
 
 
 class EarlyWorker:
-    """The first worker of a peer and the memory that it shares with whoever takes it. Made by `early_worker`."""
+    """The first worker of a peer and the shared memory that goes with it. Created by `early_worker`."""
 
     def __init__(self) -> None:
         self.memory_fd = shared_memory()
@@ -39,12 +39,12 @@ class EarlyWorker:
             raise
 
     def take(self) -> WorkerProcess | None:
-        """The process, once; it and the memory are the taker's from then on."""
+        """The process, once. The caller then owns it and the memory."""
         worker, self._worker = self._worker, None
         return worker
 
     def close(self) -> None:
-        """End it if nobody took it."""
+        """End the process if it was not taken."""
         worker = self.take()
         if worker is not None:
             worker.channel.close()
@@ -55,7 +55,7 @@ class EarlyWorker:
 
 @contextmanager
 def early_worker() -> Iterator[EarlyWorker | None]:
-    """A worker that imports while the block goes on; None where none can be started, which is for its user to say."""
+    """A worker that imports while the block runs; None if it cannot be started, which its user must report."""
     try:
         early = EarlyWorker()
     except OSError:
@@ -71,11 +71,11 @@ def start_worker(memory_fd: int) -> WorkerProcess:
     """Start a worker on this memory.
 
     Raises:
-        OSError: the system gives no process.
+        OSError: the system cannot create a process.
     """
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", WORKER_MODULE, str(theirs.fileno()), str(memory_fd)]
-    # Ctrl-C is the daemon's to answer. Until the worker can say so itself, while it imports, it inherits that the signal waits.
+    # The daemon handles Ctrl-C. The worker inherits a blocked SIGINT until it can ignore the signal itself after its imports.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(
@@ -91,7 +91,7 @@ def start_worker(memory_fd: int) -> WorkerProcess:
 
 
 def shared_memory() -> int:
-    """An open file without a name: in memory where the system can do that."""
+    """An open file without a name, in memory if the system can do that."""
     if sys.platform == "linux":
         return os.memfd_create("potluck", os.MFD_CLOEXEC)
     else:
@@ -100,6 +100,6 @@ def shared_memory() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """The worker needs neither our secrets nor a second set of busy threads."""
+    """An environment without our secrets, and with limits on library threads."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("POTLUCK_")}
     return {**kept, "OMP_WAIT_POLICY": "PASSIVE"}

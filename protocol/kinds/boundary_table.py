@@ -16,7 +16,7 @@ WHOLE_ROW: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class BoundaryFacts:
-    """What everything but the arithmetic has to know of such a codec.
+    """The facts of a codec between stages that everything but its arithmetic needs.
 
     Attributes:
         name: in run.toml.
@@ -56,7 +56,7 @@ BOUNDARY_CODECS: Final[Mapping[str, BoundaryFacts]] = MappingProxyType({facts.na
 """By name."""
 
 FORWARD_CODECS: Final = tuple(facts.name for facts in _TABLE if facts.forward)
-"""What `pipeline.forward_codec` may be."""
+"""Names that `pipeline.forward_codec` accepts."""
 
 BACKWARD_CODECS: Final = tuple(facts.name for facts in _TABLE if facts.backward)
-"""What `pipeline.backward_codec` may be."""
+"""Names that `pipeline.backward_codec` accepts."""

@@ -13,7 +13,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class CodecFacts:
-    """What everything but the arithmetic has to know of a codec. Each chunk of a vector is encoded by itself.
+    """The facts of a codec that everything but its arithmetic needs. Each chunk of a vector is encoded by itself.
 
     Attributes:
         name: in run.toml and in proposals.
@@ -69,7 +69,7 @@ CODECS: Final[Mapping[str, CodecFacts]] = MappingProxyType({facts.name: facts fo
 """By name."""
 
 CONTRIBUTION_CODECS: Final = tuple(name for name, facts in CODECS.items() if not facts.room)
-"""What `round.codec` may be."""
+"""Names that `round.codec` accepts."""
 
 SPARSE_CODECS: Final = tuple(name for name in CONTRIBUTION_CODECS if CODECS[name].leaves_out)
 """Those of contributions that leave values out."""
@@ -78,7 +78,7 @@ SPARSE_RESULT_CODECS: Final = tuple(facts for facts in CODECS.values() if facts.
 """Those of means of sparse contributions, by their room."""
 
 RESULT_CODECS: Final = tuple(name for name in CODECS if name not in SPARSE_CODECS)
-"""What `round.result_codec` may be."""
+"""Names that `round.result_codec` accepts."""
 
 
 def leaves_out(codec: str) -> bool:

@@ -18,7 +18,7 @@ MOST_STATE_VECTORS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class OuterFacts:
-    """What everything but the arithmetic has to know of an outer step.
+    """The facts of an outer step that everything but its arithmetic needs.
 
     Attributes:
         name: in run.toml and in commit records, and that of its module; a Python identifier.
@@ -51,5 +51,5 @@ OUTER_STEPS: Final[Mapping[str, OuterFacts]] = MappingProxyType({facts.name: fac
 
 
 def with_momentum() -> str:
-    """What the sentence about a momentum without a fitting kind offers: `kind = "nesterov"`."""
+    """The kinds that take a momentum, as an error offers them: `kind = "nesterov"`."""
     return " or ".join(f'kind = "{facts.name}"' for facts in OUTER_STEPS.values() if facts.takes_momentum)

@@ -21,7 +21,7 @@ _FIGURE = re.compile(
     r"(?:s|ms|us|min|minutes?|seconds?|hours?|[kMGT]?i?B(?:/s)?|[kMG]bit(?:/s)?|nats|times|CPU s|%)(?![\w/])"
 )
 _LAB_WORDS = re.compile(
-    r"\b(?:two cores|CPU s(?:econds)?|processor[- ]seconds?|was measured|were measured|measured (?:here|on|at|as)"
+    r"\b(?:two cores|CPU s(?:econds)?|processor[- ]seconds?|measured (?:here|on|at|as)"
     r"|tried and left out|no longer|used to be)\b"
 )
 _RELATIVE_SUBJECT = re.compile(r"^(?:Who|Whom|Whose|What|Where|Whoever|Whatever)\b")

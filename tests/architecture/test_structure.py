@@ -22,6 +22,7 @@ MOST_METHODS = 25
 
 MANY_FIELDS = {
     "averaging/network/memory/memory_network.py:MemoryHost": 16,
+    "averaging/network/pacing/line_rate.py:LineRateSettings": 32,
     "averaging/rounds/exchange/exchange_context.py:ExchangeContext": 17,
     "coordinator/checkpoints/checkpointer.py:CheckpointPlace": 13,
     "coordinator/progress/run_view.py:RunPicture": 20,

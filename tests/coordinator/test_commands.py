@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import typer
@@ -151,13 +152,17 @@ def test_host_refuses_a_bad_run_file_before_anything_else(tmp_path: Path) -> Non
     assert not (tmp_path / "state").exists()
 
 
+def _no_models() -> NoReturn:
+    raise AssertionError("an invite merges nothing")
+
+
 @pytest.mark.parametrize(("columns", "is_drawn"), [("300", True), ("40", False)])
 def test_invite_as_a_qr_code_needs_a_terminal_that_is_wide_enough(
     state: Path, monkeypatch: pytest.MonkeyPatch, columns: str, is_drawn: bool
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     app = typer.Typer()
-    add_commands(app)
+    add_commands(app, _no_models)
     done = CliRunner().invoke(app, ["invite", "--qr", "--state-dir", str(state)])
     line, *rest = done.stdout.splitlines()
     assert done.exit_code == 0

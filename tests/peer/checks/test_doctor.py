@@ -26,7 +26,7 @@ def test_fine_machine_ends_with_0_and_one_line_a_finding(
     assert run_doctor(on_machine(monkeypatch, FINE), "", as_json=False) == 0
     *lines, rest = capsys.readouterr().out.splitlines()
     assert [line[:4] for line in lines] == ["ok  "] * 7
-    assert rest == "clock, ports and bandwidth are looked at with the line of a host: potluck doctor potluck1:..."
+    assert rest == "to check clock, ports and bandwidth, add the line of a host: potluck doctor potluck1:..."
 
 
 @pytest.mark.parametrize(("limit", "exit_code", "level"), [(1000, 0, "warn"), (10, 4, "fail")])

@@ -44,7 +44,7 @@ def test_host_that_does_not_answer_is_a_fail_where_nothing_begins_without_it(is_
     ("there", "here", "level", "says"),
     [
         ("0.1.0", "0.1.0", Level.OK, "answers at 10.0.0.1:7000, with the same potluck 0.1.0"),
-        ("0.2.0", "0.1.0", Level.WARN, "with potluck 0.2.0, here is 0.1.0; install potluck 0.2.0"),
+        ("0.2.0", "0.1.0", Level.WARN, "with potluck 0.2.0, this machine has 0.1.0; install potluck 0.2.0"),
         ("", "0.1.0", Level.OK, "with the same protocol"),
         ("from a checkout", "0.1.0", Level.OK, "with the same protocol"),
         ("0.1.0", "from a checkout", Level.OK, "with the same protocol"),
@@ -83,7 +83,7 @@ def test_clock(ahead_s: float, level: Level, says: str) -> None:
         (
             replace(REACHED, is_reached=False),
             Level.WARN,
-            "outbound only, for there are no relays: the host could not connect back to 203.0.113.9",
+            "outbound only, because there are no relays: the host could not connect back to 203.0.113.9",
         ),
         (replace(REACHED, is_reached=False), Level.WARN, "open TCP port 4001 in the firewall"),
         (replace(REACHED, is_reached=False, is_own_address=False), Level.WARN, "forward TCP port 4001 of the router"),
@@ -125,7 +125,7 @@ def test_a_line_that_cannot_carry_the_rounds_of_a_known_run_is_told_with_the_rat
     line = Line(FAST, Flow(2_500_000, 2.0))
     found = find(replace(FINE, line=line, needed_bits_per_s=12e6), "bandwidth")
     assert found.level is Level.WARN
-    assert found.found.endswith("10.0 Mbit/s down: a round of the run is not over in time below 12 Mbit/s each way")
+    assert found.found.endswith("10.0 Mbit/s down: a round of the run does not finish in time below 12 Mbit/s each way")
     assert find(replace(FINE, line=line, needed_bits_per_s=9e6), "bandwidth").level is Level.OK
 
 

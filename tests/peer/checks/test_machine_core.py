@@ -65,7 +65,7 @@ def test_codecs_that_are_not_compiled_are_said_to_be_slow_and_how_they_become_fa
     ("device", "graphics", "level", "says"),
     [
         ("auto", CARD, Level.OK, "NVIDIA H200, 139.0 GiB of 140.0 GiB free; driver 570.1, up to CUDA 12.8"),
-        ("auto", replace(CARD, memory_free_bytes=GIB - 1), Level.WARN, "end what else uses the card"),
+        ("auto", replace(CARD, memory_free_bytes=GIB - 1), Level.WARN, "end other programs that use the card"),
         ("cpu", replace(CARD, memory_free_bytes=0), Level.OK, "NVIDIA H200"),
         ("auto", NO_CARD, Level.OK, "no NVIDIA card; training runs on the CPU"),
         ("mps", NO_CARD, Level.OK, "training runs on --device mps"),

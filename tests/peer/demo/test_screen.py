@@ -87,7 +87,7 @@ def test_last_words_tell_loss_bytes_and_how_long_the_others_waited(capsys: pytes
     print_summary(_told(ok=True, rejoin_s=31.5, others_paused_s=22.4), "def main(", None)
     said = capsys.readouterr().out
     for part in (
-        "What the model writes",
+        "Text that the model writes",
         "def main(",
         "held-out loss    8.079 -> 2.885 bits/byte (pair model 3.607)",
         "killed peer      counted again after 31.5 s, the others waited 22 s for it",

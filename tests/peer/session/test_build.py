@@ -99,7 +99,7 @@ async def test_damage_of_any_unit_is_told_at_the_start_and_its_state_written_aga
     (sentence,) = told
     assert sentence.startswith("restarted at round 0; nothing was lost")
     assert "; expert-0 restarted at round 0" in sentence
-    assert "1 damaged generation was passed over" in sentence
+    assert "1 damaged generation was skipped" in sentence
     assert "expert-1" not in sentence, "taken up just now"
     assert path.read_bytes() == data
     await opened([0])

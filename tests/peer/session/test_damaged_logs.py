@@ -80,7 +80,7 @@ async def test_a_damaged_log_of_moves_is_kept_aside_and_costs_no_vote(tmp_path: 
         await storage.append(VECTOR_LOG, record)
     _flip(tmp_path / VECTOR_LOG, 20)
     (sentence,) = set_aside(tmp_path)
-    assert sentence.endswith("it is kept as heads.log.damaged-1, what it told stands in the logs of the units")
+    assert sentence.endswith("it is kept as heads.log.damaged-1, its content is also in the logs of the units")
     assert take_incarnation(tmp_path) == number
     assert not has_begun_anew(tmp_path / FIRST)
     await HeadVector(FileStorage(tmp_path, ThreadOffload())).finish({})

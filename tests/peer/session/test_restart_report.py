@@ -67,9 +67,9 @@ def test_damaged_generations_are_named_with_what_was_taken_instead() -> None:
     links = _chain(GENESIS, 3)
     tree, head = _tree(*links), links[-1].commit
     told = restart_sentence(restored(tree, head, num_damaged=1, generation_index=2))
-    assert told.endswith("; 1 damaged generation was passed over for the one of round 2")
+    assert told.endswith("; 1 damaged generation was skipped in favour of the one of round 2")
     told = restart_sentence(restored(tree, head, num_damaged=2))
-    assert told.endswith("; 2 damaged generations were passed over for the start state")
+    assert told.endswith("; 2 damaged generations were skipped in favour of the start state")
 
 
 def test_of_several_units_every_loss_and_damage_is_told_and_the_spine_always() -> None:

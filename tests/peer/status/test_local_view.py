@@ -58,7 +58,7 @@ def test_killed_peer_is_shown_as_it_left_the_time_before(tmp_path: Path) -> None
     write_final_status(tmp_path, STATUS)
     found = look(tmp_path)
     assert (found.is_running, found.status["index"]) == (False, 7)
-    assert "what it said when it left" in found.note
+    assert "this is its last status" in found.note
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"peer": 5}'], ids=range(5))

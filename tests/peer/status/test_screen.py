@@ -112,9 +112,9 @@ def test_picture_says_when_the_state_is_wrong_and_that_the_host_is_away() -> Non
     console.print(peer_picture(STATUS.model_copy(update=ill)))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    for part in ("is being made again", "heard 12 min ago (away); credential good for 36.0 h; 2 bans"):
+    for part in ("is being rebuilt", "heard 12 min ago (away); credential good for 36.0 h; 2 bans"):
         assert part in text
     console = Console(file=io.StringIO(), width=140)
     console.print(peer_picture(STATUS))
     assert isinstance(console.file, io.StringIO)
-    assert "made again" not in console.file.getvalue()
+    assert "being rebuilt" not in console.file.getvalue()

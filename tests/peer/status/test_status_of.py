@@ -125,7 +125,7 @@ async def test_a_run_that_pauses_for_a_lost_stage_is_waited_for_and_the_owners_o
     assert "lanes: free: a lane is waited for; could do 640 tokens/s" in status_lines(status_of(sources))
     assert "stage: no move of ours is worth it" in status_lines(status_of(sources))
     assert status_of(sources).owed_tokens == 10240
-    owed = "owed: 10,240 tokens of a round that is over are to count in this stage's next one"
+    owed = "owed: 10,240 tokens of a finished round are to count in this stage's next one"
     assert owed in status_lines(status_of(sources))
     board.allowed = TrainingAllowance(share=0.0, reason="on battery")
     assert (status_of(sources).state, status_of(sources).reason) == ("paused", "on battery")
