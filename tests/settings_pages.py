@@ -55,9 +55,9 @@ def _daemon(daemon: str, command: str, settings: type[DaemonSettings]) -> str:
     intro = f"""## {daemon}.toml
 
 A setting `some_name` can be given in three ways: as the flag `--some-name` of `potluck {command}`, as the environment variable
-`{prefix}SOME_NAME`, or as the key `some_name` in `{daemon}.toml`. That file lies in the configuration folder, `~/.config/potluck` on
-Linux. A flag wins over a variable. A variable wins over the file. `potluck {command} --dry-run` lists every setting with its value and where it
-comes from."""
+`{prefix}SOME_NAME`, or as the key `some_name` in `{daemon}.toml`. That file lies in the configuration folder,
+`~/.config/potluck` on Linux. A flag wins over a variable. A variable wins over the file. `potluck {command} --dry-run` lists every
+setting with its value and where it comes from."""
     return f"{intro}\n\n{_table('setting', settings)}"
 
 
