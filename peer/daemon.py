@@ -147,7 +147,7 @@ async def _main(
     sources = Sources(board, disk)
     read_status = partial(status_of, sources)
     controls = open_controls(config, board, clock)
-    await controls.look()
+    await controls.update()
     life = PeerSession(
         config, invite, held, folder, incarnation, session, SequenceNumbers(session), clock, sources, worker, controls
     )
@@ -472,5 +472,5 @@ def _upkeep(life: PeerSession, membership: Membership, roster: CredentialCache) 
 
 
 async def _members_listed(joined: JoinedSession) -> tuple[PeerId, ...]:
-    entries = [e for e in await joined.looks.look() if e.subkey != joined.network.peer_id]
+    entries = [e for e in await joined.looks.poll() if e.subkey != joined.network.peer_id]
     return joined.roster.take_records(entries)

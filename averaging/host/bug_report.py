@@ -59,7 +59,7 @@ def gathered(found: Sequence[tuple[LocalDaemon, Path]], *, keeps_addresses: bool
 def _view(kind: LocalDaemon, folder: Path) -> DaemonView:
     """The daemon's view. A failure, such as a damaged ledger, becomes its note, because reports are about failures."""
     try:
-        return kind.look(folder)
+        return kind.read_daemon(folder)
     except PotluckError as error:
         name = kind.LOG_NAME.removesuffix(".log")
         return DaemonView(name, str(folder), is_running=False, note=error.one_line(), status={})

@@ -63,7 +63,7 @@ class LocalDaemon(Protocol):
         """Whether it has ever run from the folder."""
         ...
 
-    def look(self, folder: Path, /) -> DaemonView:
+    def read_daemon(self, folder: Path, /) -> DaemonView:
         """Fetch its status. Blocks, at most some seconds."""
         ...
 
@@ -100,46 +100,46 @@ def rows_of(value: object) -> list[Row]:
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
-def looks_json(looks: Sequence[DaemonView]) -> dict[str, object]:
+def status_json(views: Sequence[DaemonView]) -> dict[str, object]:
     """For `potluck status --json`: {"host": ..., "peer": ...}, None for a daemon that this machine does not have."""
     found: dict[str, object] = {"host": None, "peer": None}
-    for look in looks:
-        found[look.kind] = {
-            "folder": look.folder,
-            "is_running": look.is_running,
-            "note": look.note,
-            "status": dict(look.status) or None,
+    for view in views:
+        found[view.kind] = {
+            "folder": view.folder,
+            "is_running": view.is_running,
+            "note": view.note,
+            "status": dict(view.status) or None,
         }
     return found
 
 
-def _titled(look: DaemonView, lines: Sequence[str]) -> list[str]:
-    state = "running" if look.is_running else "not running"
-    lines_of = [f"{look.kind}, {state}, in {look.folder}"]
-    if look.note:
-        lines_of.append(look.note)
+def _titled(view: DaemonView, lines: Sequence[str]) -> list[str]:
+    state = "running" if view.is_running else "not running"
+    lines_of = [f"{view.kind}, {state}, in {view.folder}"]
+    if view.note:
+        lines_of.append(view.note)
     return lines_of + list(lines)
 
 
-def status_text(looks: Sequence[DaemonView]) -> list[str]:
+def status_text(views: Sequence[DaemonView]) -> list[str]:
     """Each daemon's lines under its title."""
-    blocks = [_titled(look, look.lines) for look in looks]
+    blocks = [_titled(view, view.lines) for view in views]
     return [line for number, block in enumerate(blocks) for line in (["", *block] if number else block)]
 
 
-def _by_kind(looks: Sequence[DaemonView], kept: Mapping[str, Sequence[Row]]) -> dict[str, object]:
+def _by_kind(views: Sequence[DaemonView], kept: Mapping[str, Sequence[Row]]) -> dict[str, object]:
     found: dict[str, object] = {"host": None, "peer": None}
-    return found | {look.kind: [dict(row) for row in kept[look.kind]] for look in looks}
+    return found | {view.kind: [dict(row) for row in kept[view.kind]] for view in views}
 
 
-def peers_json(looks: Sequence[DaemonView]) -> dict[str, object]:
+def peers_json(views: Sequence[DaemonView]) -> dict[str, object]:
     """For `potluck peers --json`: {"host": [...], "peer": [...]}, None for a daemon that this machine does not have."""
-    return _by_kind(looks, {look.kind: look.peers for look in looks})
+    return _by_kind(views, {view.kind: view.peers for view in views})
 
 
-def rounds_json(looks: Sequence[DaemonView], last: int) -> dict[str, object]:
+def rounds_json(views: Sequence[DaemonView], last: int) -> dict[str, object]:
     """For `potluck rounds --json`: as `peers_json`, the newest `last` rounds, oldest first."""
-    return _by_kind(looks, {look.kind: look.rounds[-last:] for look in looks})
+    return _by_kind(views, {view.kind: view.rounds[-last:] for view in views})
 
 
 class PeerOrder(Enum):
@@ -150,7 +150,7 @@ class PeerOrder(Enum):
     SPEED = "speed"
 
 
-def sorted_peers(look: DaemonView, order: PeerOrder) -> DaemonView:
+def sorted_peers(view: DaemonView, order: PeerOrder) -> DaemonView:
     """The same view with its peers in another order: by name, or with the largest number first."""
 
     def place(row: Row) -> tuple[float, str]:
@@ -158,24 +158,24 @@ def sorted_peers(look: DaemonView, order: PeerOrder) -> DaemonView:
         found = number(row.get(key)) if key is not None else None
         return -(found or 0.0), str(row.get("name"))
 
-    return replace(look, peers=sorted(look.peers, key=place))
+    return replace(view, peers=sorted(view.peers, key=place))
 
 
-def peers_text(looks: Sequence[DaemonView]) -> list[str]:
+def peers_text(views: Sequence[DaemonView]) -> list[str]:
     """One table for each daemon."""
-    return _tables(looks, [_peers_table(look.peers) for look in looks])
+    return _tables(views, [_peers_table(view.peers) for view in views])
 
 
-def rounds_text(looks: Sequence[DaemonView], last: int) -> list[str]:
+def rounds_text(views: Sequence[DaemonView], last: int) -> list[str]:
     """One table for each daemon, the newest `last` rounds, oldest first."""
-    return _tables(looks, [_rounds_table(look.rounds[-last:], _names(looks)) for look in looks])
+    return _tables(views, [_rounds_table(view.rounds[-last:], _names(views)) for view in views])
 
 
-def _tables(looks: Sequence[DaemonView], tables: Sequence[Sequence[str]]) -> list[str]:
+def _tables(views: Sequence[DaemonView], tables: Sequence[Sequence[str]]) -> list[str]:
     lines: list[str] = []
-    for look, rows in zip(looks, tables, strict=True):
-        if len(looks) > 1 or not look.is_running:
-            lines += [""] * bool(lines) + _titled(look, ())
+    for view, rows in zip(views, tables, strict=True):
+        if len(views) > 1 or not view.is_running:
+            lines += [""] * bool(lines) + _titled(view, ())
         lines += rows
     return lines
 
@@ -268,5 +268,5 @@ def _members(row: Row, names: Mapping[str, str]) -> str:
     return f"{len(largest)}: " + ", ".join(shown + more) if largest else "-"
 
 
-def _names(looks: Sequence[DaemonView]) -> dict[str, str]:
-    return {str(row.get("peer")): str(row.get("name")) for look in looks for row in look.peers}
+def _names(views: Sequence[DaemonView]) -> dict[str, str]:
+    return {str(row.get("peer")): str(row.get("name")) for view in views for row in view.peers}

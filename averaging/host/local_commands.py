@@ -63,13 +63,13 @@ class LocalCommands:
         ] = None,
     ) -> None:
         """Show how the host and the peer of this machine are doing; exit code 5 if neither runs."""
-        from averaging.host.daemon_views import looks_json, status_text
+        from averaging.host.daemon_views import status_json, status_text
 
         if trace is not None:
             typer.echo(self._write_trace(state_dir, trace))
             return
         looks = self._look(state_dir)
-        _show(looks, [json.dumps(looks_json(looks))] if as_json else status_text(looks))
+        _show(looks, [json.dumps(status_json(looks))] if as_json else status_text(looks))
 
     def peers(
         self,
@@ -186,7 +186,7 @@ class LocalCommands:
 
     def _look(self, state_dir: Path | None) -> list[DaemonView]:
         """The views of this machine's daemons. Raises as `_found`."""
-        return [kind.look(folder) for kind, folder in self._found(state_dir)]
+        return [kind.read_daemon(folder) for kind, folder in self._found(state_dir)]
 
     def _places(self, directory: Path | None) -> list[Path]:
         """Folders that may hold runs: a folder and those right below it; by default the usual ones and the configured ones.

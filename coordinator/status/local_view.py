@@ -31,7 +31,7 @@ def is_here(folder: Path) -> bool:
     return (folder / LEDGER_FILE).exists()
 
 
-def look(folder: Path) -> DaemonView:
+def read_daemon(folder: Path) -> DaemonView:
     """One snapshot of the host of `folder`. Blocks, at most some seconds."""
     from coordinator.run.hosted_folder import fetch_status
     from coordinator.status.status_text import status_lines

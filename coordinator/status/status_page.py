@@ -51,12 +51,12 @@ class RunSource:
     """The pages' source of data. Nothing here may block except `verify`, which runs in a thread.
 
     Attributes:
-        look: a snapshot of the run.
+        snapshot: a snapshot of the run.
         events: the newest events, oldest first, at most the given number.
         verify: recompute the hashes of the checkpoint in this folder; returns one sentence, or raises PotluckError.
     """
 
-    look: Callable[[], Moment]
+    snapshot: Callable[[], Moment]
     events: Callable[[int], tuple[RunEvent, ...]]
     verify: Callable[[Path], str]
 
@@ -89,7 +89,7 @@ class _Pages:
 
     async def status(self, _request: Request) -> Response:
         """The whole status."""
-        moment = self.source.look()
+        moment = self.source.snapshot()
         return JSONResponse(self.shown(status_json(moment.picture, moment.now_s)), headers=SAFE_HEADERS)
 
     async def events(self, _request: Request) -> Response:
@@ -111,7 +111,7 @@ class _Pages:
         try:
             told = ""
             while True:
-                text = json.dumps(self.now(self.source.look()))
+                text = json.dumps(self.now(self.source.snapshot()))
                 if text != told:
                     told = text
                     yield {"event": "now", "data": text}
@@ -149,13 +149,13 @@ class _Pages:
 
     def _checkpoint(self, request: Request) -> Path | None:
         """The folder of a checkpoint. Only names in the ledger have one: a path from outside is compared, never opened."""
-        picture, name = self.source.look().picture, request.path_params["name"]
+        picture, name = self.source.snapshot().picture, request.path_params["name"]
         known = {row.path for row in picture.checkpoints}
         return picture.checkpoint_folder / name if name in known else None
 
     async def metrics(self, _request: Request) -> Response:
         """Metrics for Prometheus."""
-        return Response(render_metrics(self.source.look), media_type=CONTENT_TYPE_LATEST)
+        return Response(render_metrics(self.source.snapshot), media_type=CONTENT_TYPE_LATEST)
 
 
 def _sizes(folder: Path) -> dict[str, int] | None:

@@ -155,7 +155,7 @@ class Swarm:
             arguments += ["--slowdown", str(SLOWDOWN)]
         self.peers[number] = self.processes.start(f"peer-{number}", arguments)
 
-    def look(self) -> None:
+    def observe(self) -> None:
         """Query all processes once and store their answers."""
         host = read_json(self.directory / "host", "/api/status", HostStatus)
         if host is not None:
@@ -176,7 +176,7 @@ class Swarm:
         """
         end_s = time.monotonic() + within_s
         while True:
-            self.look()
+            self.observe()
             for number, code in sorted(self.seen.exits.items()):
                 if code != 0 and (number, stage) != (VICTIM, "down"):
                     raise _GaveUp(f"peer {number} left with exit code {code}")
@@ -348,7 +348,7 @@ def _wait_for_last_checkpoint(swarm: Swarm) -> None:
     """The host writes one more checkpoint after the last round."""
     end_s = time.monotonic() + LAST_CHECKPOINT_LIMIT_S
     while time.monotonic() < end_s and swarm.host.exit_code() is None:
-        swarm.look()
+        swarm.observe()
         if swarm.seen.checkpoint and swarm.seen.checkpoint.index >= max(swarm.seen.rounds, default=0):
             return
         time.sleep(LOOK_INTERVAL_S)

@@ -101,7 +101,7 @@ async def present(
     """
     replies = {peer: HolderReply(can_be_asked=peer in reachable) for peer in listed}
 
-    async def look(peer: PeerId) -> None:
+    async def question(peer: PeerId) -> None:
         try:
             with trio.fail_after(ASK_WITHIN_S):
                 await ask_peer(peer)
@@ -111,7 +111,7 @@ async def present(
 
     async with trio.open_nursery() as nursery:
         for peer in listed.keys() & set(reachable):
-            nursery.start_soon(look, peer)
+            nursery.start_soon(question, peer)
     if absent := sorted(short(peer) for peer, each in replies.items() if each.can_be_asked and not each.is_there):
         log.info("listed_and_not_there", peers=absent)
     found = believed(listed, replies, units, run_index, founders)
@@ -123,7 +123,7 @@ async def present(
 async def _all_shown(peer: PeerId, parts: Collection[int], prove: Prove) -> Mapping[int, Shown]:
     shown = {part: Shown(refused=f"does not show its commits within {PROVE_WITHIN_S:.0f} s") for part in parts}
 
-    async def look(part: int) -> None:
+    async def ask_part(part: int) -> None:
         try:
             shown[part] = Shown(await prove(peer, part))
         except PotluckError as error:
@@ -132,5 +132,5 @@ async def _all_shown(peer: PeerId, parts: Collection[int], prove: Prove) -> Mapp
     with trio.move_on_after(PROVE_WITHIN_S):
         async with trio.open_nursery() as nursery:
             for part in parts:
-                nursery.start_soon(look, part)
+                nursery.start_soon(ask_part, part)
     return shown

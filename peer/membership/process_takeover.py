@@ -73,7 +73,7 @@ class DirectoryClaim:
             SupersededError: another process with this identity was started after us.
         """
         if trio.current_time() >= self._look_at_s:
-            began_s, found = trio.current_time(), await looks.look()
+            began_s, found = trio.current_time(), await looks.poll()
             self._look_at_s = look_after_s(found, LOOK_EVERY_S) + began_s if found else 0.0
             self.check(found)
         network = looks.network

@@ -77,7 +77,7 @@ class Controls:
         self._network = network
         network.cap_bulk(self.decision.upload_bytes_per_s, self.decision.download_bytes_per_s)
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         """Read the sensors once and apply the decision, except to the training process."""
         readings = await self._sensors.read()
         self._board.cpu_celsius = readings.cpu_celsius
@@ -94,7 +94,7 @@ class Controls:
     async def keep(self) -> None:
         """Read and apply until cancelled."""
         while True:
-            await self.look()
+            await self.update()
             await trio.sleep(LOOK_EVERY_S)
 
     async def order(self, trainer: Controllable) -> None:

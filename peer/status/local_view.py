@@ -34,7 +34,7 @@ def is_here(folder: Path) -> bool:
     return (folder / "runs").is_dir() or (folder / "identity").exists()
 
 
-def look(folder: Path) -> DaemonView:
+def read_daemon(folder: Path) -> DaemonView:
     """Read the view of the peer in `folder`. Blocks for some seconds at most."""
     try:
         status, peers, rounds = _ask(folder)

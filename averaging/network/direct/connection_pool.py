@@ -199,13 +199,13 @@ async def _asked(tls: TlsSocket, channel: str, within_s: float) -> Status | _Sil
         OSError: the connection broke.
         RemoteProtocolError: a malformed answer.
     """
-    path = tls.look()
+    path = tls.stats()
     patience_s = ACKNOWLEDGED_WITHIN_S + ACKNOWLEDGED_RTTS * (path.best_rtt_s if path is not None else 0.0)
     with trio.move_on_after(within_s):
         await ask_opening(tls, channel)
         with trio.move_on_after(min(patience_s, ACKNOWLEDGED_SHARE * within_s)):
             return await hear_status(tls)
-        path = tls.look()
+        path = tls.stats()
         if path is None or not path.is_idle:
             return _Silence.GONE
         return await hear_status(tls)

@@ -155,12 +155,12 @@ class Growth:
             self._num_dialled = number
 
     def _look(self, connections: Sequence[TlsSocket], now_s: float) -> int:
-        paths = [path for path in (connection.look() for connection in connections) if path is not None]
+        paths = [path for path in (connection.stats() for connection in connections) if path is not None]
         if not paths or len(paths) < len(connections):
             return 0  # the system has no statistics, or a connection is closed
         before = self._rule.num_useful
         paced_bytes_per_s = sum(connection.paced_bytes_per_s for connection in connections)
-        number = self._rule.look(paths, paced_bytes_per_s, now_s)
+        number = self._rule.decide(paths, paced_bytes_per_s, now_s)
         if self._rule.num_useful > before:
             self._dials.learned(self._peer, self._rule.num_useful)
             log.info("strands_pay", peer=self._peer, connections=len(connections))

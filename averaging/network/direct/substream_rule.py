@@ -59,7 +59,7 @@ class StrandRule:
         self._num_judged = 0
         self._is_settled = False
 
-    def look(self, paths: Sequence[PathStats], paced_bytes_per_s: float, now_s: float) -> int:
+    def decide(self, paths: Sequence[PathStats], paced_bytes_per_s: float, now_s: float) -> int:
         """The number of connections that the stream should have, mostly its present one. Call it some four times a second while
         there is more to send.
 

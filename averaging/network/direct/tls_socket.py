@@ -298,7 +298,7 @@ class TlsSocket:
             if option is not None:
                 self._connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
-    def look(self) -> PathStats | None:
+    def stats(self) -> PathStats | None:
         """The kernel's statistics of what we send; None if it has none."""
         option = getattr(socket, "TCP_INFO", None)
         if self._is_closed or option is None or sys.platform != "linux":

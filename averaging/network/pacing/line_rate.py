@@ -176,7 +176,7 @@ class LineRate:
         self._drained_s = 0.0
         self._unpaced_until_s = 0.0
 
-    def look(self, paths: Mapping[object, PathStats], now_s: float) -> dict[object, float]:
+    def update(self, paths: Mapping[object, PathStats], now_s: float) -> dict[object, float]:
         """The rate that each of these streams may use, in bytes a second; infinite while the line is not known.
 
         Args:

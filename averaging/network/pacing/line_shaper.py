@@ -18,7 +18,7 @@ LOOK_STREAM_S: Final = 0.002
 class PacedSocket(Protocol):
     """A connection with statistics and a settable rate (`TlsSocket`)."""
 
-    def look(self) -> PathStats | None:
+    def stats(self) -> PathStats | None:
         """The kernel's statistics of the connection; None if it has none."""
         ...
 
@@ -63,13 +63,13 @@ class LineShaper:
 
     def _look(self, newcomers: Collection[PacedSocket] = ()) -> None:
         self._looked_s = trio.current_time()
-        looks = {connection: connection.look() for connection in self._sending}
+        looks = {connection: connection.stats() for connection in self._sending}
         paths: dict[object, PathStats] = {}
         for connection, path in looks.items():
             if path is None or (path.is_idle and connection not in newcomers):
                 self._sending.discard(connection)
             else:
                 paths[connection] = path
-        parts = self._pace.look(paths, self._looked_s)
+        parts = self._pace.update(paths, self._looked_s)
         for connection in self._sending:
             connection.pace(parts[connection])

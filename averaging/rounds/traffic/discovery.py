@@ -57,7 +57,7 @@ class DirectoryPoller:
         self._looked = trio.Event()
         self._under_way: trio.Event | None = None
 
-    async def look(self) -> Sequence[DirectoryEntry]:
+    async def poll(self) -> Sequence[DirectoryEntry]:
         """All current records, ours too; none if the directory is away. A caller that comes during a poll waits for that one."""
         before = self._num_looks
         while self._under_way is not None:
@@ -80,7 +80,7 @@ class DirectoryPoller:
         with trio.move_on_after(seconds):
             await self._looked.wait()
             return self._found
-        return await self.look()
+        return await self.poll()
 
 
 def look_after_s(found: Sequence[DirectoryEntry], least_s: float, bytes_per_s: float = LOOK_BYTES_PER_S) -> float:
@@ -150,7 +150,7 @@ async def list_peers(
 ) -> None:
     """Poll repeatedly, until cancelled."""
     here, wait_s, again_s = frozenset[str](), rhythm.every_s, AGAIN_FIRST_S
-    found = await looks.look()
+    found = await looks.poll()
     while True:
         entries = [entry for entry in found if PeerId(entry.subkey) != looks.network.peer_id]
         if not entries:

@@ -9,7 +9,6 @@ from averaging.host.daemon_views import (
     WIDTH,
     DaemonView,
     PeerOrder,
-    looks_json,
     peers_json,
     peers_text,
     rounds_json,
@@ -17,6 +16,7 @@ from averaging.host.daemon_views import (
     runs_json,
     runs_text,
     sorted_peers,
+    status_json,
     status_text,
     table,
 )
@@ -66,10 +66,10 @@ def test_status_says_what_runs_and_what_does_not() -> None:
 
 
 def test_json_always_has_both_kinds() -> None:
-    both = json.loads(json.dumps(looks_json([HOST, GONE])))
+    both = json.loads(json.dumps(status_json([HOST, GONE])))
     assert both["host"] == {"folder": "/state/host", "is_running": True, "note": "", "status": {"run": "r"}}
     assert (both["peer"]["is_running"], both["peer"]["status"]) == (False, None)
-    assert looks_json([GONE])["host"] is None
+    assert status_json([GONE])["host"] is None
     assert peers_json([HOST])["peer"] is None
     assert rounds_json([HOST], 1) == {"host": [_round(2)], "peer": None}
 

@@ -12,7 +12,7 @@ import trio
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import STATUS_ADDRESS_FILE
 from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
-from coordinator.status.local_view import folder_of, is_here, look
+from coordinator.status.local_view import folder_of, is_here, read_daemon
 from coordinator.status.metrics import Counts, Moment
 from coordinator.status.status_page import RunSource, status_app
 from tests.coordinator.progress.test_run_view import picture, timed
@@ -32,7 +32,7 @@ async def test_running_host_is_asked_at_the_address_in_its_folder(tmp_path: Path
     async with trio.open_nursery() as nursery:
         source = RunSource(lambda: moment, lambda _most: (), str)
         await nursery.start(serve_http, listener, status_app(source))
-        found = await trio.to_thread.run_sync(look, tmp_path)
+        found = await trio.to_thread.run_sync(read_daemon, tmp_path)
         nursery.cancel_scope.cancel()
     assert (found.kind, found.is_running) == ("host", True)
     assert [row["index"] for row in found.rounds] == [1, 2]
@@ -45,13 +45,13 @@ def test_stopped_host_says_what_to_do(tmp_path: Path) -> None:
     assert not is_here(tmp_path)
     _remember(tmp_path, "http://127.0.0.1:9")
     assert is_here(tmp_path)
-    found = look(tmp_path)
+    found = read_daemon(tmp_path)
     assert (found.is_running, found.status) == (False, {})
     assert "no host runs from" in found.note
     assert "potluck host" in found.note
     assert "is damaged" not in found.note
     (tmp_path / LEDGER_FILE).write_bytes(b"no database")
-    assert f"the ledger {tmp_path / LEDGER_FILE} is damaged" in look(tmp_path).note
+    assert f"the ledger {tmp_path / LEDGER_FILE} is damaged" in read_daemon(tmp_path).note
 
 
 def test_folder_is_the_one_given_or_the_configured_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

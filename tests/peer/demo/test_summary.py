@@ -66,7 +66,7 @@ def test_summary_has_every_documented_key() -> None:
         (_broken(_told().model_copy(update={"rejoin_s": None})), "not counted again"),
         (_broken(_told(sight((round_row(1),), (5.6, 2.4)))), "2.400 nats per byte, not below 2.300"),
         (_broken(_told(sight((round_row(1),), (5.6, 2.6)))), "pair model"),
-        (_broken(_told(sight((round_row(1),)))), "no held-out loss"),
+        (_broken(_told(sight((round_row(1),)))), "the held-out loss of the model"),
         (_broken(_told(), went_on=False), "go on without it"),
         (_broken(_told(Seen())), "no checkpoint was written"),
     ],

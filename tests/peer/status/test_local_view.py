@@ -10,7 +10,7 @@ import trio
 from averaging.host.daemon_views import DaemonView
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import STATUS_ADDRESS_FILE
-from peer.status.local_view import is_here, look
+from peer.status.local_view import is_here, read_daemon
 from peer.status.status import FINAL_STATUS_FILE, PeerStatus, write_final_status
 from peer.status.status_http import peer_app
 from protocol.identity.identity_file import open_identity
@@ -33,7 +33,7 @@ async def _look_at_running(folder: Path, **changes: object) -> DaemonView:
     status = own.model_copy(update=changes)
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_http, listener, peer_app(lambda: status, lambda: PEERS, lambda: ROUNDS))
-        found = await trio.to_thread.run_sync(look, folder)
+        found = await trio.to_thread.run_sync(read_daemon, folder)
         nursery.cancel_scope.cancel()
     return found
 
@@ -54,9 +54,9 @@ async def test_port_that_went_to_another_daemon_is_no_running_peer(tmp_path: Pat
 
 def test_killed_peer_is_shown_as_it_left_the_time_before(tmp_path: Path) -> None:
     _told_to_answer_at(tmp_path, "http://127.0.0.1:9")
-    assert look(tmp_path).status == {}
+    assert read_daemon(tmp_path).status == {}
     write_final_status(tmp_path, STATUS)
-    found = look(tmp_path)
+    found = read_daemon(tmp_path)
     assert (found.is_running, found.status["index"]) == (False, 7)
     assert "this is its last status" in found.note
 
@@ -65,7 +65,7 @@ def test_killed_peer_is_shown_as_it_left_the_time_before(tmp_path: Path) -> None
 def test_damaged_files_are_as_good_as_none(tmp_path: Path, damage: bytes) -> None:
     for name in (FINAL_STATUS_FILE, STATUS_ADDRESS_FILE):
         (tmp_path / name).write_bytes(damage)
-    found = look(tmp_path)
+    found = read_daemon(tmp_path)
     assert (found.is_running, found.status) == (False, {})
     assert found.note.startswith("no peer runs from")
 

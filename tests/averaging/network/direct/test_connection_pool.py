@@ -171,7 +171,7 @@ async def test_an_opening_that_is_not_even_acknowledged_costs_a_moment_and_a_new
     async with _between() as (alice, bob, proxy):
         await _talk(alice, bob)
         with monkeypatch.context() as patched:
-            patched.setattr(TlsSocket, "look", lambda _: PathStats(0, 0, False, 0.001, 0.001))
+            patched.setattr(TlsSocket, "stats", lambda _: PathStats(0, 0, False, 0.001, 0.001))
 
             async def never(_tls: TlsSocket) -> None:
                 await trio.sleep_forever()
@@ -196,7 +196,7 @@ async def test_of_several_connections_that_are_gone_one_is_asked_and_the_next_ar
         await _until_spare(alice, 3)
         asked = 0
         with monkeypatch.context() as patched:
-            patched.setattr(TlsSocket, "look", lambda _: PathStats(0, 0, False, 0.001, 0.001))
+            patched.setattr(TlsSocket, "stats", lambda _: PathStats(0, 0, False, 0.001, 0.001))
 
             async def never(_tls: TlsSocket) -> None:
                 nonlocal asked

@@ -40,7 +40,7 @@ class Way:
                 self.acked[number] += rate * LOOK_S
             self.num_lost += 3 * self.loses
             self.held_s += self.held_share * LOOK_S
-            self.num_paths = self.comes(rule.look(self._looks(), self.paced, self.now_s))
+            self.num_paths = self.comes(rule.decide(self._looks(), self.paced, self.now_s))
         return self.num_paths
 
     def _looks(self) -> list[PathStats]:

@@ -102,11 +102,11 @@ async def test_frames_of_all_lengths_come_in_order_and_whole_both_ways() -> None
 
 async def test_pieces_go_over_all_strands() -> None:
     async with _ends() as (ours, theirs):
-        before = [(look := connection.look()) and look.acked_bytes for connection in ours.connections]
+        before = [(look := connection.stats()) and look.acked_bytes for connection in ours.connections]
         for _ in range(8):
             assert len(await _both(ours, theirs, [bytes(MAX_FRAME_BYTES)])) == 1
         for connection, acked in zip(ours.connections, before, strict=True):
-            look = connection.look()
+            look = connection.stats()
             assert look is not None
             assert acked is not None
             assert look.acked_bytes - acked > 2 * MOST_PIECE_BYTES

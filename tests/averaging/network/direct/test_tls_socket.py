@@ -118,12 +118,12 @@ def test_the_kernel_tells_what_was_acknowledged_what_waits_and_how_long_a_round_
             sent += near.send(bytes(1 << 16))
         except BlockingIOError:
             break
-    full = sending.look()
+    full = sending.stats()
     assert full is not None
     assert 0 < full.waiting_bytes <= sent - full.acked_bytes
     assert not full.is_idle
     _taken(far, sent - 50_000)
-    done = sending.look()
+    done = sending.stats()
     assert done is not None
     assert done.waiting_bytes == 0
     assert sent - (1 << 20) < done.acked_bytes <= sent + 1, (
@@ -155,7 +155,7 @@ async def test_a_connection_that_is_closed_tells_nothing_and_is_not_paced(
     by_itself.close()
     for closed in (under_its_hands, by_itself):
         closed.pace(1000.0)
-        assert closed.look() is None
+        assert closed.stats() is None
 
 
 class _Told:
@@ -199,12 +199,12 @@ def _tcp_info(num_bytes: int) -> bytes:
 def test_the_kernel_tells_of_losses_of_a_receiver_without_room_and_of_a_buffer_that_was_full(
     num_bytes: int, control: bytes, num_lost: int, no_room_s: float, held_s: float
 ) -> None:
-    look = TlsSocket(cast(ssl.SSLSocket, _Told(_tcp_info(num_bytes), control))).look()
+    look = TlsSocket(cast(ssl.SSLSocket, _Told(_tcp_info(num_bytes), control))).stats()
     assert look == PathStats(123_456, 4096, False, 0.05, 0.04, num_lost, held_s, no_room_s)
 
 
 def test_a_kernel_that_tells_less_than_is_needed_is_not_asked_on() -> None:
-    assert TlsSocket(cast(ssl.SSLSocket, _Told(_tcp_info(144), b"cubic\0"))).look() is None
+    assert TlsSocket(cast(ssl.SSLSocket, _Told(_tcp_info(144), b"cubic\0"))).stats() is None
 
 
 class _Records(socket.socket):

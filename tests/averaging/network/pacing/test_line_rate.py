@@ -50,7 +50,7 @@ class Line:
             could += carries * TICK_S
             self._move(carries)
             if tick % LOOK_TICKS == 0:
-                self.parts = pace.look(self._looks(), self.now_s)
+                self.parts = pace.update(self._looks(), self.now_s)
         return (self.carried_bytes - before) / could
 
     def _move(self, carries: float) -> None:
@@ -113,7 +113,7 @@ def test_the_first_guess_is_not_made_of_a_moment_in_which_the_processor_was_shor
     for carries, rtt_s, seconds in ((1.2e7, 0.002, 1.0), (5e5, 0.06, 0.45)):
         for _ in range(round(seconds / 0.05)):
             now_s, acked = now_s + 0.05, acked + carries * 0.05
-            pace.look({"a": PathStats(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
+            pace.update({"a": PathStats(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
     assert pace.bytes_per_s == pytest.approx(SETTINGS.first_room * 1.2e7, rel=0.01), "no less than was carried before"
 
 
@@ -123,7 +123,7 @@ def test_what_an_unpaced_line_carries_leaves_room_once_a_queue_was_seen_for_most
     """BBR, which took a burst for the line's pace, fills its queue for a third of a second each time: of that nothing was learned."""
     pace, acked, now_s = LineRate(), 0.0, 0.0
     for rtt_s in (*[0.002] * 9, 0.024, 0.026, 0.030, 0.010):
-        pace.look({"a": PathStats(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
+        pace.update({"a": PathStats(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
         now_s, acked = now_s + 0.06, acked + 1.2e7 * 0.06
     assert pace.bytes_per_s == pytest.approx(SETTINGS.first_room * 1.2e7, rel=0.01)
 
@@ -137,7 +137,7 @@ def test_a_stream_that_came_while_a_line_was_looked_at_has_no_part_in_a_first_gu
         paths: dict[object, PathStats] = {"a": PathStats(int(4e6 * now_s), 100_000, False, rtt_s, 0.002)}
         if number > 5:
             paths["b"] = PathStats(int(8e6 * now_s), 100_000, False, rtt_s, 0.002)
-        pace.look(paths, now_s)
+        pace.update(paths, now_s)
         now_s += 0.06
     assert pace.bytes_per_s == inf
 
@@ -151,7 +151,7 @@ def test_streams_that_the_kernel_holds_unevenly_below_a_first_pace_that_is_too_h
     acked = [0.0] * 3
     for number in range(40):
         looks = {n: PathStats(int(each), 100_000, False, 0.004, 0.002) for n, each in enumerate(acked)}
-        told = pace.look(dict(looks), 0.05 * number)
+        told = pace.update(dict(looks), 0.05 * number)
         acked = [each + 0.05 * min(part, told[n]) for n, (each, part) in enumerate(zip(acked, parts, strict=True))]
     assert sum(told.values()) == pytest.approx(12e6, rel=0.08)
     assert max(told.values()) < 1.1 * min(told.values())
@@ -165,7 +165,7 @@ def test_the_pace_of_one_stream_alone_comes_down_to_the_line_and_stays_there_whi
     pace, acked, paces = LineRate(), 0.0, []
     pace.bytes_per_s = first_bytes_per_s
     for number in range(800):
-        told = pace.look({"a": PathStats(int(acked), 100_000, False, 0.009, 0.002)}, 0.05 * number)
+        told = pace.update({"a": PathStats(int(acked), 100_000, False, 0.009, 0.002)}, 0.05 * number)
         acked += 0.05 * min(12e6, told["a"])
         paces.append(told["a"])
     assert max(paces[40:]) < 1.08 * 12e6
@@ -178,7 +178,7 @@ def test_a_line_that_gets_twice_as_fast_is_followed_where_headers_count_as_what_
     pace.bytes_per_s = 14.5e6
     for number in range(1200):
         looks: dict[object, PathStats] = {"a": PathStats(int(acked), 100_000, False, 0.009, 0.002)}
-        told = {"a": pace.look(looks, 0.05 * number)["a"]}
+        told = {"a": pace.update(looks, 0.05 * number)["a"]}
         acked += 0.05 * min(12e6 if number < 400 else 24e6, 0.956 * told["a"])
     assert told["a"] > 23e6
 
@@ -189,7 +189,7 @@ def test_the_pace_of_a_stream_whose_receiver_had_a_thin_line_is_the_lines_again_
     for number in range(200):
         num_streams = 1 if number < 100 else 3
         looks = {n: PathStats(int(each), 100_000, False, 0.009, 0.002) for n, each in enumerate(acked[:num_streams])}
-        told = pace.look({**looks}, 0.05 * number)
+        told = pace.update({**looks}, 0.05 * number)
         for n in range(num_streams):
             acked[n] += 0.05 * min(8e6 if n == 0 else 12e6, told[n])
     assert sum(told.values()) > 0.95 * 12e6
@@ -205,7 +205,7 @@ def test_receivers_that_stand_still_or_have_thin_lines_do_not_slow_down_a_line_t
         paths: dict[object, PathStats] = {
             n: PathStats(int(each), 100_000, False, 0.002, 0.002) for n, each in enumerate(acked)
         }
-        pace.look(paths, 0.05 * number)
+        pace.update(paths, 0.05 * number)
         acked = [each + 0.05 * rate for each, rate in zip(acked, carries, strict=True)]
     assert pace.bytes_per_s == 12e6
 
@@ -216,7 +216,7 @@ def test_streams_that_the_kernel_lets_grow_slowly_over_a_long_way_are_not_taken_
     pace.bytes_per_s = 12e6
     for number in range(80):
         looks = {n: PathStats(int(each), 100_000, False, 0.2, 0.2) for n, each in enumerate(acked)}
-        told = pace.look(dict(looks), 0.05 * number)
+        told = pace.update(dict(looks), 0.05 * number)
         rate = 1e6 * 1.5 ** (number / 4)
         acked = [each + 0.05 * min(rate, told[n]) for n, each in enumerate(acked)]
     assert pace.bytes_per_s >= 12e6
@@ -228,7 +228,7 @@ def test_a_stream_that_gets_more_than_its_part_of_a_full_line_does_not_make_it_s
     pace.bytes_per_s = 15e6
     for number in range(12):
         rtt_s = 0.002 if number < 2 else 0.03
-        pace.look({n: PathStats(int(each), 100_000, False, rtt_s, 0.002) for n, each in enumerate(acked)}, now_s)
+        pace.update({n: PathStats(int(each), 100_000, False, rtt_s, 0.002) for n, each in enumerate(acked)}, now_s)
         now_s += 0.05
         acked = [each + 0.05 * rate for each, rate in zip(acked, (4.9e6, 4.0e6, 4.1e6), strict=True)]
     assert pace.bytes_per_s == pytest.approx(0.97 * 13e6, rel=0.02)
@@ -252,7 +252,7 @@ def test_acknowledgements_that_wait_for_receivers_without_room_are_no_queue(
             n: PathStats(int(2e6 * now_s), 100_000, False, 0.02, 0.0, no_room_s=before_s + share * now_s)
             for n, share in enumerate(no_room)
         }
-        pace.look(paths, now_s)
+        pace.update(paths, now_s)
     assert (pace.bytes_per_s < first_bytes_per_s) is is_learned
 
 
@@ -269,7 +269,7 @@ def test_what_is_left_of_a_busy_receivers_pause_is_no_queue() -> None:
     pace.bytes_per_s = 2e7
     for rtt_s, share, num_looks in ((0.002, 0.0, 5), (0.08, 0.9, 8), (0.03, 0.0, 4)):
         for _ in range(num_looks):
-            pace.look({"a": PathStats(int(acked), 100_000, False, rtt_s, 0.002, no_room_s=no_room_s)}, now_s)
+            pace.update({"a": PathStats(int(acked), 100_000, False, rtt_s, 0.002, no_room_s=no_room_s)}, now_s)
             now_s, acked, no_room_s = now_s + 0.0625, acked + 5e5, no_room_s + share * 0.0625
     assert pace.bytes_per_s == 2e7
 
@@ -308,20 +308,20 @@ def test_a_stream_whose_receiver_stands_still_keeps_its_part_and_goes_on_where_i
 def test_one_that_comes_late_leaves_or_lies_far_away_gets_an_even_part_at_once() -> None:
     pace, near = LineRate(), PathStats(0, 1000, False, 0.001, 0.001)
     pace.bytes_per_s = 9e6
-    assert pace.look({"a": near, "b": near}, 1.0) == {"a": 4.5e6, "b": 4.5e6}
+    assert pace.update({"a": near, "b": near}, 1.0) == {"a": 4.5e6, "b": 4.5e6}
     far = PathStats(0, 1000, False, 0.4, 0.4)
     for look in range(20):
-        parts = pace.look({"a": near, "b": near, "far": far}, 1.05 + 0.05 * look)
+        parts = pace.update({"a": near, "b": near, "far": far}, 1.05 + 0.05 * look)
         assert set(parts.values()) == {pace.bytes_per_s / 3}
-    assert pace.look({"far": far}, 2.1) == {"far": pace.bytes_per_s}
-    assert pace.look({"a": near, "far": far}, 2.2)["a"] == pace.bytes_per_s / 2
+    assert pace.update({"far": far}, 2.1) == {"far": pace.bytes_per_s}
+    assert pace.update({"a": near, "far": far}, 2.2)["a"] == pace.bytes_per_s / 2
 
 
 def test_so_many_streams_that_each_would_get_too_little_are_not_paced() -> None:
     pace, path = LineRate(), PathStats(0, 1000, False, 0.001, 0.001)
     pace.bytes_per_s = 30 * SETTINGS.least_part_bytes_per_s
-    assert set(pace.look(dict.fromkeys(range(30), path), 1.0).values()) == {SETTINGS.least_part_bytes_per_s}
-    assert set(pace.look(dict.fromkeys(range(31), path), 1.01).values()) == {inf}
+    assert set(pace.update(dict.fromkeys(range(30), path), 1.0).values()) == {SETTINGS.least_part_bytes_per_s}
+    assert set(pace.update(dict.fromkeys(range(31), path), 1.01).values()) == {inf}
 
 
 def test_what_is_sent_with_pauses_says_nothing_of_the_line() -> None:
@@ -330,7 +330,7 @@ def test_what_is_sent_with_pauses_says_nothing_of_the_line() -> None:
     for look in range(1000):
         acked += 1000
         waiting = 1000 if look % 3 else 0
-        pace.look({"a": PathStats(acked, waiting, False, 0.5, 0.01)}, 0.05 * look)
+        pace.update({"a": PathStats(acked, waiting, False, 0.5, 0.01)}, 0.05 * look)
     assert pace.bytes_per_s == 1e6
 
 
@@ -350,4 +350,4 @@ def test_a_line_that_becomes_very_thin_is_left_to_the_kernel_once_that_is_known(
 
 
 def test_streams_that_nobody_is_left_of_get_nothing() -> None:
-    assert LineRate().look({}, 1.0) == {}
+    assert LineRate().update({}, 1.0) == {}

@@ -20,7 +20,7 @@ class Socket:
     paces: list[float] = field(default_factory=list)
     num_looks: int = 0
 
-    def look(self) -> PathStats | None:
+    def stats(self) -> PathStats | None:
         self.num_looks += 1
         return self.told
 

@@ -147,7 +147,7 @@ async def test_a_look_of_somebody_else_takes_the_place_of_one_at_a_settled_swarm
         directory.names.append("two")
         for _ in range(10):
             await trio.sleep(60.0)
-            await looks.look()
+            await looks.poll()
         nursery.cancel_scope.cancel()
     assert [num for _, num in taken] == [2] * 12, "what the other looks found is taken, but for the last"
     assert directory.looks_s[-8:] == [381.0 + 60.0 * number for number in range(8)], "none of ours once it is settled"
@@ -235,7 +235,7 @@ async def test_two_who_look_at_the_same_time_ask_the_directory_once(autojump_clo
 
     async def look(after_s: float) -> None:
         await trio.sleep(after_s)
-        found.append(len(await looks.look()))
+        found.append(len(await looks.poll()))
 
     async with trio.open_nursery() as nursery:
         for after_s in (0.0, 1.0, 2.9, 5.0):
@@ -250,12 +250,12 @@ async def test_who_waits_for_a_look_that_is_given_up_looks_itself(autojump_clock
 
     async def give_up() -> None:
         with trio.move_on_after(1.0):
-            await looks.look()
+            await looks.poll()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(give_up)
         await trio.sleep(0.5)
-        assert len(await looks.look()) == 2
+        assert len(await looks.poll()) == 2
     assert directory.looks_s == [0.0, 1.0]
 
 
