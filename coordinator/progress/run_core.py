@@ -20,7 +20,7 @@ READY_FOR_S: Final = 15.0
 
 LOST_START_S: Final = 30.0
 """How long a peer that reports a started run has to show the start record, in seconds. A second start record would split the run
-for good.
+permanently.
 """
 
 

@@ -36,11 +36,11 @@ class BoundaryFacts:
     module: str = ""
 
     def row_bytes(self, dim: int) -> int:
-        """Exact length of one token of so many values."""
+        """Exact bytes of one token with this many values."""
         return -(-dim * self.bits // 8) + 2 * self.num_scales(dim)
 
     def num_scales(self, dim: int) -> int:
-        """Of a row of so many values."""
+        """Bytes of a row with this many values."""
         return -(-dim // self.group) if self.group else 0
 
 

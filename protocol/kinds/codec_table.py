@@ -20,7 +20,7 @@ class CodecFacts:
         bits: of a value that is written, its place in the vector included.
         block: values that share a scale, 0 for none.
         scale_bytes: of a scale.
-        stride: one value in so many is written; the others are taken for zeros.
+        stride: one value of every `stride` is written; the others are zeros.
         codebook_bytes: of a chunk.
         room: of a codec that is only for means of sparse contributions: as many members' values have room in a mean; 0 for others.
         module: in averaging/codecs; left out, the codec's name.
@@ -46,7 +46,7 @@ class CodecFacts:
         return self.bits == 32 and not self.leaves_out
 
     def encoded_bytes(self, num_values: int) -> int:
-        """Exact length of the encoding of so many values."""
+        """Exact bytes of the encoding of this many values."""
         if num_values == 0:
             return 0
         scales_bytes = self.scale_bytes * -(-num_values // self.block) if self.block else 0

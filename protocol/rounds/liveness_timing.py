@@ -25,3 +25,7 @@ STALLED_STREAM_S: Final = STREAM_FACTOR * SUSPECT_AFTER_S
 """How long a stream that has begun to bring something may stand still before that is asked for elsewhere. Longer than a suspicion
 takes, so that a sender that is gone is known as such by then.
 """
+
+SEAT_FACTOR: Final = 1.0
+SEAT_WAIT_S: Final = SEAT_FACTOR * LANE_SUSPECT_AFTER_S
+"""How long data of a lane may wait for the keeper's message that the lane begins. A keeper that is silent for longer counts as gone."""

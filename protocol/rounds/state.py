@@ -52,7 +52,7 @@ class RoundConfig:
         longest_interval_s: a round is due at the latest this long after the last commit.
         heartbeat_s: between two heartbeats while nothing is open.
         ping_s: between two signs of life to every member of an exchange (R12: twice a second, ticks' delays included).
-        suspect_after_s: silence that makes a suspect (R12), to which the caller adds its own lag (`Ticked.lag_s`).
+        suspect_after_s: silence that makes a suspect (R12), to which the caller adds its own lag (`RoundTicked.lag_s`).
         promise_within_s: how long a take-over waits for pre-votes, and then for promises; voters who have to ask the opener
             first answer only after `suspect_after_s`.
         reduce_within_s: first guess of a reducer's deadline; learned from uploads, doubled at each failed attempt (R11).

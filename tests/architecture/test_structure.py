@@ -104,7 +104,9 @@ def test_two_modules_share_a_name_only_where_each_daemon_has_one() -> None:
 
 
 SHARED = {
+    "blocks",  # each model family has one
     "config",  # each model family has one, as each daemon has
+    "layout",  # each model family has one
     "dry_run",  # what both daemons' dry runs tell alike stands in protocol/estimates
     "machine",  # the round machine, and the volunteer's machine
     "screen",  # of the demo, and of a peer that joins

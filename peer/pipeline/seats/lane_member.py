@@ -36,14 +36,13 @@ from protocol.pipeline.messages.lane_wire import (
     encode_lane_message,
     encode_parcel,
 )
+from protocol.rounds.liveness_timing import SEAT_WAIT_S
 from protocol.tensors.stage_schema import StageMap, stage_schema
 
 log = structlog.get_logger()
 
-SEAT_WITHIN_S: Final = 4.0
-"""How long a member's data may arrive before the keeper's message that the lane begins or goes back. Longer than a keeper's
-timeout.
-"""
+SEAT_WITHIN_S: Final = SEAT_WAIT_S
+"""How long a member's data may arrive before the keeper's message that the lane begins or goes back."""
 
 
 class LaneMember:

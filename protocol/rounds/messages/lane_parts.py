@@ -25,7 +25,6 @@ class LanePart:
     before all hold that snapshot (protocol/pipeline/stage_machine.py). A peer that takes a seat brings the same snapshot.
 
     Attributes:
-    Attributes:
         lane: its number, 32 bits.
         round: as the lane counts them.
         tokens: of it alone.
