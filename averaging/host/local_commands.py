@@ -156,10 +156,13 @@ class LocalCommands:
             bool, typer.Option("--keep-addresses", help="Leave IP addresses and host names as they are.")
         ] = False,
     ) -> None:
-        """Write a zip file to go with a bug report: versions, settings, last status, newest logs, names and sizes of files.
+        """Write a zip file for a bug report.
 
-        Keys, invites, credentials, tokens and passwords are removed, and so are addresses
-        of others unless you keep them.
+        It holds versions, settings, the last status, the newest logs, and names
+        and sizes of files.
+
+        Keys, invites, credentials, tokens and passwords are removed. So are
+        addresses of others, unless you keep them.
         """
         from averaging.host.bug_report import gathered, write_zip
 

@@ -28,4 +28,4 @@ takes, so that a sender that is gone is known as such by then.
 
 SEAT_FACTOR: Final = 1.0
 SEAT_WAIT_S: Final = SEAT_FACTOR * LANE_SUSPECT_AFTER_S
-"""How long data of a lane may wait for the keeper's message that the lane begins. A keeper that is silent for longer counts as gone."""
+"""How long data of a lane may wait for the keeper's message that the lane begins. A keeper that is silent for longer is gone."""

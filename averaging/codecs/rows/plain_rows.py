@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from averaging.codecs.rows.bfloat16 import from_bfloat16, to_bfloat16
+from averaging.codecs.bfloat16 import from_bfloat16, to_bfloat16
 from averaging.codecs.rows.row_codec import ByteArray, RowCodec, float32_rows, require_finite_rows
 from protocol.kinds.boundary_table import BOUNDARY_CODECS
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from averaging.codecs.bfloat16 import LARGEST, from_bfloat16, next_bfloat16
 from averaging.codecs.codec import SMALLEST_NORMAL, FloatArray
 from averaging.codecs.integer_codes import CodeArray, divided, packed, rounded
-from averaging.codecs.rows.bfloat16 import LARGEST, from_bfloat16, next_bfloat16
 from averaging.codecs.rows.row_codec import ByteArray, RowCodec, float32_rows, require_finite_rows
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.kinds.boundary_table import BOUNDARY_CODECS, WHOLE_ROW, BoundaryFacts

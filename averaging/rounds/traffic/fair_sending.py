@@ -2,8 +2,8 @@
 
 Everybody waits for the reducer that closes its slice last, and then for its result. So each stream on a shared line should end at
 the same time. Without this, a stream that loses packets at its start stays far behind until the others have ended. Paced lines
-(`network/pacing/line_rate.py`) mostly keep streams together; this is for streams that are not paced yet, or take another way. Measured;
-see tests/benchmarks/LOG.md.
+(`network/pacing/line_rate.py`) mostly keep streams together; this is for streams that are not paced yet, or take another
+way. Measured; see tests/benchmarks/LOG.md.
 """
 
 from __future__ import annotations
