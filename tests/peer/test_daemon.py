@@ -44,7 +44,7 @@ def test_a_peer_that_begins_anew_has_a_session_of_its_own_and_leaves_with_its_la
         return len(sessions) < 3
 
     monkeypatch.setattr("peer.daemon.check_invite", lambda *_: None)
-    monkeypatch.setattr("peer.daemon.run_unwrapped", run)
+    monkeypatch.setattr("peer.daemon.run_single_error", run)
     assert run_peer(config(tmp_path / "state"), INVITE.encode()) == 0
     assert len(sessions) == 3
     assert sessions == sorted(set(sessions))

@@ -55,6 +55,7 @@ async def _back_after(trainer: WorkerTrainer, restarts: int) -> None:
 @pytest.fixture
 def fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file by which the training process is told that its next step runs out of memory."""
+    monkeypatch.setattr(training_process, "start_worker", worker_process.start_worker)  # a fork is of the real module
     monkeypatch.setattr(worker_process, "WORKER_MODULE", "tests.peer.failing_worker")
     monkeypatch.setenv(FAILS_VARIABLE, str(tmp_path / "fails"))
     return tmp_path / "fails"
