@@ -153,5 +153,5 @@ def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> st
     exported = export(path, target, expert)
     manifest = exported.manifest
     num_bytes, names = sum(exported.files.values()), ", ".join(exported.files)
-    told = f"round {manifest.index} of {printable(manifest.run_name)}, {num_bytes / 1e6:.2f} MB"
-    return f"verified and exported: {told} to {target}: {names}"
+    summary = f"round {manifest.index} of {printable(manifest.run_name)}, {num_bytes / 1e6:.2f} MB"
+    return f"verified and exported: {summary} to {target}: {names}"

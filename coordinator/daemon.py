@@ -317,7 +317,7 @@ def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None)
     from coordinator.checkpoints.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # imports torch
 
     manifest, folder = host.run.manifest, host.run.folder
-    schema, *beside = manifest.unit_schemas().values()
+    schema, *others = manifest.unit_schemas().values()
     elements = manifest.config.chunk_elements
     place = CheckpointPlace(
         folder=folder / CHECKPOINT_FOLDER,
@@ -327,8 +327,8 @@ def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None)
         grid=ChunkGrid(schema.num_elements, elements),
         model=manifest.config.model.model_dump(),
         tokenizer=host.tokenizer,
-        beside=tuple((other, ChunkGrid(other.num_elements, elements)) for other in beside),
-        whole=manifest.model_schema if beside else None,
+        others=tuple((other, ChunkGrid(other.num_elements, elements)) for other in others),
+        whole=manifest.model_schema if others else None,
         mixture=manifest.config.mixture,
         first=partial(_first_state, host),
         are_stages=manifest.config.stages is not None,
@@ -381,7 +381,7 @@ async def _unit_keeper(host: HostDaemon, network: Network) -> UnitKeeper:
     places = await host.offload.run(lambda: kept_places(tools))
     tracker = host.tracker
     view = KeeperView(
-        tracker.unit_looks,
+        tracker.unit_claims,
         is_admitted,
         tracker.units.note_kept,
         reach,

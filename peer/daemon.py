@@ -220,9 +220,9 @@ async def _take_part(life: PeerSession) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revocations.end_when_banned)
             nursery.start_soon(revocations.gossip, network)
-            looks = DirectoryPoller(network, membership.run_id)
+            poller = DirectoryPoller(network, membership.run_id)
             await _train(
-                JoinedSession(life, membership, client, network, roster, reporter, is_outbound_only, experts, looks)
+                JoinedSession(life, membership, client, network, roster, reporter, is_outbound_only, experts, poller)
             )
             nursery.cancel_scope.cancel()
 
@@ -281,7 +281,7 @@ def _keep_up(joined: JoinedSession, nursery: trio.Nursery) -> None:
         life.identity, membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster
     )
     nursery.start_soon(joined.reporter.run)
-    make, changed = partial(own.make, joined.looks), lambda: joined.roster.own_changed
+    make, changed = partial(own.make, joined.poller), lambda: joined.roster.own_changed
     nursery.start_soon(announce, network, life.clock, membership.run_id, make, changed)
     nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), life.board)
     nursery.start_soon(keep_cool)
@@ -295,7 +295,7 @@ def _keep_up(joined: JoinedSession, nursery: trio.Nursery) -> None:
 async def _open_chains(joined: JoinedSession, cache: ShardCache) -> tuple[UnitChain, ...]:
     """Open this machine's state of the run from its signed start record, with the text of the experts that it takes up now."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
-    search = StartSearch(life.folder, membership, joined.looks, joined.roster, ThreadOffload(), life.board)
+    search = StartSearch(life.folder, membership, joined.poller, joined.roster, ThreadOffload(), life.board)
     sealed_start = reporter.start_record = await search.find(joined.client, reporter)
     start = open_start_record(sealed_start, membership.manifest)
     held = await _settle_experts(joined, start)
@@ -319,7 +319,7 @@ async def _settle_experts(joined: JoinedSession, start: bytes) -> tuple[int, ...
         ask = partial(joined.network.call, channel=CREDENTIAL_CHANNEL, request=b"", timeout_s=ASK_WITHIN_S)
         membership, units = joined.membership, tuple(joined.membership.manifest.parts)
         prove = CommitProof(joined.network, ThreadOffload(), joined.verifier, membership.run_id, start, units)
-        reachable, index = joined.roster.taking_connections(), joined.reporter.told_index
+        reachable, index = joined.roster.taking_connections(), joined.reporter.reported_index
         founders = of_founders(record, joined.experts.num_parts)
         seen = await present(listed, reachable, ask, prove, units, index, founders)
     held = await joined.experts.settle(record, me, seen)
@@ -346,7 +346,9 @@ async def _catch_up(joined: JoinedSession, chains: Sequence[UnitChain]) -> tuple
     def still_lost() -> int:
         return max((index for chain, index in zip(chains, lost, strict=True) if not chain.head.index), default=0)
 
-    return open_rounds, FirstState(spine, open_rounds[0], lambda: reporter.told_index, reached[0], board, still_lost)
+    return open_rounds, FirstState(
+        spine, open_rounds[0], lambda: reporter.reported_index, reached[0], board, still_lost
+    )
 
 
 async def _average(
@@ -394,7 +396,7 @@ async def _rounds(
         # fetching need no training.
         nursery.start_soon(_begin_training, life, chains, trainer, first)
         await nursery.start(rounds.run)
-        nursery.start_soon(list_peers, joined.looks, listed, IN_ROUNDS)
+        nursery.start_soon(list_peers, joined.poller, listed, IN_ROUNDS)
         with life.departure.ends():
             whole = partial(whole_anchor, chains)
             held = joined.experts.held
@@ -448,7 +450,7 @@ async def _bring_data(joined: JoinedSession, cache: ShardCache, held: Sequence[i
         listed[:] = roster.take_records(entries)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(list_peers, joined.looks, relisted)
+        nursery.start_soon(list_peers, joined.poller, relisted)
         files, say = joined.experts.files(membership.dataset, held), partial(joined.life.board.say, "joining")
         await fetch_data(network, files, cache, lambda: (*listed, membership.coordinator), say)
         nursery.cancel_scope.cancel()
@@ -472,5 +474,5 @@ def _upkeep(life: PeerSession, membership: Membership, roster: CredentialCache) 
 
 
 async def _members_listed(joined: JoinedSession) -> tuple[PeerId, ...]:
-    entries = [e for e in await joined.looks.poll() if e.subkey != joined.network.peer_id]
+    entries = [e for e in await joined.poller.poll() if e.subkey != joined.network.peer_id]
     return joined.roster.take_records(entries)

@@ -171,8 +171,8 @@ def _serve(control: socket.socket) -> None:
         if not asked:
             return
         question = json.loads(asked)
-        told = _code_of(question["pid"]) if "pid" in question else str(_fork(control, files))
-        control.send(json.dumps(told).encode())
+        reported = _code_of(question["pid"]) if "pid" in question else str(_fork(control, files))
+        control.send(json.dumps(reported).encode())
 
 
 def _code_of(pid: int) -> str:

@@ -68,8 +68,8 @@ The host describes a run in this file. `potluck init` writes one that works. Eve
 the whole run. `potluck host run.toml --dry-run` lists every key with its value."""
     sections = []
     for title, model in _sections():
-        told = f"### {title}\n\n{_one_line(model.__doc__)}"
-        sections.append(f"{told}\n\n{_table('key', model)}")
+        reported = f"### {title}\n\n{_one_line(model.__doc__)}"
+        sections.append(f"{reported}\n\n{_table('key', model)}")
     return "\n\n".join([intro, *sections])
 
 
@@ -86,9 +86,9 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
 
 def _table(first: str, model: type[BaseModel]) -> str:
     lines = [f"| {first} | default | values | meaning |", "|---|---|---|---|"]
-    told = descriptions(model)
+    reported = descriptions(model)
     for name, field in model.model_fields.items():
-        cells = (f"`{name}`", _default(field), _values(field), told.get(name, ""))
+        cells = (f"`{name}`", _default(field), _values(field), reported.get(name, ""))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
@@ -119,8 +119,8 @@ def _values(field: FieldInfo) -> str:
 def _bounds(metadata: list[Any]) -> Iterator[str]:
     """What the metadata says of a range, in words."""
     flat = [each for part in metadata for each in (part, *getattr(part, "metadata", ()))]
-    for name, told in (("ge", "from"), ("gt", "above"), ("le", "to"), ("lt", "below")):
-        yield from (f"{told} {_number(getattr(each, name))}" for each in flat if hasattr(each, name))
+    for name, reported in (("ge", "from"), ("gt", "above"), ("le", "to"), ("lt", "below")):
+        yield from (f"{reported} {_number(getattr(each, name))}" for each in flat if hasattr(each, name))
 
 
 def _number(bound: float) -> str:

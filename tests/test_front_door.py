@@ -524,9 +524,9 @@ def test_runs_below_a_folder_are_listed_and_what_is_damaged_is_named(
     (tmp_path / "hers").mkdir()
     (tmp_path / "hers" / LEDGER_FILE).write_bytes(b"no ledger at all" * 300)
     potluck.local_commands.runs(tmp_path, as_json=True)
-    told = json.loads(capsys.readouterr().out)
-    assert [row["folder"] for row in told["host"]] == [str(tmp_path / "hers")]
-    assert [(row["folder"], row["note"]) for row in told["peer"]] == [(str(joined), "")]
+    reported = json.loads(capsys.readouterr().out)
+    assert [row["folder"] for row in reported["host"]] == [str(tmp_path / "hers")]
+    assert [(row["folder"], row["note"]) for row in reported["peer"]] == [(str(joined), "")]
     potluck.local_commands.runs(tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"hosted from {tmp_path / 'hers'}"

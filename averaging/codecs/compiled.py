@@ -38,14 +38,14 @@ class CompiledBlocks:
         library = ctypes.CDLL(str(path))
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         try:
-            told = library.potluck_source
+            source_hash = library.potluck_source
             self._encode, self._decode = library.potluck_encode, library.potluck_decode
             self._add, self._add_wide, self._step = library.potluck_add, library.potluck_add_wide, library.potluck_step
             self._largest = library.potluck_largest
         except AttributeError as error:
             raise OSError(str(error)) from error
-        told.restype = ctypes.c_char_p
-        if told().decode() != hashlib.sha256(source.read_bytes()).hexdigest():
+        source_hash.restype = ctypes.c_char_p
+        if source_hash().decode() != hashlib.sha256(source.read_bytes()).hexdigest():
             raise OSError(f"{path} was built from another source than {source}")
         self._encode.argtypes = [ctypes.c_int, pointer, pointer, count, count, pointer]
         self._decode.argtypes = [ctypes.c_int, pointer, count, count, pointer]

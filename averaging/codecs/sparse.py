@@ -241,8 +241,8 @@ class SparseCodec:
         highs = np.zeros(2 * layout.num_places, dtype=np.uint8)
         highs[(places >> self._low_bits) + layout.bits_before] = 1
         lows = _to_bits((places & (self.numbers.stride - 1)).reshape(num_chunks, -1), self._low_bits)
-        told = _to_bits(codes.reshape(num_chunks, -1), self._code_bits)
-        return np.concatenate([lows, highs.reshape(num_chunks, -1), told], axis=1)
+        coded = _to_bits(codes.reshape(num_chunks, -1), self._code_bits)
+        return np.concatenate([lows, highs.reshape(num_chunks, -1), coded], axis=1)
 
     # --- decoding -------------------------------------------------------------------------------------------------------------
 
@@ -286,12 +286,12 @@ class SparseCodec:
         table = self._table(codebooks, scales)
         bits = np.unpackbits(rows[:, codes_at:], axis=1, bitorder="little")
         indices, codes = self._indices_and_codes(bits, layout)
-        told = table.reshape(-1)[layout.blocks * (2 * num_levels) + codes]
-        is_told = self._told(indices, codes, scales.reshape(-1), layout)
-        if is_told is not None:
-            indices, told = indices[is_told], told[is_told]
+        coded = table.reshape(-1)[layout.blocks * (2 * num_levels) + codes]
+        holds_value = self._holding_values(indices, codes, scales.reshape(-1), layout)
+        if holds_value is not None:
+            indices, coded = indices[holds_value], coded[holds_value]
         values = np.zeros(num_elements, dtype=np.float32)
-        values[indices] = told
+        values[indices] = coded
         return torch.from_numpy(values)
 
     def _wrong(self, found: str, expected: str) -> RemoteProtocolError:
@@ -334,7 +334,7 @@ class SparseCodec:
             raise self._wrong("a place behind the last value", f"indices below {layout.num_elements}")
         return indices, _from_bits(bits[:, end:stop], self._code_bits)
 
-    def _told(
+    def _holding_values(
         self, indices: IntArray, codes: IntArray, scales: ByteArray, layout: _Layout
     ) -> npt.NDArray[np.bool_] | None:
         """(K,) which places hold a value: neither repetitions nor places of a block of zeros. None if all do."""
@@ -353,8 +353,8 @@ class SparseCodec:
             raise self._wrong("a code at a place without a value", "0")
         if (indices != layout.first)[is_empty].any():
             raise self._wrong("places in a block without a scale", "all of them 0")
-        is_told: npt.NDArray[np.bool_] = ~(is_repeated | is_empty)
-        return is_told
+        holds_value: npt.NDArray[np.bool_] = ~(is_repeated | is_empty)
+        return holds_value
 
 
 @dataclass(frozen=True, slots=True, eq=False)

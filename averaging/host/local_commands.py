@@ -68,8 +68,8 @@ class LocalCommands:
         if trace is not None:
             typer.echo(self._write_trace(state_dir, trace))
             return
-        looks = self._look(state_dir)
-        _show(looks, [json.dumps(status_json(looks))] if as_json else status_text(looks))
+        views = self._look(state_dir)
+        _show(views, [json.dumps(status_json(views))] if as_json else status_text(views))
 
     def peers(
         self,
@@ -86,8 +86,8 @@ class LocalCommands:
         """
         from averaging.host.daemon_views import peers_json, peers_text, sorted_peers
 
-        looks = [look if sort is None else sorted_peers(look, sort) for look in self._look(state_dir)]
-        _show(looks, [json.dumps(peers_json(looks))] if as_json else peers_text(looks))
+        views = [view if sort is None else sorted_peers(view, sort) for view in self._look(state_dir)]
+        _show(views, [json.dumps(peers_json(views))] if as_json else peers_text(views))
 
     def rounds(
         self,
@@ -98,8 +98,8 @@ class LocalCommands:
         """List the latest rounds: the members, their shares, and what was left out."""
         from averaging.host.daemon_views import rounds_json, rounds_text
 
-        looks = self._look(state_dir)
-        _show(looks, [json.dumps(rounds_json(looks, last))] if as_json else rounds_text(looks, last))
+        views = self._look(state_dir)
+        _show(views, [json.dumps(rounds_json(views, last))] if as_json else rounds_text(views, last))
 
     def logs(
         self,
@@ -207,10 +207,10 @@ class LocalCommands:
         return list({path.resolve(): path for path in (root, *below, *configured)}.values())
 
 
-def _show(looks: Sequence[DaemonView], lines: Sequence[str]) -> None:
+def _show(views: Sequence[DaemonView], lines: Sequence[str]) -> None:
     """Print the lines; then, if no daemon runs, raise the error whose exit code tells a script."""
     for line in lines:
         typer.echo(line)
-    if not any(look.is_running for look in looks):
-        where = " or ".join(look.folder for look in looks)
+    if not any(view.is_running for view in views):
+        where = " or ".join(view.folder for view in views)
         raise UnreachableError(f"nothing runs from {where}", "a running daemon", "start it: potluck host, potluck join")

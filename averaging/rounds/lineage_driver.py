@@ -57,10 +57,10 @@ MAX_SOURCES: Final = 256
 SNAPSHOT_WITHIN_S: Final = 3600.0
 """Limit for a whole state: a large one takes long on a home line. Every frame has a shorter deadline of its own."""
 
-BESIDE_WITHIN_S: Final = 600.0
+PREPARED_WITHIN_S: Final = 600.0
 """How long the spine waits for another unit's bytes before it moves without that unit."""
 
-NUM_ASKED_BESIDE: Final = 3
+NUM_ASKED_WITH_SPINE: Final = 3
 """Number of holders of the other lineage that are asked for a unit's commits when the spine is about to move."""
 
 KEEP_AFTER_S: Final = 0.5
@@ -260,7 +260,7 @@ class LineageDriver:
     async def _tidy_fetched(self) -> None:
         """The head has moved: drop what was fetched of other lineages, except those that may still be followed."""
         state = self._state()
-        if self._spine_target is not None and self.beside(self._spine_target) is None:
+        if self._spine_target is not None and self.prepared_with(self._spine_target) is None:
             self._prepared_with_spine = None  # it holds a whole state
         waiting = [
             prepared.path[-1] for prepared in (self._prepared, self._prepared_with_spine) if prepared is not None
@@ -384,9 +384,9 @@ class LineageDriver:
 
     # --- following the spine --------------------------------------------------------------------------------------------------
 
-    async def ask_beside(self, sources: tuple[PeerId, ...]) -> None:
+    async def ask_with_spine(self, sources: tuple[PeerId, ...]) -> None:
         """Ask some of these peers for this unit's commits. If a peer is being asked already, wait for its answer."""
-        for source in sources[:NUM_ASKED_BESIDE]:
+        for source in sources[:NUM_ASKED_WITH_SPINE]:
             asked = self._asking.get(source)
             if asked is not None:
                 await asked.wait()
@@ -395,18 +395,18 @@ class LineageDriver:
             with contextlib.suppress(PotluckError):
                 await self.catch_up(CatchUp(source, known, "the spine moves, and it may know where this unit goes"))
 
-    async def prepare_beside(self, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
+    async def prepare_with_spine(self, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
         """Fetch what this unit needs to follow the spine to another lineage. If something cannot be had, the unit stays on its
         lineage when the spine moves, and follows by itself later.
         """
         self._spine_target, plan = spine, would_switch(self._state(), spine)
-        if plan is None or self.beside(spine) is None:
+        if plan is None or self.prepared_with(spine) is None:
             self._prepared_with_spine = None
         if plan is None:
             return
         target = plan.path[-1].link.commit
         try:
-            with trio.move_on_after(BESIDE_WITHIN_S):
+            with trio.move_on_after(PREPARED_WITHIN_S):
                 order = PrepareSwitch(plan.fork, plan.path, sources, plan.reason)
                 self._prepared_with_spine = await self._ready_or_fetched(order, lambda: True)
         except PotluckError as error:
@@ -414,7 +414,7 @@ class LineageDriver:
                 "not_prepared_beside", unit=self._chain.tools.unit, target=short(target), reason=error.one_line()
             )
 
-    def beside(self, spine: SpineView) -> PreparedSwitch | None:
+    def prepared_with(self, spine: SpineView) -> PreparedSwitch | None:
         """The prepared switch, if it is the one that this unit has to make with the spine; else None."""
         plan, prepared = would_switch(self._state(), spine), self._prepared_with_spine
         if plan is None or prepared is None or (plan.fork, plan.path[-1]) != (prepared.fork, prepared.path[-1]):

@@ -414,7 +414,7 @@ class PeerRounds:
         async with trio.open_nursery() as nursery:
             for service in self.services:
                 if not service.config.is_spine:
-                    nursery.start_soon(service.prepare_beside, spine, sources)
+                    nursery.start_soon(service.prepare_with_spine, spine, sources)
 
     async def switch(self, unit: UnitName, prepared: PreparedSwitch) -> OpenRound:
         """Flip a unit to another lineage; with the spine, every unit that has to follow it. Raises as `HeadVector.move`."""

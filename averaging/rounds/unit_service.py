@@ -272,17 +272,17 @@ class RoundService:
         """The spine moved: let the machine see it."""
         self._tasks.spawn(self.drained)
 
-    async def prepare_beside(self, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
+    async def prepare_with_spine(self, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
         """Prepare to follow the spine to another lineage."""
-        await self._lineages.ask_beside(sources)
+        await self._lineages.ask_with_spine(sources)
         await self.drained()
-        await self._lineages.prepare_beside(spine, sources)
+        await self._lineages.prepare_with_spine(spine, sources)
 
     async def join_move(self, spine: SpineView) -> PreparedSwitch | None:
         """The switch that this unit makes if the spine moves there; None if it has none ready. Its rounds stop until `moved` or
         `not_moved`.
         """
-        prepared = self._lineages.beside(spine)
+        prepared = self._lineages.prepared_with(spine)
         if prepared is None:
             return None
         await self.tell(FlipOrdered(prepared.fork, prepared.path))

@@ -75,7 +75,7 @@ class Generations:
         self._grid = grid
         self._offload = offload
         self.incoming = PartialDownload(storage, grid)
-        self.last_look = LoadReport()
+        self.last_load = LoadReport()
         """The last report of `load_newest`, for the status."""
 
         self.num_damaged = 0
@@ -196,9 +196,9 @@ class Generations:
                 problems.append(f"generation {ref.name} has another root than the run attests")
                 await self._delete_damaged(ref)
                 continue
-            self.last_look = LoadReport(ref.index, tuple(problems))
+            self.last_load = LoadReport(ref.index, tuple(problems))
             return state, root, problems
-        self.last_look = LoadReport(0, tuple(problems))
+        self.last_load = LoadReport(0, tuple(problems))
         for problem in problems:
             log.warning("generation_damaged", reason=problem)
         return None

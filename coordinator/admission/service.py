@@ -208,13 +208,13 @@ class CoordinatorService:
         now_unix_s = int(self._clock.unix_s())
         revocations = await self._ledger.run(lambda ledger: self._revocations(ledger, report.revocations, now_unix_s))
         self._tracker.note_bans(len(revocations))
-        told = PeerReport("left", "banned by the host", report.unit) if is_banned else report
-        reply = await self._tracker.report(sender, told)
+        counted = PeerReport("left", "banned by the host", report.unit) if is_banned else report
+        reply = await self._tracker.report(sender, counted)
         is_asked = has_others(revocations, report.known_revocations)
         return encode_report_reply(
             replace(
                 reply,
-                like=report_digest(told),
+                like=report_digest(counted),
                 revocations=missing(revocations, report.known_revocations),
                 asks_revocations=is_asked,
                 known_revocations=b"".join(map(fingerprint, revocations)) if is_asked else b"",

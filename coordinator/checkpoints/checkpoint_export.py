@@ -236,8 +236,10 @@ def export_tensors(
     config = parse_model(manifest.model)
     tokenizer = _tokenizer(path, manifest, config)
     files = _side_files(config, tokenizer) | {CONFIG_NAME: _json(config_of(tokenizer.end if tokenizer else None))}
-    told = {"format": "pt", "potluck_run": manifest.run_name, "potluck_run_id": manifest.run_id}
-    return Exported(manifest, _write(target, tensors, told | {"potluck_round": str(manifest.index)} | origin, files))
+    metadata = {"format": "pt", "potluck_run": manifest.run_name, "potluck_run_id": manifest.run_id}
+    return Exported(
+        manifest, _write(target, tensors, metadata | {"potluck_round": str(manifest.index)} | origin, files)
+    )
 
 
 def ensure_free(target: Path) -> None:

@@ -82,17 +82,17 @@ class UnitTarget:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A state to write and its donors. With several units it is the spine's; `beside` are the others, as most donors have them."""
+    """A state to write and its donors. With several units it is the spine's; `others` are the others, as most donors have them."""
 
     commit: CommitId
     index: int
     root: Root
     donors: tuple[PeerId, ...]
-    beside: tuple[UnitTarget, ...] = ()
+    others: tuple[UnitTarget, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class BesideSpine:
+class OtherUnits:
     """The other units of a run. Each needs a commit, unless they are experts. Stages need one round, apart from `offsets`."""
 
     units: Sequence[UnitName] = ()
@@ -101,7 +101,7 @@ class BesideSpine:
     offsets: StageOffsets = NO_OFFSETS
 
 
-SPINE_ALONE: Final = BesideSpine()
+SPINE_ALONE: Final = OtherUnits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class CheckpointPlace:
 
     Attributes:
         schema, grid: of the only unit, or of the spine.
-        beside: the same of the other units.
+        others: the same of the other units.
         whole: with several units, all tensors of the model in its own order.
         mixture: the experts' configuration, in a run of experts.
         first: returns a unit's state at the start of the run, for a unit without holders, copy or checkpoint.
@@ -139,7 +139,7 @@ class CheckpointPlace:
     grid: ChunkGrid
     model: dict[str, int | float | bool | str]
     tokenizer: RunTokenizer | None = None
-    beside: tuple[tuple[TensorSchema, ChunkGrid], ...] = ()
+    others: tuple[tuple[TensorSchema, ChunkGrid], ...] = ()
     whole: TensorSchema | None = None
     mixture: MixtureConfig | None = None
     first: Callable[[UnitName], UnitState] | None = None
@@ -175,7 +175,7 @@ def _with_units(
     target: Target, peers: Mapping[PeerId, PeerEntry], chain: ChainLog, units: Sequence[UnitName]
 ) -> Target | None:
     """The target with the other units, each in the state that most donors have; None if one of them is at its start."""
-    beside: list[UnitTarget] = []
+    others: list[UnitTarget] = []
     for unit in units:
         holders: dict[tuple[CommitId, Root], list[PeerId]] = {}
         for peer in target.donors:
@@ -189,8 +189,8 @@ def _with_units(
         if not holders:
             return None
         commit, root = min(holders, key=lambda pair: (-len(holders[pair]), pair))
-        beside.append(UnitTarget(unit, commit, root, tuple(holders[commit, root])))
-    return replace(target, beside=tuple(beside))
+        others.append(UnitTarget(unit, commit, root, tuple(holders[commit, root])))
+    return replace(target, others=tuple(others))
 
 
 def _with_experts(
@@ -199,7 +199,7 @@ def _with_experts(
     """The target with all experts, each in the newest state of its live holders, at whichever trunk round they are. An expert
     without a holder has no donors.
     """
-    beside: list[UnitTarget] = []
+    others: list[UnitTarget] = []
     for unit in units:
         found: dict[tuple[CommitId, Root], list[PeerId]] = {}
         rounds: dict[tuple[CommitId, Root], int] = {}
@@ -211,11 +211,11 @@ def _with_experts(
             rounds[part.state_commit, part.state_root] = part.index
         best = min(found, key=lambda pair: (-len(found[pair]), -rounds[pair], pair), default=None)
         pair = best if best is not None else (NO_COMMIT, NO_ROOT)
-        beside.append(UnitTarget(unit, *pair, tuple(found.get(pair, ()))))
-    return replace(target, beside=tuple(beside))
+        others.append(UnitTarget(unit, *pair, tuple(found.get(pair, ()))))
+    return replace(target, others=tuple(others))
 
 
-def _have_told_of_the_end(target: Target, peers: Mapping[PeerId, PeerEntry], now_s: float) -> bool:
+def _have_reported_the_end(target: Target, peers: Mapping[PeerId, PeerEntry], now_s: float) -> bool:
     """Whether all live holders of experts have reported their position since they reached the last commit. Older reports may be
     rounds behind.
     """
@@ -224,32 +224,32 @@ def _have_told_of_the_end(target: Target, peers: Mapping[PeerId, PeerEntry], now
 
 
 def _with_stages(
-    target: Target, peers: Mapping[PeerId, PeerEntry], stages: BesideSpine, now_s: float, *, is_over: bool
+    target: Target, peers: Mapping[PeerId, PeerEntry], stages: OtherUnits, now_s: float, *, is_over: bool
 ) -> Target | None:
     """The target with all other stages, at the same round of the model. A stage that was restored to an older state has another
     number for it. At the end, a stage whose work of a round was lost has another last round. It is taken once all its holders
     report that they are done.
     """
-    beside: list[UnitTarget] = []
+    others: list[UnitTarget] = []
     for unit in stages.units:
-        told = [
+        standings = [
             (peer, peers[peer].report.state, part)
             for peer in live_peers(peers, now_s)
             for part in peers[peer].report.beside
             if part.unit == unit and part.state_commit != NO_COMMIT
         ]
         index = target.index - stages.offsets.of(unit)
-        if is_over and told and all(state == "finished" for _, state, _ in told):
-            index = max(part.index for _, _, part in told)
+        if is_over and standings and all(state == "finished" for _, state, _ in standings):
+            index = max(part.index for _, _, part in standings)
         donors: dict[tuple[CommitId, Root], list[PeerId]] = {}
-        for peer, _, part in told:
+        for peer, _, part in standings:
             if part.index == index:
                 donors.setdefault((part.state_commit, part.state_root), []).append(peer)
         if not donors:
             return None
         pair = min(donors, key=lambda pair: (-len(donors[pair]), pair))
-        beside.append(UnitTarget(unit, *pair, tuple(sorted(donors[pair]))))
-    return replace(target, beside=tuple(beside))
+        others.append(UnitTarget(unit, *pair, tuple(sorted(donors[pair]))))
+    return replace(target, others=tuple(others))
 
 
 def _newest_of(units: Sequence[UnitName], peers: Mapping[PeerId, PeerEntry], now_s: float) -> dict[UnitName, int]:
@@ -269,19 +269,19 @@ def due_checkpoint(
     last_index: int,
     rules: CheckpointRules,
     now_s: float,
-    beside: BesideSpine = SPINE_ALONE,
+    others: OtherUnits = SPINE_ALONE,
 ) -> Target | None:
     """The state to write now, or None. `last_index` is the round of the newest checkpoint, 0 without one."""
     is_over = state.phase is Phase.FINISHED
 
     def complete(target: Target) -> Target | None:
-        if beside.are_experts and is_over and not _have_told_of_the_end(target, peers, now_s):
+        if others.are_experts and is_over and not _have_reported_the_end(target, peers, now_s):
             return None
-        if beside.are_stages:
-            return _with_stages(target, peers, beside, now_s, is_over=is_over)
-        if beside.are_experts:
-            return _with_experts(target, peers, chain, beside.units, now_s)
-        return _with_units(target, peers, chain, beside.units)
+        if others.are_stages:
+            return _with_stages(target, peers, others, now_s, is_over=is_over)
+        if others.are_experts:
+            return _with_experts(target, peers, chain, others.units, now_s)
+        return _with_units(target, peers, chain, others.units)
 
     found = [complete(target) for target in _candidates(peers, chain, now_s)]
     candidates = [target for target in found if target is not None]
@@ -398,12 +398,12 @@ class Checkpointer:
             return None
         last_index = _newest_behind(tracker.chain, tracker.checkpoints)
         place, now_s = self._place, clock.monotonic_s()
-        units = [schema.unit for schema, _ in place.beside]
+        units = [schema.unit for schema, _ in place.others]
         if place.are_stages:
             newest = _newest_of(units, tracker.peers, now_s)
             self._offsets = seen(self._offsets, tracker.chain.head.index, newest)
-        beside = BesideSpine(units, place.mixture is not None, place.are_stages, self._offsets)
-        return due_checkpoint(tracker.state, tracker.chain, tracker.peers, last_index, self._rules, now_s, beside)
+        others = OtherUnits(units, place.mixture is not None, place.are_stages, self._offsets)
+        return due_checkpoint(tracker.state, tracker.chain, tracker.peers, last_index, self._rules, now_s, others)
 
     async def _write(self, target: Target, clock: Clock, offload: Offload) -> None:
         place = self._place
@@ -443,7 +443,7 @@ class Checkpointer:
         if place.whole is None:
             return content
         units = [UnitContent(place.schema, place.grid, state, target.root)]
-        for (schema, grid), part in zip(place.beside, target.beside, strict=True):
+        for (schema, grid), part in zip(place.others, target.others, strict=True):
             if not part.donors:
                 units.append(await self._known(schema, grid, offload))
                 continue

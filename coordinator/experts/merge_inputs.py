@@ -257,7 +257,7 @@ class MergedModel(Protocol):
         ...
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """How its routers were made, in words."""
         ...
 
@@ -330,5 +330,7 @@ def merge_checkpoints(
     lacking += f" without experts {', '.join(map(str, left_out))}, as asked," if left_out else ""
     size = f"{sum(exported.files.values()) / 1e6:.2f} MB"
     where = f"round {parts.manifest.index} of {printable(parts.manifest.run_name)}, {len(kept.experts)} experts"
-    told = f"verified and merged{lacking} {merged.told}: {where}, {size} to {target}: {', '.join(exported.files)}"
-    return f"{told}\n{merged.quality.sentence}"
+    description = (
+        f"verified and merged{lacking} {merged.description}: {where}, {size} to {target}: {', '.join(exported.files)}"
+    )
+    return f"{description}\n{merged.quality.sentence}"

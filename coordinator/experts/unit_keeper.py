@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from averaging.rounds.fetching.unit_mirror import DonorAnswer, trail
+from averaging.rounds.fetching.unit_mirror import DonorAnswer, follow
 from averaging.rounds.traffic.transfer import TransferService, read_request
 from averaging.state.unit_log import LOG_NAME
 from coordinator.progress.lineage_trust import (
     Doubt,
     KeptLine,
     OtherLineage,
+    advance_time,
     doubt_after,
-    looked_apart,
     not_shown,
     of_bytes,
     shown_apart,
     to_bytes,
     word_over_sentence,
 )
-from coordinator.progress.unit_keeper_core import UnitLook, askable, believable, next_visit, stand_elsewhere
+from coordinator.progress.unit_keeper_core import UnitClaims, askable, believable, next_visit, stand_elsewhere
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, UnitName, short
@@ -64,12 +64,12 @@ class KeptPlace:
     """One unit on the host's disk: its files, and a function that opens its chain as it was at the start, not restored.
 
     Attributes:
-        beside: place of the holders' lineage, used while the kept lineage is preferred but lost. None in such a place itself.
+        holders_lineage: place of the holders' lineage, used while the kept lineage is preferred but lost. None in such a place itself.
     """
 
     storage: Storage
     chain: Callable[[], Awaitable[UnitChain]]
-    beside: KeptPlace | None = None
+    holders_lineage: KeptPlace | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class KeeperView:
     """The run as the keeper sees it, and its callbacks.
 
     Attributes:
-        looks: the units as their live holders report them; empty before the start.
+        units: the units as their live holders report them; empty before the start.
         is_member: whether a peer may fetch.
         kept: called with the newest round of a unit that can be served.
         reach: makes the peers' addresses known before they are asked.
@@ -86,7 +86,7 @@ class KeeperView:
         not_counted: called with the untrusted holders of a unit whenever that set changes.
     """
 
-    looks: Callable[[], Sequence[UnitLook]]
+    units: Callable[[], Sequence[UnitClaims]]
     is_member: Callable[[PeerId], Awaitable[bool]]
     kept: Callable[[UnitName, int], None]
     reach: Callable[[Sequence[PeerId]], Awaitable[None]]
@@ -135,10 +135,10 @@ class UnitKeeper:
         self._kept: dict[UnitName, _Kept] = {}
         """Each unit's preferred lineage among all that were shown."""
 
-        self._beside: dict[UnitName, _Kept] = {}
+        self._holders_lineage: dict[UnitName, _Kept] = {}
         """For units whose kept lineage is lost: the lineage of their holders."""
 
-        self._told_rounds: dict[UnitName, int] = {}
+        self._announced_rounds: dict[UnitName, int] = {}
         self._rests_until_s: dict[UnitName, float] = {}
         self._visited_s: dict[UnitName, float] = {}
         self._doubts: dict[UnitName, dict[PeerId, Doubt]] = {unit: {} for unit in places}
@@ -158,46 +158,46 @@ class UnitKeeper:
         """Runs until cancelled: restore from disk, then fetch from holders. Failures are logged and retried."""
         await self._restore()
         while True:
-            look = self._next()
-            if look is None:
+            reported = self._next()
+            if reported is None:
                 await trio.sleep(_LOOK_EVERY_S)
                 continue
-            self._visited_s[look.unit] = trio.current_time()
+            self._visited_s[reported.unit] = trio.current_time()
             try:
-                await self.visit(look)
+                await self.visit(reported)
             except PotluckError as error:
-                _log.warning("unit_not_kept", unit=look.unit, reason=error.one_line(), retry_in_s=_RETRY_S)
+                _log.warning("unit_not_kept", unit=reported.unit, reason=error.one_line(), retry_in_s=_RETRY_S)
                 await trio.sleep(_RETRY_S)
 
-    def _next(self) -> UnitLook | None:
+    def _next(self) -> UnitClaims | None:
         """The next unit to fetch and the holders to ask. Updates the state of all units first."""
-        now_s, everything = trio.current_time(), self._view.looks()
-        for look in everything:
-            self._look_at(look, now_s)
-        looks = [
-            askable(look, self._doubts[look.unit], now_s)
-            for look in everything
-            if self._rests_until_s.get(look.unit, 0.0) <= now_s
+        now_s, everything = trio.current_time(), self._view.units()
+        for reported in everything:
+            self._update_trust(reported, now_s)
+        units = [
+            askable(reported, self._doubts[reported.unit], now_s)
+            for reported in everything
+            if self._rests_until_s.get(reported.unit, 0.0) <= now_s
         ]
-        elsewhere = stand_elsewhere(looks, {unit: kept.line for unit, kept in self._kept.items()})
+        elsewhere = stand_elsewhere(units, {unit: kept.line for unit, kept in self._kept.items()})
         lost = {unit for unit, apart in self._apart.items() if apart.is_lost(now_s)}
-        return next_visit(looks, self._rounds, self._every_rounds, elsewhere | lost, self._visited_s)
+        return next_visit(units, self._rounds, self._every_rounds, elsewhere | lost, self._visited_s)
 
-    def _look_at(self, look: UnitLook, now_s: float) -> None:
+    def _update_trust(self, reported: UnitClaims, now_s: float) -> None:
         """Update the trust in a unit's holders: how long claims to the kept lineage are unproven, and which holders were found
         lying.
         """
-        unit, kept, apart = look.unit, self._kept.get(look.unit), self._apart.get(look.unit)
-        credible = believable(look, self._doubts[unit], now_s)
-        self._is_held[unit] = bool(credible.told)
-        not_counted = frozenset(look.holders) - frozenset(credible.holders)
+        unit, kept, apart = reported.unit, self._kept.get(reported.unit), self._apart.get(reported.unit)
+        credible = believable(reported, self._doubts[unit], now_s)
+        self._is_held[unit] = bool(credible.claims)
+        not_counted = frozenset(reported.holders) - frozenset(credible.holders)
         if kept is not None and apart is not None:
-            looked = looked_apart(apart, credible.told, kept.line, now_s)
+            looked = advance_time(apart, credible.claims, kept.line, now_s)
             if looked is None:
                 del self._apart[unit]
             else:
                 self._apart[unit] = looked
-                over = looked.claims(credible.told, kept.line) if looked.is_word_over else ()
+                over = looked.claims(credible.claims, kept.line) if looked.is_word_over else ()
                 if not self._not_counted.get(unit, frozenset()).issuperset(over):
                     _log.warning("holder_not_counted", reason=word_over_sentence(unit, over, looked))
                 not_counted |= frozenset(over)
@@ -207,7 +207,7 @@ class UnitKeeper:
             self._view.not_counted(unit, not_counted)
 
     async def _restore(self) -> None:
-        while not self._view.looks():
+        while not self._view.units():
             await trio.sleep(_LOOK_EVERY_S)
         for unit, place in self._places.items():
             try:
@@ -227,10 +227,10 @@ class UnitKeeper:
         await chain.restore()
         return chain
 
-    async def visit(self, look: UnitLook) -> None:
-        """Fetch what the holders of a unit have. Raises as `trail`; results fetched before the error are kept."""
-        async with self._opens[look.unit]:
-            await self._visit(look)
+    async def visit(self, reported: UnitClaims) -> None:
+        """Fetch what the holders of a unit have. Raises as `follow`; results fetched before the error are kept."""
+        async with self._opens[reported.unit]:
+            await self._visit(reported)
 
     async def newest(self, unit: UnitName) -> UnitState | None:
         """The state of a unit that can be served, whole in memory, for a checkpoint. Waits for a visit in progress. None if nothing
@@ -241,21 +241,25 @@ class UnitKeeper:
         """
         async with self._opens[unit]:
             place = self._places[unit]
-            if unit in self._beside and self._given(unit) is self._beside[unit] and place.beside is not None:
-                place = place.beside
+            if (
+                unit in self._holders_lineage
+                and self._given(unit) is self._holders_lineage[unit]
+                and place.holders_lineage is not None
+            ):
+                place = place.holders_lineage
             if LOG_NAME not in await place.storage.list_names(LOG_NAME):
                 return None
             chain = await self._opened(place)
         return chain.state if chain.head.index and chain.is_sound else None
 
-    async def _visit(self, look: UnitLook) -> None:
-        unit, place = look.unit, self._places[look.unit]
+    async def _visit(self, reported: UnitClaims) -> None:
+        unit, place = reported.unit, self._places[reported.unit]
         chain = await self._opened_or_new(unit, place)
-        await self._view.reach(look.holders)
+        await self._view.reach(reported.holders)
         before = chain.head.commit
         try:
             for _ in range(_WAYS):
-                if not await self._bring(chain, askable(look, self._doubts[unit], trio.current_time())):
+                if not await self._bring(chain, askable(reported, self._doubts[unit], trio.current_time())):
                     break
         finally:
             if chain.head.index:
@@ -264,8 +268,8 @@ class UnitKeeper:
             if chain.head.commit == before:
                 self._rests_until_s[unit] = trio.current_time() + _REST_S
         await self._keep_apart(unit)
-        if place.beside is not None:
-            await self._visit_beside(look, place.beside)
+        if place.holders_lineage is not None:
+            await self._visit_other_lineage(reported, place.holders_lineage)
 
     async def _opened_or_new(self, unit: UnitName, place: KeptPlace) -> UnitChain:
         try:
@@ -276,36 +280,36 @@ class UnitKeeper:
             await _clear(place.storage)
             return await self._opened(place)
 
-    async def _bring(self, chain: UnitChain, look: UnitLook) -> bool:
+    async def _bring(self, chain: UnitChain, reported: UnitClaims) -> bool:
         line, found = _line_of(chain), list[DonorAnswer]()
         spine = self._view.spine()
         try:
-            return await trail(self._network, chain, look.holders, may_leave=True, spine=spine, asked=found.append)
+            return await follow(self._network, chain, reported.holders, may_leave=True, spine=spine, asked=found.append)
         finally:
             # Also after a bad answer of one holder: the other holders' answers count all the same.
-            self._judge(look, line, found)
+            self._judge(reported, line, found)
             if chain.head.commit == line.head:
-                self._note_shown(look.unit, line, found)
+                self._note_shown(reported.unit, line, found)
 
-    async def _visit_beside(self, look: UnitLook, place: KeptPlace) -> None:
+    async def _visit_other_lineage(self, reported: UnitClaims, place: KeptPlace) -> None:
         """Fetch the holders' lineage if the kept one is lost. The kept one stays on disk: the other may be made up, and its holders
         may only be away.
         """
-        unit, apart = look.unit, self._apart.get(look.unit)
+        unit, apart = reported.unit, self._apart.get(reported.unit)
         if apart is None:
-            self._beside.pop(unit, None)
+            self._holders_lineage.pop(unit, None)
             await _clear(place.storage)
             return
         if not apart.is_lost(trio.current_time()):
             return
         chain = await self._opened_or_new(unit, place)
-        others = look.without(apart.claims(look.told, self._kept[unit].line))
+        others = reported.without(apart.claims(reported.claims, self._kept[unit].line))
         # Of several other lineages follow the preferred one, but none without a holder.
-        is_lost = not apart.claims(others.told, _line_of(chain))
+        is_lost = not apart.claims(others.claims, _line_of(chain))
         before, spine, found = chain.head.commit, self._view.spine(), list[DonorAnswer]()
         try:
             for _ in range(_WAYS):
-                if not await trail(
+                if not await follow(
                     self._network,
                     chain,
                     others.holders,
@@ -316,22 +320,22 @@ class UnitKeeper:
                 ):
                     break
         finally:
-            self._judge(look, None, found)
+            self._judge(reported, None, found)
             if chain.head.index:
-                self._beside[unit] = _Kept(chain)
+                self._holders_lineage[unit] = _Kept(chain)
                 if chain.head.commit != before:
                     self._note(chain)
 
-    def _judge(self, look: UnitLook, line: KeptLine | None, found: Sequence[DonorAnswer]) -> None:
+    def _judge(self, reported: UnitClaims, line: KeptLine | None, found: Sequence[DonorAnswer]) -> None:
         """Stop asking holders for a while if they did not show what they claimed, or gave no useful answer. `line` is the kept
         lineage at the time of asking; None on the holders' own lineage, whose claims were judged already.
         """
-        unit, doubts, now_s = look.unit, self._doubts[look.unit], trio.current_time()
-        told = {each.peer: each for each in look.told}
+        unit, doubts, now_s = reported.unit, self._doubts[reported.unit], trio.current_time()
+        claims = {each.peer: each for each in reported.claims}
         for each in found:
             shown, lie = {link.commit: link.index for link in each.links}, ""
             if line is not None and not each.refused:
-                lie = not_shown(unit, told[each.donor], line, shown)
+                lie = not_shown(unit, claims[each.donor], line, shown)
             if lie or each.is_lie:
                 _log.warning("holder_not_counted", reason=lie or f"{peer_name(each.donor)}: {each.refused}")
             if lie or each.refused:
@@ -359,9 +363,9 @@ class UnitKeeper:
 
     def _given(self, unit: UnitName) -> _Kept | None:
         """The copy of a unit to serve: the lineage of its live holders, or the preferred one if nobody holds it."""
-        apart, beside = self._apart.get(unit), self._beside.get(unit)
+        apart, other = self._apart.get(unit), self._holders_lineage.get(unit)
         is_lost = apart is not None and apart.is_lost(trio.current_time()) and self._is_held.get(unit, False)
-        return beside if is_lost and beside is not None else self._kept.get(unit)
+        return other if is_lost and other is not None else self._kept.get(unit)
 
     def _note(self, chain: UnitChain) -> None:
         unit, given = chain.tools.unit, self._given(chain.tools.unit)
@@ -372,8 +376,8 @@ class UnitKeeper:
 
     def _tell(self, unit: UnitName) -> None:
         given = self._given(unit)
-        if given is not None and given.line.index != self._told_rounds.get(unit):
-            self._told_rounds[unit] = given.line.index
+        if given is not None and given.line.index != self._announced_rounds.get(unit):
+            self._announced_rounds[unit] = given.line.index
             self._view.kept(unit, given.line.index)
 
     async def serve_fetch(self, sender: PeerId, stream: Stream) -> None:

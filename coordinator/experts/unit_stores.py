@@ -45,7 +45,8 @@ def kept_places(tools: PlacementContext) -> Mapping[UnitName, KeptPlace]:
     schemas, folder = manifest.unit_schemas(), tools.run.folder / UNIT_FOLDER
     return {
         unit: replace(
-            _place(tools, schemas[unit], folder / unit), beside=_place(tools, schemas[unit], folder / f"{unit}.beside")
+            _place(tools, schemas[unit], folder / unit),
+            holders_lineage=_place(tools, schemas[unit], folder / f"{unit}.beside"),
         )
         for unit in manifest.parts
     }

@@ -260,11 +260,11 @@ class ChainLog:
         after_ours = self._head.index + 1
         if head == NO_COMMIT and orphan_index is None:
             return after_ours
-        told = max(index, orphan_index or 0)
-        here = told + 1 if orphan_index is None else orphan_index
+        reported = max(index, orphan_index or 0)
+        here = reported + 1 if orphan_index is None else orphan_index
         if here > after_ours:
             return after_ours
-        return max(1, here - max(_STEP_BACK, min(after_ours, told) - here))
+        return max(1, here - max(_STEP_BACK, min(after_ours, reported) - here))
 
     def grown(self, new: Sequence[Verified]) -> Growth:
         """The log with what `verify` returned added. Write it to the ledger before `take` makes it count."""

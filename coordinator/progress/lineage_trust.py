@@ -74,7 +74,7 @@ def doubt_after(before: Doubt | None, took_s: float, now_s: float, *, is_lie: bo
     return Doubt(now_s + max(lie_rest_s, REST_PER_ASKED * took_s), lies)
 
 
-def not_shown(unit: UnitName, told: HolderClaim, line: KeptLine, shown: Mapping[CommitId, int]) -> str:
+def not_shown(unit: UnitName, claimed: HolderClaim, line: KeptLine, shown: Mapping[CommitId, int]) -> str:
     """A sentence about a commit that a holder claimed and did not show. Empty if it has shown it, or need not.
 
     Args:
@@ -82,11 +82,11 @@ def not_shown(unit: UnitName, told: HolderClaim, line: KeptLine, shown: Mapping[
         shown: the commits for which it gave certificates, starting from a commit of that lineage, with their indices.
     """
     newest = max(shown.values(), default=line.index)
-    if told.index <= newest and (line.has(told.commit) or told.commit in shown):
+    if claimed.index <= newest and (line.has(claimed.commit) or claimed.commit in shown):
         return ""
-    name = peer_name(told.peer)
+    name = peer_name(claimed.peer)
     return (
-        f"{name} reports round {told.index} of {unit}, at commit {told.commit[:4].hex() or 'none'}, but shows no such commit; "
+        f"{name} reports round {claimed.index} of {unit}, at commit {claimed.commit[:4].hex() or 'none'}, but shows no such commit; "
         f"its newest one is of round {newest}: its reports of {unit} do not count for now"
     )
 
@@ -122,9 +122,9 @@ class OtherLineage:
         """Whether the kept lineage has had no holder for longer than a restart takes. The host then follows the holders' lineage."""
         return self.lost_since_s is not None and now_s - self.lost_since_s >= PATIENCE_S
 
-    def claims(self, told: Collection[HolderClaim], line: KeptLine) -> tuple[PeerId, ...]:
+    def claims(self, claimed: Collection[HolderClaim], line: KeptLine) -> tuple[PeerId, ...]:
         """The peers that claim to stand on the kept lineage after the fork."""
-        return tuple(each.peer for each in told if line.places.get(each.commit, 0) > self.fork_index)
+        return tuple(each.peer for each in claimed if line.places.get(each.commit, 0) > self.fork_index)
 
 
 def shown_apart(before: OtherLineage | None, line: KeptLine, fork_index: int, index: int, now_s: float) -> OtherLineage:
@@ -135,15 +135,15 @@ def shown_apart(before: OtherLineage | None, line: KeptLine, fork_index: int, in
     return replace(before, fork_index=min(before.fork_index, fork_index), index=max(before.index, index))
 
 
-def looked_apart(
-    before: OtherLineage, told: Collection[HolderClaim], line: KeptLine, now_s: float
+def advance_time(
+    before: OtherLineage, claimed: Collection[HolderClaim], line: KeptLine, now_s: float
 ) -> OtherLineage | None:
     """Advance the time, given the claims of trusted live holders. None once the kept lineage has another head. Time does not count
     while no holder stands on another lineage, and a unit without holders proves nothing.
     """
     if before.head != line.head:
         return None
-    standing = [each for each in told if each.commit != NO_COMMIT]
+    standing = [each for each in claimed if each.commit != NO_COMMIT]
     if not standing:
         return replace(before, looked_s=now_s)
     if all(line.has(each.commit) for each in standing):

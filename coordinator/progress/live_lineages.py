@@ -111,11 +111,11 @@ def _still(before: LiveLineages, tree: CommitTree, known: frozenset[CommitId], n
     fork, index = tree.common(best, held), tree.nodes[held].link.index
     claimed = frozenset(head for head in known - elsewhere if head != fork and tree.path(fork or tree.root, head))
     if was is None or was.best != best:
-        return Still(best, now_s, max(_indices_beside(tree, best).values()), index, claimed)
+        return Still(best, now_s, max(_other_indices(tree, best).values()), index, claimed)
     return replace(was, index=index, claimed=claimed)
 
 
-def _indices_beside(tree: CommitTree, best: CommitId) -> dict[CommitId, int]:
+def _other_indices(tree: CommitTree, best: CommitId) -> dict[CommitId, int]:
     """Indices of the commits outside the lineage that ends at `best`."""
     preferred = {tree.root, best, *(node.link.parent for node in tree.path(tree.root, best) or ())}
     return {commit: node.link.index for commit, node in tree.nodes.items() if commit not in preferred}
@@ -143,12 +143,12 @@ def restored(tree: CommitTree, counted: frozenset[CommitId], now_s: float, seen:
 
 def _still_since_seen(tree: CommitTree, now_s: float, seen: Seen) -> Still | None:
     best = best_head(tree)
-    beside = _indices_beside(tree, best)
-    came = {commit: seen.unix_s[commit] for commit in (best, *beside) if commit in seen.unix_s}
+    others = _other_indices(tree, best)
+    came = {commit: seen.unix_s[commit] for commit in (best, *others) if commit in seen.unix_s}
     if best not in came or len(came) < 2:
         return None
-    since_unix_s = max(came[best], min(came[commit] for commit in beside if commit in came))
-    first_index = max(index for commit, index in beside.items() if came.get(commit, since_unix_s) <= since_unix_s)
+    since_unix_s = max(came[best], min(came[commit] for commit in others if commit in came))
+    first_index = max(index for commit, index in others.items() if came.get(commit, since_unix_s) <= since_unix_s)
     # While the host was down nobody could show it anything, so at least one PATIENCE_S is left for that.
     still_s = min(max(0.0, seen.now_unix_s - since_unix_s), STILL_S - PATIENCE_S)
     return Still(best, now_s - still_s, first_index, first_index, frozenset(), now_s + PATIENCE_S)

@@ -15,9 +15,9 @@ from coordinator.ledger.ledger import CheckpointRow, LossPoint
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import RunState
 from coordinator.progress.stage_commits import StageCommits, counted_everywhere, partial_lanes
-from coordinator.progress.stage_view import LaneLook, PipelineLook, StageLook, pipeline_look
+from coordinator.progress.stage_view import LaneSummary, PipelineSummary, StageSummary, pipeline_summary
 from coordinator.progress.unit_holders import UnitHolders
-from protocol.estimates.eta import PACE_ROUNDS, PacePoint, time_left_s
+from protocol.estimates.eta import ETA_ROUNDS, ProgressPoint, time_left_s
 from protocol.host.reports import PeerReport
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -152,7 +152,7 @@ def root_by_majority(peers: Mapping[PeerId, PeerEntry], commit: CommitId) -> Roo
 
 def eta_s(rounds: Sequence[TimedRound], total_tokens: int, target_tokens: int) -> float | None:
     """Seconds until the target at the speed of the latest rounds; None before the second round."""
-    points = [PacePoint(timed.total_tokens, timed.seen_unix_s) for timed in rounds[-PACE_ROUNDS:]]
+    points = [ProgressPoint(timed.total_tokens, timed.seen_unix_s) for timed in rounds[-ETA_ROUNDS:]]
     return time_left_s(points, total_tokens, target_tokens)
 
 
@@ -234,12 +234,12 @@ def _unit_json(unit: UnitHolders) -> Json:
     }
 
 
-def lanes_and_stages(picture: RunPicture, now_s: float) -> PipelineLook:
+def lanes_and_stages(picture: RunPicture, now_s: float) -> PipelineSummary:
     """Lanes and stages of a pipeline run; empty for any other run."""
     if not picture.are_stages:
-        return PipelineLook()
+        return PipelineSummary()
     live = {peer: picture.peers[peer].report for peer in live_peers(picture.peers, now_s)}
-    return pipeline_look(picture.units, live)
+    return pipeline_summary(picture.units, live)
 
 
 def tokens_per_s(picture: RunPicture, now_s: float) -> float:
@@ -249,17 +249,17 @@ def tokens_per_s(picture: RunPicture, now_s: float) -> float:
     return sum(picture.peers[peer].report.tokens_per_s for peer in live_peers(picture.peers, now_s))
 
 
-def _lane_json(lane: LaneLook) -> Json:
+def _lane_json(lane: LaneSummary) -> Json:
     return {"lane": lane.number, "members": [list(stage) for stage in lane.members], "tokens_per_s": lane.tokens_per_s}
 
 
-def _stage_json(stage: StageLook) -> Json:
+def _stage_json(stage: StageSummary) -> Json:
     return {
         "unit": stage.unit,
         "serving": stage.num_serving,
         "spare": stage.num_spare,
         "tokens_per_s": stage.tokens_per_s,
-        "could_tokens_per_s": stage.could_tokens_per_s,
+        "could_tokens_per_s": stage.capacity_tokens_per_s,
         "bottleneck": stage.is_bottleneck,
     }
 

@@ -15,7 +15,7 @@ from protocol.ids import PeerId, UnitName
 
 
 @dataclass(frozen=True, slots=True)
-class LaneLook:
+class LaneSummary:
     """A lane as its members report it: the peer that serves each stage, and tokens per second of the lane."""
 
     number: int
@@ -24,7 +24,7 @@ class LaneLook:
 
 
 @dataclass(frozen=True, slots=True)
-class StageLook:
+class StageSummary:
     """A stage: replicas that serve in lanes, spare replicas, the lanes' throughput, and the capacity of all replicas together. Both
     are tokens per second, 0 while unknown. Also whether it is the bottleneck.
     """
@@ -33,16 +33,16 @@ class StageLook:
     num_serving: int
     num_spare: int
     tokens_per_s: float
-    could_tokens_per_s: float
+    capacity_tokens_per_s: float
     is_bottleneck: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineLook:
+class PipelineSummary:
     """All lanes and stages; empty in a run without stages."""
 
-    lanes: tuple[LaneLook, ...] = ()
-    stages: tuple[StageLook, ...] = ()
+    lanes: tuple[LaneSummary, ...] = ()
+    stages: tuple[StageSummary, ...] = ()
 
     @property
     def tokens_per_s(self) -> float:
@@ -50,36 +50,38 @@ class PipelineLook:
         return sum(lane.tokens_per_s for lane in self.lanes)
 
 
-def pipeline_look(units: Sequence[UnitHolders], live: Mapping[PeerId, PeerReport]) -> PipelineLook:
+def pipeline_summary(units: Sequence[UnitHolders], live: Mapping[PeerId, PeerReport]) -> PipelineSummary:
     """The stages with their holders, and the lanes that live peers report."""
     numbers = sorted({report.lane for report in live.values() if report.lane is not None})
     lanes = tuple(_lane(number, units, live) for number in numbers)
     stages = [_stage(place, unit, lanes, live) for place, unit in enumerate(units)]
     slowest = _bottleneck(stages)
-    return PipelineLook(lanes, tuple(replace(stage, is_bottleneck=stage.unit == slowest) for stage in stages))
+    return PipelineSummary(lanes, tuple(replace(stage, is_bottleneck=stage.unit == slowest) for stage in stages))
 
 
-def _lane(number: int, units: Sequence[UnitHolders], live: Mapping[PeerId, PeerReport]) -> LaneLook:
+def _lane(number: int, units: Sequence[UnitHolders], live: Mapping[PeerId, PeerReport]) -> LaneSummary:
     members = tuple(
         tuple(peer for peer in unit.holders if peer in live and live[peer].lane == number) for unit in units
     )
     speeds = [live[peer].tokens_per_s for stage in members for peer in stage]
-    return LaneLook(number, members, sum(speeds) / len(speeds) if speeds else 0.0)
+    return LaneSummary(number, members, sum(speeds) / len(speeds) if speeds else 0.0)
 
 
-def _stage(place: int, unit: UnitHolders, lanes: Sequence[LaneLook], live: Mapping[PeerId, PeerReport]) -> StageLook:
+def _stage(
+    place: int, unit: UnitHolders, lanes: Sequence[LaneSummary], live: Mapping[PeerId, PeerReport]
+) -> StageSummary:
     there = [lane for lane in lanes if lane.members[place]]
     serving = sum(len(lane.members[place]) for lane in there)
-    could = sum(live[peer].could_tokens_per_s for peer in unit.holders if peer in live)
+    capacity = sum(live[peer].could_tokens_per_s for peer in unit.holders if peer in live)
     does = sum(lane.tokens_per_s for lane in there)
-    return StageLook(unit.unit, serving, len(unit.holders) - serving, does, could)
+    return StageSummary(unit.unit, serving, len(unit.holders) - serving, does, capacity)
 
 
-def _bottleneck(stages: Sequence[StageLook]) -> UnitName | None:
+def _bottleneck(stages: Sequence[StageSummary]) -> UnitName | None:
     """A stage without a holder; otherwise the stage with the least capacity, once all are known."""
     empty = [stage for stage in stages if not stage.num_serving + stage.num_spare]
     if empty:
         return empty[0].unit
-    if len(stages) < 2 or not all(stage.could_tokens_per_s for stage in stages):
+    if len(stages) < 2 or not all(stage.capacity_tokens_per_s for stage in stages):
         return None
-    return min(stages, key=lambda stage: stage.could_tokens_per_s).unit
+    return min(stages, key=lambda stage: stage.capacity_tokens_per_s).unit

@@ -32,7 +32,7 @@ from coordinator.progress.run_view import (
     missed,
 )
 from coordinator.progress.unit_holders import UnitHolders, check_claims, founding_units, without_rosters
-from coordinator.progress.unit_keeper_core import UnitLook, unit_looks
+from coordinator.progress.unit_keeper_core import UnitClaims, unit_claims
 from coordinator.progress.unit_watch import UnitWatch
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.host.calls import NO_COMMIT, START_DOMAIN, RunNews
@@ -96,7 +96,7 @@ class RunTracker:
         self._loss_points: list[LossPoint] = []
         self._checkpoints: tuple[CheckpointRow, ...] = ()
         self._missing: dict[PeerId, MissingCommits] = {}
-        self._refused_told: set[str] = set()
+        self._refused_logged: set[str] = set()
         self._unlinked: list[MissingCommits] = []
         self._num_bans = 0
         self._parts = run.manifest.parts
@@ -241,12 +241,12 @@ class RunTracker:
         is_under_way = self._state.phase is Phase.TRAINING
         return (self._units.paused_because(self.units_held()) if is_under_way else "") or self._reason
 
-    def unit_looks(self) -> tuple[UnitLook, ...]:
+    def unit_claims(self) -> tuple[UnitClaims, ...]:
         """The experts or stages as their live holders report them; empty before the start and in a run without."""
         if self._chain is None:
             return ()
         live = live_peers(self._peers, self._clock.monotonic_s())
-        return unit_looks(self._parts, {peer: self._peers[peer].report for peer in live})
+        return unit_claims(self._parts, {peer: self._peers[peer].report for peer in live})
 
     def spine_view(self) -> SpineView | None:
         """The spine's lineage that is followed here; None before the start."""
@@ -431,8 +431,8 @@ class RunTracker:
     def _check_refused(self, peer: PeerId, refused: Sequence[Refused]) -> None:
         """Refuse a peer that made too many commits on one base. A peer that only forwards them is accepted without them."""
         for each in refused:
-            if each.found not in self._refused_told:
-                self._refused_told.add(each.found)
+            if each.found not in self._refused_logged:
+                self._refused_logged.add(each.found)
                 _log.warning("commit_refused", reason=f"{each.found} are recorded already, and no more are taken")
             if peer in each.members:
                 raise RemoteProtocolError(

@@ -122,8 +122,8 @@ def unproven(report: PeerReport, parts: Sequence[UnitName]) -> tuple[UnitName, .
 
 def claim_sentence(name: str, units: Sequence[UnitName]) -> str:
     """The host's sentence about such a peer."""
-    told = ", ".join(units)
-    return f"{name} says that it holds {told}, but reports no state of it: it does not count as a holder"
+    named = ", ".join(units)
+    return f"{name} says that it holds {named}, but reports no state of it: it does not count as a holder"
 
 
 def units_held(

@@ -12,35 +12,35 @@ from protocol.ids import CommitId, PeerId, UnitName
 
 
 @dataclass(frozen=True, slots=True)
-class UnitLook:
+class UnitClaims:
     """A unit as its live holders report it, the holder with the most rounds first."""
 
     unit: UnitName
-    told: tuple[HolderClaim, ...] = ()
+    claims: tuple[HolderClaim, ...] = ()
 
     @property
     def index(self) -> int:
         """The newest round that any holder reports."""
-        return self.told[0].index if self.told else 0
+        return self.claims[0].index if self.claims else 0
 
     @property
     def holders(self) -> tuple[PeerId, ...]:
         """The peers that report holding it."""
-        return tuple(each.peer for each in self.told)
+        return tuple(each.peer for each in self.claims)
 
-    def without(self, peers: Collection[PeerId]) -> UnitLook:
+    def without(self, peers: Collection[PeerId]) -> UnitClaims:
         """The same without these peers."""
-        return replace(self, told=tuple(each for each in self.told if each.peer not in peers))
+        return replace(self, claims=tuple(each for each in self.claims if each.peer not in peers))
 
 
-def unit_looks(parts: Sequence[UnitName], live: Mapping[PeerId, PeerReport]) -> tuple[UnitLook, ...]:
+def unit_claims(parts: Sequence[UnitName], live: Mapping[PeerId, PeerReport]) -> tuple[UnitClaims, ...]:
     """All experts or stages as these peers report them, including those without a holder."""
-    looks = []
+    units = []
     for unit in parts:
         found = {peer: part for peer, report in live.items() for part in standings(report) if part.unit == unit}
-        told = {peer: part.index for peer, part in found.items()}
-        looks.append(look_of(unit, told, {peer: part.state_commit for peer, part in found.items()}))
-    return tuple(looks)
+        indices = {peer: part.index for peer, part in found.items()}
+        units.append(claims_on(unit, indices, {peer: part.state_commit for peer, part in found.items()}))
+    return tuple(units)
 
 
 def standings(report: PeerReport) -> tuple[UnitStanding, ...]:
@@ -52,29 +52,29 @@ def standings(report: PeerReport) -> tuple[UnitStanding, ...]:
     return (UnitStanding(report.unit, report.state_commit, report.state_root, report.index), *report.beside)
 
 
-def look_of(unit: UnitName, told: Mapping[PeerId, int], commits: Mapping[PeerId, CommitId]) -> UnitLook:
+def claims_on(unit: UnitName, indices: Mapping[PeerId, int], commits: Mapping[PeerId, CommitId]) -> UnitClaims:
     """A unit from its live holders' reported rounds and commits."""
-    holders = sorted(told, key=lambda peer: (-told[peer], peer))
-    return UnitLook(unit, tuple(HolderClaim(peer, told[peer], commits[peer]) for peer in holders))
+    holders = sorted(indices, key=lambda peer: (-indices[peer], peer))
+    return UnitClaims(unit, tuple(HolderClaim(peer, indices[peer], commits[peer]) for peer in holders))
 
 
-def askable(look: UnitLook, doubts: Mapping[PeerId, Doubt], now_s: float) -> UnitLook:
+def askable(reported: UnitClaims, doubts: Mapping[PeerId, Doubt], now_s: float) -> UnitClaims:
     """The unit as reported by holders that may be asked now."""
-    return look.without({peer for peer, doubt in doubts.items() if now_s < doubt.until_s})
+    return reported.without({peer for peer, doubt in doubts.items() if now_s < doubt.until_s})
 
 
-def believable(look: UnitLook, doubts: Mapping[PeerId, Doubt], now_s: float) -> UnitLook:
+def believable(reported: UnitClaims, doubts: Mapping[PeerId, Doubt], now_s: float) -> UnitClaims:
     """The unit as reported by holders that have not just lied. A holder that does not answer may still tell the truth."""
-    return look.without({peer for peer, doubt in doubts.items() if doubt.num_lies and now_s < doubt.until_s})
+    return reported.without({peer for peer, doubt in doubts.items() if doubt.num_lies and now_s < doubt.until_s})
 
 
 def next_visit(
-    looks: Sequence[UnitLook],
+    units: Sequence[UnitClaims],
     kept: Mapping[UnitName, int],
     every_rounds: int,
     elsewhere: Collection[UnitName] = (),
     visited_s: Mapping[UnitName, float] | None = None,
-) -> UnitLook | None:
+) -> UnitClaims | None:
     """The unit to fetch now: the one not visited for longest, then the one that is furthest behind. None if all may wait.
 
     Args:
@@ -85,26 +85,30 @@ def next_visit(
         visited_s: time of the last visit to each unit. Holders may exaggerate how far ahead a unit is, so that alone must not
             decide.
     """
-    ahead = {look.unit: look.index - kept.get(look.unit, 0) for look in looks if look.holders}
-    due = [look for look in looks if ahead.get(look.unit, 0) >= (every_rounds if len(look.holders) > 1 else 1)]
-    apart = [look for look in looks if look.unit in elsewhere and look.holders and look not in due]
+    ahead = {reported.unit: reported.index - kept.get(reported.unit, 0) for reported in units if reported.holders}
+    due = [
+        reported
+        for reported in units
+        if ahead.get(reported.unit, 0) >= (every_rounds if len(reported.holders) > 1 else 1)
+    ]
+    apart = [reported for reported in units if reported.unit in elsewhere and reported.holders and reported not in due]
     last = visited_s or {}
 
-    def order(look: UnitLook) -> tuple[float, int, int]:
-        return -last.get(look.unit, 0.0), ahead[look.unit], -len(look.holders)
+    def order(reported: UnitClaims) -> tuple[float, int, int]:
+        return -last.get(reported.unit, 0.0), ahead[reported.unit], -len(reported.holders)
 
     return max([*due, *apart], key=order, default=None)
 
 
-def stand_elsewhere(looks: Sequence[UnitLook], lines: Mapping[UnitName, KeptLine]) -> frozenset[UnitName]:
+def stand_elsewhere(units: Sequence[UnitClaims], lines: Mapping[UnitName, KeptLine]) -> frozenset[UnitName]:
     """Units with a holder off the kept lineage, at a round not newer than the kept one. A newer round may be the next one, so it
     can wait.
     """
     return frozenset(
-        look.unit
-        for look in looks
-        for each in look.told
-        if (line := lines.get(look.unit)) is not None and each.index <= line.index and not line.has(each.commit)
+        reported.unit
+        for reported in units
+        for each in reported.claims
+        if (line := lines.get(reported.unit)) is not None and each.index <= line.index and not line.has(each.commit)
     )
 
 

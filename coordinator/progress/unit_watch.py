@@ -37,7 +37,7 @@ class UnitWatch:
     def __init__(self, parts: Sequence[UnitName], *, are_stages: bool) -> None:
         self._parts = parts
         self._are_stages = are_stages
-        self._told: dict[PeerId, Mapping[UnitName, int]] = {}
+        self._reported: dict[PeerId, Mapping[UnitName, int]] = {}
         """Newest round of each unit that each peer ever reported."""
 
         self._not_counted: dict[UnitName, frozenset[PeerId]] = {}
@@ -53,7 +53,7 @@ class UnitWatch:
 
     def heard(self, peer: PeerId, report: PeerReport) -> None:
         """Take a peer's report: the units that it holds, and its position there."""
-        self._told[peer] = newest_rounds(self._told.get(peer, {}), report, self._parts)
+        self._reported[peer] = newest_rounds(self._reported.get(peer, {}), report, self._parts)
         units = unproven(report, self._parts)
         if units and self._unproven.get(peer) != units:
             _log.warning("holder_not_counted", reason=claim_sentence(peer_name(peer), units))
@@ -63,13 +63,15 @@ class UnitWatch:
         """Ignore these peers as holders of the unit: they did not show what they claimed. Rounds that they reported do not count."""
         self._not_counted[unit] = peers
         for peer in peers:
-            self._told[peer] = {told: index for told, index in self._told.get(peer, {}).items() if told != unit}
+            self._reported[peer] = {
+                reported: index for reported, index in self._reported.get(peer, {}).items() if reported != unit
+            }
 
     @property
     def _newest_rounds(self) -> Mapping[UnitName, int]:
         newest: dict[UnitName, int] = {}
-        for peer, told in self._told.items():
-            for unit, index in told.items():
+        for peer, reported in self._reported.items():
+            for unit, index in reported.items():
                 if peer not in self._not_counted.get(unit, frozenset()):
                     newest[unit] = max(index, newest.get(unit, 0))
         return newest

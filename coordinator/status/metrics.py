@@ -17,7 +17,7 @@ from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase
 from coordinator.progress.run_view import RunPicture, lanes_and_stages, live_peers, mean_train_loss, tokens_per_s
 from coordinator.progress.stage_commits import partial_lanes
-from coordinator.progress.stage_view import StageLook
+from coordinator.progress.stage_view import StageSummary
 from coordinator.progress.unit_holders import UnitHolders
 
 
@@ -85,7 +85,7 @@ def _units(value: Callable[[UnitHolders], float], moment: Moment) -> Samples:
     return tuple(((unit.unit,), float(value(unit))) for unit in moment.picture.units)
 
 
-def _stages(value: Callable[[StageLook], float], moment: Moment) -> Samples:
+def _stages(value: Callable[[StageSummary], float], moment: Moment) -> Samples:
     stages = lanes_and_stages(moment.picture, moment.now_s).stages
     return tuple(((stage.unit,), float(value(stage))) for stage in stages)
 
@@ -210,7 +210,7 @@ COORDINATOR_METRICS: Final = (
         "potluck_run_stage_could_tokens_per_second",
         "gauge",
         "Throughput of a stage's live replicas if they never waited for other stages; 0 while unknown.",
-        partial(_stages, lambda stage: stage.could_tokens_per_s),
+        partial(_stages, lambda stage: stage.capacity_tokens_per_s),
         ("unit",),
     ),
     CoordinatorMetric(

@@ -109,11 +109,11 @@ class _Pages:
     async def _changes(self) -> AsyncIterator[dict[str, str]]:
         self.streams.number += 1
         try:
-            told = ""
+            sent = ""
             while True:
                 text = json.dumps(self.now(self.source.snapshot()))
-                if text != told:
-                    told = text
+                if text != sent:
+                    sent = text
                     yield {"event": "now", "data": text}
                 await trio.sleep(LOOK_EVERY_S)
         finally:

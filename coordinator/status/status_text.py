@@ -35,8 +35,8 @@ def _of_experts(status: Mapping[str, object]) -> str:
     """The newest held-out loss of each expert on its own documents; empty in a run without experts."""
     curves = status.get("heldout_experts")
     newest = {unit: rows_of(rows) for unit, rows in curves.items()} if isinstance(curves, dict) else {}
-    told = [f"{unit} {bits(rows[-1].get('nats'))}" for unit, rows in newest.items() if rows]
-    return f" ({', '.join(told)})" if told else ""
+    shown = [f"{unit} {bits(rows[-1].get('nats'))}" for unit, rows in newest.items() if rows]
+    return f" ({', '.join(shown)})" if shown else ""
 
 
 def _peer_line(row: Mapping[str, object]) -> str:
@@ -73,30 +73,32 @@ def _missing_line(row: Mapping[str, object]) -> str:
 
 def _stage_line(row: Mapping[str, object]) -> str:
     could = _number(row, "could_tokens_per_s")
-    told = f"{_number(row, 'serving'):.0f} serve, {_number(row, 'spare'):.0f} to spare; "
-    told += f"{_number(row, 'tokens_per_s'):,.0f} tokens/s" + (f" of {could:,.0f} that it could do" if could else "")
-    return f"{row.get('unit')}: {told}{'; the bottleneck' if row.get('bottleneck') else ''}"
+    shown = f"{_number(row, 'serving'):.0f} serve, {_number(row, 'spare'):.0f} to spare; "
+    shown += f"{_number(row, 'tokens_per_s'):,.0f} tokens/s" + (f" of {could:,.0f} that it could do" if could else "")
+    return f"{row.get('unit')}: {shown}{'; the bottleneck' if row.get('bottleneck') else ''}"
 
 
 def _lane_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     members = row.get("members")
     stages = [stage for stage in members if isinstance(stage, list)] if isinstance(members, list) else []
-    told = [" + ".join(str(names.get(peer, peer)) for peer in stage) or "nobody" for stage in stages]
-    return f"lane {row.get('lane')}: {', '.join(told)}; {_number(row, 'tokens_per_s'):,.0f} tokens/s"
+    shown = [" + ".join(str(names.get(peer, peer)) for peer in stage) or "nobody" for stage in stages]
+    return f"lane {row.get('lane')}: {', '.join(shown)}; {_number(row, 'tokens_per_s'):,.0f} tokens/s"
 
 
 def _partial_line(row: Mapping[str, object]) -> str:
     lacking = row.get("lacking")
     where = ", ".join(map(str, lacking)) if isinstance(lacking, list) else "a stage"
-    told = "no commit there counts it, and the other stages count one more round of this lane"
-    return f"lane {row.get('lane')}: round {row.get('round')} is not at {where}: {told}"
+    shown = "no commit there counts it, and the other stages count one more round of this lane"
+    return f"lane {row.get('lane')}: round {row.get('round')} is not at {where}: {shown}"
 
 
 def _bytes_line(units: Mapping[object, object]) -> str:
     """Bytes that the peers moved for each unit since they started."""
     moved = [(unit, row) for unit, row in units.items() if isinstance(row, dict)]
-    told = [f"{unit} {in_bytes(row.get('bytes_up'))} up, {in_bytes(row.get('bytes_down'))} down" for unit, row in moved]
-    return f"moved by the peers: {'; '.join(told)}"
+    shown = [
+        f"{unit} {in_bytes(row.get('bytes_up'))} up, {in_bytes(row.get('bytes_down'))} down" for unit, row in moved
+    ]
+    return f"moved by the peers: {'; '.join(shown)}"
 
 
 def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:

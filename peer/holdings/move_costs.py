@@ -47,7 +47,7 @@ class DownloadRate:
         """None before anything was downloaded."""
         return self._bytes_per_s
 
-    def told(self, progress: DownloadProgress, now_s: float) -> None:
+    def update(self, progress: DownloadProgress, now_s: float) -> None:
         """Record the progress of a download. The first call precedes the first request."""
         begin, before = self._began, self._newest
         self._newest = progress

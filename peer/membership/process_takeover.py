@@ -65,7 +65,7 @@ class DirectoryClaim:
         self._made: deque[bytes] = deque(maxlen=KEPT_RECORDS)
         self._look_at_s = 0.0
 
-    async def make(self, looks: DirectoryPoller, expires_unix_s: float) -> bytes:
+    async def make(self, poller: DirectoryPoller, expires_unix_s: float) -> bytes:
         """The next record. The directory keeps only the latest record of our name, and both processes overwrite each other's. So it
         is read just before each write: only then can each process see the other.
 
@@ -73,10 +73,10 @@ class DirectoryClaim:
             SupersededError: another process with this identity was started after us.
         """
         if trio.current_time() >= self._look_at_s:
-            began_s, found = trio.current_time(), await looks.poll()
+            began_s, found = trio.current_time(), await poller.poll()
             self._look_at_s = look_after_s(found, LOOK_EVERY_S) + began_s if found else 0.0
             self.check(found)
-        network = looks.network
+        network = poller.network
         value = self._roster.record(
             self._signer, self._next_sequence(), expires_unix_s, network.addresses(), network.bulk_addresses()
         )

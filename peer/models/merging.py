@@ -62,7 +62,7 @@ class Merged:
     """
 
     tensors: Mapping[str, torch.Tensor]
-    told: str
+    description: str
     quality: MergedQuality
 
 
@@ -91,11 +91,11 @@ def merge_with_text(
         for step in range(1, tune_steps + 1)
     )
     loss_nats = tune_routers(model, batches)
-    told = f"with routers tuned for {tune_steps} steps to {loss_nats:.3f} nats a token" if tune_steps else ""
+    description = f"with routers tuned for {tune_steps} steps to {loss_nats:.3f} nats a token" if tune_steps else ""
     for expert in without:
         model = without_expert(model, expert)
     quality = merged_quality(model, {expert: text.heldout(expert, HELDOUT_WINDOWS) for expert in model.experts})
-    return Merged(dict(model.state_dict()), told or "with routers made of each expert's text", quality)
+    return Merged(dict(model.state_dict()), description or "with routers made of each expert's text", quality)
 
 
 def holder_model(

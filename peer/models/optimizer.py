@@ -42,7 +42,7 @@ class Optimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class MuonBesideAdamW:
+class MuonWithAdamW:
     """Muon for the matrices inside the model, AdamW for embeddings, head and norms.
 
     Attributes:
@@ -104,4 +104,4 @@ def make_optimizer(inner: InnerSection, schema: TensorSchema, parameters: Sequen
     if inner.optimizer == "adamw":
         return adamw
     muon = Muon(inside, momentum=inner.matrix_momentum, weight_decay=inner.weight_decay)
-    return MuonBesideAdamW(muon, adamw, inner.matrix_rate / inner.learning_rate)
+    return MuonWithAdamW(muon, adamw, inner.matrix_rate / inner.learning_rate)

@@ -48,7 +48,7 @@ class LaneRole:
         holders: returns the live holders of a stage, including this peer.
         index: returns the index of our stage's newest commit.
         why_not: returns why no seat is taken now; empty if one may be.
-        could_tokens_per_s: the stage's capacity if it never had to wait for others; 0 if unknown.
+        capacity_tokens_per_s: the stage's capacity if it never had to wait for others; 0 if unknown.
         owed_tokens: tokens of finished rounds that no commit counted; our stage's next commit is to count them.
         move_reason: why this peer keeps its stage or moves to another; empty until that was decided.
     """
@@ -59,7 +59,7 @@ class LaneRole:
     holders: Callable[[int], Sequence[PeerId]]
     index: Callable[[], int]
     why_not: Callable[[], str]
-    could_tokens_per_s: Callable[[], float] = lambda: 0.0
+    capacity_tokens_per_s: Callable[[], float] = lambda: 0.0
     owed_tokens: Callable[[], int] = lambda: 0
     move_reason: Callable[[], str] = lambda: ""
 
@@ -98,7 +98,7 @@ class LaneService:
             lane=self.lane,
             lane_reason=self.reason,
             move_reason=self.move_reason(),
-            could_tokens_per_s=self.could_tokens_per_s(),
+            could_tokens_per_s=self.capacity_tokens_per_s(),
             owed_tokens=self.owed_tokens(),
             paused=self.paused,
         )
@@ -128,9 +128,9 @@ class LaneService:
         """How the most recent lanes kept here ended, by lane number."""
         return self.keepers.ended
 
-    def could_tokens_per_s(self) -> float:
+    def capacity_tokens_per_s(self) -> float:
         """The stage's capacity in tokens/s if it never had to wait for others; 0 if unknown."""
-        return self._role.could_tokens_per_s()
+        return self._role.capacity_tokens_per_s()
 
     def owed_tokens(self) -> int:
         """Tokens of finished rounds that no commit counted. Our stage's next commit is to count them."""

@@ -101,7 +101,7 @@ class StageShares:
         self._loss_nats: float | None = None
         self._steps: list[float] = []
         self._held_because = ""
-        self._pace = StageThroughput(config.num_micro_batches, config.step_tokens)
+        self._throughput = StageThroughput(config.num_micro_batches, config.step_tokens)
 
     @property
     def index(self) -> int:
@@ -138,17 +138,17 @@ class StageShares:
 
     def worked(self, work: Pass | None, busy_s: float) -> None:
         """The training process was busy for this long."""
-        self._pace.worked(work, busy_s)
+        self._throughput.worked(work, busy_s)
 
     @property
-    def could_tokens_per_s(self) -> float:
+    def capacity_tokens_per_s(self) -> float:
         """This stage's capacity here if it never had to wait for others; 0 if unknown."""
-        return self._pace.tokens_per_s
+        return self._throughput.tokens_per_s
 
     @property
     def first_pass_s(self) -> float | None:
         """Compute time until the stage's first pass was done; None before that."""
-        return self._pace.first_pass_s
+        return self._throughput.first_pass_s
 
     async def average(self, share: LaneShare) -> torch.Tensor:
         """Contribute the share to its round. Returns the parameters of the next round, (N,). A repeat for a round that is over,

@@ -227,7 +227,7 @@ def _lane_role(
         holders,
         lambda: shares.index,
         control.why_not,
-        lambda: shares.could_tokens_per_s,
+        lambda: shares.capacity_tokens_per_s,
         lambda: shares.owed_tokens,
         lambda: moves.reason,
     )
@@ -274,8 +274,8 @@ async def _run(
     async with trio.open_nursery() as nursery:
         await nursery.start(rounds.run)
         # the other stages' throughputs are in their records, and moves need a recent read of them
-        rhythm = Rhythm(settled_every_s=SETTLED_S - joined.looks.patience_s, bytes_per_s=inf)
-        nursery.start_soon(list_peers, joined.looks, listed, rhythm)
+        rhythm = Rhythm(settled_every_s=SETTLED_S - joined.poller.patience_s, bytes_per_s=inf)
+        nursery.start_soon(list_peers, joined.poller, listed, rhythm)
         with life.departure.ends():
             async with trio.open_nursery() as work:
                 work.start_soon(_begin, life, control)

@@ -54,7 +54,7 @@ class FirstState:
         self._has_begun = not self._lacks()
 
     @property
-    def told_index(self) -> int:
+    def reported_index(self) -> int:
         """The newest round known from a trusted or verified source."""
         return max(self._host_index(), self._proven_index, self._lost_index())
 
@@ -65,7 +65,7 @@ class FirstState:
 
     def _lacks(self) -> bool:
         return self._lost_index() > 0 or lacks_state(
-            Found(self._chain.head.index, self.told_index, self._is_next_at_hand)
+            Found(self._chain.head.index, self.reported_index, self._is_next_at_hand)
         )
 
     async def wait(self) -> None:
@@ -89,7 +89,7 @@ class FirstState:
             return ""  # the peer is leaving, which is shown already
         if board.waits_for_download():
             return ""
-        sentence = waiting_sentence(self.told_index, waited_s, is_outbound_only=board.is_outbound_only)
+        sentence = waiting_sentence(self.reported_index, waited_s, is_outbound_only=board.is_outbound_only)
         if sentence:
             board.say("waiting", sentence)
         else:

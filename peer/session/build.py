@@ -112,7 +112,7 @@ async def _open_chain(
     # Given shards may disappear from the disk, so their values are kept. Seeded values can be computed again.
     chain = UnitChain(tools, start, await tools.offload.run(make), None if given else make)
     await chain.restore()
-    if tools.generations.last_look.problems:
+    if tools.generations.last_load.problems:
         await chain.keep()  # damaged files are gone: keep a good copy before the next start needs one
     return chain
 
@@ -142,8 +142,8 @@ def _is_expert(unit: UnitName, config: RunConfig) -> bool:
 
 
 def _found(chain: UnitChain) -> Restored:
-    look = chain.tools.generations.last_look
-    return restored(chain.tree, chain.head.commit, num_damaged=len(look.problems), generation_index=look.index)
+    loaded = chain.tools.generations.last_load
+    return restored(chain.tree, chain.head.commit, num_damaged=len(loaded.problems), generation_index=loaded.index)
 
 
 def whole_anchor(chains: Sequence[UnitChain]) -> torch.Tensor:
@@ -265,7 +265,7 @@ def replay_at_most(results: Codec, grid: ChunkGrid) -> int:
     return 1 + STATE_BYTES_PER_VALUE * grid.num_elements // update_bytes(results, grid)
 
 
-def unit_pace(config: RunConfig, unit: UnitName, units: Sequence[UnitName]) -> tuple[RoundTarget, Stagger]:
+def unit_round_target(config: RunConfig, unit: UnitName, units: Sequence[UnitName]) -> tuple[RoundTarget, Stagger]:
     """The target in ready tokens of a unit's rounds, and their offset from other units' rounds.
 
     Each token belongs to one expert. An expert's rounds take its share of the trunk's target, so they come as often as the trunk's.
@@ -288,7 +288,7 @@ def round_config(
     """The round configuration of one unit of the run for one member."""
     config, schemas = membership.manifest.config, membership.manifest.unit_schemas()
     results, schema = result_codec(config), schemas[unit]
-    target, stagger = unit_pace(config, unit, tuple(schemas))
+    target, stagger = unit_round_target(config, unit, tuple(schemas))
     grid = ChunkGrid(schema.num_elements, config.chunk_elements)
     return RoundConfig(
         run_id=membership.run_id,

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Network
-from averaging.rounds.fetching.download import MAX_DONORS, Told, download_state, download_tools
+from averaging.rounds.fetching.download import MAX_DONORS, OnProgress, download_state, download_tools
 from averaging.rounds.lineage import retention as keeping
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, fetch_commits
@@ -50,7 +50,9 @@ class _Lineage:
     certificates: tuple[Certificate, ...]
 
 
-async def catch_up_by_snapshot(network: Network, chain: UnitChain, donors: Sequence[PeerId], on_progress: Told) -> int:
+async def catch_up_by_snapshot(
+    network: Network, chain: UnitChain, donors: Sequence[PeerId], on_progress: OnProgress
+) -> int:
     """Download a whole state if a replay would move more bytes. The round service replays the commits after it. Returns the newest
     round whose commits were received and verified, 0 without any.
 

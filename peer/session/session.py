@@ -96,5 +96,5 @@ class JoinedSession:
     reporter: Reporter
     is_outbound_only: bool
     experts: OwnParts
-    looks: DirectoryPoller
+    poller: DirectoryPoller
     verifier: Ed25519Verifier = field(default_factory=Ed25519Verifier)

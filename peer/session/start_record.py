@@ -41,15 +41,15 @@ class StartSearch:
         self,
         folder: Path,
         membership: Membership,
-        looks: DirectoryPoller,
+        poller: DirectoryPoller,
         roster: CredentialCache,
         offload: Offload,
         board: StatusBoard,
     ) -> None:
         self._folder = folder
         self._membership = membership
-        self._looks = looks
-        self._network = looks.network
+        self._poller = poller
+        self._network = poller.network
         self._roster = roster
         self._offload = offload
         self._board = board
@@ -65,7 +65,7 @@ class StartSearch:
             self._board.say("waiting", "for the run to start")
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._ask_coordinator, client, reporter)
-                nursery.start_soon(list_peers, self._looks, self._ask_members)
+                nursery.start_soon(list_peers, self._poller, self._ask_members)
                 await self._found.wait()
                 nursery.cancel_scope.cancel()
         self._network.serve_calls(START_CHANNEL, self._answer)

@@ -189,7 +189,7 @@ class Reporter:
         self.last_reply: ReportReply | None = None
 
     @property
-    def told_index(self) -> int:
+    def reported_index(self) -> int:
         """The host's round in its last answer, 0 before the first answer."""
         return self.last_reply.index if self.last_reply is not None else 0
 
@@ -409,8 +409,8 @@ async def _of_experts(
 
 async def _evaluate(measure: Measure, link: ChainLink, anchor_N: torch.Tensor, board: StatusBoard) -> None:
     try:
-        told = spanned(board.spans.record, EVALUATE, "", f"round {link.index}", link.index)
-        with trio.move_on_after(EVALUATE_WITHIN_S), told:
+        span = spanned(board.spans.record, EVALUATE, "", f"round {link.index}", link.index)
+        with trio.move_on_after(EVALUATE_WITHIN_S), span:
             board.heldout.append(await measure(anchor_N, link))
             del board.heldout[:-MAX_HELDOUT_KEPT]
     except PotluckError as error:

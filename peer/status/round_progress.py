@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from protocol.estimates.eta import PACE_ROUNDS, PacePoint, time_left_s
+from protocol.estimates.eta import ETA_ROUNDS, ProgressPoint, time_left_s
 from protocol.rounds.queries import due_at_tokens, due_within_s, ready_tokens
 from protocol.rounds.state import RoundState
 
@@ -13,13 +13,13 @@ class EtaEstimator:
     """Estimates the rate of rounds. Missed rounds count with the next one, which is dated by its creation."""
 
     def __init__(self) -> None:
-        self._points: deque[PacePoint] = deque(maxlen=PACE_ROUNDS)
+        self._points: deque[ProgressPoint] = deque(maxlen=ETA_ROUNDS)
 
     def committed(self, total_tokens: int, unix_s: float) -> None:
         """Note the newest round, after which the run has `total_tokens`. Uses calendar time, because other clocks stop while a
         machine sleeps.
         """
-        self._points.append(PacePoint(total_tokens, unix_s))
+        self._points.append(ProgressPoint(total_tokens, unix_s))
 
     def begin_anew(self) -> None:
         """Start again on another lineage, where the same tokens may count twice or not at all."""

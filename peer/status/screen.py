@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.status.status import PeerStatus
-from peer.status.status_text import next_round, of_the_run, progress, speed, state_told, status_rows
+from peer.status.status_text import next_round, of_the_run, progress, speed, state_phrase, status_rows
 from protocol.tables import in_bytes, printable, several
 
 LIVE_INTERVAL_S = 0.5
@@ -59,7 +59,7 @@ async def _run_plain(read_status: Callable[[], PeerStatus], console: Console) ->
 
 def peer_line(status: PeerStatus) -> str:
     """The peer's state in one line."""
-    parts = [state_told(status), f"round {status.index}", speed(status)]
+    parts = [state_phrase(status), f"round {status.index}", speed(status)]
     parts += [of_the_run(status)] if status.eta_s is not None else []
     return printable(f"{status.name}: {', '.join(parts)}; {status.reason}")
 
@@ -67,7 +67,7 @@ def peer_line(status: PeerStatus) -> str:
 def peer_picture(status: PeerStatus) -> RenderableType:
     """The panel: progress bars and the rows of `potluck status`."""
     rows = Table.grid(padding=(0, 2))
-    rows.add_row("state", Text(printable(f"{state_told(status)}: {status.reason}"), style="bold"))
+    rows.add_row("state", Text(printable(f"{state_phrase(status)}: {status.reason}"), style="bold"))
     for name, text in status_rows(status):
         rows.add_row(Text(name), Text(text))
     title = f"{status.name} in {printable(status.run or 'a run')} (Ctrl-C leaves)"

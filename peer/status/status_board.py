@@ -29,7 +29,7 @@ from peer.status.duties_core import is_bringer
 from peer.status.health import HealthNotes, LineageDivergence, after_report
 from peer.status.round_progress import EtaEstimator
 from peer.status.status import LastRound
-from peer.status.traffic import RoundBytes, RoundTraffic, traffic_told
+from peer.status.traffic import RoundBytes, RoundTraffic, traffic_fields
 from protocol.host.reports import HeldoutResult
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain import ChainLink
@@ -59,7 +59,7 @@ class RoundTally:
         came_at_s: when it came, in monotonic seconds; missed rounds do not count.
         caught_up: how missed rounds were last fetched, "snapshot" or "replay"; empty if none were missed.
         has_downloaded: a whole state came in mid-run, and the head has not moved to it yet.
-        pace: the rate of rounds.
+        eta: the rate of rounds.
         traffic: payload of each round.
     """
 
@@ -71,7 +71,7 @@ class RoundTally:
     came_at_s: float = float("-inf")
     caught_up: str = ""
     has_downloaded: bool = False
-    pace: EtaEstimator = field(default_factory=EtaEstimator)
+    eta: EtaEstimator = field(default_factory=EtaEstimator)
     traffic: RoundTraffic = field(default_factory=RoundTraffic)
 
     def committed(self, link: ChainLink, traffic: TrafficCount | None, unix_s: float) -> None:
@@ -90,7 +90,7 @@ class RoundTally:
             weights={str(p): s for p, s in shares.items()},
             coverage=coverage(record),
             lost=lost,
-        ).model_copy(update=traffic_told(moved))
+        ).model_copy(update=traffic_fields(moved))
         log.info(
             "round_came",
             index=link.index,
@@ -108,7 +108,7 @@ class RoundTally:
     def switched(self) -> None:
         """The head moved to another lineage."""
         self.caught_up, self.has_downloaded = "snapshot" if self.has_downloaded else "replay", False
-        self.pace.begin_anew()
+        self.eta.begin_anew()
 
 
 @dataclass
@@ -141,9 +141,9 @@ class StatusBoard:
     cpu_celsius: float | None = None
     machine: MachineMeter = field(default_factory=MachineMeter)
     spans: SpanRing = field(default_factory=SpanRing)
-    trouble: HealthNotes = field(default_factory=HealthNotes)
-    apart: LineageDivergence = field(default_factory=LineageDivergence)
-    apart_told: str = ""
+    health: HealthNotes = field(default_factory=HealthNotes)
+    divergence: LineageDivergence = field(default_factory=LineageDivergence)
+    divergence_text: str = ""
     heldout: list[HeldoutResult] = field(default_factory=list)
     for_host: trio.Event = field(default_factory=trio.Event)
     shown_state: str = ""
@@ -167,7 +167,7 @@ class StatusBoard:
 
     def downloading(self, progress: DownloadProgress) -> None:
         """Set the progress of a state's download."""
-        self.download_rate.told(progress, self.clock.monotonic_s())
+        self.download_rate.update(progress, self.clock.monotonic_s())
         has_rounds = self.known_commits() is not None
         is_whole = progress.bytes_here == progress.bytes_all
         self.download = None if is_whole else progress
@@ -188,14 +188,14 @@ class StatusBoard:
         Ignored while a state is downloaded or awaited: this peer then already knows that it is behind.
         """
         now_s, lacks_state = self.clock.monotonic_s(), self.download is not None or self.state == "waiting"
-        self.apart = after_report(self.apart, () if lacks_state else links, head, index, now_s)
-        was_told, self.apart_told = self.apart_told, self.apart.sentence(now_s)
-        if self.apart_told and not was_told:
-            log.warning("apart", reason=self.apart_told)
+        self.divergence = after_report(self.divergence, () if lacks_state else links, head, index, now_s)
+        before, self.divergence_text = self.divergence_text, self.divergence.sentence(now_s)
+        if self.divergence_text and not before:
+            log.warning("apart", reason=self.divergence_text)
 
     def publish(self, report: RoundReport) -> None:
         """Note a report of the rounds that show the run's progress."""
-        self.trouble.take(report, self.clock.monotonic_s())
+        self.health.take(report, self.clock.monotonic_s())
         match report:
             case Contributed(root):
                 self.rounds.own_roots.append(root)
@@ -212,11 +212,11 @@ class StatusBoard:
 
     def publish_other_unit(self, report: RoundReport) -> None:
         """Note a report of the rounds of another unit."""
-        self.trouble.take(report, self.clock.monotonic_s())
+        self.health.take(report, self.clock.monotonic_s())
         if not isinstance(report, RoundCommitted) or report.link.record is None:
             return
         link, traffic = report.link, self._traffic()
-        moved = self.rounds.traffic.committed_beside(link.unit, traffic) if traffic else RoundBytes(0, 0)
+        moved = self.rounds.traffic.other_unit_committed(link.unit, traffic) if traffic else RoundBytes(0, 0)
         log.info(
             "round_came_beside",
             unit=link.unit,
@@ -244,7 +244,7 @@ class StatusBoard:
         if self._is_behind(link):
             self.rounds.caught_up = "replay"
             return
-        self.rounds.pace.committed(link.total_tokens, self.clock.unix_s())
+        self.rounds.eta.committed(link.total_tokens, self.clock.unix_s())
         self.rounds.came_at_s = self.clock.monotonic_s()
         if is_bringer(link, self.peer):
             self.for_host.set()

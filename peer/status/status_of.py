@@ -13,7 +13,7 @@ from peer.membership.credential_cache import CredentialCache
 from peer.status.round_progress import round_progress
 from peer.status.status import LaneStatus, PeerStatus, UnitPlace
 from peer.status.status_board import StatusBoard
-from peer.status.traffic import since_start, traffic_row, traffic_told
+from peer.status.traffic import since_start, traffic_fields, traffic_row
 from protocol.errors import RefusedError
 from protocol.identity.credential import credential_ends_unix_s
 from protocol.identity.names import peer_name
@@ -111,7 +111,7 @@ def status_of(sources: Sources) -> PeerStatus:
         allowed_share=board.allowed.share,
         allowed_reason=board.allowed.reason,
         cpu_celsius=board.cpu_celsius,
-        apart=board.apart_told,
+        apart=board.divergence_text,
     )
     lanes = sources.lanes() if sources.lanes is not None else None
     updates = {
@@ -194,8 +194,8 @@ def _of_trouble(sources: Sources) -> dict[str, object]:
     services = (sources.service, *sources.others) if sources.service is not None else ()
     kept = [service.chain.tools.generations for service in services]
     return {
-        "trouble": board.trouble.sentence([each.refused for each in kept], board.clock.monotonic_s()),
-        "writes_refused": board.trouble.num_refused + sum(each.num_refused for each in kept),
+        "trouble": board.health.sentence([each.refused for each in kept], board.clock.monotonic_s()),
+        "writes_refused": board.health.num_refused + sum(each.num_refused for each in kept),
         "generations_damaged": sum(each.num_damaged for each in kept),
     }
 
@@ -220,7 +220,7 @@ def _of_traffic(sources: Sources) -> dict[str, object]:
         to_host = sources.host.traffic
         fields |= {"host_bytes_up": to_host.bytes_up, "host_bytes_down": to_host.bytes_down}
     if board.network is not None:
-        fields |= traffic_told(since_start(board.network.traffic()))
+        fields |= traffic_fields(since_start(board.network.traffic()))
     if board.download is not None:
         fields |= {
             "download_bytes_here": board.download.bytes_here,
@@ -258,7 +258,7 @@ def _of_rounds(sources: Sources) -> dict[str, object]:
         "is_sound": all(each.chain.is_sound for each in (service, *sources.others)),
         "state_commit": chain.rooted.hex(),
         "total_tokens": chain.head.total_tokens,
-        "eta_s": board.rounds.pace.left_s(chain.head.total_tokens, board.target_total_tokens),
+        "eta_s": board.rounds.eta.left_s(chain.head.total_tokens, board.target_total_tokens),
         **round_progress(state, now_s),
         "disk_bytes": board.disk_bytes,
         "disk_bound_bytes": sum(each.chain.disk_bound_bytes for each in (service, *sources.others)),

@@ -7,13 +7,13 @@ from typing import Final
 from peer.status.status import PeerStatus
 from protocol.tables import bits, duration, in_bytes, printable, several, whole
 
-_LEAST_TOLD_S: Final = 5.0
+_LEAST_REPORTED_S: Final = 5.0
 _UNSOUND: Final = "the state differs from the one that the run attests; it is being rebuilt"
 
 
-def state_told(status: PeerStatus) -> str:
+def state_phrase(status: PeerStatus) -> str:
     """The state in words: "training", or "waiting for 3 min" with the time spent in any other state."""
-    if status.state == "training" or status.state_s < _LEAST_TOLD_S:
+    if status.state == "training" or status.state_s < _LEAST_REPORTED_S:
         return status.state
     return f"{status.state} for {duration(status.state_s)}"
 
@@ -77,7 +77,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
 
 def status_lines(status: PeerStatus) -> list[str]:
     """The identity, the state and its reason, progress, then the rows of `status_rows`."""
-    first = f"{status.name} in {status.run or 'no run yet'}: {state_told(status)}, {status.reason}"
+    first = f"{status.name} in {status.run or 'no run yet'}: {state_phrase(status)}, {status.reason}"
     lines = [printable(first), progress(status), *([next_round(status)] if status.round_target_tokens else [])]
     return lines + [f"{name}: {text}" for name, text in status_rows(status)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from averaging.host.daemon_views import rows_of
 from averaging.host.http_client import get_json, read_status_address
-from peer.status.trace_core import chrome_trace, newest_round, training_told
+from peer.status.trace_core import chrome_trace, newest_round, training_summary
 from protocol.errors import StorageError, TemporaryError
 
 
@@ -29,6 +29,6 @@ def write_trace(folder: Path, target: Path) -> str:
         target.write_text(text + "\n", encoding="utf8")
     except OSError as error:
         raise StorageError(f"{target} cannot be written ({error.strerror})", "a file in a writable folder") from error
-    training = training_told(spans)
+    training = training_summary(spans)
     trained = f", {training}" if training else ""
     return f"{target} has {len(spans)} spans of the newest round{trained}; look at it with ui.perfetto.dev"

@@ -43,7 +43,7 @@ def newest_round(spans: Sequence[Row]) -> list[Row]:
     return [span for span in spans if _end(span) >= min(begins) and _begin(span) <= max(ends)]
 
 
-def training_told(spans: Sequence[Row]) -> str:
+def training_summary(spans: Sequence[Row]) -> str:
     """Training in these spans, as the middle of a sentence; "" with fewer than two steps."""
     steps = [(begin_s, _end(span)) for lane, begin_s, span in _placed(spans) if lane == TRAINING]
     if len(steps) < 2 or steps[-1][1] <= steps[0][0]:

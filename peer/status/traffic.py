@@ -38,7 +38,7 @@ class RoundTraffic:
 
     def __init__(self) -> None:
         self._before = _NOTHING
-        self._before_beside: dict[UnitName, TrafficCount] = {}
+        self._before_of_units: dict[UnitName, TrafficCount] = {}
         self._rounds: dict[CommitId, RoundBytes] = {}
 
     def committed(self, commit: CommitId, traffic: TrafficCount) -> RoundBytes:
@@ -50,14 +50,14 @@ class RoundTraffic:
             del self._rounds[next(iter(self._rounds))]
         return taken
 
-    def committed_beside(self, unit: UnitName, traffic: TrafficCount) -> RoundBytes:
+    def other_unit_committed(self, unit: UnitName, traffic: TrafficCount) -> RoundBytes:
         """At a commit of a unit other than the spine: its own bulk bytes since its previous commit. Control messages are not split
         by unit.
         """
         own = tuple(count for count in traffic.bulk if count.kind.unit == unit)
         up, down = sum(count.bytes_up for count in own), sum(count.bytes_down for count in own)
-        before, now = self._before_beside.get(unit, _NOTHING), TrafficCount(0, 0, up, down, own)
-        self._before_beside[unit] = now
+        before, now = self._before_of_units.get(unit, _NOTHING), TrafficCount(0, 0, up, down, own)
+        self._before_of_units[unit] = now
         return _between(before, now)
 
     def of(self, commit: CommitId) -> RoundBytes | None:
@@ -94,7 +94,7 @@ def since_start(traffic: TrafficCount) -> RoundBytes:
     return RoundBytes(traffic.bytes_up, traffic.bytes_down, *control, traffic.bulk, traffic.control)
 
 
-def traffic_told(moved: RoundBytes) -> dict[str, object]:
+def traffic_fields(moved: RoundBytes) -> dict[str, object]:
     """The traffic fields of a `PeerStatus` or a `LastRound`."""
     return {
         "bytes_up": moved.up,
@@ -109,9 +109,9 @@ def traffic_told(moved: RoundBytes) -> dict[str, object]:
 def traffic_row(moved: RoundBytes | None) -> dict[str, object]:
     """The same fields for the list of rounds, all None for a round that this process did not see."""
     if moved is None:
-        return dict.fromkeys(traffic_told(RoundBytes(0, 0)))
+        return dict.fromkeys(traffic_fields(RoundBytes(0, 0)))
     control = [_control(count).model_dump() for count in moved.control]
-    return traffic_told(moved) | {"control": control, "bulk": [_bulk(count).model_dump() for count in moved.bulk]}
+    return traffic_fields(moved) | {"control": control, "bulk": [_bulk(count).model_dump() for count in moved.bulk]}
 
 
 def _control(count: ControlCount) -> ControlTraffic:

@@ -71,17 +71,17 @@ class RunSize:
 
 def run_size(config: RunConfig) -> RunSize:
     """The size of a run, from its model, codec and cadence: a round is due at the target tokens or the longest interval (R5)."""
-    num_parameters, held, pace = config.num_elements, config.held_elements, config.round
+    num_parameters, held, section = config.num_elements, config.held_elements, config.round
     return RunSize(
         num_parameters=num_parameters,
         held_parameters=held,
         state_bytes=STATE_BYTES_PER_PARAMETER * num_parameters,
-        update_bytes=update_bytes(pace.codec, held, config.chunk_elements),
+        update_bytes=update_bytes(section.codec, held, config.chunk_elements),
         result_bytes=update_bytes(config.result_codec, held, config.chunk_elements),
-        slow_rounds_per_day=int(SECONDS_PER_DAY / pace.longest_interval_s),
-        fast_tokens_per_s=pace.target_tokens / pace.longest_interval_s,
+        slow_rounds_per_day=int(SECONDS_PER_DAY / section.longest_interval_s),
+        fast_tokens_per_s=section.target_tokens / section.longest_interval_s,
         fast_rounds=config.round_target.num_rounds(config.run.total_tokens, config.run.min_members),
-        has_feedback=pace.feedback > 0,
+        has_feedback=section.feedback > 0,
     )
 
 

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-PACE_ROUNDS: Final = 10
+ETA_ROUNDS: Final = 10
 """Rounds to look back on: enough that one slow round weighs little, and few enough to notice peers that came and left."""
 
 
 @dataclass(frozen=True, slots=True)
-class PacePoint:
+class ProgressPoint:
     """The run's committed tokens, and when they were seen, in seconds of one clock."""
 
     total_tokens: int
     at_s: float
 
 
-def time_left_s(points: Sequence[PacePoint], total_tokens: int, target_tokens: int) -> float | None:
+def time_left_s(points: Sequence[ProgressPoint], total_tokens: int, target_tokens: int) -> float | None:
     """Seconds until `target_tokens` at the rate of the latest of these points; None where there are fewer than two."""
     if total_tokens >= target_tokens:
         return 0.0
-    recent = points[-PACE_ROUNDS:]
+    recent = points[-ETA_ROUNDS:]
     if len(recent) < 2:
         return None
     tokens = recent[-1].total_tokens - recent[0].total_tokens

@@ -257,7 +257,7 @@ def reduce_within_s(state: RoundState) -> float:
         return 0.0
     since_s = state.open.proposal_at_s
     reporters = (
-        view for view in state.peers.values() if view.told_at_s > since_s and proposal.member(view.peer) is not None
+        view for view in state.peers.values() if view.reported_at_s > since_s and proposal.member(view.peer) is not None
     )
     return max(proposal.reduce_within_s, _learned_s(state, reporters))
 

@@ -68,7 +68,7 @@ def is_everybody_pinged(state: RoundState) -> bool:
 
 def says_silent(state: RoundState, view: PeerView, peer: PeerId, now_s: float) -> bool:
     """Whether a member reported lately that it does not hear this peer. An old report does not count: it may hear the peer again."""
-    return peer in view.silent and now_s - view.told_at_s <= state.config.suspect_after_s
+    return peer in view.silent and now_s - view.reported_at_s <= state.config.suspect_after_s
 
 
 def missed_by_others(state: RoundState, now_s: float) -> tuple[PeerId, ...]:

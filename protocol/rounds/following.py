@@ -56,7 +56,7 @@ def passed_by(state: RoundState, sender: PeerId, head: UnitHead, now_s: float) -
     is_certificate_due = head.index == state.link.index + 1 and _is_led_by_other(state, now_s)
     if not is_certificate_due or (ahead is not None and ahead.were_asked):
         return catch_up(state, sender, reason)
-    reported = Ahead(now_s, (sender,)) if ahead is None else ahead.told_by(sender)
+    reported = Ahead(now_s, (sender,)) if ahead is None else ahead.reported_by(sender)
     return RoundStep(
         replace(state, open=replace(state.open, ahead=reported)), remark=f"{reason}; its leader's certificate is due"
     )
@@ -184,7 +184,7 @@ def _commit_next(
     if led is not None and led.commit == link.commit:
         recipients = tuple(peer for peer in _reachable(state) if not _is_lender(state, peer))
     opened = replace(
-        state.open, committing=link.commit, leading=None, told=link.commit if recipients else state.open.told
+        state.open, committing=link.commit, leading=None, announced=link.commit if recipients else state.open.announced
     )
     reason = f"round {link.index} is decided: it is applied as soon as its bytes are here"
     actions: list[Action] = [Commit(link, certificate, _holders(state, link, source), reason)]
@@ -392,13 +392,13 @@ def _peers_to_notify(state: RoundState, commit: CommitId) -> tuple[PeerId, ...]:
     if not _is_announced_by_us(state, commit):
         return ()
     others = _reachable(state)
-    return tuple(peer for peer in others if _is_lender(state, peer)) if state.open.told == commit else others
+    return tuple(peer for peer in others if _is_lender(state, peer)) if state.open.announced == commit else others
 
 
 def _is_announced_by_us(state: RoundState, commit: CommitId) -> bool:
     """Whether others get this commit's certificate from us: it was sent already, or the proposal is ours."""
     proposal = state.open.proposal
-    return state.open.told == commit or (proposal is not None and proposal.ballot.peer == state.config.me.peer)
+    return state.open.announced == commit or (proposal is not None and proposal.ballot.peer == state.config.me.peer)
 
 
 def stalled(state: RoundState, event: CommitStalled, now_s: float) -> RoundStep:

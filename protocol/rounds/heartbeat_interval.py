@@ -33,7 +33,7 @@ def beat_interval_s(state: RoundState, now_s: float) -> float:
     return max(quick_s, min(slow_s, passed_s, SHARE * until_due_s(state, now_s)))
 
 
-def is_told_to_opener(state: RoundState, now_s: float) -> bool:
+def is_reported_to_opener(state: RoundState, now_s: float) -> bool:
     """Whether this heartbeat also goes to the next opener. Every one does when the round is near. While it is distant, only some of
     many peers send one at a time, or the opener's traffic would grow with their number.
     """

@@ -170,10 +170,10 @@ def _announce_late_upload(state: RoundState, now_s: float) -> RoundStep:
         return RoundStep(state)
     # no announcement where slices wait long enough anyway and the upload does not allow us a longer silence
     allowed_s = min(opened.proposal.reduce_within_s / attempt.DEADLINE_FACTOR, thin_from_s(state))
-    if state.exchange_s < LONGER * max(opened.told_upload_s, allowed_s):
+    if state.exchange_s < LONGER * max(opened.announced_upload_s, allowed_s):
         return RoundStep(state)
     others = tuple(peer for peer in opened.proposal.participants if peer != me and not is_gone(state, peer))
-    state = replace(state, open=replace(opened, told_upload_s=state.exchange_s))
+    state = replace(state, open=replace(opened, announced_upload_s=state.exchange_s))
     if not others:
         return RoundStep(state)
     reason = f"our upload takes {state.exchange_s:.0f} s, longer than others allow for"
@@ -184,8 +184,8 @@ def _heartbeat_targets(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     """A few peers in turn, and the next opener."""
     opener = leading.expected_opener(state)
     in_turn = _in_turn(state, state.num_heartbeats)
-    is_opener_told = in_turn and opener in state.peers and cadence.is_told_to_opener(state, now_s)
-    return tuple(dict.fromkeys([opener, *in_turn] if is_opener_told else in_turn))
+    is_opener_informed = in_turn and opener in state.peers and cadence.is_reported_to_opener(state, now_s)
+    return tuple(dict.fromkeys([opener, *in_turn] if is_opener_informed else in_turn))
 
 
 def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
@@ -305,7 +305,7 @@ def view_of(state: RoundState, heartbeat: Heartbeat, at_s: float) -> PeerView:
         left=known is not None and known.left and known.member == member,
         exchange_s=heartbeat.exchange_ms / 1000,
         silent=heartbeat.silent,
-        told_at_s=at_s,
+        reported_at_s=at_s,
         spine_head=None if spine_head is None else spine_head.head,
         spine_ready=0 if spine_head is None else spine_head.tokens_ready,
     )

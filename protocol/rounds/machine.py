@@ -342,7 +342,7 @@ def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: floa
         held=frozenset(),
         revision=0,
         reduce_within_s=0.0,
-        told_upload_s=state.exchange_s,
+        announced_upload_s=state.exchange_s,
         given_s=0.0,
         highest_attempt=max(opened.highest_attempt, proposal.ballot.attempt),
     )

@@ -108,7 +108,7 @@ class PeerView:
         heard_at_s: monotonic time of its last sign of life towards us; an answered message of ours counts.
         lost: its process refused a connection, or two connections broke, since it was last heard.
         exchange_s: how long its uploads took, 0 when it has not reported it.
-        silent: members of the running exchange whom it does not hear, as it reported at `told_at_s`.
+        silent: members of the running exchange whom it does not hear, as it reported at `reported_at_s`.
         spine_head: the spine commit on which it stands, None where it has not reported one or does not hold the spine.
         spine_ready: the tokens that it has ready for the spine's next round.
     """
@@ -123,7 +123,7 @@ class PeerView:
     left: bool = False
     exchange_s: float = 0.0
     silent: tuple[PeerId, ...] = ()
-    told_at_s: float = 0.0
+    reported_at_s: float = 0.0
     spine_head: CommitId | None = None
     spine_ready: int = 0
 
@@ -196,7 +196,7 @@ class Ahead:
     tellers: tuple[PeerId, ...]
     were_asked: bool = False
 
-    def told_by(self, peer: PeerId) -> Ahead:
+    def reported_by(self, peer: PeerId) -> Ahead:
         """One more peer reported it."""
         if peer in self.tellers or len(self.tellers) >= MAX_TELLERS:
             return self
@@ -217,7 +217,7 @@ class OpenRound:
         gathering: the settled record whose bytes are being fetched to disk.
         committing: the commit that is being written and applied.
         stalled: a commit of which no peer that answered had the bytes.
-        told: the commit of an attempt of ours that was announced to everybody when it was decided.
+        announced: the commit of an attempt of ours that was announced to everybody when it was decided.
         ahead: peers that reported a commit after this base, whose leader's certificate has not come.
         due_since_s: when this peer first found the round due.
         quiet_until_s: no own attempt before this (back-off, R6).
@@ -227,7 +227,7 @@ class OpenRound:
         useless: results whose bytes came here and mean nothing (R10).
         revision: how often the proposal was mended.
         reduce_within_s: how long its slices wait as we last announced, 0 where that is the proposal's.
-        told_upload_s: how long our upload takes, as last announced to all participants.
+        announced_upload_s: how long our upload takes, as last announced to all participants.
         given_s: how long after `proposal_at_s` its leader gives it time, as it told us; 0 before it was asked.
         asked: pre-votes that wait for a sign of the opener.
         asked_since: participants of a large exchange whom others miss, and since when we ask them ourselves (failure_probes.py).
@@ -250,7 +250,7 @@ class OpenRound:
     gathering: Settle | None = None
     committing: CommitId | None = None
     stalled: CommitId | None = None
-    told: CommitId | None = None
+    announced: CommitId | None = None
     ahead: Ahead | None = None
     leading: Leading | None = None
     due_since_s: float | None = None
@@ -261,7 +261,7 @@ class OpenRound:
     useless: frozenset[Root] = frozenset()
     revision: int = 0
     reduce_within_s: float = 0.0
-    told_upload_s: float = 0.0
+    announced_upload_s: float = 0.0
     given_s: float = 0.0
     asked: tuple[PendingPreVote, ...] = ()
     asked_since: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))

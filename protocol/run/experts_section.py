@@ -85,7 +85,7 @@ class ExpertsSection(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class BesideParts:
+class RunNumbers:
     """Numbers of the rest of the file that must fit a run whose peers hold parts of the model: experts, or stages."""
 
     shards: Shards
@@ -98,20 +98,20 @@ class BesideParts:
     target_tokens: int
 
 
-def expert_contradiction(experts: ExpertsSection | None, model: ModelConfig, beside: BesideParts) -> str:
+def expert_contradiction(experts: ExpertsSection | None, model: ModelConfig, numbers: RunNumbers) -> str:
     """The first of these numbers that cannot work, with one that would; "" if all fit."""
-    if beside.shards != "expert":
-        problem = f'the section [experts] belongs to run.shards = "expert", not to "{beside.shards}"'
+    if numbers.shards != "expert":
+        problem = f'the section [experts] belongs to run.shards = "expert", not to "{numbers.shards}"'
         return "" if experts is None else problem
     if experts is None:
         return 'run.shards = "expert": expected a section [experts] with num_experts and ffn_dim'
     if not model.takes_experts:
         return f'run.shards = "expert" with model.family = "{model.family}", which takes no experts: expected another family'
-    return _impossible_numbers(experts, beside) or _not_with_experts(beside)
+    return _impossible_numbers(experts, numbers) or _not_with_experts(numbers)
 
 
-def _impossible_numbers(experts: ExpertsSection, beside: BesideParts) -> str:
-    num_experts, holdings, members = experts.num_experts, experts.holdings, beside.min_members
+def _impossible_numbers(experts: ExpertsSection, numbers: RunNumbers) -> str:
+    num_experts, holdings, members = experts.num_experts, experts.holdings, numbers.min_members
     for name, count in (("top_k", experts.top_k), ("holdings", holdings)):
         if count > num_experts:
             return f"experts.{name} {count} of {num_experts} experts: expected at most {num_experts}"
@@ -121,19 +121,17 @@ def _impossible_numbers(experts: ExpertsSection, beside: BesideParts) -> str:
             f"{members * holdings}, experts.holdings of {-(-num_experts // members)}, or run.min_members of "
             f"{-(-num_experts // holdings)}"
         )
-    if num_experts > beside.target_tokens:
-        return (
-            f"round.target_tokens {beside.target_tokens}: expected at least one token for each of {num_experts} experts"
-        )
+    if num_experts > numbers.target_tokens:
+        return f"round.target_tokens {numbers.target_tokens}: expected at least one token for each of {num_experts} experts"
     return ""
 
 
-def _not_with_experts(beside: BesideParts) -> str:
-    if beside.mode != "overlap":
-        return f'round.mode = "{beside.mode}" with run.shards = "expert": expected "overlap"'
-    if beside.ramp_share or beside.local_steps:
-        found = f"ramp_share {beside.ramp_share}" if beside.ramp_share else f'local_steps = "{beside.local_steps}"'
+def _not_with_experts(numbers: RunNumbers) -> str:
+    if numbers.mode != "overlap":
+        return f'round.mode = "{numbers.mode}" with run.shards = "expert": expected "overlap"'
+    if numbers.ramp_share or numbers.local_steps:
+        found = f"ramp_share {numbers.ramp_share}" if numbers.ramp_share else f'local_steps = "{numbers.local_steps}"'
         return f'round.{found} with run.shards = "expert": expected rounds of one size; leave it out'
-    if beside.start_from:
-        return f'run.start_from = "{beside.start_from}" with run.shards = "expert": expected values from the seed'
+    if numbers.start_from:
+        return f'run.start_from = "{numbers.start_from}" with run.shards = "expert": expected values from the seed'
     return ""

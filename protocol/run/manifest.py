@@ -24,7 +24,7 @@ from protocol.plain_file import check_plain_file
 from protocol.rounds.schedule.target import RoundTarget
 from protocol.run.data_section import DataSection
 from protocol.run.default_run import default_toml
-from protocol.run.experts_section import BesideParts, ExpertsSection, Shards, expert_contradiction
+from protocol.run.experts_section import ExpertsSection, RunNumbers, Shards, expert_contradiction
 from protocol.run.host_sections import AdmissionSection, CheckpointSection
 from protocol.run.pipeline_section import PipelineSection, pipeline_contradiction
 from protocol.run.round_section import RoundSection
@@ -132,7 +132,7 @@ class RunConfig(Section):
 
     def _parts_problem(self) -> str:
         run, section = self.run, self.round
-        beside = BesideParts(
+        numbers = RunNumbers(
             shards=run.shards,
             min_members=run.min_members,
             start_from=run.start_from,
@@ -142,8 +142,8 @@ class RunConfig(Section):
             feedback=section.feedback,
             target_tokens=section.target_tokens,
         )
-        return expert_contradiction(self.experts, self.model, beside) or pipeline_contradiction(
-            self.pipeline, self.model, self.inner, beside
+        return expert_contradiction(self.experts, self.model, numbers) or pipeline_contradiction(
+            self.pipeline, self.model, self.inner, numbers
         )
 
     def __eq__(self, other: object) -> bool:

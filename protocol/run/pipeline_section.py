@@ -11,7 +11,7 @@ from protocol.kinds.boundary_table import BACKWARD_CODECS, FORWARD_CODECS
 from protocol.pipeline.placement.cutting import StageMemory, computed_costs, cut, planned_memory
 from protocol.pipeline.schedule import most_in_flight
 from protocol.pipeline.stage_machine import LaneConfig
-from protocol.run.experts_section import BesideParts
+from protocol.run.experts_section import RunNumbers
 from protocol.run.section import OneOf, Section
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import ModelConfig
@@ -132,11 +132,11 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 
 def pipeline_contradiction(
-    pipeline: PipelineSection | None, model: ModelConfig, inner: InnerSection, beside: BesideParts
+    pipeline: PipelineSection | None, model: ModelConfig, inner: InnerSection, numbers: RunNumbers
 ) -> str:
     """The first of these numbers that cannot work, with one that would; "" if all fit."""
-    if beside.shards != "pipeline":
-        problem = f'the section [pipeline] belongs to run.shards = "pipeline", not to "{beside.shards}"'
+    if numbers.shards != "pipeline":
+        problem = f'the section [pipeline] belongs to run.shards = "pipeline", not to "{numbers.shards}"'
         return "" if pipeline is None else problem
     if pipeline is None:
         return 'run.shards = "pipeline": expected a section [pipeline] with stages and inner_steps'
@@ -144,39 +144,39 @@ def pipeline_contradiction(
         stages = pipeline.stage_map(model)
     except ConfigError as error:
         return error.one_line()
-    return _impossible_numbers(pipeline, stages, inner, beside) or _not_in_lanes(beside)
+    return _impossible_numbers(pipeline, stages, inner, numbers) or _not_in_lanes(numbers)
 
 
-def _impossible_numbers(pipeline: PipelineSection, stages: StageMap, inner: InnerSection, beside: BesideParts) -> str:
+def _impossible_numbers(pipeline: PipelineSection, stages: StageMap, inner: InnerSection, numbers: RunNumbers) -> str:
     sequences = inner.batch_tokens // stages.decoder.context_tokens
     if sequences % pipeline.micro_batches:
         return (
             f"pipeline.micro_batches {pipeline.micro_batches} of inner.batch_tokens {inner.batch_tokens}, which are "
             f"{sequences} sequences: expected a number that divides them"
         )
-    if stages.num_stages > beside.min_members:
+    if stages.num_stages > numbers.min_members:
         return (
-            f"{stages.num_stages} stages in a run that starts with run.min_members {beside.min_members}: expected a peer for each, "
+            f"{stages.num_stages} stages in a run that starts with run.min_members {numbers.min_members}: expected a peer for each, "
             f"min_members of at least {stages.num_stages}"
         )
     of_a_lane = pipeline.inner_steps * inner.batch_tokens
-    if beside.target_tokens % of_a_lane:
+    if numbers.target_tokens % of_a_lane:
         return (
-            f"round.target_tokens {beside.target_tokens}: expected a multiple of {of_a_lane}, which a lane trains in a round "
+            f"round.target_tokens {numbers.target_tokens}: expected a multiple of {of_a_lane}, which a lane trains in a round "
             "(pipeline.inner_steps times inner.batch_tokens)"
         )
     return ""
 
 
-def _not_in_lanes(beside: BesideParts) -> str:
+def _not_in_lanes(numbers: RunNumbers) -> str:
     shards = 'with run.shards = "pipeline"'
-    if beside.mode != "blocking":
-        return f'round.mode = "{beside.mode}" {shards}: expected "blocking", for a lane waits for its round'
-    if beside.ramp_share or beside.local_steps:
-        found = f"ramp_share {beside.ramp_share}" if beside.ramp_share else f'local_steps = "{beside.local_steps}"'
+    if numbers.mode != "blocking":
+        return f'round.mode = "{numbers.mode}" {shards}: expected "blocking", for a lane waits for its round'
+    if numbers.ramp_share or numbers.local_steps:
+        found = f"ramp_share {numbers.ramp_share}" if numbers.ramp_share else f'local_steps = "{numbers.local_steps}"'
         return f"round.{found} {shards}: expected rounds of one size; leave it out"
-    if beside.feedback:
-        return f"round.error_feedback {beside.feedback} {shards}: expected 0, for what a lane leaves out has no place of its own"
-    if beside.start_from:
-        return f'run.start_from = "{beside.start_from}" {shards}: expected values from the seed'
+    if numbers.feedback:
+        return f"round.error_feedback {numbers.feedback} {shards}: expected 0, for what a lane leaves out has no place of its own"
+    if numbers.start_from:
+        return f'run.start_from = "{numbers.start_from}" {shards}: expected values from the seed'
     return ""

@@ -93,7 +93,7 @@ def test_a_row_on_file_has_the_fields_that_its_readers_expect(tmp_path: Path) ->
     }
 
 
-def _told(at_s: float, *host_bytes: int) -> list[dict[str, object]]:
+def _reported(at_s: float, *host_bytes: int) -> list[dict[str, object]]:
     """What so many peers say in a trial of which only the pause before it is of interest."""
     lanes = [f"{lane}_bytes_{way}" for lane in ("control", "bulk") for way in ("up", "down")]
     return [
@@ -105,7 +105,7 @@ def _told(at_s: float, *host_bytes: int) -> list[dict[str, object]]:
 @pytest.mark.parametrize(("most", "is_met"), [(7_900, True), (8_100, False)])
 def test_idle_bytes_are_judged_by_the_peer_that_says_most(most: int, is_met: bool) -> None:
     setting = Setting(1000, 3, 0, ("int8",), idle_s=40.0)
-    trial = Trial(wall_s=1.0, cpu_s=1.0, cpu_whole_s=1.0, told=_told(40.0, 100, most, 200))
+    trial = Trial(wall_s=1.0, cpu_s=1.0, cpu_whole_s=1.0, reported=_reported(40.0, 100, most, 200))
     rows = _idle_rows(Measured(setting, "int8", [trial], {}), "here", {})
     assert (rows[0].met, rows[0].spread["worst"], rows[0].value) == (is_met, most / 40, 5.0)
 
@@ -127,8 +127,10 @@ def test_what_a_time_leaves_out_stands_beside_the_same_baseline_without_a_target
 
 
 def _killed(victim: int, wall_s: float, sent: int, twice: int, digests: str = "aaa") -> Killed:
-    told = [{"digest": each, "attempt": 1, "twice_bytes": twice, "spent": {"bulk_bytes_up": sent}} for each in digests]
-    return Killed(victim, wall_s, told)
+    reported = [
+        {"digest": each, "attempt": 1, "twice_bytes": twice, "spent": {"bulk_bytes_up": sent}} for each in digests
+    ]
+    return Killed(victim, wall_s, reported)
 
 
 def _calm() -> list[Trial]:

@@ -61,6 +61,6 @@ def result_file(folder: Path, rank: int, number: int) -> Path:
     return folder / f"result-{rank}-{number}.json"
 
 
-def write_result(folder: Path, rank: int, number: int, told: Mapping[str, Any]) -> None:
+def write_result(folder: Path, rank: int, number: int, reported: Mapping[str, Any]) -> None:
     """Tell what came of it."""
-    write_whole(result_file(folder, rank, number), json.dumps(told))
+    write_whole(result_file(folder, rank, number), json.dumps(reported))

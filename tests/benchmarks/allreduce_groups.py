@@ -44,7 +44,7 @@ class Trial:
             memory; for others from the call to the last one's return.
         cpu_s: of all processes of the group and all that descend from them, from the order to the end; for our peers without writing
             the state to disk as a generation, which is in `cpu_whole_s`.
-        told: what each process told.
+        reported: what each process told.
         since_order_s: from the order on. Before our peers' `wall_s` they tell one another that a round is due, and one proposes it;
             others' wall begins with the order anyway.
     """
@@ -52,13 +52,13 @@ class Trial:
     wall_s: float
     cpu_s: float
     cpu_whole_s: float
-    told: Sequence[dict[str, Any]] = ()
+    reported: Sequence[dict[str, Any]] = ()
     since_order_s: float = 0.0
 
     @property
     def parts_s(self) -> dict[str, float]:
         """Our peers' steps, each as what it adds until the last peer has done it."""
-        return spans([told["steps"] for told in self.told])
+        return spans([reported["steps"] for reported in self.reported])
 
 
 @dataclass
@@ -92,9 +92,9 @@ class Group:
             self.failed = f"{self.name}: no end after {limit_s:.0f} s: {[last_line(each) for each in self.running]}"
             return None
         trial = self._judged([json.loads(file.read_text()) for file in files], self._cpu_s() - before_s, begins_s)
-        for told in trial.told:
-            if told.get("relative_error") is not None:
-                self.relative_error = told["relative_error"]
+        for reported in trial.reported:
+            if reported.get("relative_error") is not None:
+                self.relative_error = reported["relative_error"]
         if not is_warm_up:
             self.trials.append(trial)
         return trial
@@ -102,20 +102,20 @@ class Group:
     def _cpu_s(self) -> float:
         return sum(_cpu_of(process) for each in self.running for process in family(each))
 
-    def _judged(self, told: list[dict[str, Any]], cpu_s: float, begins_s: float) -> Trial:
-        if any("steps" not in each for each in told):
-            wall_s = max(each["ended_s"] for each in told) - min(each["began_s"] for each in told)
-            if any(each.get("group", len(told)) != len(told) for each in told):
+    def _judged(self, reported: list[dict[str, Any]], cpu_s: float, begins_s: float) -> Trial:
+        if any("steps" not in each for each in reported):
+            wall_s = max(each["ended_s"] for each in reported) - min(each["began_s"] for each in reported)
+            if any(each.get("group", len(reported)) != len(reported) for each in reported):
                 self.failed = f"{self.name}: not everybody averaged"
-            return Trial(wall_s, cpu_s, cpu_s, told, wall_s)
-        spent_s = sum(each["spent"]["cpu_process_s"] + each["spent"]["cpu_p2pd_s"] for each in told)
-        keeping_s = sum(each["offloaded_s"].get("generation", 0.0) for each in told)
-        parts = spans([each["steps"] for each in told])
+            return Trial(wall_s, cpu_s, cpu_s, reported, wall_s)
+        spent_s = sum(each["spent"]["cpu_process_s"] + each["spent"]["cpu_p2pd_s"] for each in reported)
+        keeping_s = sum(each["offloaded_s"].get("generation", 0.0) for each in reported)
+        parts = spans([each["steps"] for each in reported])
         wall_s = sum(seconds for step, seconds in parts.items() if step not in AFTERWARDS)
-        if len({each["digest"] for each in told}) > 1:
+        if len({each["digest"] for each in reported}) > 1:
             self.failed = f"{self.name}: peers with different states"
-        before_s = min(each["steps"]["ordered"] for each in told) - begins_s
-        return Trial(wall_s, spent_s - keeping_s, spent_s, told, before_s + wall_s)
+        before_s = min(each["steps"]["ordered"] for each in reported) - begins_s
+        return Trial(wall_s, spent_s - keeping_s, spent_s, reported, before_s + wall_s)
 
 
 def _cpu_of(process: psutil.Process) -> float:

@@ -42,27 +42,27 @@ class Killed:
 
     victim: int
     wall_s: float
-    told: Sequence[dict[str, Any]]
+    reported: Sequence[dict[str, Any]]
 
     @property
     def are_identical(self) -> bool:
         """Whether all of them ended with one state."""
-        return len({told["digest"] for told in self.told}) == 1
+        return len({reported["digest"] for reported in self.reported}) == 1
 
     @property
     def attempts(self) -> list[int]:
         """Of whose record the survivors speak: the second one where the leader was killed."""
-        return sorted({told["attempt"] for told in self.told})
+        return sorted({reported["attempt"] for reported in self.reported})
 
     @property
     def sent_bytes(self) -> float:
         """By a survivor in the mean."""
-        return statistics.fmean(told["spent"]["bulk_bytes_up"] for told in self.told)
+        return statistics.fmean(reported["spent"]["bulk_bytes_up"] for reported in self.reported)
 
     @property
     def twice_bytes(self) -> float:
         """Of chunks that left a survivor twice, in the mean."""
-        return statistics.fmean(told["twice_bytes"] for told in self.told)
+        return statistics.fmean(reported["twice_bytes"] for reported in self.reported)
 
 
 def kill_in_turn(group: Group, places: Places, setting: Setting, codec: str, plan: Plan) -> list[Killed | None]:
@@ -89,7 +89,7 @@ def _come_back(group: Group, killed: Killed | None, num_rounds: int) -> bool:
     trials = [group.trial(LIMIT_S, is_warm_up=True) for _ in range(max(1, num_rounds))]
     everybody = len(group.running)
     return not group.failed and all(
-        trial is not None and all(told["members"] == everybody for told in trial.told) for trial in trials
+        trial is not None and all(reported["members"] == everybody for reported in trial.reported) for trial in trials
     )
 
 
@@ -108,9 +108,9 @@ def _kill(group: Group, places: Places, setting: Setting, codec: str, victim: in
     files = [result_file(group.folder, rank, number) for rank in range(len(group.running)) if rank != victim]
     if not wait_until(lambda: all(file.exists() for file in files), LIMIT_S):
         return None
-    told = [json.loads(file.read_text()) for file in files]
-    parts = spans([each["steps"] for each in told])
-    killed = Killed(victim, sum(seconds for step, seconds in parts.items() if step not in AFTERWARDS), told)
+    reported = [json.loads(file.read_text()) for file in files]
+    parts = spans([each["steps"] for each in reported])
+    killed = Killed(victim, sum(seconds for step, seconds in parts.items() if step not in AFTERWARDS), reported)
     print(f"  {group.name}, {victim} killed: {killed.wall_s:.3f} s, attempts {killed.attempts}", flush=True)
     return killed
 
@@ -141,8 +141,8 @@ def kill_rows(
     identical = [killed is not None and killed.are_identical for killed in kills]
     if not done or not calm:
         return [always(BENCH, f"{name}, survivors identical", identical or [False], about)]
-    num_peers = len(done[0].told) + 1
-    calm_bytes = statistics.median(told["spent"]["bulk_bytes_up"] for trial in calm for told in trial.told)
+    num_peers = len(done[0].reported) + 1
+    calm_bytes = statistics.median(reported["spent"]["bulk_bytes_up"] for trial in calm for reported in trial.reported)
     again = [max(0.0, killed.sent_bytes / calm_bytes - 1.0) for killed in done]
     twice = [killed.twice_bytes / calm_bytes for killed in done]
     each = [

@@ -34,7 +34,7 @@ from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.exchange.exchange import Exchange
 from averaging.rounds.exchange.reduction import Reduction
 from averaging.rounds.lineage.unit_chain import AppliedCommit, UnitChain
-from averaging.rounds.traffic.fair_sending import EvenSending, Ready, is_ready, no_head, send_evenly
+from averaging.rounds.traffic.fair_sending import FairSending, Ready, is_ready, no_head, send_evenly
 from averaging.state.generations import GenerationRef, Generations
 from averaging.state.state import UnitState
 from averaging.state.unit_log import LoggedContribution, UnitLog
@@ -187,7 +187,7 @@ def _counted(marks: Marks, what_of: Callable[[Stream], tuple[str, int]]) -> Call
         numbers: Sequence[int],
         data: bytes | memoryview,
         chunks: Sequence[bytes | memoryview],
-        even: EvenSending,
+        sending: FairSending,
         head_of: Callable[[range], bytes] = no_head,
         left: Callable[[range], None] = lambda run: None,
         ready: Ready = is_ready,
@@ -199,7 +199,7 @@ def _counted(marks: Marks, what_of: Callable[[Stream], tuple[str, int]]) -> Call
                 marks.sent(what, first_chunk + number, len(chunks[number]))
             left(run)
 
-        await send_evenly(stream, numbers, data, chunks, even, head_of, noted, ready)
+        await send_evenly(stream, numbers, data, chunks, sending, head_of, noted, ready)
 
     return counted
 

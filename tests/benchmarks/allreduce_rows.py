@@ -195,8 +195,10 @@ def _byte_rows(measured: Measured, name: str, about: Mapping[str, object]) -> li
     setting, bound = measured.setting, measured.setting.bound_bytes(measured.codec)
 
     def means(*keys: str) -> list[float]:
-        told = [[sum(each["spent"][key] for key in keys) / bound for each in trial.told] for trial in measured.ours]
-        return [statistics.mean(each) for each in told]
+        reported = [
+            [sum(each["spent"][key] for key in keys) / bound for each in trial.reported] for trial in measured.ours
+        ]
+        return [statistics.mean(each) for each in reported]
 
     rows = []
     for way in ("up", "down"):
@@ -214,7 +216,7 @@ def _byte_rows(measured: Measured, name: str, about: Mapping[str, object]) -> li
 
 def _direct_row(measured: Measured, name: str, about: Mapping[str, object]) -> Row:
     """How much of the bulk went from peer to peer over TLS, and not over libp2p."""
-    bulk = [told["spent"] for trial in measured.ours for told in trial.told]
+    bulk = [reported["spent"] for trial in measured.ours for reported in trial.reported]
     shares = [each["way_direct"] / max(1.0, each["way_direct"] + each["way_libp2p"]) for each in bulk]
     return median_row(f"{name}: share of bulk bytes that went direct", shares, "share", about, is_share=True)
 
@@ -223,8 +225,8 @@ def _idle_rows(measured: Measured, name: str, about: Mapping[str, object]) -> li
     """What a peer says and hears between two rounds, ours and all, where there was a long pause, in that alone."""
     if not measured.setting.idle_s:
         return []  # between trials the others use the same interfaces, and the host hears of each commit
-    told = [each["idle"] for trial in measured.ours for each in trial.told if each["idle"] is not None]
-    idle = [each for each in told if each["at_s"] >= measured.setting.idle_s]
+    reported = [each["idle"] for trial in measured.ours for each in trial.reported if each["idle"] is not None]
+    idle = [each for each in reported if each["at_s"] >= measured.setting.idle_s]
     if not idle:
         return []
     about = {**about, "seconds": statistics.median(each["at_s"] for each in idle)}
@@ -258,9 +260,9 @@ def _part_rows(measured: Measured, name: str, about: Mapping[str, object]) -> li
         for step, seconds in trial.parts_s.items():
             steps.setdefault(step, []).append(seconds)
         costs: dict[str, float] = {}
-        for told in trial.told:
-            spent = {key[4:-2]: value for key, value in told["spent"].items() if key.startswith("cpu_")}
-            for part, seconds in {**told["offloaded_s"], **spent}.items():
+        for reported in trial.reported:
+            spent = {key[4:-2]: value for key, value in reported["spent"].items() if key.startswith("cpu_")}
+            for part, seconds in {**reported["offloaded_s"], **spent}.items():
                 costs[part] = costs.get(part, 0.0) + seconds
         for part, seconds in costs.items():
             cpu.setdefault(part, []).append(seconds)

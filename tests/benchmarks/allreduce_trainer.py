@@ -215,7 +215,7 @@ class GivenTrainer:
         marks.mark_results(record, desk.service.config.me.peer)
         members = len(record.contributors)
         is_judge = number == 0 and desk.rank == 0
-        told = {
+        reported = {
             "steps": dict(marks.at_s),
             "offloaded_s": dict(marks.offloaded_s),
             "spent": {name: after[name] - before[name] for name in after},
@@ -227,4 +227,4 @@ class GivenTrainer:
             "twice_bytes": marks.twice_bytes,
             "relative_error": relative_error(before_N, state.anchor_N, members) if is_judge else None,
         }
-        write_result(desk.folder, desk.rank, number, told)
+        write_result(desk.folder, desk.rank, number, reported)

@@ -208,8 +208,8 @@ def _play(case: Case, seed: int, num_messages: int) -> Said:
 def _rows(case: Case) -> list[Row]:
     bundled = [_play(case, seed, MAX_BUNDLED) for seed in SEEDS]
     apart = [_play(case, seed, 1) for seed in SEEDS]
-    told = {"case": case.name, "bundled": list(map(asdict, bundled)), "apart": list(map(asdict, apart))}
-    print(json.dumps(told), flush=True)
+    reported = {"case": case.name, "bundled": list(map(asdict, bundled)), "apart": list(map(asdict, apart))}
+    print(json.dumps(reported), flush=True)
     per = "a commit" if all(said.commits for said in bundled) else "in all"
     return [_row(f"{case.name}: {what}, {per}", what, bundled, apart) for what in ("calls", "bytes")]
 

@@ -155,8 +155,8 @@ def kept_rows(
         return []
     kept = bits * len(values_n) / sum(codec.num_places(len(part_n)) for part_n in torch.split(values_n, chunk))
     most = MOST_BITS_A_KEPT_VALUE.get(codec.name)
-    told = decoded_n != 0
-    error = float((decoded_n[told] - values_n[told]).norm() / values_n[told].norm())
+    reported = decoded_n != 0
+    error = float((decoded_n[reported] - values_n[reported]).norm() / values_n[reported].norm())
     return [
         Row(
             BENCH, f"{name}: kept value", round(kept, 4), "bit", target="" if most is None else f"<= {most:g}",

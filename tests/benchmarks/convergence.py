@@ -171,12 +171,12 @@ class Table:
         if not gaps:
             return []
         losses = [loss for seed in self.seeds if (loss := self._loss(way, seed)) is not None]
-        bytes_told = f", {fewer:.0f} times fewer bytes" if fewer is not None else ""
+        bytes_reported = f", {fewer:.0f} times fewer bytes" if fewer is not None else ""
         spread = {"best": round(min(gaps), 2), "worst": round(max(gaps), 2)}
         return [
             Row(
                 BENCH,
-                f"{self.regime.name}: {way.name}{bytes_told}: gap",
+                f"{self.regime.name}: {way.name}{bytes_reported}: gap",
                 round(statistics.median(gaps), 2),
                 "%",
                 trials=len(gaps),

@@ -104,7 +104,7 @@ def described_death(death: Death) -> str:
     return f"everybody killed at round {death.known}{early}: {lost}, up in {death.up_s} s{torn}"
 
 
-def newest_told(swarm: Swarm) -> int:
+def newest_reported(swarm: Swarm) -> int:
     """The newest round that any peer tells of at this moment."""
     return max((s.index for peer in swarm.peers.values() if (s := peer.status()) is not None), default=0)
 
@@ -113,7 +113,7 @@ def _watch(swarm: Swarm, seconds: float) -> int:
     """Listen for so long; the newest round that anybody told of."""
     end_s, newest = time.monotonic() + seconds, 0
     while True:
-        newest = max(newest, newest_told(swarm))
+        newest = max(newest, newest_reported(swarm))
         if time.monotonic() >= end_s:
             return newest
         time.sleep(LOOK_EVERY_S)
@@ -182,7 +182,7 @@ def go_on(swarm: Swarm) -> bool:
     """Whether all come to one root and then make another round together."""
     try:
         await_whole(swarm)
-        await_whole(swarm, newest_told(swarm) + 1)
+        await_whole(swarm, newest_reported(swarm) + 1)
     except MachineError as error:
         print(f"everybody killed: {error.one_line()}", flush=True)
         return False

@@ -385,7 +385,7 @@ def x7_killed() -> list[str]:
     """
     _be_quiet()
     stories = [SCENARIOS[name] for name in _X7]
-    return [play(told, seed).error for told in stories for seed in range(told.num_seeds)]
+    return [play(reported, seed).error for reported in stories for seed in range(reported.num_seeds)]
 
 
 _X8_DOMAINS: Final = ("python", "english", "c++", "stubs")

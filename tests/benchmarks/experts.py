@@ -59,8 +59,8 @@ def train_all(trials: Sequence[Trial], runs: Runs) -> None:
         corpus = corpora.setdefault(trial.num_domains, Corpus(trial.num_domains))
         outcome = Training(trial, corpus).run()
         runs.add(trial, asdict(outcome))
-        told = f"{trial.num_domains} domains seed {trial.seed} {trial.way}: {outcome.loss:.4f} nats/byte"
-        print(f"{told}, {outcome.cpu_s:.0f} CPU s, {asdict(outcome)}", flush=True)
+        reported = f"{trial.num_domains} domains seed {trial.seed} {trial.way}: {outcome.loss:.4f} nats/byte"
+        print(f"{reported}, {outcome.cpu_s:.0f} CPU s, {asdict(outcome)}", flush=True)
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class Table:
 
     def _merged_rows(self, num_domains: int) -> list[Row]:
         rows = []
-        for name, told in (("merged", "merged, routers as made"), ("tuned", "merged, routers tuned")):
+        for name, reported in (("merged", "merged, routers as made"), ("tuned", "merged, routers tuned")):
             rows += self._row(
-                f"X9 {num_domains} domains: {told} over routed", self.margins(num_domains, "routed", name)
+                f"X9 {num_domains} domains: {reported} over routed", self.margins(num_domains, "routed", name)
             )
         return rows
 

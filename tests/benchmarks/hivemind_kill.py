@@ -86,12 +86,12 @@ class Averagers:
 def _outcome(folder: Path, struck_s: float, limit_s: float) -> HivemindTrial:
     results = [folder / f"result-{rank}.json" for rank in range(NUM_PEERS) if rank != VICTIM]
     wait_until(lambda: all(result.exists() for result in results), limit_s)
-    told = [json.loads(result.read_text()) for result in results if result.exists()]
+    reported = [json.loads(result.read_text()) for result in results if result.exists()]
     return HivemindTrial(
-        num_returned=len(told),
-        num_successes=sum(1 for result in told if result["group"] > 0),
-        are_equal=len(told) == len(results) and len({result["vector"] for result in told}) == 1,
-        returned_s=max(r["unix_s"] for r in told) - struck_s if len(told) == len(results) else limit_s,
+        num_returned=len(reported),
+        num_successes=sum(1 for result in reported if result["group"] > 0),
+        are_equal=len(reported) == len(results) and len({result["vector"] for result in reported}) == 1,
+        returned_s=max(r["unix_s"] for r in reported) - struck_s if len(reported) == len(results) else limit_s,
     )
 
 
@@ -204,9 +204,9 @@ def _average(folder: Path, rank: int, num_elements: int) -> None:
 def _tell(folder: Path, rank: int, group_size: int, averager: Any) -> None:
     with averager.get_tensors() as tensors:
         digest = sha256(tensors[0].numpy().tobytes()).hexdigest()
-    told = {"unix_s": time.time(), "group": group_size, "vector": digest}
+    reported = {"unix_s": time.time(), "group": group_size, "vector": digest}
     temporary = folder / f"result-{rank}.tmp"
-    temporary.write_text(json.dumps(told))
+    temporary.write_text(json.dumps(reported))
     temporary.rename(folder / f"result-{rank}.json")
 
 

@@ -21,10 +21,10 @@ from protocol.errors import PotluckError, StorageError, UnreachableError
 from protocol.ids import PeerId, Root, short
 from protocol.rounds.messages.requests import FetchHashes, FetchRequest, FetchResult, FetchState
 from tests.averaging.rounds.round_world import CODEC, GRID, UNIT, MadeCommit, Party, RoundWorld, apply_whole, open_world
-from tests.benchmarks.mutating import Outcome, Told, heard, mutated, outcome_of
+from tests.benchmarks.mutating import Outcome, Reported, heard, mutated, outcome_of
 from tests.virtual import InlineOffload
 
-Trial = Callable[["Swarm", random.Random], Awaitable[Told]]
+Trial = Callable[["Swarm", random.Random], Awaitable[Reported]]
 
 
 @dataclass
@@ -152,7 +152,7 @@ def _is_hashes(request: FetchRequest) -> bool:
     return isinstance(request, FetchHashes)
 
 
-async def chunk_beside_honest(swarm: Swarm, chance: random.Random) -> Told:
+async def chunk_beside_honest(swarm: Swarm, chance: random.Random) -> Reported:
     """A donor that lies beside one that does not: the right state comes, the liar is named and asked nothing more."""
     swarm.empty_me()
     liar, honest = swarm.pair(chance)
@@ -163,7 +163,7 @@ async def chunk_beside_honest(swarm: Swarm, chance: random.Random) -> Told:
     return hows[0] if hows else "", "replaced" if is_right else "missed", reasons
 
 
-async def offer_beside_honest(swarm: Swarm, chance: random.Random) -> Told:
+async def offer_beside_honest(swarm: Swarm, chance: random.Random) -> Reported:
     """The same with the offer, or the hashes. An offer of another state is none of this one: nothing is to be said."""
     swarm.empty_me()
     liar, honest = swarm.pair(chance)
@@ -174,7 +174,7 @@ async def offer_beside_honest(swarm: Swarm, chance: random.Random) -> Told:
     return hows[0] if hows else "not asked", "replaced" if root == swarm.root else "missed", reasons or None
 
 
-async def chunk_from_liar_alone(swarm: Swarm, chance: random.Random) -> Told:
+async def chunk_from_liar_alone(swarm: Swarm, chance: random.Random) -> Reported:
     """Without any other donor there is no state, and the liar is named."""
     swarm.empty_me()
     liar, _ = swarm.pair(chance)
@@ -187,7 +187,7 @@ async def chunk_from_liar_alone(swarm: Swarm, chance: random.Random) -> Told:
     return hows[0], "missed", None
 
 
-async def kept_chunk(swarm: Swarm, chance: random.Random) -> Told:
+async def kept_chunk(swarm: Swarm, chance: random.Random) -> Reported:
     """What was kept of an unfinished download is damaged on our disk: it is fetched again."""
     swarm.empty_me()
     _, honest = swarm.pair(chance)
@@ -209,7 +209,7 @@ def _is_result(request: FetchRequest) -> bool:
     return isinstance(request, FetchResult)
 
 
-async def result_from_liar(swarm: Swarm, chance: random.Random) -> Told:
+async def result_from_liar(swarm: Swarm, chance: random.Random) -> Reported:
     """Asked for one result, a liar is found out."""
     swarm.empty_me()
     liar, _ = swarm.pair(chance)
@@ -234,7 +234,7 @@ def _holds(party: Party, commit: MadeCommit) -> bool:
     return [party.disk.files.get(name) for name in names] == list(commit.results)
 
 
-async def result_beside_honest(swarm: Swarm, chance: random.Random) -> Told:
+async def result_beside_honest(swarm: Swarm, chance: random.Random) -> Reported:
     """A round's results are gathered from a liar and another holder."""
     party = swarm.empty_me()
     liar, honest = swarm.pair(chance)
@@ -252,7 +252,7 @@ def _spoil_result(party: Party, commit: MadeCommit, chance: random.Random) -> st
     return how
 
 
-async def result_on_disk_at_start(swarm: Swarm, chance: random.Random) -> Told:
+async def result_on_disk_at_start(swarm: Swarm, chance: random.Random) -> Reported:
     """A start that needs a result which is damaged stops before it; it is fetched again, and the head is what it was."""
     party = await swarm.me_at_head()
     _, honest = swarm.pair(chance)
@@ -270,7 +270,7 @@ async def result_on_disk_at_start(swarm: Swarm, chance: random.Random) -> Told:
     return how, "replaced" if is_right else "missed", reasons
 
 
-async def result_on_disk_at_commit(swarm: Swarm, chance: random.Random) -> Told:
+async def result_on_disk_at_commit(swarm: Swarm, chance: random.Random) -> Reported:
     """Results are damaged between their check and the commit: it is not applied, they are fetched again."""
     party = swarm.empty_me()
     _, honest = swarm.pair(chance)
@@ -312,7 +312,7 @@ async def measure_bytes(kind: str, trials: Sequence[Trial], number: int, chance:
         for position in range(number):
             trial = trials[position % len(trials)]
 
-            async def run(trial: Trial = trial) -> Told:
+            async def run(trial: Trial = trial) -> Reported:
                 return await trial(swarm, chance)
 
             outcomes.append(await outcome_of(f"{kind}: {trial.__name__.replace('_', ' ')}", run))

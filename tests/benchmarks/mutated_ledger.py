@@ -14,7 +14,7 @@ from coordinator.ledger.ledger_damage import COUNT_SUFFIX
 from coordinator.policy.admission import AdmissionDecision, InviteFacts, Verdict
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from tests.benchmarks.mutating import Outcome, Told, mutated, outcome_of
+from tests.benchmarks.mutating import Outcome, Reported, mutated, outcome_of
 
 UNIT: Final = UnitName("fragment-0")
 NUM_COMMITS: Final = 24
@@ -84,7 +84,7 @@ async def measure_ledger(number: int, chance: random.Random, folder: Path) -> li
     targets = ((stopped, LEDGER_FILE, "stopped"), (killed, LEDGER_FILE, "killed"), (killed, _WAL, "-wal"))
     place = folder / "damaged"
 
-    async def trial() -> Told:
+    async def trial() -> Reported:
         copy, name, where = chance.choice(targets)
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()

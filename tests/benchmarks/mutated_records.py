@@ -34,7 +34,7 @@ from tests.averaging.rounds.round_world import (
     apply_whole,
     open_world,
 )
-from tests.benchmarks.mutating import Outcome, Told, heard, mutated, outcome_of
+from tests.benchmarks.mutating import Outcome, Reported, heard, mutated, outcome_of
 from tests.coordinator import chain_world
 from tests.coordinator.host_world import HostWorld, open_host
 from tests.virtual import InlineOffload
@@ -55,7 +55,7 @@ async def measure_certificates(number: int, chance: random.Random) -> list[Outco
         chain.commit(voters=voters)
         links.append(_verified(chain.certificates[-1], links[-1]))
 
-    async def trial() -> Told:
+    async def trial() -> Reported:
         position = chance.randrange(len(chain.certificates))
         raw, how = mutated(chain.certificates[position], chance)
         try:
@@ -93,7 +93,7 @@ async def measure_reports(number: int, chance: random.Random, folder: Path) -> l
             )
             request = host.report(peer, report)
 
-            async def trial(request: bytes = request) -> Told:
+            async def trial(request: bytes = request) -> Reported:
                 envelope, how = mutated(pb.Sealed.FromString(request).envelope, chance)
                 before = _recorded(host)
                 lines: list[str] = []
@@ -189,7 +189,7 @@ async def measure_log(number: int, chance: random.Random, folder: Path) -> list[
         records = await FileStorage(folder, InlineOffload()).read_records(LOG_NAME)
         whole, torn = await _load(records), await _load(records[:-1])
 
-        async def trial() -> Told:
+        async def trial() -> Reported:
             data, how = mutated(good, chance, longest_cut=len(records[-1]))
             path.write_bytes(data)
             with heard("unfinished_record_left_out") as reasons:
@@ -202,7 +202,7 @@ async def measure_log(number: int, chance: random.Random, folder: Path) -> list[
 
         outcomes += [await outcome_of("log", trial) for _ in range(number)]
 
-        async def trial_past_checksums() -> Told:
+        async def trial_past_checksums() -> Reported:
             spoilt = list(records)
             place = chance.randrange(len(spoilt))
             spoilt[place], how = mutated(spoilt[place], chance)
@@ -230,7 +230,7 @@ async def measure_generations(number: int, chance: random.Random, folder: Path) 
         newest = folder / (await before.tools.generations.list())[-1].name
         good = newest.read_bytes()
 
-        async def trial() -> Told:
+        async def trial() -> Reported:
             data, how = mutated(good, chance)
             newest.write_bytes(data)
             chain = life.chain()

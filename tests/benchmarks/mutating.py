@@ -109,11 +109,11 @@ def heard(*events: str) -> Iterator[list[str]]:
             reasons += [str(entry.get("reason", entry)) for entry in entries if entry["event"] in events]
 
 
-Told = tuple[str, str, Sequence[str] | None]
+Reported = tuple[str, str, Sequence[str] | None]
 """How something was mutated, the verdict, and what was said."""
 
 
-async def outcome_of(kind: str, trial: Callable[[], Awaitable[Told]]) -> Outcome:
+async def outcome_of(kind: str, trial: Callable[[], Awaitable[Reported]]) -> Outcome:
     """Run a trial. An error that it lets out is no refusal: a PotluckError that comes where the good bytes should is a miss, anything
     else a crash.
     """

@@ -69,14 +69,14 @@ def measure(num_each: int = NUM_EACH, seed: int = SEED, kinds: Sequence[str] = t
     """So many mutations of each kind, in virtual time; all chance comes from the seed."""
     outcomes: list[Outcome] = []
     for kind in kinds:
-        with tempfile.TemporaryDirectory(prefix="potluck-mutations-") as folder, _everything_told(), capture_logs():
+        with tempfile.TemporaryDirectory(prefix="potluck-mutations-") as folder, _everything_reported(), capture_logs():
             run = partial(KINDS[kind], num_each, random.Random(f"{kind}/{seed}"), Path(folder))
             outcomes += trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
     return outcomes
 
 
 @contextmanager
-def _everything_told() -> Iterator[None]:
+def _everything_reported() -> Iterator[None]:
     """Who runs this may want only warnings; what is said in the log is what is judged here."""
     before = structlog.get_config()["wrapper_class"]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET))
@@ -93,17 +93,19 @@ def rows(outcomes: Sequence[Outcome], settings: dict[str, object]) -> list[Row]:
         ours = [one for one in outcomes if one.kind.split(":")[0] == kind]
         if ours:
             verdicts = dict(Counter(one.verdict for one in ours))
-            told = {**settings, "verdicts": verdicts, "mutations": dict(Counter(one.how for one in ours))}
-            made.append(always(BENCH, f"{kind}: mutations detected before use", [one.is_caught for one in ours], told))
+            reported = {**settings, "verdicts": verdicts, "mutations": dict(Counter(one.how for one in ours))}
+            made.append(
+                always(BENCH, f"{kind}: mutations detected before use", [one.is_caught for one in ours], reported)
+            )
     sourced = [one.verdict == "replaced" for one in outcomes if one.has_source]
     made.append(always(BENCH, "mutations replaced from another source where there is one", sourced, settings))
     named = [one.is_named for one in outcomes if one.lines is not None]
     made.append(always(BENCH, "mutations named in one line", named, settings))
     crashes = sum(one.verdict == "crashed" for one in outcomes)
     spread = {"best": float(crashes), "worst": float(crashes)}
-    told = {**settings, "log entries past their checksums": sum(one.kind == "entries" for one in outcomes)}
+    reported = {**settings, "log entries past their checksums": sum(one.kind == "entries" for one in outcomes)}
     metric = "crashes over all mutations"
-    made.append(Row(BENCH, metric, crashes, "count", None, None, "= 0", crashes == 0, len(outcomes), spread, told))
+    made.append(Row(BENCH, metric, crashes, "count", None, None, "= 0", crashes == 0, len(outcomes), spread, reported))
     return made
 
 

@@ -312,13 +312,13 @@ def rows_of(pairs: Sequence[Pair], num_again: int, device: str) -> list[Row]:
         Row(BENCH, f"{device}: a peer's step between rounds, longer than a bare one by (mean judged)", round(mean, 5), "share",
             0.0, None, f"<= {MOST_LONGER:g}", mean <= MOST_LONGER, len(pairs),
             {"best": round(longer[0], 5), "worst": round(longer[-1], 5)}, settings),
-        _told(f"{device}: of the peer's blocks, outside of its steps", [pair.outside for pair in pairs], settings),
-        _told(f"{device}: of its core, for its daemon and p2pd", [pair.beside for pair in pairs], settings),
+        _reported(f"{device}: of the peer's blocks, outside of its steps", [pair.outside for pair in pairs], settings),
+        _reported(f"{device}: of its core, for its daemon and p2pd", [pair.beside for pair in pairs], settings),
         Row(BENCH, f"{device}: half of its 95% confidence interval", round(half, 5), "share", trials=len(pairs), settings=settings),
     ]  # fmt: skip
 
 
-def _told(metric: str, shares: Sequence[float], settings: dict[str, object]) -> Row:
+def _reported(metric: str, shares: Sequence[float], settings: dict[str, object]) -> Row:
     spread = {"best": round(min(shares), 5), "worst": round(max(shares), 5)}
     return Row(
         BENCH, metric, round(statistics.fmean(shares), 5), "share", trials=len(shares), spread=spread, settings=settings

@@ -242,12 +242,12 @@ async def _run(folder: Path, name: str, pipeline: PipelineSection, address: str,
             await trio.sleep(0.05)
         await process.ask("slow", {"factor": 1.0})  # answered once it has begun to work
         print(json.dumps({"peer": network.peer_id, "addresses": network.addresses()}), flush=True)
-        told = json.loads(await _line())
-        for other in set(told) - {name}:
-            await network.add_addresses(told[other]["addresses"])
+        reported = json.loads(await _line())
+        for other in set(reported) - {name}:
+            await network.add_addresses(reported[other]["addresses"])
         if name == KEEPER:
-            spares += [PeerId(told[SPARE]["peer"])] if SPARE in told else []
-            members = tuple(PeerId(told[f"stage{number}"]["peer"]) for number in range(plan.NUM_STAGES))
+            spares += [PeerId(reported[SPARE]["peer"])] if SPARE in reported else []
+            members = tuple(PeerId(reported[f"stage{number}"]["peer"]) for number in range(plan.NUM_STAGES))
             nursery.start_soon(_keep, keepers, members)
         while line := await _line():
             print(json.dumps(await end.ask(line)), flush=True)

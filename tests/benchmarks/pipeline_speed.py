@@ -55,8 +55,8 @@ def _hear(process: Process) -> dict[str, object]:
     line = _pipes(process)[1].readline()
     if not line:
         raise SystemExit(f"a stage ended with {process.wait()}: {process.args!r}")
-    told: dict[str, object] = json.loads(line)
-    return told
+    reported: dict[str, object] = json.loads(line)
+    return reported
 
 
 def _ask(process: Process, line: str) -> dict[str, object]:
@@ -64,8 +64,8 @@ def _ask(process: Process, line: str) -> dict[str, object]:
     return _hear(process)
 
 
-def _number(told: dict[str, object], name: str) -> float:
-    found = told[name]
+def _number(reported: dict[str, object], name: str) -> float:
+    found = reported[name]
     if not isinstance(found, int | float):
         raise SystemExit(f"{name} is {found!r}")
     return float(found)
@@ -109,12 +109,12 @@ class Pipeline:
     def take(self, steps: int) -> float:
         """So many inner steps, measured; returns the seconds that each took."""
         before_s, first = self._cpu_s(), self.processes[KEEPER]
-        told = _ask(first, f"{self.schedule} {steps}" if self.is_torch else f"steps {steps}")
-        seconds = _number(told, "seconds") / steps
+        reported = _ask(first, f"{self.schedule} {steps}" if self.is_torch else f"steps {steps}")
+        seconds = _number(reported, "seconds") / steps
         self.seconds.append(seconds)
         self.cpu_s.append((self._cpu_s() - before_s) / steps)
         if self.is_torch:
-            self.loss_nats = _number(told, "loss_nats")
+            self.loss_nats = _number(reported, "loss_nats")
         else:
             self.num_steps += steps
             last = self.processes[f"stage{plan.NUM_STAGES - 1}"]
@@ -146,9 +146,9 @@ def open_lane(
             words = (sys.executable, "-m", "tests.benchmarks.pipeline_end", str(folder), name, codec, schedule)
             command = [*place.prefix, *words, SPARE if has_spare else "none", place.address]
             processes[name] = stack.enter_context(_open(command, folder / f"{name}.log", {}))
-        told = {name: _hear(process) for name, process in processes.items()}
+        reported = {name: _hear(process) for name, process in processes.items()}
         for process in processes.values():
-            _tell(process, json.dumps(told))
+            _tell(process, json.dumps(reported))
         yield Pipeline(processes, schedule, is_torch=False)
 
 

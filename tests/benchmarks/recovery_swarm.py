@@ -104,8 +104,10 @@ def await_whole(swarm: Swarm, least_index: int = 0) -> None:
         MachineError: they do not within a minute and a half.
     """
     if not wait_until(lambda: is_whole(swarm, least_index), WHOLE_LIMIT_S, 0.1):
-        told = [(peer.number, status.state, status.index) for peer in swarm.peers.values() if (status := peer.status())]
-        raise MachineError(f"no whole swarm after {WHOLE_LIMIT_S:.0f} s: {told}", "peers that train on one head")
+        reported = [
+            (peer.number, status.state, status.index) for peer in swarm.peers.values() if (status := peer.status())
+        ]
+        raise MachineError(f"no whole swarm after {WHOLE_LIMIT_S:.0f} s: {reported}", "peers that train on one head")
 
 
 def look_for(watch: Watch, seconds: float) -> None:

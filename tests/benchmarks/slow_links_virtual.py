@@ -19,7 +19,7 @@ from statistics import mean
 from typing import Final
 
 from tests.benchmarks.results import Row, machine
-from tests.simulation.slow_links import CODEC, EtaEstimator, Links, Told, run
+from tests.simulation.slow_links import CODEC, Links, Reported, RoundTiming, run
 from tests.simulation.trainer import MIN_DIRECTIONS, STEP_TOKENS
 
 BENCH: Final = "slow_links"
@@ -70,20 +70,20 @@ class Choice:
         return self.steps * step_s * (1.0 / self.utilisation - 1.0)
 
 
-def measured(links: Links, *, is_blocking: bool) -> tuple[Choice, Told]:
+def measured(links: Links, *, is_blocking: bool) -> tuple[Choice, Reported]:
     """What "auto" comes to."""
-    pace, num_rounds = EtaEstimator(None, UTILISATION, is_blocking), BLOCKING_ROUNDS if is_blocking else NUM_ROUNDS
-    told = run(links, pace, lambda told: len(told.rounds) >= SETTLED_AFTER + num_rounds, LIMIT_S)
-    return _choice(told, num_rounds), told
+    timing, num_rounds = RoundTiming(None, UTILISATION, is_blocking), BLOCKING_ROUNDS if is_blocking else NUM_ROUNDS
+    reported = run(links, timing, lambda reported: len(reported.rounds) >= SETTLED_AFTER + num_rounds, LIMIT_S)
+    return _choice(reported, num_rounds), reported
 
 
-def _choice(told: Told, num_rounds: int) -> Choice:
-    return Choice(told.steps(num_rounds), told.utilisation(num_rounds), told.exchange_share(num_rounds))
+def _choice(reported: Reported, num_rounds: int) -> Choice:
+    return Choice(reported.steps(num_rounds), reported.utilisation(num_rounds), reported.exchange_share(num_rounds))
 
 
-def best_fixed(links: Links, told: Told, around: Sequence[float], *, is_blocking: bool) -> Choice | None:
+def best_fixed(links: Links, reported: Reported, around: Sequence[float], *, is_blocking: bool) -> Choice | None:
     """The smallest number that keeps the utilisation: of the fixed ones, where one does, or, in blocking runs, by what they wait."""
-    guess = mean(one.target_tokens for one in told.steady(NUM_ROUNDS)) / (links.num_peers * STEP_TOKENS)
+    guess = mean(one.target_tokens for one in reported.steady(NUM_ROUNDS)) / (links.num_peers * STEP_TOKENS)
     num_rounds = BLOCKING_ROUNDS // 4 if is_blocking else NUM_ROUNDS
     choices = (
         _choice(_fixed(links, steps, num_rounds, is_blocking=is_blocking), num_rounds)
@@ -103,9 +103,9 @@ def walkable(steps: int) -> int:
     return steps - over + 2 * NEAR if steps >= NEAR and over < 2 * NEAR else steps
 
 
-def _fixed(links: Links, steps: int, num_rounds: int, *, is_blocking: bool) -> Told:
-    pace = EtaEstimator(steps, UTILISATION, is_blocking)
-    return run(links, pace, lambda told: len(told.rounds) >= num_rounds + 2, LIMIT_S)
+def _fixed(links: Links, steps: int, num_rounds: int, *, is_blocking: bool) -> Reported:
+    timing = RoundTiming(steps, UTILISATION, is_blocking)
+    return run(links, timing, lambda reported: len(reported.rounds) >= num_rounds + 2, LIMIT_S)
 
 
 def auto_rows(*, is_quick: bool) -> list[Row]:
@@ -114,9 +114,9 @@ def auto_rows(*, is_quick: bool) -> list[Row]:
     for mbit_s in RATES_MBIT_S[1:2] if is_quick else RATES_MBIT_S:
         for is_blocking in (False, True):
             links = Links(mbit_s * 1e6, num_peers=2)
-            auto, told = measured(links, is_blocking=is_blocking)
+            auto, reported = measured(links, is_blocking=is_blocking)
             around = BLOCKING_AROUND if is_blocking else AROUND
-            best = best_fixed(links, told, FEW_AROUND if is_quick else around, is_blocking=is_blocking)
+            best = best_fixed(links, reported, FEW_AROUND if is_quick else around, is_blocking=is_blocking)
             print(mbit_s, "blocking" if is_blocking else "overlap", auto, best, flush=True)
             rows += _auto_rows(mbit_s, links, auto, best, is_blocking=is_blocking)
     return rows
@@ -146,13 +146,13 @@ def _auto_rows(mbit_s: int, links: Links, auto: Choice, best: Choice | None, *, 
 def virtual_rows(num_peers: int) -> list[Row]:
     """Half an hour at 1 Mbit/s, 200 ms there and back, 1% lost."""
     links = Links(1e6, latency_s=0.1, loss=0.01, num_peers=num_peers)
-    told = run(links, EtaEstimator(100), lambda told: False, HALF_AN_HOUR_S)
-    print(num_peers, sorted(told.deaths), told.num_partial, len(told.rounds), flush=True)
+    reported = run(links, RoundTiming(100), lambda reported: False, HALF_AN_HOUR_S)
+    print(num_peers, sorted(reported.deaths), reported.num_partial, len(reported.rounds), flush=True)
     settings: Mapping[str, object] = {
-        "peers": num_peers, "codec": CODEC, "virtual_s": told.lasted_s, "rounds": len(told.rounds), "machine": machine()
+        "peers": num_peers, "codec": CODEC, "virtual_s": reported.lasted_s, "rounds": len(reported.rounds), "machine": machine()
     }  # fmt: skip
     name = f"{num_peers} peers, 1 Mbit/s, 100 ms one way, 1% lost, 30 virtual minutes"
     return [
-        Row(BENCH, f"{name}: taken for dead", len(told.deaths), "", None, None, "= 0", not told.deaths, 1, settings=settings),
-        Row(BENCH, f"{name}: rounds", len(told.rounds), "", None, None, ">= 1", bool(told.rounds), 1, settings=settings),
+        Row(BENCH, f"{name}: taken for dead", len(reported.deaths), "", None, None, "= 0", not reported.deaths, 1, settings=settings),
+        Row(BENCH, f"{name}: rounds", len(reported.rounds), "", None, None, ">= 1", bool(reported.rounds), 1, settings=settings),
     ]  # fmt: skip

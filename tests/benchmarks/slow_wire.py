@@ -207,10 +207,10 @@ def serve(name: str, subnet: str, num_peers: int) -> None:
             if device != sys.stdin.fileno():
                 switch.read(device, time.monotonic())
                 continue
-            told = sys.stdin.readline()
-            if not told:
+            reported = sys.stdin.readline()
+            if not reported:
                 return
-            switch.become(WireSpec(**json.loads(told)))
+            switch.become(WireSpec(**json.loads(reported)))
 
 
 if __name__ == "__main__":

@@ -151,10 +151,10 @@ def rows(windows: Sequence[Window], settings: Mapping[str, object]) -> list[Row]
     for speed in SPEEDS:
         shares, off = [window.trained[speed] for window in windows], [window.off(speed) for window in windows]
         is_met = min(shares) >= LEAST_SHARE
-        told = f"speed {speed}: share of its time that it trains"
-        made.append(_row(told, sorted(shares, reverse=True), f">= {LEAST_SHARE:g}", is_met, settings))
-        told = f"speed {speed}: weight off its share of the tokens by"
-        made.append(_row(told, sorted(off), f"<= {MOST_OFF:g}", max(off) <= MOST_OFF, settings))
+        reported = f"speed {speed}: share of its time that it trains"
+        made.append(_row(reported, sorted(shares, reverse=True), f">= {LEAST_SHARE:g}", is_met, settings))
+        reported = f"speed {speed}: weight off its share of the tokens by"
+        made.append(_row(reported, sorted(off), f"<= {MOST_OFF:g}", max(off) <= MOST_OFF, settings))
     return made
 
 

@@ -65,13 +65,13 @@ class Found:
 def conflicts(folders: Mapping[str, Found]) -> list[str]:
     """Commits for which two folders have different roots."""
     seen: dict[str, tuple[str, str]] = {}
-    told = []
+    reported = []
     for name, found in folders.items():
         for commit, root in found.roots.items():
             other, other_root = seen.setdefault(commit, (name, root))
             if root != other_root:
-                told.append(f"{commit[:8]} has root {root[:8]} in {name} and {other_root[:8]} in {other}")
-    return told
+                reported.append(f"{commit[:8]} has root {root[:8]} in {name} and {other_root[:8]} in {other}")
+    return reported
 
 
 def check_peer(state_dir: Path) -> Found:
@@ -176,9 +176,9 @@ def check_host(folder: Path) -> Found:
 
 def _integrity(path: Path) -> list[str]:
     with sqlite3.connect(path) as connection:
-        told = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+        reported = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
     connection.close()
-    return [] if told == ["ok"] else told
+    return [] if reported == ["ok"] else reported
 
 
 def _check_ledger(ledger: Ledger, manifest: RunManifest, found: Found) -> None:

@@ -143,5 +143,5 @@ def _take(folder: Path, place: Place, num_values: int, donors: Sequence[dict[str
     ended = subprocess.run(command, capture_output=True, text=True, timeout=TAKE_LIMIT_S, check=False)
     if ended.returncode != 0:
         raise MachineError(f"a download that failed: {ended.stderr[-300:]}", "a state")
-    told = json.loads(ended.stdout.splitlines()[-1])
-    return Take(len(donors), float(told["seconds"]), int(told["bytes"]), bool(told["is_equal"]))
+    reported = json.loads(ended.stdout.splitlines()[-1])
+    return Take(len(donors), float(reported["seconds"]), int(reported["bytes"]), bool(reported["is_equal"]))

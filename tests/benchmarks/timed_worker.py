@@ -171,8 +171,8 @@ def sleep_through(step_s: float) -> None:
 
 
 if __name__ == "__main__":
-    told, asleep = os.environ.get(STEP_VARIABLE), os.environ.get(SLEEP_VARIABLE)
+    reported, asleep = os.environ.get(STEP_VARIABLE), os.environ.get(SLEEP_VARIABLE)
     if asleep is not None:
         sleep_through(float(asleep))
-    install(TrainingTimes(Path(os.environ[TIMES_VARIABLE])), None if told is None else float(told))
+    install(TrainingTimes(Path(os.environ[TIMES_VARIABLE])), None if reported is None else float(reported))
     sys.exit(peer.worker.main())

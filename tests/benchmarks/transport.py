@@ -76,8 +76,8 @@ def _ask(giver: subprocess.Popen[str], num_bytes: int) -> dict[str, float]:
     given, _ = _pipes(giver)
     given.write(f"{num_bytes}\n")
     given.flush()
-    told: dict[str, float] = json.loads(_line(giver))
-    return told
+    reported: dict[str, float] = json.loads(_line(giver))
+    return reported
 
 
 @contextmanager

@@ -46,7 +46,7 @@ ROLES: Final = {"take": Identity(b"t" * 32), "give": Identity(b"g" * 32)}
 CA_FILE: Final = "ca.der"
 LIMIT_S: Final = 120.0
 HOST_VARIABLE: Final = "POTLUCK_TRANSPORT_HOST"
-NUM_STRANDS: Final = {"direct": 1, "one": 0}
+NUM_SUBSTREAMS: Final = {"direct": 1, "one": 0}
 """That a direct stream begins with; with none it never has more than one connection."""
 
 
@@ -73,11 +73,11 @@ async def _network(folder: Path, role: str, way: str) -> AsyncIterator[Network]:
     file.chmod(0o600)
     own = _own(folder, role)
     check = credential_check(ca, RUN, time.time)
-    direct = DirectOptions(lambda: own, ca, check, host, num_first_strands=NUM_STRANDS.get(way, 0))
+    direct = DirectOptions(lambda: own, ca, check, host, num_first_substreams=NUM_SUBSTREAMS.get(way, 0))
     options = NetworkOptions(
         P2pdOptions(file, listen=(f"/ip4/{host}/tcp/0",)),
         signed_record_rule(Ed25519Verifier(), RUN),
-        direct=direct if way in NUM_STRANDS else None,
+        direct=direct if way in NUM_SUBSTREAMS else None,
     )
     async with (
         open_asyncio_thread() as thread,
@@ -103,10 +103,10 @@ async def _take(folder: Path, way: str) -> None:
 
 
 async def _give(folder: Path, way: str, taker: str) -> None:
-    told = json.loads(taker)
+    reported = json.loads(taker)
     async with _network(folder, "give", way) as network:
-        await network.add_addresses(told["addresses"])
-        stream = await network.open_stream(PeerId(told["peer"]), "bulk", timeout_s=10.0)
+        await network.add_addresses(reported["addresses"])
+        stream = await network.open_stream(PeerId(reported["peer"]), "bulk", timeout_s=10.0)
         frame = bytes(range(256)) * (FRAME_BYTES // 256)
         while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
             began_s = time.monotonic()
@@ -116,7 +116,9 @@ async def _give(folder: Path, way: str, taker: str) -> None:
                 await stream.send_frame(b"")
                 await stream.receive_frame()
             print(json.dumps({"seconds": time.monotonic() - began_s}), flush=True)
-        if {count.kind.way for count in network.traffic().bulk} != {Way.DIRECT if way in NUM_STRANDS else Way.LIBP2P}:
+        if {count.kind.way for count in network.traffic().bulk} != {
+            Way.DIRECT if way in NUM_SUBSTREAMS else Way.LIBP2P
+        }:
             raise SystemExit(f"bulk went another way than {way}")
 
 
@@ -138,8 +140,8 @@ def _take_blocking(folder: Path) -> None:
 def _give_blocking(folder: Path, taker: str) -> None:
     context = tls_context(_own(folder, "give"), (folder / CA_FILE).read_bytes(), is_server=False)
     frame = bytes(range(256)) * (FRAME_BYTES // 256)
-    told = json.loads(taker)
-    plain = socket.create_connection((told["addresses"][0], told["port"]))
+    reported = json.loads(taker)
+    plain = socket.create_connection((reported["addresses"][0], reported["port"]))
     with context.wrap_socket(plain) as connection:
         while line := sys.stdin.readline():
             began_s, num_frames = time.monotonic(), int(line) // FRAME_BYTES
@@ -171,12 +173,12 @@ def _take_grpc(folder: Path) -> None:
 
 
 def _give_grpc(folder: Path, taker: str) -> None:
-    told, own, ca = json.loads(taker), _own(folder, "give"), _pem((folder / CA_FILE).read_bytes())
+    reported, own, ca = json.loads(taker), _own(folder, "give"), _pem((folder / CA_FILE).read_bytes())
     credentials = grpc.ssl_channel_credentials(ca, own.key_pem, _pem(own.certificate_der))
     name = f"{ROLES['take'].peer_id.lower()}.peer.potluck"
     options = (("grpc.ssl_target_name_override", name),)
     frame = bytes(range(256)) * (FRAME_BYTES // 256)
-    with grpc.secure_channel(f"{told['addresses'][0]}:{told['port']}", credentials, options) as channel:
+    with grpc.secure_channel(f"{reported['addresses'][0]}:{reported['port']}", credentials, options) as channel:
         take = channel.stream_unary(f"/{GRPC_SERVICE}/take", None, None)
         while line := sys.stdin.readline():
             began_s, num_bytes = time.monotonic(), int(line)

@@ -11,7 +11,7 @@ from tests.coordinator.crash_points import StoryResult
 
 def rows(results: Sequence[StoryResult], settings: dict[str, object]) -> list[Row]:
     """The share of points that left the state before or after, and how long a start on what a kill left takes."""
-    told = {
+    reported = {
         **settings,
         "points": {result.name: result.points for result in results},
         "problems": [f"{result.name}: {problem}" for result in results for problem in result.problems],
@@ -23,7 +23,7 @@ def rows(results: Sequence[StoryResult], settings: dict[str, object]) -> list[Ro
     ]
     metric = "coordinator killed at a point of its writing"
     return [
-        always(BENCH, f"{metric}: the state before or after", fine, told),
+        always(BENCH, f"{metric}: the state before or after", fine, reported),
         at_most(
             BENCH, f"{metric}: slowest start, imports apart", [r.slowest_restart_s for r in results], 5.0, settings
         ),

@@ -91,11 +91,11 @@ async def spoken(folder: Path) -> dict[str, object]:
             await stream.aclose()
             for _ in range(NUM_CALLS):
                 await other.call(alice.peer_id, "echo", bytes(CALL_BYTES), timeout_s=60)
-        told = [network.traffic() for network in everybody]
+        reported = [network.traffic() for network in everybody]
         return {
             "interface": interface_bytes() - before[0],
-            "counted": sum(each.bytes_up for each in told) - before[1],
-            "kinds": sorted({count.kind.way.value for each in told for count in each.bulk}),
+            "counted": sum(each.bytes_up for each in reported) - before[1],
+            "kinds": sorted({count.kind.way.value for each in reported for count in each.bulk}),
         }
 
 

@@ -92,10 +92,10 @@ class RealWorld:
     bob: Network
 
     def __init__(
-        self, nursery: trio.Nursery, thread: AsyncioThread, folder: Path, *, is_direct: bool, num_strands: int
+        self, nursery: trio.Nursery, thread: AsyncioThread, folder: Path, *, is_direct: bool, num_substreams: int
     ) -> None:
         self._is_direct = is_direct
-        self._num_strands = num_strands
+        self._num_substreams = num_substreams
         self._nursery = nursery
         self._thread = thread
         self._folder = folder
@@ -137,7 +137,7 @@ class RealWorld:
         file = self._folder / identity.peer_id
         file.write_bytes(identity.libp2p_private_key_bytes())
         file.chmod(0o600)
-        direct = replace(options_of(identity, RUN), listed=self._listed, num_first_strands=self._num_strands)
+        direct = replace(options_of(identity, RUN), listed=self._listed, num_first_substreams=self._num_substreams)
         options = NetworkOptions(
             P2pdOptions(file), RULE, initial_peers=self._bootstrap, direct=direct if self._is_direct else None
         )
@@ -209,7 +209,7 @@ def run_in_memory(check: Check) -> None:
 
 @contextmanager
 def open_real_world(
-    folder: Path, *, is_direct: bool = False, num_strands: int = 1
+    folder: Path, *, is_direct: bool = False, num_substreams: int = 1
 ) -> Iterator[Callable[[Check], None]]:
     """A real world for many checks: trio runs in a thread of its own, p2pd starts once per peer. Direct streams get so many
     connections with their first frame that fills a line.
@@ -219,7 +219,7 @@ def open_real_world(
 
     async def main() -> None:
         async with open_asyncio_thread() as thread, trio.open_nursery() as nursery:
-            world = RealWorld(nursery, thread, folder, is_direct=is_direct, num_strands=num_strands)
+            world = RealWorld(nursery, thread, folder, is_direct=is_direct, num_substreams=num_substreams)
             await world.open()
             ready.put((trio.lowlevel.current_trio_token(), world))
             await stop.wait()

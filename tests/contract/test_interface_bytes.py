@@ -24,9 +24,9 @@ def test_what_is_counted_is_what_goes_over_the_interface_but_for_heads_and_what_
         cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["kinds"] == ["direct", "libp2p"], "both ways were taken"
-    assert told["counted"] >= 2 * ((NUM_UP + NUM_DOWN) * FRAME_BYTES + 2 * NUM_CALLS * CALL_BYTES)
-    assert told["interface"] > told["counted"]
-    if told["is_alone"]:  # else others' bytes are on it, too
-        assert told["interface"] < (1 + HEADS_SHARE) * told["counted"] + LIBP2P_BYTES
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert reported["kinds"] == ["direct", "libp2p"], "both ways were taken"
+    assert reported["counted"] >= 2 * ((NUM_UP + NUM_DOWN) * FRAME_BYTES + 2 * NUM_CALLS * CALL_BYTES)
+    assert reported["interface"] > reported["counted"]
+    if reported["is_alone"]:  # else others' bytes are on it, too
+        assert reported["interface"] < (1 + HEADS_SHARE) * reported["counted"] + LIBP2P_BYTES

@@ -47,12 +47,12 @@ def direct_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
 
 
 @pytest.fixture(scope="module")
-def strands_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    with open_real_world(tmp_path_factory.mktemp("identities"), is_direct=True, num_strands=4) as run:
+def substreams_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    with open_real_world(tmp_path_factory.mktemp("identities"), is_direct=True, num_substreams=4) as run:
         yield run
 
 
-@pytest.fixture(params=["memory", "real", "direct", "strands"])
+@pytest.fixture(params=["memory", "real", "direct", "substreams"])
 def run_direct(request: pytest.FixtureRequest) -> Runner:
     """For what can go direct: streams and calls take the way that the world is about, with one connection a stream or several."""
     if request.param == "memory":
@@ -159,16 +159,16 @@ def test_of_several_peers_that_are_called_each_answer_and_each_failure_is_told(r
     nobody = PeerId("nobody")
 
     async def check(world: World) -> None:
-        told: dict[PeerId, bytes | PotluckError] = {}
+        reported: dict[PeerId, bytes | PotluckError] = {}
 
         async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
-            told[peer] = reply
+            reported[peer] = reply
 
         world.bob.serve_calls("echo", _echo)
         bob = world.bob.peer_id
         await world.alice.call_each((nobody, bob), "echo", b"hello", timeout_s=60, took=took)
-        assert told[bob] == world.alice.peer_id.encode() + b":hello"
-        assert isinstance(told[nobody], PeerUnreachable)
+        assert reported[bob] == world.alice.peer_id.encode() + b":hello"
+        assert isinstance(reported[nobody], PeerUnreachable)
         with pytest.raises(LocalProtocolError):
             await world.alice.call_each((bob,), "echo", bytes(MAX_CONTROL_BYTES + 1), timeout_s=60, took=took)
 
@@ -177,17 +177,17 @@ def test_of_several_peers_that_are_called_each_answer_and_each_failure_is_told(r
 
 def test_of_several_peers_that_are_called_who_does_not_answer_keeps_no_answer_back(run_direct: Runner) -> None:
     async def check(world: World) -> None:
-        told: list[tuple[PeerId, bytes | PotluckError]] = []
+        reported: list[tuple[PeerId, bytes | PotluckError]] = []
         held, both = _Holder(), (world.bob.peer_id, PeerId("nobody"))
 
         async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
-            told.append((peer, reply))
+            reported.append((peer, reply))
 
         world.bob.serve_calls("hold", held.call)
         await world.alice.call_each(both, "hold", b"", timeout_s=1, took=took)
         assert held.began.is_set()
-        assert [peer for peer, _ in told] == [both[1], both[0]]
-        assert isinstance(told[1][1], CallTimeout)
+        assert [peer for peer, _ in reported] == [both[1], both[0]]
+        assert isinstance(reported[1][1], CallTimeout)
 
     run_direct(check)
 

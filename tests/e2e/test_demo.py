@@ -31,20 +31,20 @@ def test_three_peers_end_on_one_root_although_one_was_killed_half_way(tmp_path: 
     logs = "\n".join(
         f"== {log.name}\n{log.read_text()[-4000:]}" for log in sorted((tmp_path / "demo").glob("logs/*.log"))
     )
-    told = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{logs}"
-    assert summary_file.exists(), told
+    reported = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{logs}"
+    assert summary_file.exists(), reported
     summary = json.loads(summary_file.read_text())
     # So few tokens train no model worth its name: of the demo's promises, those on loss are left to `make demo`.
     broken = [failure for failure in summary["failures"] if "held-out" not in failure]
-    assert broken == [], told
+    assert broken == [], reported
     assert len(set(summary["state_roots"].values())) == 1
     assert len(summary["state_roots"]) == 3
     assert summary["checkpoint_root"] in summary["state_roots"].values()
     assert summary["rejoin_s"] > 0
     # The run starts when all peers are there; each counts from when its training process has started and made a step.
     members = summary["members_per_round"]
-    assert 3 in members, told
+    assert 3 in members, reported
     # After the kill the others meet again. On a busy machine one of them may have no step ready for a round in between.
-    assert max(members[members.index(3) + 1 :]) >= 2, told
+    assert max(members[members.index(3) + 1 :]) >= 2, reported
     assert summary["heldout_loss_end"] < summary["heldout_loss_start"]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.progress.restart_report import GATHER_S
-from tests.benchmarks.everybody_killed import MOST_ROUNDS_LOST, RESTARTED, end, go_on, newest_told, start_again
+from tests.benchmarks.everybody_killed import MOST_ROUNDS_LOST, RESTARTED, end, go_on, newest_reported, start_again
 from tests.benchmarks.processes import open_children
 from tests.benchmarks.recovery_swarm import TINY, await_whole, open_swarm, run_config
 from tests.benchmarks.swarm import wait_until
@@ -34,7 +34,7 @@ def test_everybody_killed_at_once_stands_up_with_nothing_torn_and_goes_on_from_o
         open_swarm(children, tmp_path, config, SLOWDOWN) as swarm,
     ):
         await_whole(swarm, ROUNDS_BEFORE)
-        death = end(swarm, newest_told(swarm))
+        death = end(swarm, newest_reported(swarm))
         assert death.torn == []
 
         start_again(swarm, death)
@@ -42,6 +42,6 @@ def test_everybody_killed_at_once_stands_up_with_nothing_torn_and_goes_on_from_o
         assert death.lost <= MOST_ROUNDS_LOST
         assert death.has_sentence, "a peer that does not say where it restarts"
         assert go_on(swarm), "no common root, or no further round"
-        told = wait_until(lambda: RESTARTED in swarm.host.output(), GATHER_S + WITHIN_S)
-        assert told, f"a host that does not say what was lost: {swarm.host.output()[-3000:]}"
+        reported = wait_until(lambda: RESTARTED in swarm.host.output(), GATHER_S + WITHIN_S)
+        assert reported, f"a host that does not say what was lost: {swarm.host.output()[-3000:]}"
         assert death.lost or SENTENCE in swarm.host.output(), swarm.host.output()[-3000:]

@@ -65,9 +65,9 @@ class Swarm:
         deadline_s = time.monotonic() + WITHIN_S
         running = [self.peers[name] for name in names]
         while not is_so():
-            told = "\n".join(f"== {one.out.name}\n{one.said()[-2000:]}" for one in running)
-            assert time.monotonic() < deadline_s, f"not within {WITHIN_S:.0f} s: {what}\n{told}"
-            assert all(one.process.poll() is None for one in running), f"ended before: {what}\n{told}"
+            reported = "\n".join(f"== {one.out.name}\n{one.said()[-2000:]}" for one in running)
+            assert time.monotonic() < deadline_s, f"not within {WITHIN_S:.0f} s: {what}\n{reported}"
+            assert all(one.process.poll() is None for one in running), f"ended before: {what}\n{reported}"
             with suppress(subprocess.TimeoutExpired):
                 running[0].process.wait(timeout=LOOK_EVERY_S)
 

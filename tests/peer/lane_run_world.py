@@ -150,10 +150,12 @@ class LaneRun:
     async def open(self, stage: int) -> Trainee:
         """The founder of a stage, at its first start or with what it has on its disk."""
         joined, controls = self._joined(stage)
-        life, me, told = joined.life, joined.life.identity.peer_id, joined.life.board.has_restarted
+        life, me, reported = joined.life, joined.life.identity.peer_id, joined.life.board.has_restarted
         payload = open_start_record(self._start, self._manifest)
         joined.roster.hold(await joined.experts.settle(decode_body(StartRecord, payload), me, everybody({})))
-        (chain,) = await open_chains(life.folder, joined.membership, payload, joined.verifier, me, told, (), (stage,))
+        (chain,) = await open_chains(
+            life.folder, joined.membership, payload, joined.verifier, me, reported, (), (stage,)
+        )
         one = self.peers[stage] = Trainee(stage, joined, chain, controls)
         self._nursery.start_soon(self._live, one)
         return one
@@ -167,7 +169,7 @@ class LaneRun:
             life.identity, joined.membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster
         )
         async with trio.open_nursery() as nursery:
-            make = partial(own.make, joined.looks)
+            make = partial(own.make, joined.poller)
             nursery.start_soon(announce, joined.network, life.clock, joined.membership.run_id, make)
             await train_in_lanes(joined, cache, one.chain, votes, first)
             nursery.cancel_scope.cancel()
@@ -202,8 +204,8 @@ class LaneRun:
         stages = manifest.config.stages
         assert stages is not None
         experts = OwnStage(config, manifest.config, stages, folder, ThreadOffload())
-        looks = DirectoryPoller(network, run_id)
+        poller = DirectoryPoller(network, run_id)
         joined = JoinedSession(
-            life, cast(Membership, membership), client, network, roster, reporter, False, experts, looks
+            life, cast(Membership, membership), client, network, roster, reporter, False, experts, poller
         )
         return joined, controls

@@ -171,18 +171,18 @@ class LaneWorld:
                     self._pass(stage, order)
                 case lane_stage.TellSquare():
                     square = member.trainer.gradient_square()
-                    self._queue.append((None, lane.SquareTold(me, epoch, order.at, square)))
+                    self._queue.append((None, lane.SquareReported(me, epoch, order.at, square)))
                 case lane_stage.TakeStep():
                     counts = member.trainer.take_step(order.whole_square, INNER.learning_rate)
                     self._queue.append((stage, lane_stage.StepTaken(epoch, order.at, counts)))
                 case lane_stage.TakeSnapshot():
                     self.snapshots[stage, order.at] = member.trainer.snapshot()
                     self._queue.append((stage, lane_stage.SnapshotHeld(epoch, order.at)))
-                    self._queue.append((None, lane.SnapshotTold(me, epoch, order.at)))
+                    self._queue.append((None, lane.SnapshotReported(me, epoch, order.at)))
                 case lane_stage.LoadSnapshot():
                     member.trainer.restore(self.snapshots[stage, order.at])
                     self._queue.append((stage, lane_stage.SnapshotLoaded(epoch)))
-                    self._queue.append((None, lane.LoadedTold(me, epoch)))
+                    self._queue.append((None, lane.LoadedReported(me, epoch)))
                 case lane_stage.Contribute():
                     self.contributed[stage] = order.tokens
 

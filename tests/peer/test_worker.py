@@ -407,11 +407,11 @@ def test_timed_it_trains_in_its_steps_and_in_the_waits_that_its_slowdown_asks_fo
         assert times.idle(lambda wait_s=wait_s: passes(wait_s), asked_s)  # type: ignore[misc]
         passes(1.0)
     assert [one.trained_s for one in read_times(tmp_path / "times")] == [8.0, 16.0, 17.0]
-    told = [Trained(100.0, 8.0), Trained(110.0, 17.0), Trained(111.0, 18.0)]
-    assert trained_share(told, 99.0, 110.5) == 0.9
-    assert trained_share(told, 105.0, 110.5) is None
-    assert mean_step_s(told, 99.0, 111.0) == 5.5
-    assert mean_step_s(told, 105.0, 110.5) is None
+    reported = [Trained(100.0, 8.0), Trained(110.0, 17.0), Trained(111.0, 18.0)]
+    assert trained_share(reported, 99.0, 110.5) == 0.9
+    assert trained_share(reported, 105.0, 110.5) is None
+    assert mean_step_s(reported, 99.0, 111.0) == 5.5
+    assert mean_step_s(reported, 105.0, 110.5) is None
     assert read_times(tmp_path / "none") == []
 
 
@@ -422,6 +422,6 @@ def test_timed_it_tells_steps_between_which_it_obeyed_nothing(tmp_path: Path) ->
     times.order(lambda: Reply(number=1))
     times.idle(lambda: True, 0.0)
     assert [one.num_orders for one in read_times(tmp_path / "times")] == [0, 0, 1]
-    told = [Trained(100.0, 8.0, 3), Trained(110.0, 17.0, 3), Trained(111.0, 18.0, 4)]
-    assert [one.unix_s for one in undisturbed(told, 99.0, 110.5)] == [100.0, 110.0]
-    assert undisturbed(told, 99.0, 111.5) == undisturbed(told, 112.0, 113.0) == []
+    reported = [Trained(100.0, 8.0, 3), Trained(110.0, 17.0, 3), Trained(111.0, 18.0, 4)]
+    assert [one.unix_s for one in undisturbed(reported, 99.0, 110.5)] == [100.0, 110.0]
+    assert undisturbed(reported, 99.0, 111.5) == undisturbed(reported, 112.0, 113.0) == []

@@ -140,17 +140,17 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _scenarios(args: argparse.Namespace) -> int:
     """One scenario or all, with each seed."""
-    num_failed = num_told = 0
+    num_failed = num_reported = 0
     for name in SCENARIOS if args.scenario == "all" else (args.scenario,):
         for seed in range(args.start, args.start + args.seeds):
             outcome = play(SCENARIOS[name], seed, keeps_trace=args.trace)
-            num_told += 1
+            num_reported += 1
             if args.trace:
                 print("".join(outcome.lines), end="")
             if outcome.error:
                 num_failed += 1
                 print(f"{name} seed {seed}: FAILED {outcome.error}", flush=True)
-    print(f"scenarios told       {num_told}")
+    print(f"scenarios told       {num_reported}")
     print(f"violations           {num_failed}")
     return 1 if num_failed else 0
 
@@ -168,8 +168,8 @@ def _forked(args: argparse.Namespace, totals: Totals) -> None:
     """The seeds dealt out to processes forked off this one: importing what they need takes as long as some stories."""
     shares = [_fork(args, number) for number in range(args.processes)]
     for pid, reading in shares:
-        with os.fdopen(reading) as told:
-            printed = told.read()
+        with os.fdopen(reading) as reported:
+            printed = reported.read()
         _, status = os.waitpid(pid, 0)
         if status or not printed:
             raise SystemExit(f"a simulating process ended with {os.waitstatus_to_exitcode(status)}")
@@ -188,8 +188,8 @@ def _fork(args: argparse.Namespace, number: int) -> tuple[int, int]:
         share, silent = Totals(), argparse.Namespace(**{**vars(args), "json": True, "trace": False})
         for seed in range(args.start + number, args.start + args.seeds, args.processes):
             share.add(_story(seed, silent))
-        with os.fdopen(writing, "w") as told:
-            json.dump(vars(share), told)
+        with os.fdopen(writing, "w") as reported:
+            json.dump(vars(share), reported)
         code = 0
     finally:
         if code:
@@ -241,7 +241,7 @@ def _report(args: argparse.Namespace, totals: Totals, wall_s: float) -> int:
         print("FAULTS NEVER SEEN    " + ", ".join(unseen))
     if unreached:
         print("NEVER REACHED        " + ", ".join(unreached))
-    print("tokens               " + _told(totals.tokens))
+    print("tokens               " + _reported(totals.tokens))
     print(f"transitions reached  {len(totals.reached)} kinds, {sum(totals.reached.values())} in all; never: {never}")
     for kind, number in sorted(totals.reached.items()):
         print(f"    {kind:<28} {number}")
@@ -254,7 +254,7 @@ def _report(args: argparse.Namespace, totals: Totals, wall_s: float) -> int:
     return 1 if totals.errors or unseen or unreached else 0
 
 
-def _told(tokens: Counter[str]) -> str:
+def _reported(tokens: Counter[str]) -> str:
     """What became of all tokens that were trained."""
     trained = max(1, tokens[MINTED])
     parts = (f"{name} {number / trained:.2%}" for name, number in tokens.most_common() if name != MINTED)

@@ -112,9 +112,9 @@ class _Player:
         assert process.stdout is not None
         process.stdin.write(json.dumps([play.module, *play.arguments]) + "\n")
         process.stdin.flush()
-        told = process.stdout.readline()
-        assert told, f"{play}: the process that plays ended with {process.wait()}"
-        printed, complaint = json.loads(told)
+        reported = process.stdout.readline()
+        assert reported, f"{play}: the process that plays ended with {process.wait()}"
+        printed, complaint = json.loads(reported)
         assert printed, f"{play}: {complaint}"
         return str(printed)
 
@@ -143,7 +143,7 @@ def _set_priority(pid: int, nice: int) -> None:
 
 def _serve() -> None:
     """Play what each line of standard input names, and tell what it printed and what it complained of, a line each."""
-    told_to, sys.stdout = sys.stdout, sys.stderr
+    reported_to, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         module, *arguments = json.loads(line)
         with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as complaint:
@@ -151,7 +151,7 @@ def _serve() -> None:
             if not pid:
                 _perform(module, arguments, printed, complaint)
             os.waitpid(pid, 0)
-            print(json.dumps([_said(printed), _said(complaint)]), file=told_to, flush=True)
+            print(json.dumps([_said(printed), _said(complaint)]), file=reported_to, flush=True)
 
 
 def _perform(module: str, arguments: list[str], printed: IO[str], complaint: IO[str]) -> None:

@@ -14,7 +14,7 @@ import structlog
 from tests.simulation.collection import SCENARIOS
 from tests.simulation.scenario import play
 
-CASES: Final = [(name, seed) for name, told in SCENARIOS.items() for seed in range(told.num_seeds)]
+CASES: Final = [(name, seed) for name, reported in SCENARIOS.items() for seed in range(reported.num_seeds)]
 
 
 def case_name(name: str, seed: int) -> str:

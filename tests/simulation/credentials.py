@@ -182,11 +182,11 @@ def own_record(
     """Makes a process's directory records, and closes it where a newer one of its identity has made some."""
     world = node.world
     own = DirectoryClaim(node.signer, world.run_id, node.session, next_sequence, world.verifier, used)
-    looks = DirectoryPoller(network, world.run_id)
+    poller = DirectoryPoller(network, world.run_id)
 
     async def make(expires_unix_s: float) -> bytes:
         try:
-            return await own.make(looks, expires_unix_s)
+            return await own.make(poller, expires_unix_s)
         except SupersededError as error:
             node.close(error)
             raise

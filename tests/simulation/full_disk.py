@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LEFT_BYTES: Final = (0, 300, 1500, 6000)
 """One of these fits when it begins: of 48 values nothing, the results of a round, its ack with them, and a few rounds."""
 
-TOLD_WITHIN_S: Final = 1.0
+REPORTED_WITHIN_S: Final = 1.0
 """A task that a refusal ends takes its own along before it is told."""
 
 KILLED: Final = 0.4
@@ -46,10 +46,10 @@ async def full_disk(world: World, chooser: random.Random, lasts_s: float) -> Non
     node.disk.fail_with_disk_full_after(left_bytes)
     try:
         await world.swarm.timers.sleep(lasts_s)
-        await _check_told(world, node)
+        await _check_reported(world, node)
         if is_killed:
             node.crash()
-            await world.swarm.timers.sleep(TOLD_WITHIN_S)
+            await world.swarm.timers.sleep(REPORTED_WITHIN_S)
     finally:
         node.disk.capacity_bytes = UNBOUNDED_BYTES
         world.trace.add(f"{node.name} has room")
@@ -58,25 +58,25 @@ async def full_disk(world: World, chooser: random.Random, lasts_s: float) -> Non
         world.boot(node)
 
 
-async def _check_told(world: World, node: Node) -> None:
+async def _check_reported(world: World, node: Node) -> None:
     """Raises Violation where this disk refused entries of a log and the peer's owner is not told so."""
     session, num_refused = node.session, node.disk.num_refused
-    await world.swarm.timers.sleep(TOLD_WITHIN_S)
+    await world.swarm.timers.sleep(REPORTED_WITHIN_S)
     if not num_refused or not node.is_up or node.process.is_frozen or node.session != session:
         return
-    told = told_of(node)
-    if "the disk refuses: no space left" not in told:
-        raise Violation(f"the disk of {node.name} refused {num_refused} entries, its status says {told!r}")
-    world.happened("refusal told", f"{node.name} {told}")
+    reported = reported_of(node)
+    if "the disk refuses: no space left" not in reported:
+        raise Violation(f"the disk of {node.name} refused {num_refused} entries, its status says {reported!r}")
+    world.happened("refusal told", f"{node.name} {reported}")
 
 
-def told_of(node: Node) -> str:
+def reported_of(node: Node) -> str:
     """What its status says is wrong, as the status page makes it."""
     refused = [service.chain.tools.generations.refused for service in node.services.values()]
     return node.trouble.sentence(refused, node.clock.monotonic_s())
 
 
-def check_told_vote(who: str, disk: BoundedDisk, payload: bytes, spine: str) -> None:
+def check_reported_vote(who: str, disk: BoundedDisk, payload: bytes, spine: str) -> None:
     """Raises Violation where this is an ack or a promise that is not on the disk of who signs it. Asked while the disk is full."""
     try:
         message = decode_message(payload)

@@ -13,7 +13,7 @@ from averaging.state.generations import Generations
 from averaging.state.unit_log import UnitLog
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from coordinator.experts.unit_keeper import KeeperView, KeptPlace, UnitKeeper
-from coordinator.progress.unit_keeper_core import UnitLook, look_of
+from coordinator.progress.unit_keeper_core import UnitClaims, claims_on
 from protocol.host.calls import NO_COMMIT
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.lineage.lineage import SpineView
@@ -38,12 +38,12 @@ class SimulatedKeeper:
         self._disk = disk
         self.kept: dict[UnitName, int] = {}
         places = {
-            unit: replace(self._place(unit, unit), beside=self._place(unit, f"{unit}.beside"))
+            unit: replace(self._place(unit, unit), holders_lineage=self._place(unit, f"{unit}.beside"))
             for unit in world.layout.kept
         }
         self.network = world.swarm.start(KEEPER)
         spine = self._spine if follows_spine else _no_spine
-        view = KeeperView(self.looks, self._is_member, self.kept.__setitem__, self._reach, spine)
+        view = KeeperView(self.units, self._is_member, self.kept.__setitem__, self._reach, spine)
         self.keeper = UnitKeeper(self.network, places, view, every_rounds)
         self.network.serve_streams(FETCH_CHANNEL, self.keeper.serve_fetch)
         world.nursery.start_soon(self.keeper.run)
@@ -69,11 +69,11 @@ class SimulatedKeeper:
 
         return KeptPlace(storage, chain)
 
-    def looks(self) -> Sequence[UnitLook]:
+    def units(self) -> Sequence[UnitClaims]:
         """As the reports of live holders say it."""
         world = self._world
         return [
-            look_of(
+            claims_on(
                 unit,
                 {node.peer: node.index_of(unit) for node in world.holders(unit)},
                 {node.peer: node.head_of(unit) or NO_COMMIT for node in world.holders(unit)},

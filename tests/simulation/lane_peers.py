@@ -113,8 +113,8 @@ class StageUnit:
                 await self._commit()
 
     def _is_due(self) -> bool:
-        told = [one.rounds.progress() for one in self.world.awake(self.stage)]
-        ready, due = sum(one.tokens_ready for one in told), max((one.due_tokens for one in told), default=0)
+        reported = [one.rounds.progress() for one in self.world.awake(self.stage)]
+        ready, due = sum(one.tokens_ready for one in reported), max((one.due_tokens for one in reported), default=0)
         now_s = trio.current_time()
         self.first_ready_s = (now_s if self.first_ready_s is None else self.first_ready_s) if ready else None
         is_late = self.first_ready_s is not None and now_s - self.first_ready_s >= LONGEST_INTERVAL_S

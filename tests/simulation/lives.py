@@ -14,7 +14,7 @@ from tests.simulation.trainer import UNNAMED, SimulatedTrainer
 COUNTED = "counted"
 READY = "ready"
 MINTED = "minted"
-UNTOLD = "killed before it was offered"
+UNREPORTED = "killed before it was offered"
 UNCOUNTED = "killed before what was offered was counted"
 LEFT = "its peer left"
 AWAY = "its lineage was left while its peer was away"
@@ -29,14 +29,14 @@ class _Life:
 
     Attributes:
         left: where it stood when it changed lineages.
-        told: its contributions, in order: base and root.
+        reported: its contributions, in order: base and root.
         ended: what was lost with it, by reason; None while it lives.
         minted, handed_on: at its end, what it had trained, and what its lineage counted.
     """
 
     trainer: SimulatedTrainer
     left: list[CommitId] = field(default_factory=list)
-    told: list[tuple[CommitId, Root]] = field(default_factory=list)
+    reported: list[tuple[CommitId, Root]] = field(default_factory=list)
     ended: dict[str, Tokens] | None = None
     minted: Tokens = field(default_factory=list)
     handed_on: Tokens = field(default_factory=list)
@@ -71,7 +71,7 @@ class Lives:
         """The living process has offered these tokens on this base."""
         self._observed.claim(self._peer, base, root, tokens)
         if self._current is not None:
-            self._current.told.append((base, root))
+            self._current.reported.append((base, root))
 
     def leave_lineage(self, head: CommitId) -> None:
         """The living process is about to change lineages."""
@@ -80,8 +80,8 @@ class Lives:
 
     def has_offers(self, contributions: list[tuple[CommitId, Root]]) -> bool:
         """Whether the living process must still have the bytes of all of these."""
-        kept = self._current.told[-NUM_KEPT_OFFERS:] if self._current is not None else []
-        return all(told in kept for told in contributions)
+        kept = self._current.reported[-NUM_KEPT_OFFERS:] if self._current is not None else []
+        return all(reported in kept for reported in contributions)
 
     def end(self, head: CommitId, *, is_killed: bool) -> None:
         """The process, which stood there, is about to be gone, and with it whatever was ready."""
@@ -91,11 +91,11 @@ class Lives:
         self._check_life(life, head)
         trainer = life.trainer
         gone = accounting.union([*trainer.ready, *trainer.returning])
-        told = accounting.union(
-            part for base, root in life.told for part in self._observed.claims[self._peer, base, root]
+        reported = accounting.union(
+            part for base, root in life.reported for part in self._observed.claims[self._peer, base, root]
         )
-        offered = accounting.overlap(gone, told)
-        life.ended = {UNCOUNTED: offered, UNTOLD: accounting.without(gone, offered)} if is_killed else {LEFT: gone}
+        offered = accounting.overlap(gone, reported)
+        life.ended = {UNCOUNTED: offered, UNREPORTED: accounting.without(gone, offered)} if is_killed else {LEFT: gone}
         life.minted, life.dropped = trainer.minted, dict(trainer.dropped)
         life.handed_on = accounting.union(self._observed.counted(self._peer, head))
 

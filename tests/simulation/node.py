@@ -42,7 +42,7 @@ from protocol.rounds.state import OpenRound
 from tests.simulation.bad_donor import Donor
 from tests.simulation.credentials import Standing, own_record
 from tests.simulation.disk import BoundedDisk, SlotBuffer, check_log, check_unit, room_of
-from tests.simulation.full_disk import check_told_vote
+from tests.simulation.full_disk import check_reported_vote
 from tests.simulation.host import BanBook
 from tests.simulation.invariants import Observed, Violation, check_applied_bytes
 from tests.simulation.lives import Lives
@@ -330,14 +330,14 @@ class Node:
         async def sealed(payload: bytes) -> bytes:
             process.check_alive()
             if self.disk.is_full:
-                check_told_vote(self.name, self.disk, payload, world.layout.spine)
+                check_reported_vote(self.name, self.disk, payload, world.layout.spine)
             expires_ms = int((self.clock.unix_s() + MESSAGE_LIFE_S) * 1000)
             return seal(self.signer, ROUND_DOMAIN, world.run_id, next(sequence), expires_ms, payload)
 
         if self.standing is not None:
             self.roster = self.standing.begin()
-        told = partial(self._told, process)
-        tools = PeerContext(network, self.clock, sealed, self._is_member, told, self.bans.__contains__)
+        reported = partial(self._reported, process)
+        tools = PeerContext(network, self.clock, sealed, self._is_member, reported, self.bans.__contains__)
         rounds = await self._rounds(process, tools)
         rounds.serve()
         make_record, used = _no_value, self.roster
@@ -357,7 +357,7 @@ class Node:
             nursery.start_soon(
                 list_peers, DirectoryPoller(network, world.run_id, 0.0), listed, Rhythm(often_s, rarely_s)
             )
-            nursery.start_soon(self._leave_when_told, rounds)
+            nursery.start_soon(self._leave_when_asked, rounds)
             if self.standing is not None and used is not None:
                 nursery.start_soon(self.standing.keep, used)
             await rounds.run()
@@ -469,7 +469,7 @@ class Node:
         self.owed[unit] = Owed(self.peer, feedback, world.codec, world.grid, world.profile.mixing, has_mixed)
         return feedback
 
-    def _told(self, process: Process, report: RoundReport) -> None:
+    def _reported(self, process: Process, report: RoundReport) -> None:
         if process.is_alive:
             self.trouble.take(report, self.clock.monotonic_s())
             self.world.trace.add(f"{self.name} {_in_short(report)}")
@@ -493,7 +493,7 @@ class Node:
     async def _is_member(self, peer: PeerId) -> bool:
         return peer not in self.bans and (self.roster is None or await self.roster.is_member(peer))
 
-    async def _leave_when_told(self, rounds: PeerRounds) -> None:
+    async def _leave_when_asked(self, rounds: PeerRounds) -> None:
         await self._must_leave.wait()
         await rounds.leave()
         self.has_left = True

@@ -381,12 +381,12 @@ def _watched(scenes: list[Scene]) -> Iterator[None]:
         yield
 
 
-def play(told: Scenario, seed: int, *, keeps_trace: bool = False) -> Outcome:
+def play(reported: Scenario, seed: int, *, keeps_trace: bool = False) -> Outcome:
     """One scenario with one seed, to its end."""
     outcome, scenes = Outcome(seed), list[Scene]()
     try:
         with _watched(scenes):
-            virtual_time.run(seed, partial(_play, told, outcome, scenes, keeps_trace))
+            virtual_time.run(seed, partial(_play, reported, outcome, scenes, keeps_trace))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -394,23 +394,25 @@ def play(told: Scenario, seed: int, *, keeps_trace: bool = False) -> Outcome:
     return outcome
 
 
-async def _play(told: Scenario, outcome: Outcome, scenes: list[Scene], keeps_trace: bool) -> None:
+async def _play(reported: Scenario, outcome: Outcome, scenes: list[Scene], keeps_trace: bool) -> None:
     async with trio.open_nursery() as nursery:
-        world = World(outcome.seed, nursery, told.num_peers, told.num_peers - told.num_late, told.profile)
+        world = World(
+            outcome.seed, nursery, reported.num_peers, reported.num_peers - reported.num_late, reported.profile
+        )
         if keeps_trace:
             world.trace.lines = outcome.lines
         outcome.faults = world.faults
         nursery.start_soon(world.host.serve)
         scene = Scene(world, random.Random(f"scenario {outcome.seed}"))
         scenes.append(scene)
-        for node in scene.nodes if told.is_even else ():
-            node.tokens_per_s = told.profile.tokens_per_s
-        scene.boot(*scene.nodes[: told.num_peers - told.num_late])
+        for node in scene.nodes if reported.is_even else ():
+            node.tokens_per_s = reported.profile.tokens_per_s
+        scene.boot(*scene.nodes[: reported.num_peers - reported.num_late])
         try:
-            await scene.rounds(1, within_s=10 * told.profile.longest_interval_s)
-            await told.script(scene)
+            await scene.rounds(1, within_s=10 * reported.profile.longest_interval_s)
+            await reported.script(scene)
             await scene.together()
-            if told.loses_nothing:
+            if reported.loses_nothing:
                 expect(set(world.tokens) <= {MINTED, COUNTED, READY}, f"no work is lost; {dict(world.tokens)}")
         finally:
             outcome.rounds = world.rounds()

@@ -102,10 +102,10 @@ async def holders_of_a_spoiled_side_who_know_the_runs_own_line_and_cannot_have_i
     """The one that has it dies as soon as the longer of the two has heard of it. They agree, go on, and come over once it is back."""
     expert = UnitName("expert-0")
     side = await _spoil(scene)
-    told = side.own.head_of(expert)
+    reported = side.own.head_of(expert)
 
     def has_heard() -> bool:
-        return told in side.ahead.services[expert].state.tree.nodes
+        return reported in side.ahead.services[expert].state.tree.nodes
 
     await scene.until(has_heard, "word of the run's own line", 240.0)
     side.own.crash()

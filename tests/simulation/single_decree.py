@@ -103,7 +103,7 @@ class SingleDecree:
         must(ballot[1] == opener and ballot[0] > 0, f"{opener} asked in ballot {ballot}")
         must(self._has_promised(opener, ballot), f"{opener} asked for {ballot} before its own promise was written")
 
-    def told_promise(self, voter: str, ballot: Ballot, acked: Vote | None) -> None:
+    def reported_promise(self, voter: str, ballot: Ballot, acked: Vote | None) -> None:
         """A voter says that it promised, and what it acked: both as its disk has them. An ack of this very ballot may be on its way
         to the disk: its opener has settled already, and nobody else hears this.
         """
@@ -112,7 +112,7 @@ class SingleDecree:
         is_settled = acked is not None and acked[0] == ballot and self.settled.get(ballot) == acked[1]
         must(is_settled or acceptor.acked == acked, f"{voter} told of another ack than its disk has")
 
-    def told_ack(self, voter: str, ballot: Ballot) -> bytes:
+    def reported_ack(self, voter: str, ballot: Ballot) -> bytes:
         """A voter says that it acked: its disk has it. Returns the record."""
         record = next((record for acked, record in self.acceptors[voter].votes if acked == ballot), None)
         must(record is not None, f"{voter} told of an ack in {ballot} that its disk does not have")

@@ -91,7 +91,7 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class EtaEstimator:
+class RoundTiming:
     """How rounds are due: after so many local steps of each peer, or, with None, as measured for this utilisation."""
 
     steps: int | None
@@ -107,7 +107,7 @@ class EtaEstimator:
 
 
 @dataclass
-class Told:
+class Reported:
     """What the peers and their openers said.
 
     Attributes:
@@ -181,23 +181,23 @@ class StandingTrainer(SimulatedTrainer):
 class LinkedWorld(World):
     """A world whose rounds are due as a pace says."""
 
-    pace: EtaEstimator
+    timing: RoundTiming
 
     def round_config(self, me: Member, unit: UnitName) -> RoundConfig:
         """With the rule for targets."""
-        target = self.pace.target(len(self.nodes))
+        target = self.timing.target(len(self.nodes))
         return replace(super().round_config(me, unit), target=target)
 
 
 @contextmanager
-def _slow(swarm: MemorySwarm, links: Links, told: Told) -> Iterator[None]:
+def _slow(swarm: MemorySwarm, links: Links, reported: Reported) -> Iterator[None]:
     """Bulk leaves each peer one frame after another, at its line's rate."""
     real, free_s = swarm.frame_delay_s, defaultdict[PeerId, float](float)
 
     def frame_delay_s(sender: PeerId, receiver: PeerId, num_bytes: int) -> tuple[float, bool]:
         delay_s, _ = real(sender, receiver, 0)  # packets are lost here, and connections live
         now_s = trio.current_time()
-        free_s[sender] = max(now_s, free_s[sender]) + num_bytes * links.scale * 8 / links.rate(len(told.rounds))
+        free_s[sender] = max(now_s, free_s[sender]) + num_bytes * links.scale * 8 / links.rate(len(reported.rounds))
         return delay_s + free_s[sender] - now_s, False
 
     with replaced(swarm, frame_delay_s=frame_delay_s):
@@ -205,7 +205,7 @@ def _slow(swarm: MemorySwarm, links: Links, told: Told) -> Iterator[None]:
 
 
 @contextmanager
-def _listening(told: Told) -> Iterator[None]:
+def _listening(reported: Reported) -> Iterator[None]:
     """To every step of every round machine, and to every measurement."""
     real_step, real_after = core.step, RoundTarget.after
 
@@ -213,38 +213,40 @@ def _listening(told: Told) -> Iterator[None]:
         taken = real_step(before, event, now_s)
         link = taken.state.link
         dropped = [order.peer for order in taken.actions if isinstance(order, DropMember)]
-        told.deaths |= {f"{before.config.me.peer} of {peer} after {link.index}" for peer in dropped}
-        told.targets[link.index].add(link.target_tokens)
-        if link is not before.link and link.record is not None and len(link.record.contributors) < told.num_peers:
-            told.num_partial += 1
+        reported.deaths |= {f"{before.config.me.peer} of {peer} after {link.index}" for peer in dropped}
+        reported.targets[link.index].add(link.target_tokens)
+        if link is not before.link and link.record is not None and len(link.record.contributors) < reported.num_peers:
+            reported.num_partial += 1
         return taken
 
     def after(rule: RoundTarget, total_tokens: int, num_members: int, measured: MeasuredRound) -> int:
-        told.rounds.append(measured)
+        reported.rounds.append(measured)
         return real_after(rule, total_tokens, num_members, measured)
 
     with replaced(core, step=step), replaced(RoundTarget, after=after):
         yield
 
 
-def run(links: Links, pace: EtaEstimator, until: Callable[[Told], bool], limit_s: float, *, seed: int = 1) -> Told:
+def run(
+    links: Links, timing: RoundTiming, until: Callable[[Reported], bool], limit_s: float, *, seed: int = 1
+) -> Reported:
     """A swarm from its start until enough was told, or until so much virtual time has passed."""
-    told = Told(links.num_peers, links.step_s)
-    trainer = StandingTrainer if pace.is_blocking else SimulatedTrainer
+    reported = Reported(links.num_peers, links.step_s)
+    trainer = StandingTrainer if timing.is_blocking else SimulatedTrainer
     with (
-        _listening(told),
+        _listening(reported),
         replaced(nodes, SimulatedTrainer=trainer),
         replaced(worlds, NUM_CHUNKS=NUM_CHUNKS),
         replaced(memory_stream, FRAME_BUFFER=FRAMES_ON_THE_WAY),
         replaced(transfer, PIECE_BYTES=links.piece_bytes),
         replaced(lending, PIECE_BYTES=links.piece_bytes),
     ):
-        virtual_time.run(seed, partial(_play, links, pace, told, until, limit_s, seed))
-    return told
+        virtual_time.run(seed, partial(_play, links, timing, reported, until, limit_s, seed))
+    return reported
 
 
 async def _play(
-    links: Links, pace: EtaEstimator, told: Told, until: Callable[[Told], bool], limit_s: float, seed: int
+    links: Links, timing: RoundTiming, reported: Reported, until: Callable[[Reported], bool], limit_s: float, seed: int
 ) -> None:
     profile = Profile(
         "slow links",
@@ -256,18 +258,18 @@ async def _play(
     )
     async with trio.open_nursery() as nursery:
         world = LinkedWorld(seed, nursery, links.num_peers, links.num_peers, profile)
-        world.pace = pace
+        world.timing = timing
         world.swarm.loss = links.loss
         for node in world.nodes:
             node.tokens_per_s = profile.tokens_per_s
             world.swarm.speeds[node.peer] = LinkSpeed(links.latency_s, 1e9)
         nursery.start_soon(world.host.serve)
         with ExitStack() as stack:
-            stack.enter_context(_slow(world.swarm, links, told))
+            stack.enter_context(_slow(world.swarm, links, reported))
             for node in world.nodes:
                 world.boot(node)
-            await _until(world, lambda: until(told) or trio.current_time() >= limit_s)
-        told.lasted_s = trio.current_time()
+            await _until(world, lambda: until(reported) or trio.current_time() >= limit_s)
+        reported.lasted_s = trio.current_time()
         nursery.cancel_scope.cancel()
 
 

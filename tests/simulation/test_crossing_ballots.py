@@ -128,7 +128,7 @@ Write = LogAck | LogPromise
 REACHED: Counter[str] = Counter()
 
 
-def told(ballot: wire.Ballot | None) -> Ballot | None:
+def reported(ballot: wire.Ballot | None) -> Ballot | None:
     """A ballot in the model's words."""
     return None if ballot is None else (ballot.attempt, ballot.peer)
 
@@ -174,11 +174,11 @@ class SlowTable(Table):
             case PromiseRequest(ballot=ballot):
                 self.model.asked(seat.peer, (ballot.attempt, ballot.peer))
             case Promise(ballot=ballot, acked=acked):
-                self.model.told_promise(seat.peer, (ballot.attempt, ballot.peer), vote(acked))
+                self.model.reported_promise(seat.peer, (ballot.attempt, ballot.peer), vote(acked))
             case Settle(ballot=ballot, record=record):
                 self._note_settle(seat, (ballot.attempt, ballot.peer), record)
             case Ack(ballot=ballot, commit=commit):
-                record = self.model.told_ack(seat.peer, (ballot.attempt, ballot.peer))
+                record = self.model.reported_ack(seat.peer, (ballot.attempt, ballot.peer))
                 if link_after(self.genesis, record).commit != commit:
                     raise Broken(f"{seat.peer} told of an ack of another record than its disk has")
             case Committed(certificate=certificate):
@@ -368,7 +368,7 @@ class CrossingBallots(RuleBasedStateMachine):
             else:
                 return
             led = self._seat(number).state.open.leading
-            if led is not None and table.model.num_acks(told(led.ballot)) >= num_acks:
+            if led is not None and table.model.num_acks(reported(led.ballot)) >= num_acks:
                 return
 
     @staticmethod
@@ -414,7 +414,7 @@ class CrossingBallots(RuleBasedStateMachine):
             return
         self.table.restart(seat)
         opened = seat.state.open
-        self.table.model.came_back(seat.peer, told(opened.promised), vote(opened.acked))
+        self.table.model.came_back(seat.peer, reported(opened.promised), vote(opened.acked))
         if number >= NUM_OPENERS:
             self.table.keep_from_opening(seat)
         seat.feed(Progressed(seat.tokens, True))
@@ -425,7 +425,7 @@ class CrossingBallots(RuleBasedStateMachine):
         """A process that runs never stands below its own disk."""
         for seat in self.table.live():
             acceptor, opened = self.table.model.acceptors[seat.peer], seat.state.open
-            promised, acked = told(opened.promised), vote(opened.acked)
+            promised, acked = reported(opened.promised), vote(opened.acked)
             assert acceptor.promised is None or (promised is not None and promised >= acceptor.promised)
             assert acceptor.acked is None or (acked is not None and acked[0] >= acceptor.acked[0])
 

@@ -14,7 +14,7 @@ from averaging.network.memory import memory_stream
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.exchange import exchange
 from averaging.rounds.traffic import fair_sending as even_sending
-from averaging.rounds.traffic.fair_sending import EvenSending
+from averaging.rounds.traffic.fair_sending import FairSending
 from protocol.ids import PeerId, Root
 from protocol.rounds import machine as core
 from protocol.rounds.events import Event
@@ -110,13 +110,13 @@ class _Results:
         self._is_in_round = False
 
     async def send_evenly(
-        self, stream: Stream, numbers: Sequence[int], data: bytes, chunks: Sequence[bytes], even: EvenSending
+        self, stream: Stream, numbers: Sequence[int], data: bytes, chunks: Sequence[bytes], sending: FairSending
     ) -> None:
         def left(run: range) -> None:
             self.left.update((stream.remote, bytes(chunks[number])) for number in run)
 
         self.num_on += numbers[0] > 0
-        await even_sending.send_evenly(stream, numbers, data, chunks, even, left=left)
+        await even_sending.send_evenly(stream, numbers, data, chunks, sending, left=left)
 
     def is_half(self, survivors: list[Node]) -> bool:
         """Whether half of what survivors will have of one another has left in the second round."""

@@ -9,7 +9,7 @@ import pytest
 from protocol.ids import CommitId, PeerId, Root
 from tests.simulation.accounting import LIFE_TOKENS, Tokens
 from tests.simulation.invariants import Observed, Violation
-from tests.simulation.lives import AWAY, COUNTED, LEFT, MINTED, READY, UNCOUNTED, UNTOLD, Lives
+from tests.simulation.lives import AWAY, COUNTED, LEFT, MINTED, READY, UNCOUNTED, UNREPORTED, Lives
 from tests.simulation.trainer import NO_ANCHOR, UNNAMED
 
 ME = PeerId("me")
@@ -74,7 +74,7 @@ def test_a_killed_process_loses_what_was_ready_and_its_successor_accounts_for_it
     lives.end(HEAD, is_killed=True)
     trainer = _Trainer([(SECOND + 300, SECOND + 400)], [(SECOND + 350, SECOND + 400)])
     lives.begin(trainer)
-    assert lives.account(OTHER) == {MINTED: 600, COUNTED: 250, READY: 50, UNCOUNTED: 100, UNTOLD: 200}
+    assert lives.account(OTHER) == {MINTED: 600, COUNTED: 250, READY: 50, UNCOUNTED: 100, UNREPORTED: 200}
     trainer.ready = []
     with pytest.raises(Violation, match="lost"):
         lives.account(OTHER)

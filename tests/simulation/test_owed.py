@@ -33,9 +33,9 @@ PLAYS = [*FED, *STREAMING]
 
 
 def test_no_residual_is_lost_or_applied_twice_whatever_befalls_a_swarm(beside: Beside) -> None:
-    told = [json.loads(printed) for printed in beside.output(*FED)]
-    assert [totals["errors"] for totals in told] == [{}, {}]
-    assert sum(totals["reached"].get("event Switched", 0) for totals in told) > 0
+    reported = [json.loads(printed) for printed in beside.output(*FED)]
+    assert [totals["errors"] for totals in reported] == [{}, {}]
+    assert sum(totals["reached"].get("event Switched", 0) for totals in reported) > 0
 
 
 def test_of_commits_that_are_mixed_in_a_peer_owes_what_was_not_counted_whatever_befalls_its_fragments(
@@ -107,7 +107,7 @@ def _mixes_what_was_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("break_it", "told"),
+    ("break_it", "reported"),
     [
         (_forgets_what_the_codec_left_out, "owes another sum"),
         (_mixes_however_late, "later than it may"),
@@ -116,7 +116,7 @@ def _mixes_what_was_not_counted(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_commit_that_is_mixed_in_otherwise_is_found(
-    break_it: Callable[[pytest.MonkeyPatch], None], told: str, monkeypatch: pytest.MonkeyPatch
+    break_it: Callable[[pytest.MonkeyPatch], None], reported: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_it(monkeypatch)
-    assert told in simulate(0, PROFILES["streaming-feedback"]).error
+    assert reported in simulate(0, PROFILES["streaming-feedback"]).error

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.benchmarks.slow_links_virtual import walkable
-from tests.simulation.slow_links import EtaEstimator, Links, Told, run
+from tests.simulation.slow_links import Links, Reported, RoundTiming, run
 
 BEFORE, SETTLING, STEADY = 12, 5, 6
 """Rounds until the lines change; from then until rounds are as long as the new ones ask for; and those that are looked at."""
@@ -28,19 +28,19 @@ class Change:
         """A round lasts so many exchanges, at least."""
         return 19.0 if self.is_blocking else 1 / 0.95
 
-    def play(self) -> Told:
+    def play(self) -> Reported:
         links = Links(self.first, num_peers=2, then_bits_per_s=self.then, changes_after=BEFORE)
-        pace, num_rounds = EtaEstimator(None, 0.95, self.is_blocking), BEFORE + SETTLING + STEADY
-        return run(links, pace, lambda told: len(told.rounds) >= num_rounds, 40_000.0)
+        timing, num_rounds = RoundTiming(None, 0.95, self.is_blocking), BEFORE + SETTLING + STEADY
+        return run(links, timing, lambda reported: len(reported.rounds) >= num_rounds, 40_000.0)
 
-    def check(self, told: Told, most_off: float) -> None:
+    def check(self, reported: Reported, most_off: float) -> None:
         """Of the last rounds: the fewest steps that keep the utilisation, and none far from the others."""
         # each round is as long as the exchange of the one before it asks for, and exchanges differ by a third
-        exchange_s = statistics.fmean(one.exchange_s for one in told.steady(STEADY + 1)[:-1])
-        fewest = self.exchanges * exchange_s / told.step_s
-        assert abs(told.steps(STEADY) - fewest) <= max(1.0, most_off * fewest)
-        assert told.utilisation(STEADY) > (0.94 if self.is_blocking else 0.98)
-        tokens = [one.tokens for one in told.steady(STEADY)]
+        exchange_s = statistics.fmean(one.exchange_s for one in reported.steady(STEADY + 1)[:-1])
+        fewest = self.exchanges * exchange_s / reported.step_s
+        assert abs(reported.steps(STEADY) - fewest) <= max(1.0, most_off * fewest)
+        assert reported.utilisation(STEADY) > (0.94 if self.is_blocking else 0.98)
+        tokens = [one.tokens for one in reported.steady(STEADY)]
         assert max(tokens) <= 1.33 * statistics.median(tokens)
         assert min(tokens) >= statistics.median(tokens) / 1.33
 
@@ -57,26 +57,28 @@ class Change:
 def test_measured_rounds_come_to_the_fewest_steps_that_keep_the_utilisation_and_again_when_the_lines_change(
     change: Change,
 ) -> None:
-    told = change.play()
-    change.check(replace(told, rounds=told.rounds[:BEFORE]), change.most_off[0])
-    change.check(told, change.most_off[1])
-    assert len(told.targets) >= BEFORE + SETTLING + STEADY
-    assert {len(targets) for targets in told.targets.values()} == {1}, "of one round all have the same target"
-    assert (told.deaths, told.num_partial) == (set(), 0)
+    reported = change.play()
+    change.check(replace(reported, rounds=reported.rounds[:BEFORE]), change.most_off[0])
+    change.check(reported, change.most_off[1])
+    assert len(reported.targets) >= BEFORE + SETTLING + STEADY
+    assert {len(targets) for targets in reported.targets.values()} == {1}, "of one round all have the same target"
+    assert (reported.deaths, reported.num_partial) == (set(), 0)
 
 
 def test_where_training_waits_the_step_that_was_under_way_is_no_waiting_and_measured_rounds_are_no_longer_for_it() -> (
     None
 ):
     """Half a step is 8% of this exchange: rounds that paid for it, too, were as much longer, and trained for 95.4% of the time."""
-    told = run(Links(100e6, num_peers=2), EtaEstimator(None, 0.95, True), lambda told: len(told.rounds) >= 36, 4000.0)
-    assert told.utilisation(24) == pytest.approx(0.95, abs=0.002)
+    reported = run(
+        Links(100e6, num_peers=2), RoundTiming(None, 0.95, True), lambda reported: len(reported.rounds) >= 36, 4000.0
+    )
+    assert reported.utilisation(24) == pytest.approx(0.95, abs=0.002)
 
 
 def test_at_a_thousandth_of_a_gigabit_with_losses_rounds_go_on_and_nobody_is_taken_for_dead() -> None:
-    told = run(Links(1e6, latency_s=0.1, loss=0.01, num_peers=2), EtaEstimator(100), lambda told: False, 900.0)
-    assert (told.deaths, told.num_partial) == (set(), 0)
-    assert told.rounds
+    reported = run(Links(1e6, latency_s=0.1, loss=0.01, num_peers=2), RoundTiming(100), lambda reported: False, 900.0)
+    assert (reported.deaths, reported.num_partial) == (set(), 0)
+    assert reported.rounds
 
 
 def test_fixed_numbers_of_steps_are_moved_only_where_a_simulated_walk_would_come_back_to_its_beginning() -> None:

@@ -53,9 +53,9 @@ def test_seeded_swarms_keep_their_promises_and_a_seed_replays_to_the_same_trace(
 
 def test_swarms_recover_from_power_cuts_of_everybody_and_from_disks_that_rot(beside: Beside) -> None:
     """A seed of these once applied bytes that the disk had changed after the ack; what mended it has its own test in test_unit.py."""
-    told = [json.loads(printed) for printed in beside.output(*RECOVERIES)]
-    assert [totals["errors"] for totals in told] == [{}, {}]
-    assert all(sum(totals["faults"].get(kind, 0) for totals in told) for kind in ("blackout", "disk rot"))
+    reported = [json.loads(printed) for printed in beside.output(*RECOVERIES)]
+    assert [totals["errors"] for totals in reported] == [{}, {}]
+    assert all(sum(totals["faults"].get(kind, 0) for totals in reported) for kind in ("blackout", "disk rot"))
 
 
 def test_swarms_with_sparse_contributions_and_results_in_another_codec_commit_and_end_bit_equal(beside: Beside) -> None:

@@ -124,14 +124,14 @@ def decode_boundary(message: bytes | memoryview, boundary: Boundary) -> torch.Te
             f"{boundary.message_bytes} for {boundary.shape} in {boundary.codec}",
         )
     magic, codec, direction, stage, *shape, batch, digest = _HEAD.unpack_from(message)
-    told = (
+    checks = (
         ("magic", magic, _MAGIC),
         ("codec", codec, BOUNDARY_CODECS[boundary.codec].number),
         ("direction", direction, DIRECTIONS.index(boundary.direction)),
         ("stage", stage, boundary.stage),
         ("shape", tuple(shape), boundary.shape),
     )
-    for name, found, expected in told:
+    for name, found, expected in checks:
         if found != expected:
             raise RemoteProtocolError(f"a boundary message with {name} {found!r}", f"{expected!r}")
     differs = decode_micro_batch(batch).same_work(boundary.batch)

@@ -39,7 +39,7 @@ NO_START: Final = memoryview(b"")
 _VALUE_BYTES: Final = 4
 
 _SPLITS: Final[tuple[Split, ...]] = ("train", "heldout", "prose")
-_TOLD_SPLITS: Final[tuple[Split, ...]] = ("train", "heldout")
+_NEEDED_SPLITS: Final[tuple[Split, ...]] = ("train", "heldout")
 """Parts that must not be empty."""
 
 
@@ -221,11 +221,11 @@ def _write_start(start: memoryview, folder: Path, shard_bytes: int) -> list[Shar
 
 def _checked_documents(parts: _Parts, experts: Sequence[int | None]) -> int:
     """Number of documents for training and evaluation, each counted once. Every expert must have some of each."""
-    num_train, num_heldout = (sum(parts[split, expert].num_own for expert in experts) for split in _TOLD_SPLITS)
+    num_train, num_heldout = (sum(parts[split, expert].num_own for expert in experts) for split in _NEEDED_SPLITS)
     if not num_train + num_heldout:
         raise ConfigError("data: there is no text in it", "documents with text", "check data.glob and data.field")
     for expert in experts:
-        train, heldout = (parts[split, expert].num_documents for split in _TOLD_SPLITS)
+        train, heldout = (parts[split, expert].num_documents for split in _NEEDED_SPLITS)
         if not train or not heldout:
             whose = "" if expert is None else f" for expert {expert}"
             raise ConfigError(

@@ -20,10 +20,10 @@ import trio
 from averaging.network.direct.connection_pool import SpareConnections
 from averaging.network.direct.dialling import FIRST_PAUSE_S, RedialPause, dial_first
 from averaging.network.direct.direct_calls import CALLS_CHANNEL, CallsHost, DirectCalls
-from averaging.network.direct.substream_dials import StrandDials
-from averaging.network.direct.substreams import STRAND_CHANNEL
+from averaging.network.direct.substream_dials import SubstreamDials
+from averaging.network.direct.substreams import SUBSTREAM_CHANNEL
 from averaging.network.direct.tls_identity import CheckCredential, TlsCredential, tls_context
-from averaging.network.direct.tls_listener import DoorRules, TlsDoor, bind_bulk
+from averaging.network.direct.tls_listener import AcceptRules, TlsListener, bind_bulk
 from averaging.network.direct.tls_socket import TlsSocket
 from averaging.network.direct.tls_stream import Ends, TlsStream, send_opening
 from averaging.network.pacing.bulk_lane import BulkLane
@@ -85,7 +85,7 @@ class DirectOptions:
         may_take_another: take any free port if `listen_port` is in use, because nobody chose that one.
         first_within_s: time that a stream spends on an address that has never worked.
         listed: a peer's bulk addresses in the directory; empty if there are none.
-        num_first_strands: substreams that a stream opens at once; it gets more if they help (substream_rule.py), but none with 0.
+        num_first_substreams: substreams that a stream opens at once; it gets more if they help (substream_rule.py), but none with 0.
     """
 
     credential: Callable[[], TlsCredential]
@@ -96,7 +96,7 @@ class DirectOptions:
     may_take_another: bool = False
     first_within_s: float = FIRST_WITHIN_S
     listed: Callable[[PeerId], tuple[BulkAddress, ...]] = lambda _: ()
-    num_first_strands: int = 1
+    num_first_substreams: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class HostNetwork:
         call: `Network.call`, over libp2p: asks peers for their addresses.
         addresses: `Network.addresses`.
         answer, open_channels: as in `CallsHost`.
-        admits, serves, serve: as in `DoorRules`.
+        admits, serves, serve: as in `AcceptRules`.
     """
 
     peer_id: PeerId
@@ -187,7 +187,9 @@ class DirectWay:
             host.admits, host.answer, host.open_channels, self._where_known, partial(self._dial_for, CALLS_CHANNEL)
         )
         self.calls = DirectCalls(calls, nursery)
-        self._strands = StrandDials(partial(self._dial_for, STRAND_CHANNEL), nursery, options.num_first_strands)
+        self._substreams = SubstreamDials(
+            partial(self._dial_for, SUBSTREAM_CHANNEL), nursery, options.num_first_substreams
+        )
         self.spares = SpareConnections(nursery)
 
     async def open_stream(self, peer: PeerId, channel: str, within_s: float) -> Stream | None:
@@ -236,7 +238,7 @@ class DirectWay:
             tls.close()
             raise refusal(status, peer, channel)
         ends = Ends(self.keep_until_done, partial(self.spares.keep, peer, own=own))
-        return TlsStream(tls, peer, channel, self._lane, ends, growth=self._strands.growth(peer))
+        return TlsStream(tls, peer, channel, self._lane, ends, growth=self._substreams.growth(peer))
 
     def _where_known(self, peer: PeerId) -> tuple[BulkAddress, ...]:
         """Addresses for calls: first the directory's, which is told of a new port, then those that streams have found."""
@@ -365,10 +367,10 @@ class DirectWay:
         self.port = int(listeners[0].getsockname()[1])
         host = self._host
         context = partial(self._context, is_server=True)
-        rules = DoorRules(context, options.check, host.admits, host.serves, host.serve, self.calls)
-        door = TlsDoor(rules, self._lane, self.keep_until_done)
+        rules = AcceptRules(context, options.check, host.admits, host.serves, host.serve, self.calls)
+        tls = TlsListener(rules, self._lane, self.keep_until_done)
         for listener in listeners:
-            self._nursery.start_soon(door.listen, listener)
+            self._nursery.start_soon(tls.listen, listener)
 
     def _context(self, *, is_server: bool) -> ssl.SSLContext:
         """TLS with our present credential. Raises ConfigError: it cannot be used."""

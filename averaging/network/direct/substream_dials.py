@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar
 import structlog
 import trio
 
-from averaging.network.direct.substream_rule import StrandRule
+from averaging.network.direct.substream_rule import SubstreamRule
 from averaging.network.direct.substreams import TOKEN_BYTES
 from averaging.network.direct.tls_socket import TlsSocket
 from protocol.ids import PeerId
@@ -47,7 +47,7 @@ class Growing(Protocol):
         """The connections that carry it now."""
         ...
 
-    def join(self, strand: TlsSocket, token: bytes) -> None:
+    def join(self, substream: TlsSocket, token: bytes) -> None:
         """Add a substream with this token, which the stream owns from now on."""
         ...
 
@@ -56,7 +56,7 @@ Dial = Callable[[PeerId], Awaitable[TlsSocket | None]]
 """Dials a connection that the peer accepts as a substream; None if it fails."""
 
 
-class StrandDials:
+class SubstreamDials:
     """Substreams of all the streams that this peer opens.
 
     Args:
@@ -94,22 +94,22 @@ class StrandDials:
 
     async def _add(self, peer: PeerId, stream: Growing) -> None:
         try:
-            strand = await self._dial(peer)
-            if strand is None:
+            substream = await self._dial(peer)
+            if substream is None:
                 _keep(self._refused_until_s, peer, trio.current_time() + REFUSED_FOR_S)
                 return
             try:
                 token = secrets.token_bytes(TOKEN_BYTES)
                 with trio.fail_after(CONFIRMED_WITHIN_S):
-                    await strand.send(memoryview(token), 0)  # less than a record: sent at once
-                    if not await strand.receive_into(memoryview(bytearray(1)), 0):
+                    await substream.send(memoryview(token), 0)  # less than a record: sent at once
+                    if not await substream.receive_into(memoryview(bytearray(1)), 0):
                         return
-                stream.join(strand, token)
-                await strand.closed.wait()
+                stream.join(substream, token)
+                await substream.closed.wait()
             except (OSError, trio.TooSlowError) as error:
-                log.debug("strand_broke", peer=peer, reason=str(error)[:200] or "too slow")
+                log.debug("substream_broke", peer=peer, reason=str(error)[:200] or "too slow")
             finally:
-                strand.close(is_reset=True)
+                substream.close(is_reset=True)
         finally:
             self._num_open -= 1
 
@@ -130,14 +130,14 @@ class Growth:
         num_useful: connections that it gets once it has much to send.
     """
 
-    def __init__(self, dials: StrandDials, peer: PeerId, num_first: int, num_useful: int) -> None:
+    def __init__(self, dials: SubstreamDials, peer: PeerId, num_first: int, num_useful: int) -> None:
         self._dials = dials
         self._peer = peer
         self._num_wanted = num_first
         self._num_useful = num_useful
         self._num_bytes = 0
         self._num_dialled = 0
-        self._rule = StrandRule()
+        self._rule = SubstreamRule()
         self._looked_s = -inf
 
     def sent(self, stream: Growing, num_bytes: int) -> None:
@@ -163,5 +163,5 @@ class Growth:
         number = self._rule.decide(paths, paced_bytes_per_s, now_s)
         if self._rule.num_useful > before:
             self._dials.learned(self._peer, self._rule.num_useful)
-            log.info("strands_pay", peer=self._peer, connections=len(connections))
+            log.info("substreams_pay", peer=self._peer, connections=len(connections))
         return number

@@ -16,7 +16,7 @@ from typing import Final
 
 from averaging.network.pacing.line_rate import PathStats, is_queued
 
-MOST_STRANDS: Final = 8
+MOST_SUBSTREAMS: Final = 8
 """Most substreams of a stream, its first connection not counted. CUBIC needs this number on a long line that loses packets."""
 
 WINDOW_S: Final = 1.0
@@ -48,7 +48,7 @@ class _Begin:
     held_s: float
 
 
-class StrandRule:
+class SubstreamRule:
     """The rule of one stream. `num_useful` is the number of connections that have helped so far."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class StrandRule:
             return number
         self._begin = _begin(paths, now_s)
         carried = (self._begin.acked_bytes - begin.acked_bytes) / seconds
-        if self._is_in_vain(carried, number) or number >= MOST_STRANDS:
+        if self._is_in_vain(carried, number) or number >= MOST_SUBSTREAMS:
             return number
         if longest_s < SHORTEST_RTT_S or carried > USED * paced_bytes_per_s or any(map(is_queued, paths)):
             return number
@@ -87,7 +87,7 @@ class StrandRule:
         if self._begin.num_lost == begin.num_lost and not is_held:
             return number
         self._before_bytes_per_s, self._num_asked_at, self._num_judged = carried, number, 0
-        return min(2 * number, MOST_STRANDS)
+        return min(2 * number, MOST_SUBSTREAMS)
 
     def _is_in_vain(self, carried_bytes_per_s: float, num_paths: int) -> bool:
         """Whether the newest connections have not helped, or not had time to help."""

@@ -16,12 +16,12 @@ from typing import Final
 
 import trio
 
-from averaging.network.direct.substream_rule import MOST_STRANDS
+from averaging.network.direct.substream_rule import MOST_SUBSTREAMS
 from averaging.network.direct.tls_socket import RECORD_BYTES, TlsSocket
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId
 
-STRAND_CHANNEL: Final = "strand"
+SUBSTREAM_CHANNEL: Final = "strand"
 """A substream's opening names this instead of a channel; its token follows."""
 
 TOKEN_BYTES: Final = 16
@@ -56,7 +56,7 @@ def piece_bytes(num_bytes: int) -> int:
 
     It does not depend on the number of substreams, because the dialled side may send before it has read of new ones.
     """
-    return max(LEAST_PIECE_BYTES, min(MOST_PIECE_BYTES, num_bytes // (2 * MOST_STRANDS)))
+    return max(LEAST_PIECE_BYTES, min(MOST_PIECE_BYTES, num_bytes // (2 * MOST_SUBSTREAMS)))
 
 
 async def _run_all(works: Sequence[Callable[[], Awaitable[None]]], is_done: Callable[[], bool]) -> None:
@@ -88,22 +88,23 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-class StrandSend:
+class SubstreamSend:
     """One outgoing frame. Another `run` continues a cancelled one."""
 
-    def __init__(self, number: int, data: memoryview, strands: Sequence[TlsSocket]) -> None:
+    def __init__(self, number: int, data: memoryview, substreams: Sequence[TlsSocket]) -> None:
         self._number = number
         self._data = data
-        self._strands = tuple(strands)
+        self._substreams = tuple(substreams)
         self._piece_bytes = piece_bytes(len(data))
         self._num_pieces = -(-len(data) // self._piece_bytes)
         self._num_begun = self._num_sent = 0
-        self._unsent: list[list[memoryview]] = [[] for _ in strands]
+        self._unsent: list[list[memoryview]] = [[] for _ in substreams]
 
     async def run(self) -> None:
         """Send until the kernel has all of it. Raises OSError: a connection broke; TooSlowError: no byte left for STALLED_S."""
         works = [
-            partial(self._drive, strand, unsent) for strand, unsent in zip(self._strands, self._unsent, strict=True)
+            partial(self._drive, substream, unsent)
+            for substream, unsent in zip(self._substreams, self._unsent, strict=True)
         ]
         await _run_all(works, lambda: self._num_sent == self._num_pieces)
 
@@ -113,19 +114,19 @@ class StrandSend:
         for unsent in self._unsent:
             unsent[:] = [memoryview(bytes(part)) for part in unsent]
 
-    async def _drive(self, strand: TlsSocket, unsent: list[memoryview]) -> None:
+    async def _drive(self, substream: TlsSocket, unsent: list[memoryview]) -> None:
         """Drive one substream: it takes the next piece once it has room."""
         while unsent or self._num_begun < self._num_pieces:
             if not unsent:
                 with trio.fail_after(STALLED_S):
-                    await strand.wait_writable()
+                    await substream.wait_writable()
                 unsent += self._next_parts()
-            await self._send(strand, unsent)
+            await self._send(substream, unsent)
 
-    async def _send(self, strand: TlsSocket, unsent: list[memoryview]) -> None:
+    async def _send(self, substream: TlsSocket, unsent: list[memoryview]) -> None:
         while unsent:
             with trio.fail_after(STALLED_S):
-                begin = await strand.send(unsent[0], 0)
+                begin = await substream.send(unsent[0], 0)
             if begin < len(unsent[0]):
                 unsent[0] = unsent[0][begin:]
                 continue
@@ -143,11 +144,11 @@ class StrandSend:
         return [part for part in parts if len(part)]
 
 
-class StrandReading:
+class SubstreamReader:
     """The reading position of one substream."""
 
-    def __init__(self, strand: TlsSocket) -> None:
-        self.strand = strand
+    def __init__(self, substream: TlsSocket) -> None:
+        self.substream = substream
         self.head = memoryview(bytearray(_HEAD.size))
         self.piece: memoryview | None = None
         self.num_received = 0
@@ -155,16 +156,16 @@ class StrandReading:
     async def fill(self, buffer: memoryview) -> None:
         """Receive until `buffer` is full. Raises OSError. After a cancellation the next call with the same buffer continues."""
         while self.num_received < len(buffer):
-            stop = await self.strand.receive_into(buffer, self.num_received, is_whole=True)
+            stop = await self.substream.receive_into(buffer, self.num_received, is_whole=True)
             if stop == self.num_received:
                 raise ConnectionResetError("an end in the middle of a frame")
             self.num_received = stop
 
 
-class StrandReceive:
+class SubstreamReceive:
     """One incoming frame, received into `frame`, writable. Another `run` continues a cancelled one without loss."""
 
-    def __init__(self, number: int, frame: memoryview, readings: Sequence[StrandReading]) -> None:
+    def __init__(self, number: int, frame: memoryview, readings: Sequence[SubstreamReader]) -> None:
         self.frame = frame
         self._number = number % MAX_FRAMES
         self._readings = tuple(readings)
@@ -187,7 +188,7 @@ class StrandReceive:
     def _is_whole(self) -> bool:
         return not self._missing and not self._num_reading
 
-    async def _drive(self, reading: StrandReading) -> None:
+    async def _drive(self, reading: SubstreamReader) -> None:
         """Read one substream until its next piece belongs to a later frame, or the frame is whole."""
         while not self._is_whole():
             if reading.piece is None:
@@ -199,7 +200,7 @@ class StrandReceive:
                 reading.piece, reading.num_received = None, 0
                 self._num_reading -= 1
 
-    def _begin_piece(self, reading: StrandReading) -> bool:
+    def _begin_piece(self, reading: SubstreamReader) -> bool:
         """Whether the next piece on this substream belongs to this frame. The head of a later frame's piece is kept."""
         frame, piece = _HEAD.unpack(reading.head)
         if frame != self._number and (frame - self._number) % MAX_FRAMES < MAX_FRAMES // 2:
@@ -215,24 +216,26 @@ class StrandReceive:
         return True
 
 
-async def receive_token(strand: TlsSocket) -> bytes:
+async def receive_token(substream: TlsSocket) -> bytes:
     """The token that a new substream sends first. Raises OSError: it broke."""
     token, stop = memoryview(bytearray(TOKEN_BYTES)), 0
     while stop < TOKEN_BYTES:
-        begin, stop = stop, await strand.receive_into(token, stop)
+        begin, stop = stop, await substream.receive_into(token, stop)
         if stop == begin:
             raise ConnectionResetError("an end in the middle of a token")
     return bytes(token)
 
 
-class StrandDesk:
+class SubstreamDesk:
     """Arrived substreams, until their stream claims them. The listener bounds their number."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[PeerId, bytes], TlsSocket] = {}
         self._changed = trio.Event()
 
-    async def keep(self, peer: PeerId, token: bytes, strand: TlsSocket, confirm: Callable[[], Awaitable[None]]) -> None:
+    async def keep(
+        self, peer: PeerId, token: bytes, substream: TlsSocket, confirm: Callable[[], Awaitable[None]]
+    ) -> None:
         """Keep a substream until it is closed, by its stream or because no stream has claimed it in time.
 
         `confirm` tells its opener that it may be announced now.
@@ -243,18 +246,18 @@ class StrandDesk:
         key = (peer, token)
         if key in self._waiting:
             raise RemoteProtocolError(f"two substreams of {peer} with one token", "a token of its own")
-        self._waiting[key] = strand
+        self._waiting[key] = substream
         self._notify()
         try:
             with trio.move_on_after(KEPT_FOR_S):
                 await confirm()
-                while self._waiting.get(key) is strand:
+                while self._waiting.get(key) is substream:
                     await self._changed.wait()
         finally:
-            if self._waiting.get(key) is strand:
+            if self._waiting.get(key) is substream:
                 del self._waiting[key]
-                strand.close(is_reset=True)
-        await strand.closed.wait()
+                substream.close(is_reset=True)
+        await substream.closed.wait()
 
     async def claim(self, peer: PeerId, token: bytes) -> TlsSocket:
         """The substream that this peer opened with this token; from now on its stream must close it.
@@ -265,11 +268,11 @@ class StrandDesk:
         with trio.move_on_after(CLAIM_WITHIN_S):
             while (peer, token) not in self._waiting:
                 await self._changed.wait()
-        strand = self._waiting.pop((peer, token), None)
+        substream = self._waiting.pop((peer, token), None)
         self._notify()
-        if strand is None:
+        if substream is None:
             raise RemoteProtocolError(f"{peer} announced a substream that did not come", "a connection with its token")
-        return strand
+        return substream
 
     def _notify(self) -> None:
         event, self._changed = self._changed, trio.Event()

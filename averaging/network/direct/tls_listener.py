@@ -20,8 +20,8 @@ import trio
 
 from averaging.network.direct.connection_pool import Resting
 from averaging.network.direct.direct_calls import CALLS_CHANNEL, DirectCalls, RecentVerdicts
-from averaging.network.direct.substream_rule import MOST_STRANDS
-from averaging.network.direct.substreams import STRAND_CHANNEL, StrandDesk, receive_token
+from averaging.network.direct.substream_rule import MOST_SUBSTREAMS
+from averaging.network.direct.substreams import SUBSTREAM_CHANNEL, SubstreamDesk, receive_token
 from averaging.network.direct.tls_identity import CheckCredential
 from averaging.network.direct.tls_socket import TlsSocket, wrap
 from averaging.network.direct.tls_stream import Ending, Ends, KeepUntilDone, TlsStream, receive_opening, send_status
@@ -49,8 +49,8 @@ OPENING_WITHIN_S: Final = 5.0
 ADMIT_WITHIN_S: Final = 5.0
 MAX_STREAMS_PER_PEER: Final = 16
 MAX_STREAMS: Final = 256
-MAX_STRANDS_PER_PEER: Final = 2 * MOST_STRANDS
-MAX_STRANDS: Final = 128
+MAX_SUBSTREAMS_PER_PEER: Final = 2 * MOST_SUBSTREAMS
+MAX_SUBSTREAMS: Final = 128
 """Substreams have their own places, so that a peer with many of them can still open a stream."""
 
 MAX_STREAMS_PER_CONNECTION: Final = 256
@@ -65,7 +65,7 @@ _OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
-class DoorRules:
+class AcceptRules:
     """The network's part in listening.
 
     Attributes:
@@ -143,19 +143,19 @@ class _Place:
             self._gate.leave(self._peer)
 
 
-class TlsDoor:
+class TlsListener:
     """Serves the connections of a few listeners."""
 
-    def __init__(self, rules: DoorRules, lane: BulkLane, keep_until_done: KeepUntilDone) -> None:
+    def __init__(self, rules: AcceptRules, lane: BulkLane, keep_until_done: KeepUntilDone) -> None:
         self._rules = rules
         self._lane = lane
         self._keep_until_done = keep_until_done
         self._handshakes: dict[str, int] = {}
         self._gate = CallLimiter(MAX_STREAMS_PER_PEER, MAX_STREAMS)
-        self._strand_gate = CallLimiter(MAX_STRANDS_PER_PEER, MAX_STRANDS)
+        self._substream_gate = CallLimiter(MAX_SUBSTREAMS_PER_PEER, MAX_SUBSTREAMS)
         self._resting = Resting()
         self._verdicts = RecentVerdicts(rules.admits)
-        self._desk = StrandDesk()
+        self._desk = SubstreamDesk()
 
     @property
     def num_handshakes(self) -> int:
@@ -252,13 +252,13 @@ class TlsDoor:
             if status is not Status.FINE:
                 await _turn_away(tls, status)
                 return False
-            if channel not in (CALLS_CHANNEL, STRAND_CHANNEL):
+            if channel not in (CALLS_CHANNEL, SUBSTREAM_CHANNEL):
                 await send_status(tls, status)
                 return await self._serve_stream(tls, peer, channel, place)
         finally:
             place.release()
-        if channel == STRAND_CHANNEL:  # substreams and calls stay long, and have places of their own
-            await self._serve_strand(tls, peer)
+        if channel == SUBSTREAM_CHANNEL:  # substreams and calls stay long, and have places of their own
+            await self._serve_substream(tls, peer)
         else:
             await send_status(tls, status)
             await self._rules.calls.serve(tls, peer)
@@ -275,8 +275,8 @@ class TlsDoor:
                 channel = await receive_opening(tls)
         return channel
 
-    async def _serve_strand(self, tls: TlsSocket, peer: PeerId) -> None:
-        if not self._strand_gate.enter(peer):
+    async def _serve_substream(self, tls: TlsSocket, peer: PeerId) -> None:
+        if not self._substream_gate.enter(peer):
             await _turn_away(tls, Status.BUSY)
             return
         try:
@@ -287,7 +287,7 @@ class TlsDoor:
             if token:
                 await self._desk.keep(peer, token, tls, partial(send_status, tls, Status.FINE))
         finally:
-            self._strand_gate.leave(peer)
+            self._substream_gate.leave(peer)
         tls.close(is_reset=True)
 
     async def _serve_stream(self, tls: TlsSocket, peer: PeerId, channel: str, place: _Place) -> bool:
@@ -331,7 +331,7 @@ class TlsDoor:
             channel = await receive_opening(tls) if channel is None else channel
             if channel == CALLS_CHANNEL:
                 return (Status.FINE if self._rules.calls.has_place(peer) else Status.BUSY), channel
-            is_served = channel == STRAND_CHANNEL or self._rules.serves(channel)
+            is_served = channel == SUBSTREAM_CHANNEL or self._rules.serves(channel)
             return (Status.FINE if is_served else Status.UNSERVED), channel
         return Status.BUSY, ""
 

@@ -22,15 +22,15 @@ import numpy as np
 import structlog
 import trio
 
-from averaging.network.direct.substream_rule import MOST_STRANDS
+from averaging.network.direct.substream_rule import MOST_SUBSTREAMS
 from averaging.network.direct.substreams import (
     ANNOUNCED_WITHIN_S,
     LEAST_PIECE_BYTES,
     STALLED_S,
     TOKEN_BYTES,
-    StrandReading,
-    StrandReceive,
-    StrandSend,
+    SubstreamReader,
+    SubstreamReceive,
+    SubstreamSend,
 )
 from averaging.network.direct.tls_socket import RECORD_BYTES, TlsSocket
 from averaging.network.pacing.bulk_lane import BulkLane
@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 _LENGTH: Final = struct.Struct(">I")
 _END: Final = 0xFFFFFFFF
-_STRAND: Final = 0xFFFFFFFE
+_SUBSTREAM: Final = 0xFFFFFFFE
 _STRIPED: Final = 0xFFFFFFFD
 LINGER_S: Final = 120.0
 LINGER_BYTES: Final = 8 * MAX_FRAME_BYTES
@@ -94,7 +94,7 @@ class Grows(Protocol):
         ...
 
 
-async def no_strands(peer: PeerId, _token: bytes) -> TlsSocket:
+async def no_substreams(peer: PeerId, _token: bytes) -> TlsSocket:
     """The claim of the side that opened a stream, to which no substream may be announced. Raises RemoteProtocolError."""
     raise RemoteProtocolError(f"{peer} announced a substream of a stream that it did not open", "frames")
 
@@ -118,11 +118,11 @@ class TlsStream:
         lane: BulkLane,
         ends: Ends,
         *,
-        claim: Claim = no_strands,
+        claim: Claim = no_substreams,
         growth: Grows | None = None,
     ) -> None:
         self._connection = connection
-        self._strands: list[StrandReading] = []
+        self._substreams: list[SubstreamReader] = []
         self._num_striped_up = self._num_striped_down = 0
         self._joining: deque[tuple[TlsSocket, bytes, float]] = deque()
         self._claim = claim
@@ -135,11 +135,11 @@ class TlsStream:
         self._is_closed = False
         self._is_sending = False
         self._is_receiving = False
-        self._unsent: list[memoryview | StrandSend] = []
+        self._unsent: list[memoryview | SubstreamSend] = []
         self._head = memoryview(bytearray(_LENGTH.size))
         self._token = memoryview(bytearray(TOKEN_BYTES))
         self._next_part = _HeadPart.LENGTH_OR_MARKER
-        self._frame: memoryview | StrandReceive | None = None
+        self._frame: memoryview | SubstreamReceive | None = None
         self._num_received = 0
         self._held_back: memoryview | None = None
         self._is_ended = False
@@ -164,15 +164,15 @@ class TlsStream:
         await self._lane.pass_up(self._remote, self._kind, num_bytes)
         if self._is_closed:  # closed while it waited: the connection may carry another stream by now
             raise self._broken()
-        self._announce_strands()
+        self._announce_substreams()
         fills_line = num_bytes >= LEAST_PACED_BYTES
         if fills_line:
             self._lane.line.sending(self.connections)
-        if self._strands and num_bytes > LEAST_PIECE_BYTES:
+        if self._substreams and num_bytes > LEAST_PIECE_BYTES:
             announced = memoryview(_LENGTH.pack(_STRIPED) + _LENGTH.pack(num_bytes))
             number, self._num_striped_up = self._num_striped_up, self._num_striped_up + 1
             whole = memoryview(b"".join((head, view))) if head else view
-            await self._send(announced, StrandSend(number, whole, self.connections))
+            await self._send(announced, SubstreamSend(number, whole, self.connections))
         else:
             if fills_line:
                 self._connection.hold_for(num_bytes)
@@ -186,25 +186,25 @@ class TlsStream:
     @property
     def connections(self) -> Sequence[TlsSocket]:
         """The connections that carry long frames: the substreams, or the first connection if there are none."""
-        return tuple(reading.strand for reading in self._strands) or (self._connection,)
+        return tuple(reading.substream for reading in self._substreams) or (self._connection,)
 
-    def join(self, strand: TlsSocket, token: bytes) -> None:
+    def join(self, substream: TlsSocket, token: bytes) -> None:
         """Add a substream, announced to the other side before the next frame. It is closed with the stream."""
         if self._is_closed:
-            strand.close(is_reset=True)
+            substream.close(is_reset=True)
         else:
-            self._joining.append((strand, token, trio.current_time()))
+            self._joining.append((substream, token, trio.current_time()))
 
-    def _announce_strands(self) -> None:
+    def _announce_substreams(self) -> None:
         while self._joining:
-            strand, token, joined_s = self._joining.popleft()
+            substream, token, joined_s = self._joining.popleft()
             if trio.current_time() > joined_s + ANNOUNCED_WITHIN_S:
-                strand.close(is_reset=True)
+                substream.close(is_reset=True)
                 continue
-            self._unsent.append(memoryview(_LENGTH.pack(_STRAND) + token))
-            self._strands.append(StrandReading(strand))
+            self._unsent.append(memoryview(_LENGTH.pack(_SUBSTREAM) + token))
+            self._substreams.append(SubstreamReader(substream))
 
-    async def _send(self, *parts: memoryview | StrandSend) -> None:
+    async def _send(self, *parts: memoryview | SubstreamSend) -> None:
         """Send the rest of earlier calls, then these parts. On cancellation the rest is copied, since the caller may change its
         memory.
         """
@@ -213,7 +213,7 @@ class TlsStream:
         try:
             while self._unsent:
                 part = self._unsent[0]
-                if isinstance(part, StrandSend):
+                if isinstance(part, SubstreamSend):
                     await part.run()
                 else:
                     await self._send_part(part)
@@ -241,7 +241,7 @@ class TlsStream:
 
     def _keep_unsent(self) -> None:
         for place, part in enumerate(self._unsent):
-            if isinstance(part, StrandSend):
+            if isinstance(part, SubstreamSend):
                 part.keep()
             else:
                 self._unsent[place] = memoryview(bytes(part))
@@ -271,7 +271,7 @@ class TlsStream:
                 if not await self._receive_head(place):
                     return None
             frame = self._frame
-            if isinstance(frame, StrandReceive):
+            if isinstance(frame, SubstreamReceive):
                 await self._run(frame)
                 frame = frame.frame
             else:
@@ -289,19 +289,19 @@ class TlsStream:
         part = self._next_part
         await self._fill(self._token if part is _HeadPart.TOKEN else self._head)
         if part is _HeadPart.TOKEN:
-            await self._take_strand()
+            await self._take_substream()
             self._next_part, self._num_received = _HeadPart.LENGTH_OR_MARKER, 0
             return True
         self._num_received = 0
         (length,) = _LENGTH.unpack(self._head)
-        if part is _HeadPart.LENGTH_OR_MARKER and length in (_STRAND, _STRIPED):
-            if length == _STRIPED and not self._strands:
+        if part is _HeadPart.LENGTH_OR_MARKER and length in (_SUBSTREAM, _STRIPED):
+            if length == _STRIPED and not self._substreams:
                 raise RemoteProtocolError(
                     f"{self._remote} announced a frame over substreams",
                     "a substream before it",
                     "the stream was closed",
                 )
-            self._next_part = _HeadPart.TOKEN if length == _STRAND else _HeadPart.STRIPED_LENGTH
+            self._next_part = _HeadPart.TOKEN if length == _SUBSTREAM else _HeadPart.STRIPED_LENGTH
             return True
         self._next_part = _HeadPart.LENGTH_OR_MARKER
         if part is _HeadPart.LENGTH_OR_MARKER and length == _END:
@@ -316,17 +316,17 @@ class TlsStream:
         frame = place_for(length, place)
         if part is _HeadPart.STRIPED_LENGTH:
             number, self._num_striped_down = self._num_striped_down, self._num_striped_down + 1
-            self._frame = StrandReceive(number, frame, self._strands)
+            self._frame = SubstreamReceive(number, frame, self._substreams)
         else:
             self._frame = frame
         return True
 
-    async def _take_strand(self) -> None:
-        if len(self._strands) >= MOST_STRANDS:
-            raise RemoteProtocolError(f"{self._remote} announced more substreams", f"{MOST_STRANDS} at most")
-        self._strands.append(StrandReading(await self._claim(self._remote, bytes(self._token))))
+    async def _take_substream(self) -> None:
+        if len(self._substreams) >= MOST_SUBSTREAMS:
+            raise RemoteProtocolError(f"{self._remote} announced more substreams", f"{MOST_SUBSTREAMS} at most")
+        self._substreams.append(SubstreamReader(await self._claim(self._remote, bytes(self._token))))
 
-    async def _run(self, frame: StrandReceive) -> None:
+    async def _run(self, frame: SubstreamReceive) -> None:
         try:
             await frame.run()
         except OSError as error:
@@ -360,7 +360,7 @@ class TlsStream:
     async def _end(self) -> None:
         try:
             with trio.move_on_after(LINGER_S):
-                self._announce_strands()  # so that the other side does not keep them for a stream that is gone
+                self._announce_substreams()  # so that the other side does not keep them for a stream that is gone
                 await self._send(memoryview(_LENGTH.pack(_END)))
                 if not self._is_receiving:
                     await self._skip_to_end()
@@ -374,7 +374,7 @@ class TlsStream:
 
     def _leave(self) -> None:
         """Hand on the connection, unless there were substreams, on which a frame may still be under way."""
-        if self._is_ended and not self._strands:
+        if self._is_ended and not self._substreams:
             self._has_left = True
             self._ends.left(self._connection)
 
@@ -393,7 +393,7 @@ class TlsStream:
             connection.close(is_reset=True)
 
     def _all_connections(self) -> Sequence[TlsSocket]:
-        joining = (strand for strand, *_ in self._joining)
+        joining = (substream for substream, *_ in self._joining)
         return tuple(joining) if self._has_left else (self._connection, *self.connections, *joining)
 
 

@@ -31,8 +31,8 @@ class BulkLane:
     def __init__(self, upload_bytes_per_s: float | None = None) -> None:
         self.tally = BulkTally()
         self.line = LineShaper()
-        self._pacer = BulkLimiter(upload_bytes_per_s)
-        self._down_pacer = BulkLimiter()
+        self._limiter = BulkLimiter(upload_bytes_per_s)
+        self._down_limiter = BulkLimiter()
         self._began = trio.Event()
         self._peer: PeerId | None = None
 
@@ -40,18 +40,18 @@ class BulkLane:
         """Let a frame to `peer` through when its turn comes."""
         self._peer = peer
         self._began.set()
-        await self._pacer.pass_bytes(num_bytes)
+        await self._limiter.pass_bytes(num_bytes)
         self.tally.sent(kind, num_bytes)
 
     async def took(self, kind: BulkKind, num_bytes: int) -> None:
         """Count a received frame, and hold its reader back to the owner's cap, so that the sender waits as well."""
-        await self._down_pacer.pass_bytes(num_bytes)
+        await self._down_limiter.pass_bytes(num_bytes)
         self.tally.received(kind, num_bytes)
 
     def cap(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
         """The owner's caps from now on, None for none."""
-        self._pacer.cap(upload_bytes_per_s)
-        self._down_pacer.cap(download_bytes_per_s)
+        self._limiter.cap(upload_bytes_per_s)
+        self._down_limiter.cap(download_bytes_per_s)
 
     async def keep_pinging(self, ping: Callable[[PeerId], Awaitable[None]]) -> None:
         """While bulk is under way, measure its effect on the control lane and set the rate by that.
@@ -75,6 +75,6 @@ class BulkLane:
                 log.debug("ping_lost", peer=peer)
             except TransportError:
                 continue  # the peer is gone, which says nothing about the link
-            reason = self._pacer.heard_ping(trio.current_time() - began_s, lag_s)
+            reason = self._limiter.heard_ping(trio.current_time() - began_s, lag_s)
             if reason:
-                log.info("bulk_slowed", rate_bytes_per_s=round(self._pacer.rate_bytes_per_s), reason=reason)
+                log.info("bulk_slowed", rate_bytes_per_s=round(self._limiter.rate_bytes_per_s), reason=reason)

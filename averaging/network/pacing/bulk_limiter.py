@@ -43,7 +43,7 @@ MIN_BURST_BYTES: Final = 65_536.0
 
 
 @dataclass(frozen=True, slots=True)
-class PacerState:
+class LimiterState:
     """A token bucket and its learned rate.
 
     Attributes:
@@ -79,13 +79,13 @@ class PacerState:
         return max(MIN_BURST_BYTES, self.rate_bytes_per_s * BURST_S)
 
 
-def new_pacer(now_s: float, limit_bytes_per_s: float | None = None) -> PacerState:
+def new_limiter(now_s: float, limit_bytes_per_s: float | None = None) -> LimiterState:
     """A full bucket at the owner's cap, or without a cap at the ceiling."""
     limit = min(MAX_RATE_BYTES_PER_S, limit_bytes_per_s or MAX_RATE_BYTES_PER_S)
-    return PacerState(limit, limit, MIN_BURST_BYTES, now_s, 0, now_s)
+    return LimiterState(limit, limit, MIN_BURST_BYTES, now_s, 0, now_s)
 
 
-def charge(state: PacerState, num_bytes: int, now_s: float) -> tuple[PacerState, float]:
+def charge(state: LimiterState, num_bytes: int, now_s: float) -> tuple[LimiterState, float]:
     """Take `num_bytes` from the bucket; the second value is the wait before sending them, in seconds."""
     if now_s - state.filled_at_s - max(0.0, -state.tokens_bytes) / state.rate_bytes_per_s > PAUSE_S:
         # a pause is no throughput: the next late pings would else slow the rate down to nearly nothing
@@ -96,7 +96,7 @@ def charge(state: PacerState, num_bytes: int, now_s: float) -> tuple[PacerState,
     return charged, max(0.0, -tokens / state.rate_bytes_per_s)
 
 
-def capped(state: PacerState, limit_bytes_per_s: float | None, now_s: float) -> PacerState:
+def capped(state: LimiterState, limit_bytes_per_s: float | None, now_s: float) -> LimiterState:
     """The bucket under another cap. A rate learned below both caps stays; else the rate starts at the new cap, and pings correct
     it.
     """
@@ -109,7 +109,7 @@ def capped(state: PacerState, limit_bytes_per_s: float | None, now_s: float) -> 
     return replace(settled, rate_bytes_per_s=rate, limit_bytes_per_s=limit)
 
 
-def heard_ping(state: PacerState, ping_s: float, now_s: float, lag_s: float = 0.0) -> tuple[PacerState, str]:
+def heard_ping(state: LimiterState, ping_s: float, now_s: float, lag_s: float = 0.0) -> tuple[LimiterState, str]:
     """Learn from a ping made while bulk was under way; the second value says why the rate changed, "" when it did not.
 
     Args:
@@ -131,7 +131,7 @@ def heard_ping(state: PacerState, ping_s: float, now_s: float, lag_s: float = 0.
     return replace(heard, rate_bytes_per_s=rate, late_pings=0, times_slowed=0), ""
 
 
-def _slowed(state: PacerState, ping_s: float, throughput: float, best_s: float) -> tuple[PacerState, str]:
+def _slowed(state: LimiterState, ping_s: float, throughput: float, best_s: float) -> tuple[LimiterState, str]:
     """Slow down after late pings in a row. If that has not helped MOST_IN_VAIN times, take this ping for the line's best."""
     if state.times_slowed == 0 or ping_s <= state.first_late_s * SHORTER:
         state = replace(state, times_slowed=0, first_late_s=ping_s)
@@ -142,7 +142,7 @@ def _slowed(state: PacerState, ping_s: float, throughput: float, best_s: float) 
     return slower, f"pings take {ping_s:.2f} s instead of {best_s:.2f} s"
 
 
-def _with_ping(state: PacerState, ping_s: float) -> PacerState:
+def _with_ping(state: LimiterState, ping_s: float) -> LimiterState:
     """Add a ping to the window of best pings, which moves on when it is full."""
     if state.window_pings < PINGS_A_WINDOW:
         return replace(state, best_ping_s=min(state.best_ping_s, ping_s), window_pings=state.window_pings + 1)
@@ -154,7 +154,7 @@ class BulkLimiter:
 
     def __init__(self, limit_bytes_per_s: float | None = None) -> None:
         self._limit_bytes_per_s = limit_bytes_per_s
-        self._state: PacerState | None = None
+        self._state: LimiterState | None = None
         self._changed = trio.Event()
 
     @property
@@ -162,9 +162,9 @@ class BulkLimiter:
         """The present rate."""
         return self._current().rate_bytes_per_s
 
-    def _current(self) -> PacerState:
+    def _current(self) -> LimiterState:
         if self._state is None:
-            self._state = new_pacer(trio.current_time(), self._limit_bytes_per_s)
+            self._state = new_limiter(trio.current_time(), self._limit_bytes_per_s)
         return self._state
 
     async def pass_bytes(self, num_bytes: int) -> None:

@@ -34,14 +34,14 @@ class LineShaper:
     """
 
     def __init__(self) -> None:
-        self._pace = LineRate()
+        self._rate = LineRate()
         self._sending: set[PacedSocket] = set()
         self._looked_s = 0.0
 
     @property
     def bytes_per_s(self) -> float:
         """The rate of all streams together; infinite while the line is not known."""
-        return self._pace.bytes_per_s
+        return self._rate.bytes_per_s
 
     def sending(self, connections: Collection[PacedSocket]) -> None:
         """A frame is about to leave on some or all of these connections."""
@@ -63,13 +63,13 @@ class LineShaper:
 
     def _look(self, newcomers: Collection[PacedSocket] = ()) -> None:
         self._looked_s = trio.current_time()
-        looks = {connection: connection.stats() for connection in self._sending}
+        stats = {connection: connection.stats() for connection in self._sending}
         paths: dict[object, PathStats] = {}
-        for connection, path in looks.items():
+        for connection, path in stats.items():
             if path is None or (path.is_idle and connection not in newcomers):
                 self._sending.discard(connection)
             else:
                 paths[connection] = path
-        parts = self._pace.update(paths, self._looked_s)
+        parts = self._rate.update(paths, self._looked_s)
         for connection in self._sending:
             connection.pace(parts[connection])

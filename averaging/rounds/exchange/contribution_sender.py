@@ -16,7 +16,7 @@ from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.streamed_contribution import GrowingContribution
 from averaging.rounds.traffic.batches import CHUNK_HEAD
 from averaging.rounds.traffic.contribution import EncodedContribution, hello_before, hello_of
-from averaging.rounds.traffic.fair_sending import EvenSending, Ready, is_ready, send_evenly
+from averaging.rounds.traffic.fair_sending import FairSending, Ready, is_ready, send_evenly
 from averaging.rounds.traffic.spans import Moving
 from averaging.rounds.traffic.upload_meter import UploadMeter
 from protocol.errors import RemoteProtocolError, TransportError
@@ -52,7 +52,7 @@ class Scattering:
         self._tools = tools
         self._growing: GrowingContribution | None = None
         self._no_part = False
-        self._even = EvenSending()
+        self._fair_sending = FairSending()
 
     def grow(self, growing: GrowingContribution) -> None:
         """Our contribution is being encoded; `offer` follows in any case."""
@@ -170,7 +170,7 @@ class Scattering:
             numbers,
             of.data,
             of.chunks,
-            self._even,
+            self._fair_sending,
             lambda run: CHUNK_HEAD.pack(b"C", run.start),
             partial(self._have_left, of.chunks, moving),
             ready,

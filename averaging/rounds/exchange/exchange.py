@@ -39,9 +39,9 @@ from averaging.rounds.exchange.streamed_contribution import GrowingContribution
 from averaging.rounds.lineage.next_state import SliceBytes
 from averaging.rounds.traffic.arrivals import Arrivals
 from averaging.rounds.traffic.contribution import EncodedContribution
-from averaging.rounds.traffic.fair_sending import EvenSending, send_evenly
+from averaging.rounds.traffic.fair_sending import FairSending, send_evenly
 from averaging.rounds.traffic.partial_results import HalfResults, PartialResult
-from averaging.rounds.traffic.result_ref import NamedResult, need_from, read_need, read_word, ref_of
+from averaging.rounds.traffic.result_ref import NamedResult, need_from, read_need, read_ref, ref_of
 from averaging.rounds.traffic.spans import Moving
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError, VersionError
 from protocol.identity.envelope import open_envelope
@@ -105,7 +105,7 @@ class Exchange:
         self._sending = Scattering(tools, last_upload_s)
         self.arrivals = Arrivals()
         self._receiving = Receiving(tools, offers, self.arrivals.came)
-        self._even_results = EvenSending()
+        self._fair_results = FairSending()
         results = tools.result_codec, tools.grid
         self._results = SlotBuffer(len(span_bytes(*results, 0, tools.grid.num_chunks)))
         """All slices' results, each at its place."""
@@ -324,7 +324,7 @@ class Exchange:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_until_it_leaves, stream, nursery.cancel_scope)
                 try:
-                    await send_evenly(stream, numbers, result.data, result.chunks, self._even_results)
+                    await send_evenly(stream, numbers, result.data, result.chunks, self._fair_results)
                 except PotluckError as error:
                     broke = error
                 nursery.cancel_scope.cancel()
@@ -379,7 +379,7 @@ class Exchange:
         stream.count_as(self.proposal.unit, tools.result_codec.name)
         proposal = self.proposal
         is_leader = proposal.ballot.peer == tools.me.peer
-        named = self._opened(part, signed) if is_leader else read_word(signed, proposal.base)
+        named = self._opened(part, signed) if is_leader else read_ref(signed, proposal.base)
         if (named.first_chunk, named.stop_chunk) != (part.first_chunk, part.stop_chunk):
             raise RemoteProtocolError("a result of another slice", "the one that was asked for")
         if await tools.holds_result(named):  # the same sum of the same members, from an earlier attempt

@@ -46,7 +46,7 @@ OFFERS_WITHIN_S: Final = 8.0
 LOOK_AGAIN_S: Final = 0.25
 
 
-Told = Callable[[DownloadProgress], None]
+OnProgress = Callable[[DownloadProgress], None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,10 @@ def download_tools(network: Network, unit: UnitContext) -> DownloadContext:
 
 
 async def download_state(
-    tools: DownloadContext, donors: Sequence[PeerId], roots: Mapping[CommitId, Root], told: Told = lambda progress: None
+    tools: DownloadContext,
+    donors: Sequence[PeerId],
+    roots: Mapping[CommitId, Root],
+    on_progress: OnProgress = lambda progress: None,
 ) -> UnitState:
     """A state at one of the commits of `roots`, checked against its root (attested by a later commit, or the genesis root).
 
@@ -88,7 +91,7 @@ async def download_state(
                 continue
             # only now is a header proven: others may have offered the same commit and root with different numbers
             alike = [other for other in offered if other.header == donor.header]
-            download = _Download(tools, alike, hashes, told)
+            download = _Download(tools, alike, hashes, on_progress)
             state = await download.run()
             if state is not None:
                 return state
@@ -175,12 +178,14 @@ async def _offers(
 class _Download:
     """One state from several donors."""
 
-    def __init__(self, tools: DownloadContext, donors: Sequence[Donor], hashes: Sequence[bytes], told: Told) -> None:
+    def __init__(
+        self, tools: DownloadContext, donors: Sequence[Donor], hashes: Sequence[bytes], on_progress: OnProgress
+    ) -> None:
         self._tools = tools
         self._donors = donors
         self._header = donors[0].header
         self._hashes = hashes
-        self._report = told
+        self._report = on_progress
         grid = tools.grid
         chunk_bytes = STATE_BYTES_PER_VALUE * max(1, grid.bounds(0)[1])
         each, at_once = max(1, STRIPE_BYTES // chunk_bytes), REQUESTS_EACH * len(donors)

@@ -72,7 +72,7 @@ class DonorAnswer:
     is_lie: bool = False
 
 
-async def trail(
+async def follow(
     network: Network,
     chain: UnitChain,
     donors: Sequence[PeerId],

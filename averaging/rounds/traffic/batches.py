@@ -41,7 +41,7 @@ def consecutive(numbers: Iterable[int], max_length: int) -> Iterator[range]:
         yield run
 
 
-class FramePace:
+class FrameSizer:
     """The largest frame of a stream: one chunk at first, then what the stream carries in FRAME_S, at most twice the last frame.
 
     The limit of twice is needed because the first bytes only fill empty buffers. So a frame blocks a thin line, or an owner's

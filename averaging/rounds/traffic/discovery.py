@@ -146,21 +146,21 @@ async def announce(
 
 
 async def list_peers(
-    looks: DirectoryPoller, take: Callable[[Sequence[DirectoryEntry]], Awaitable[None]], rhythm: Rhythm = OFTEN
+    poller: DirectoryPoller, take: Callable[[Sequence[DirectoryEntry]], Awaitable[None]], rhythm: Rhythm = OFTEN
 ) -> None:
     """Poll repeatedly, until cancelled."""
     here, wait_s, again_s = frozenset[str](), rhythm.every_s, AGAIN_FIRST_S
-    found = await looks.poll()
+    found = await poller.poll()
     while True:
-        entries = [entry for entry in found if PeerId(entry.subkey) != looks.network.peer_id]
+        entries = [entry for entry in found if PeerId(entry.subkey) != poller.network.peer_id]
         if not entries:
             # only our own: we came first; none at all: the directory is away, the peers are not
             again_s = AGAIN_FIRST_S if found else again_s
-            found = await looks.look_within(again_s)
+            found = await poller.look_within(again_s)
             again_s = min(AGAIN_GROWTH * again_s, AGAIN_LAST_S)
             continue
         await take(entries)
         before, here, again_s = here, frozenset(entry.subkey for entry in entries), AGAIN_FIRST_S
         wait_s = rhythm.next_s(found, wait_s, is_same=here == before)
         is_settled = wait_s == rhythm.settled_s(found) > rhythm.every_s
-        found = await looks.look_within(wait_s + (looks.patience_s if is_settled else 0.0))
+        found = await poller.look_within(wait_s + (poller.patience_s if is_settled else 0.0))

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from averaging.network.seams.interfaces import Stream
-from averaging.rounds.traffic.batches import FramePace, runs_of
+from averaging.rounds.traffic.batches import FrameSizer, runs_of
 
 MOST_AHEAD: Final = 0.15
 """A stream holds back if its share of sent bytes is ahead of the slowest stream's by more than this. A smaller value also holds
@@ -37,7 +37,7 @@ async def is_ready(run: range) -> bool:
     return True
 
 
-class EvenSending:
+class FairSending:
     """The progress of each stream, and how long one that is ahead waits before its next frame.
 
     It waits as long as its last frame took to leave, so it keeps at least half its speed. If a stream is behind for a reason of
@@ -80,12 +80,12 @@ async def send_evenly(
     numbers: Sequence[int],
     data: bytes | memoryview,
     chunks: Sequence[bytes | memoryview],
-    even: EvenSending,
+    sending: FairSending,
     head_of: Callable[[range], bytes] = no_head,
     left: Callable[[range], None] = lambda run: None,
     ready: Ready = is_ready,
 ) -> None:
-    """Send these chunks, several in a frame, together with the other streams of `even`.
+    """Send these chunks, several in a frame, together with the other streams of `sending`.
 
     Args:
         numbers: of the chunks, ascending; places in `chunks`.
@@ -99,20 +99,20 @@ async def send_evenly(
     """
     view, begins = memoryview(data), list(accumulate(map(len, chunks), initial=0))
     wanted_bytes = sum(len(chunks[number]) for number in numbers)
-    pace = FramePace(trio.current_time(), wanted_bytes)
-    even.begin(stream, wanted_bytes)
+    sizer = FrameSizer(trio.current_time(), wanted_bytes)
+    sending.begin(stream, wanted_bytes)
     try:
-        for run in runs_of(numbers, chunks, lambda: pace.max_bytes(trio.current_time())):
+        for run in runs_of(numbers, chunks, lambda: sizer.max_bytes(trio.current_time())):
             asked_s = trio.current_time()
             if not await ready(run):
                 return
-            pace.waited(trio.current_time() - asked_s)
+            sizer.waited(trio.current_time() - asked_s)
             part, began_s = view[begins[run.start] : begins[run.stop]], trio.current_time()
             await stream.send_frame(part, head_of(run))
-            pace.sent(len(part))
+            sizer.sent(len(part))
             left(run)
-            ahead_s = even.sent(stream, len(part), trio.current_time() - began_s)
+            ahead_s = sending.sent(stream, len(part), trio.current_time() - began_s)
             if ahead_s:  # sending yields to others
                 await trio.sleep(ahead_s)
     finally:
-        even.end(stream)
+        sending.end(stream)

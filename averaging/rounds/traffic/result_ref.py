@@ -42,7 +42,7 @@ def ref_of(header: ResultHeader) -> ResultRef:
     return ResultRef(header.base, header.first_chunk, header.stop_chunk, header.result_hash)
 
 
-def read_word(frame: bytes, base: CommitId) -> ResultRef:
+def read_ref(frame: bytes, base: CommitId) -> ResultRef:
     """Read a reference. Raises RemoteProtocolError for a frame of another length."""
     if len(frame) != _REF.size:
         raise RemoteProtocolError(f"a result reference of {len(frame)} bytes", f"{_REF.size}")

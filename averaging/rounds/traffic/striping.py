@@ -52,14 +52,14 @@ class Striping:
 
     Attributes:
         done: stripes that are here and verified.
-        pace_s: learned time of each donor for a stripe.
+        stripe_s: learned time of each donor for a stripe.
         dropped: donors that are not asked again, with the reason.
     """
 
     num_stripes: int
     done: frozenset[int] = frozenset()
     asked: tuple[StripeRequest, ...] = ()
-    pace_s: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
+    stripe_s: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     failures: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
     dropped: Mapping[PeerId, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -83,7 +83,7 @@ def _slow_one(state: Striping, donor: PeerId, now_s: float) -> int | None:
     """The stripe that this donor would likely deliver before those asked for it, the latest one if there are several; None if
     none.
     """
-    own_s = state.pace_s.get(donor)
+    own_s = state.stripe_s.get(donor)
     if own_s is None:
         return None
     askers: dict[int, list[StripeRequest]] = {}
@@ -102,8 +102,8 @@ def _slow_one(state: Striping, donor: PeerId, now_s: float) -> int | None:
 def _left_s(state: Striping, asked: StripeRequest, now_s: float) -> float:
     """How much longer a request will take. A late one is assumed to be half done."""
     waited_s = now_s - asked.since_s
-    pace_s = state.pace_s.get(asked.donor, 0.0)
-    return max(pace_s - waited_s, waited_s)
+    stripe_s = state.stripe_s.get(asked.donor, 0.0)
+    return max(stripe_s - waited_s, waited_s)
 
 
 def ask(state: Striping, donor: PeerId, stripe: int, now_s: float) -> Striping:
@@ -115,13 +115,13 @@ def arrived(state: Striping, donor: PeerId, stripe: int, now_s: float) -> Stripi
     """A stripe is here and verified; other requests for it are not needed any more."""
     since_s = next((a.since_s for a in state.asked if (a.donor, a.stripe) == (donor, stripe)), now_s)
     took_s = now_s - since_s
-    before_s = state.pace_s.get(donor, took_s)
-    pace_s = {**state.pace_s, donor: before_s + SMOOTHING * (took_s - before_s)}
+    before_s = state.stripe_s.get(donor, took_s)
+    stripe_s = {**state.stripe_s, donor: before_s + SMOOTHING * (took_s - before_s)}
     return replace(
         state,
         done=state.done | {stripe},
         asked=tuple(asked for asked in state.asked if asked.stripe != stripe),
-        pace_s=MappingProxyType(pace_s),
+        stripe_s=MappingProxyType(stripe_s),
         failures=MappingProxyType({peer: number for peer, number in state.failures.items() if peer != donor}),
     )
 

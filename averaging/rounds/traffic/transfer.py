@@ -212,9 +212,9 @@ async def fetch_chunks(
     donor: PeerId,
     request: FetchState,
     hashes: Sequence[bytes],
-    told: Callable[[int], None] = lambda num_bytes: None,
+    on_chunk: Callable[[int], None] = lambda num_bytes: None,
 ) -> list[bytes]:
-    """Chunks of a state, each checked on arrival against its hash; `told` is called with the length of each.
+    """Chunks of a state, each checked on arrival against its hash; `on_chunk` is called with the length of each.
 
     Raises:
         TransportError: the donor is gone, silent or too slow, or has dropped that state. RemoteProtocolError: it sent other
@@ -227,7 +227,7 @@ async def fetch_chunks(
         if number >= request.stop_chunk or leaf_of_chunk(chunk) != hashes[number]:
             raise RemoteProtocolError(f"{short(donor)} sent other bytes as chunk {number}", "the bytes of the state")
         chunks.append(chunk)
-        told(len(chunk))
+        on_chunk(len(chunk))
 
     await ask(network, donor, request, take, within_s=ANSWER_WITHIN_S)
     if len(chunks) < request.stop_chunk - request.first_chunk:

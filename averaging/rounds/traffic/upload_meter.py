@@ -118,7 +118,7 @@ class UploadMeter:
         seconds = self.seconds(now_s)
         if not self._left or seconds is None:
             return 0
-        pace, begin = self._wanted_bytes / seconds, 0
+        rate, begin = self._wanted_bytes / seconds, 0
         least_bytes = max(LEAST_STRETCH_BYTES, self._wanted_bytes // 2)
         for now_at_s, sent_bytes in self._left:
             # the shortest stretch that ends here and is long enough: later ones begin no earlier
@@ -126,5 +126,5 @@ class UploadMeter:
                 begin += 1
             began_at_s, before_bytes = self._left[begin]
             if sent_bytes - before_bytes >= least_bytes:
-                pace = max(pace, (sent_bytes - before_bytes) / max(LEAST_S, now_at_s - began_at_s))
-        return round(pace)
+                rate = max(rate, (sent_bytes - before_bytes) / max(LEAST_S, now_at_s - began_at_s))
+        return round(rate)

@@ -286,11 +286,11 @@ class _KeptLane:
 def _event(sender: PeerId, message: msg.LaneMessage) -> lane.Event:
     match message:
         case msg.LaneSquare():
-            return lane.SquareTold(sender, message.epoch, message.at, message.square)
+            return lane.SquareReported(sender, message.epoch, message.at, message.square)
         case msg.LaneCopied():
-            return lane.SnapshotTold(sender, message.epoch, message.at)
+            return lane.SnapshotReported(sender, message.epoch, message.at)
         case msg.LaneLoaded():
-            return lane.LoadedTold(sender, message.epoch)
+            return lane.LoadedReported(sender, message.epoch)
         case msg.LaneLoadFailed():
             return lane.LoadFailed(sender, message.epoch)
         case msg.LaneLeave():

@@ -97,7 +97,7 @@ async def _no_gifts(_giver: PeerId, _share: LaneShare, _confirm: Confirm) -> str
     return "this peer contributes no shares of others"
 
 
-def _untold(_round: int) -> None:
+def _ignore_round(_round: int) -> None:
     """Ignore the round."""
 
 
@@ -119,7 +119,7 @@ class LaneContext:
     work_of: Callable[[int, int], StageWork]
     average: Callable[[LaneShare], Awaitable[torch.Tensor]]
     take_gift: Callable[[PeerId, LaneShare, Confirm], Awaitable[str]] = _no_gifts
-    begins: Callable[[int], None] = _untold
+    begins: Callable[[int], None] = _ignore_round
 
     @property
     def config(self) -> LaneConfig:

@@ -149,7 +149,7 @@ LAST_ROUND_WITHIN_S: Final = 20.0
 """How long a stage that is one round behind the first one waits for its last round, once the run's tokens are committed."""
 
 
-SPINE_TOLD_WITHIN_S: Final = 5.0
+SPINE_REPORTED_WITHIN_S: Final = 5.0
 """How long it takes to hear of a commit from which members of our lane already continue."""
 
 
@@ -169,7 +169,7 @@ def is_after_the_end(
     """
     if own_tokens < total_tokens:
         return False
-    if (spine is None or spine[0] < round_) and waited_s < SPINE_TOLD_WITHIN_S:
+    if (spine is None or spine[0] < round_) and waited_s < SPINE_REPORTED_WITHIN_S:
         return None
     return spine is not None and spine[1] >= total_tokens
 

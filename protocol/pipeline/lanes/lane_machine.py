@@ -36,7 +36,7 @@ Phase = Literal["running", "wanting", "loading", "over"]
 
 
 @dataclass(frozen=True, slots=True)
-class SquareTold:
+class SquareReported:
     """A stage is done with its passes; the square of its gradient."""
 
     peer: PeerId
@@ -46,7 +46,7 @@ class SquareTold:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotTold:
+class SnapshotReported:
     """A stage's member and its neighbour hold its snapshot of a point."""
 
     peer: PeerId
@@ -55,7 +55,7 @@ class SnapshotTold:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedTold:
+class LoadedReported:
     """A stage has loaded the snapshot that the lane goes back to."""
 
     peer: PeerId
@@ -98,7 +98,16 @@ class LaneTicked:
     lag_s: float = 0.0
 
 
-Event = SquareTold | SnapshotTold | LoadedTold | LoadFailed | MemberHeard | MemberLost | SparesListed | LaneTicked
+Event = (
+    SquareReported
+    | SnapshotReported
+    | LoadedReported
+    | LoadFailed
+    | MemberHeard
+    | MemberLost
+    | SparesListed
+    | LaneTicked
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +269,7 @@ def _step(state: LaneState, event: Event, now_s: float) -> LaneTransition:
 
 def _from_member(
     state: LaneState,
-    event: SquareTold | SnapshotTold | LoadedTold | LoadFailed | MemberHeard | MemberLost,
+    event: SquareReported | SnapshotReported | LoadedReported | LoadFailed | MemberHeard | MemberLost,
     stage: int,
     now_s: float,
 ) -> LaneTransition:
@@ -274,11 +283,11 @@ def _from_member(
             state, remark=f"{type(event).__name__} of time line {event.epoch}, here it is {state.epoch}"
         )
     match event:
-        case SquareTold():
-            return _square_told(state, event, stage)
-        case SnapshotTold():
-            return _snapshot_told(state, event, stage)
-        case LoadedTold():
+        case SquareReported():
+            return _square_reported(state, event, stage)
+        case SnapshotReported():
+            return _snapshot_reported(state, event, stage)
+        case LoadedReported():
             return _loaded(state, stage)
         case LoadFailed():
             return _dissolved(
@@ -291,7 +300,7 @@ def _stage_of(state: LaneState, peer: PeerId) -> int | None:
     return stages[0] if stages else None
 
 
-def _square_told(state: LaneState, event: SquareTold, stage: int) -> LaneTransition:
+def _square_reported(state: LaneState, event: SquareReported, stage: int) -> LaneTransition:
     if event.at != state.at or stage in state.squares:
         return LaneTransition(state, remark=f"a gradient of {event.at} from stage {stage}, here it is {state.at}")
     squares = {**state.squares, stage: event.square}
@@ -314,7 +323,7 @@ def _square_told(state: LaneState, event: SquareTold, stage: int) -> LaneTransit
     return LaneTransition(moved, (agreed,))
 
 
-def _snapshot_told(state: LaneState, event: SnapshotTold, stage: int) -> LaneTransition:
+def _snapshot_reported(state: LaneState, event: SnapshotReported, stage: int) -> LaneTransition:
     if event.at not in state.counted or (state.saved is not None and event.at <= state.saved):
         return LaneTransition(state, remark=f"a snapshot of {event.at} from stage {stage}, which nobody asks for")
     stages = state.copied.get(event.at, frozenset()) | {stage}

@@ -100,8 +100,17 @@ def test_int4_rounds_half_to_even_and_packs_the_first_value_low() -> None:
 def test_e3m0_takes_the_nearest_power_of_two_in_the_log_domain() -> None:
     codec = codec_by_name("e3m0")
     root = 2.0**-0.5
-    told = [1.0, root + 1e-6, root - 1e-6, -0.25, 2**-6.49, -(2**-6.51), 0.0, -0.0]
-    assert codec.decode(codec.encode(torch.tensor(told)), 8).tolist() == [1.0, 1.0, 0.5, -0.25, 2.0**-6, 0.0, 0.0, 0.0]
+    reported = [1.0, root + 1e-6, root - 1e-6, -0.25, 2**-6.49, -(2**-6.51), 0.0, -0.0]
+    assert codec.decode(codec.encode(torch.tensor(reported)), 8).tolist() == [
+        1.0,
+        1.0,
+        0.5,
+        -0.25,
+        2.0**-6,
+        0.0,
+        0.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize("name", ["int4", "e3m0"])

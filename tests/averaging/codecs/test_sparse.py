@@ -45,10 +45,10 @@ def test_the_largest_of_each_block_are_written_with_their_signs_and_nothing_else
     values_n = _values(num)
     decoded_n, kept_n = _round_trip(codec, values_n), _kept(values_n, codec.numbers.stride)
     assert not ((decoded_n != 0) & (kept_n == 0)).any(), "a value that is not among the largest"
-    told = decoded_n != 0
-    assert torch.equal(decoded_n[told].sign(), kept_n[told].sign())
+    reported = decoded_n != 0
+    assert torch.equal(decoded_n[reported].sign(), kept_n[reported].sign())
     if num >= 64:
-        assert int(told.sum()) >= 0.9 * int((kept_n != 0).sum())
+        assert int(reported.sum()) >= 0.9 * int((kept_n != 0).sum())
         assert float((decoded_n - kept_n).norm() / kept_n.norm()) < 0.13
 
 
@@ -80,9 +80,9 @@ def test_a_mean_of_as_many_sparse_contributions_as_there_is_room_for_loses_no_pl
     num_members, num = 64 // codec.numbers.stride, 3 * BLOCK_ELEMENTS + 100
     decoded = [_round_trip(TOPK, _values(num, seed)) for seed in range(num_members)]
     mean_n = torch.stack(decoded).sum(0) / num_members
-    told_n = _round_trip(codec, mean_n)
-    assert float(((told_n != 0) & (mean_n == 0)).sum()) == 0
-    assert float((told_n - mean_n).norm() / mean_n.norm()) < 0.12
+    reported_n = _round_trip(codec, mean_n)
+    assert float(((reported_n != 0) & (mean_n == 0)).sum()) == 0
+    assert float((reported_n - mean_n).norm() / mean_n.norm()) < 0.12
 
 
 @by_codec

@@ -98,12 +98,12 @@ def test_a_setting_that_no_flag_can_give_is_refused() -> None:
 @pytest.mark.parametrize("settings", [PeerConfig, HostConfig])
 def test_every_setting_says_what_it_is_and_what_holds_without_it(settings: type[DaemonSettings]) -> None:
     for name, field in settings.model_fields.items():
-        told = flag_help(descriptions(settings)[name], field)
-        assert len(told) > 20, name
-        assert told.endswith("."), name
-        assert "Undefined" not in told, name
+        reported = flag_help(descriptions(settings)[name], field)
+        assert len(reported) > 20, name
+        assert reported.endswith("."), name
+        assert "Undefined" not in reported, name
         if not isinstance(field.default, bool):
-            assert GIVES in told or f"Default: {field.default}".removesuffix(".0") in told, name
+            assert GIVES in reported or f"Default: {field.default}".removesuffix(".0") in reported, name
 
 
 def test_doctor_knows_where_a_peer_would_be_and_nothing_else() -> None:

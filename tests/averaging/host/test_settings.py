@@ -51,8 +51,8 @@ def test_flag_goes_before_variable_before_file_before_default(
     for name in ("A_PORT", "B_PORT"):
         monkeypatch.setenv(variable.format(name), "3")
     flags = {"a_port": 2, "b_port": None}
-    told = settings_with_origins(Settings.load(flags), flags)
-    assert [(s.name, s.value, s.origin) for s in told] == [
+    reported = settings_with_origins(Settings.load(flags), flags)
+    assert [(s.name, s.value, s.origin) for s in reported] == [
         ("a_port", 2, "flag --a-port"),
         ("b_port", 3, "variable POTLUCK_TRIED_B_PORT"),
         ("c_port", 4, f"file {file}"),

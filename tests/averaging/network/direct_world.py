@@ -62,7 +62,7 @@ def options_of(identity: Identity, run: RunId = RUN) -> DirectOptions:
 
 @dataclass
 class Peer:
-    """One of them. `told` are the addresses that others are told of it where they are not its own."""
+    """One of them. `reported` are the addresses that others are told of it where they are not its own."""
 
     identity: Identity
     way: DirectWay
@@ -70,7 +70,7 @@ class Peer:
     handlers: dict[str, StreamHandler]
     calls: dict[str, CallHandler]
     admits: Callable[[PeerId], bool] = lambda _: True
-    told: bytes | None = None
+    reported: bytes | None = None
     num_asked: int = 0
     failed: list[PotluckError] = field(default_factory=list)
 
@@ -102,7 +102,7 @@ class World:
             if asked is None:
                 raise PeerUnreachable(f"{peer} is not there", "a peer")
             asked.num_asked += 1
-            return asked.told if asked.told is not None else await asked.calls[channel](me, request)
+            return asked.reported if asked.reported is not None else await asked.calls[channel](me, request)
 
         async def admits(peer: PeerId) -> bool:
             await trio.lowlevel.checkpoint()

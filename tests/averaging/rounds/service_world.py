@@ -282,7 +282,7 @@ class Bench:
     def _publish(self, report: RoundReport) -> None:
         self.published.append(report)
 
-    async def until_told(self, kind: type[K], within_s: float = 5.0) -> K:
+    async def until_reported(self, kind: type[K], within_s: float = 5.0) -> K:
         """The newest event of this kind, once there is one; it is taken off the list."""
         await until(lambda: any(isinstance(event, kind) for event in self.events), within_s)
         event = next(event for event in reversed(self.events) if isinstance(event, kind))
@@ -354,7 +354,7 @@ class PeerSession:
     service: RoundService
     rounds: PeerRounds
     scope: trio.CancelScope
-    told: list[RoundReport] = field(default_factory=list)
+    reported: list[RoundReport] = field(default_factory=list)
     signing_waits_for: trio.Event | None = None
 
     @property
@@ -367,7 +367,7 @@ async def live(
 ) -> PeerSession:
     """Restore the party's disk and run its service, which knows all parties and no stranger."""
     members = {other.peer for other in world.parties}
-    told: list[RoundReport] = []
+    reported: list[RoundReport] = []
 
     async def is_member(peer: PeerId) -> bool:
         return peer in members
@@ -387,14 +387,14 @@ async def live(
         InlineOffload(),
         trainer,
         sealed,
-        told.append,
+        reported.append,
     )
-    peer_tools = PeerContext(party.network, tools.clock, sealed, is_member, told.append)
+    peer_tools = PeerContext(party.network, tools.clock, sealed, is_member, reported.append)
     rounds = PeerRounds(RUN_ID, VERIFIER, peer_tools, HeadVector(MemoryStorage(party.disk)))
     service = RoundService(config_of(world, party), party.chain, open_round, tools, rounds)
     rounds.add(service)
     rounds.serve()
-    life = PeerSession(party, service, rounds, trio.CancelScope(), told)
+    life = PeerSession(party, service, rounds, trio.CancelScope(), reported)
 
     async def run() -> None:
         with life.scope:

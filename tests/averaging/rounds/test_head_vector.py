@@ -300,7 +300,7 @@ async def test_a_move_that_comes_while_another_is_under_way_waits_for_what_becom
     autojump_clock: Clock,
 ) -> None:
     async with forked_units() as forked:
-        vector, told = forked.vector, []
+        vector, reported = forked.vector, []
 
         async def flip() -> bool:
             await trio.sleep(1.0)
@@ -309,7 +309,7 @@ async def test_a_move_that_comes_while_another_is_under_way_waits_for_what_becom
         async def second() -> None:
             with pytest.raises(StorageError, match="no space"):
                 await vector.move([forked.mover(UNIT)])
-            told.append(trio.current_time())
+            reported.append(trio.current_time())
 
         refused = replace(forked.mover(SIDE), log=RefusedLog(storage_of(forked.party, SIDE)), flip=flip)
         began_s = trio.current_time()
@@ -317,7 +317,7 @@ async def test_a_move_that_comes_while_another_is_under_way_waits_for_what_becom
             nursery.start_soon(vector.move, [refused])
             await trio.sleep(0.1)
             nursery.start_soon(second)
-        assert told[0] - began_s >= 1.0
+        assert reported[0] - began_s >= 1.0
         assert forked.chains[UNIT].state.head == forked.sides[UNIT].ours.link.commit
 
 

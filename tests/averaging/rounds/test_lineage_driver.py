@@ -127,7 +127,7 @@ async def test_the_state_after_a_commit_is_written_a_moment_after_its_trainer_he
             await commit.write_results(scene.party)
         generations = scene.party.chain.tools.generations
         scene.nursery.start_soon(scene.commit, first)
-        await scene.bench.until_told(Applied)
+        await scene.bench.until_reported(Applied)
         await trio.sleep(0.9 * KEEP_AFTER_S)
         assert first.link.commit not in {ref.commit for ref in await generations.list()}
         await trio.sleep(0.2 * KEEP_AFTER_S)
@@ -146,7 +146,7 @@ async def test_of_commits_that_come_at_once_the_last_one_is_written(autojump_clo
         for commit in (first, second):
             await commit.write_results(scene.party)
         scene.nursery.start_soon(scene.commit, first)
-        await scene.bench.until_told(Applied)
+        await scene.bench.until_reported(Applied)
         await scene.commit(second)
         await trio.sleep(2 * KEEP_AFTER_S)
         written = {ref.commit for ref in await scene.party.chain.tools.generations.list()}
@@ -178,13 +178,13 @@ async def test_a_commit_that_cannot_be_written_stalls_and_is_applied_later(
         root = scene.party.chain.root
         scene.party.disk.fail_with_disk_full_after(10)
         await scene.commit(commit)
-        stalled = await scene.bench.until_told(CommitStalled)
+        stalled = await scene.bench.until_reported(CommitStalled)
         assert (stalled.commit, "no space" in stalled.why, stalled.is_missing) == (commit.link.commit, True, False)
         assert trio.current_time() >= STALL_PAUSE_S, "it is not tried again at once"
         assert (scene.party.chain.head.index, scene.party.chain.root, scene.bench.adopter.is_idle) == (0, root, True)
         scene.party.disk.capacity_bytes = UNBOUNDED_BYTES
         await scene.commit(commit)
-        await scene.bench.until_told(Applied)
+        await scene.bench.until_reported(Applied)
         assert len((await scene.party.log.load()).certificates) == 1
 
 
@@ -259,7 +259,7 @@ async def test_a_source_is_asked_one_question_at_a_time(autojump_clock: Clock) -
             scene.ask(source)
             await trio.sleep(1.0)
         world.swarm.thaw(source.peer)
-        await scene.bench.until_told(CommitsFetched)
+        await scene.bench.until_reported(CommitsFetched)
         await trio.sleep(5.0)
         assert (len(source.asked), scene.bench.events) == (1, [])
 
@@ -288,7 +288,7 @@ async def test_who_is_asked_already_when_the_spine_is_about_to_move_is_waited_fo
         scene.ask(source)
         await trio.sleep(0.001)
         assert source.asked == [], "the question is on its way"
-        await scene.pursuer.ask_beside((source.peer,))
+        await scene.pursuer.ask_with_spine((source.peer,))
         assert scene.bench.events == [CommitsFetched(source.peer, (commit.certificate,))]
         assert len(source.asked) == 1
 
@@ -300,7 +300,7 @@ async def test_a_few_holders_are_asked_when_the_spine_is_about_to_move_and_one_t
         commit, (gone, source) = scene.world.commits(1)[0], scene.others
         await source.apply(commit)
         scene.world.swarm.kill(gone.peer)
-        await scene.pursuer.ask_beside((gone.peer, source.peer))
+        await scene.pursuer.ask_with_spine((gone.peer, source.peer))
         assert scene.bench.events == [CommitsFetched(source.peer, (commit.certificate,))]
 
 
@@ -319,7 +319,7 @@ class Fork:
     async def assert_switched(self) -> None:
         scene, donor = self.scene, self.scene.others[0]
         await scene.switch(self.agreed, self.theirs)
-        switched = await scene.bench.until_told(Switched)
+        switched = await scene.bench.until_reported(Switched)
         assert (switched.link, switched.state_root) == (self.theirs[-1].link, donor.chain.root)
         await scene.party.restart()
         assert (scene.party.chain.head, scene.party.chain.root) == (self.theirs[-1].link, donor.chain.root)
@@ -360,7 +360,7 @@ async def test_a_switch_by_replay_brings_the_bytes_first_and_flips_afterwards(au
     async with _fork(3) as fork:
         scene = fork.scene
         scene.prepare(fork.agreed, fork.theirs)
-        assert await scene.bench.until_told(SwitchPrepared) == SwitchPrepared(fork.theirs[-1].link.commit)
+        assert await scene.bench.until_reported(SwitchPrepared) == SwitchPrepared(fork.theirs[-1].link.commit)
         assert scene.party.chain.head == fork.ours.link, "work goes on where we are meanwhile"
         assert _asked(scene, FetchState) == []
         assert len(_asked(scene, FetchResult)) == 6
@@ -373,7 +373,7 @@ async def test_a_switch_over_many_commits_takes_a_whole_attested_state_and_repla
     async with _fork(4) as fork:
         scene = fork.scene
         scene.prepare(fork.agreed, fork.theirs)
-        await scene.bench.until_told(SwitchPrepared)
+        await scene.bench.until_reported(SwitchPrepared)
         bases = [request.base for request in _asked(scene, FetchResult) if isinstance(request, FetchResult)]
         assert set(bases) == {fork.theirs[2].link.commit}, "the newest state that a later commit attests"
         await fork.assert_switched()
@@ -385,7 +385,7 @@ async def test_a_donor_whose_state_is_spoilt_is_passed_over(autojump_clock: Cloc
         for name in scene.others[0].generation_names():
             scene.others[0].spoil(name)
         scene.prepare(fork.agreed, fork.theirs)
-        await scene.bench.until_told(SwitchPrepared)
+        await scene.bench.until_reported(SwitchPrepared)
         await fork.assert_switched()
 
 
@@ -394,7 +394,7 @@ async def test_a_state_that_no_commit_attests_is_not_taken_and_results_lead_ther
 ) -> None:
     async with _fork(4, is_attested=False) as fork:
         fork.scene.prepare(fork.agreed, fork.theirs)
-        await fork.scene.bench.until_told(SwitchPrepared)
+        await fork.scene.bench.until_reported(SwitchPrepared)
         assert _parts(fork.scene) == []
         await fork.assert_switched()
 
@@ -409,7 +409,7 @@ async def test_who_is_only_behind_waits_for_a_state_that_is_attested(autojump_cl
         scene.bench.state = replace(scene.bench.state, switching=Switching(scene.world.start.commit, target))
         order = PrepareSwitch(scene.world.start.commit, tree_nodes(made), ())
         scene.nursery.start_soon(scene.pursuer.prepare_switch, order)
-        failed = await scene.bench.until_told(SwitchFailed)
+        failed = await scene.bench.until_reported(SwitchFailed)
         assert (failed.missing, _asked(scene, FetchResult)) == (made[0].link.commit, [])
 
 
@@ -424,10 +424,10 @@ async def test_a_download_that_fails_is_told_to_have_ended(
     async with _fork(4) as fork:
         scene = fork.scene
         scene.prepare(fork.agreed, fork.theirs)
-        await scene.bench.until_told(SwitchPrepared)  # by its results
-        told = [report for report in scene.bench.published if isinstance(report, Downloading | DownloadEnded)]
-        assert isinstance(told[0], Downloading)
-        assert isinstance(told[-1], DownloadEnded)
+        await scene.bench.until_reported(SwitchPrepared)  # by its results
+        reported = [report for report in scene.bench.published if isinstance(report, Downloading | DownloadEnded)]
+        assert isinstance(reported[0], Downloading)
+        assert isinstance(reported[-1], DownloadEnded)
 
 
 def _held_up(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
@@ -460,7 +460,7 @@ async def test_a_lineage_that_is_wanted_again_while_it_still_comes_is_not_fetche
         await trio.sleep(1.0)
         assert _downloads(scene) == 1
         gate.set()
-        await scene.bench.until_told(SwitchPrepared)
+        await scene.bench.until_reported(SwitchPrepared)
         await fork.assert_switched()
         await trio.sleep(100.0)
         assert scene.bench.events == []
@@ -479,7 +479,7 @@ async def test_a_lineage_that_the_unit_and_its_spine_want_at_once_is_fetched_onc
         donors = tuple(party.peer for party in scene.others)
 
         def follow() -> None:
-            nursery.start_soon(scene.pursuer.prepare_beside, there, donors)
+            nursery.start_soon(scene.pursuer.prepare_with_spine, there, donors)
 
         def own() -> None:
             scene.prepare(fork.agreed, fork.theirs)
@@ -490,11 +490,11 @@ async def test_a_lineage_that_the_unit_and_its_spine_want_at_once_is_fetched_onc
         second()
         await trio.sleep(10.0)
         gate.set()
-        await scene.bench.until_told(SwitchPrepared)
-        await until(lambda: scene.pursuer.beside(there) is not None, 5.0)
+        await scene.bench.until_reported(SwitchPrepared)
+        await until(lambda: scene.pursuer.prepared_with(there) is not None, 5.0)
         follow()
         await trio.sleep(10.0)
-        assert scene.pursuer.beside(there) is not None
+        assert scene.pursuer.prepared_with(there) is not None
         assert len(_parts(scene)) == len(set(_parts(scene))) > 0
         nursery.cancel_scope.cancel()
 
@@ -510,7 +510,7 @@ async def test_a_lineage_of_which_more_is_wanted_meanwhile_is_fetched_once(
         scene.prepare(fork.agreed, fork.theirs)
         await until(lambda: _downloads(scene) == 2, 5.0)
         gate.set()
-        await scene.bench.until_told(SwitchPrepared)
+        await scene.bench.until_reported(SwitchPrepared)
         await fork.assert_switched()
         assert {part.commit for part in _parts(scene)} == {fork.theirs[3].link.commit}, "the first one ended"
 
@@ -525,7 +525,7 @@ async def test_where_the_state_at_the_fork_is_gone_a_whole_state_is_taken_and_th
         for name in list(scene.party.disk.files):
             scene.party.spoil(name)
         scene.prepare(fork.agreed, fork.theirs)
-        await scene.bench.until_told(SwitchPrepared)
+        await scene.bench.until_reported(SwitchPrepared)
         await scene.switch(fork.agreed, fork.theirs)
         await scene.bench.adopter.wait_adopted()
         won_N = scene.others[0].chain.state.anchor_N
@@ -540,7 +540,7 @@ async def test_a_switch_puts_our_work_since_the_fork_on_the_anchor_that_won(auto
         assert agreed is not None
         before_N, tokens = scene.bench.trainer.theta_N, scene.bench.trainer.tokens
         scene.prepare(fork.agreed, fork.theirs)
-        await scene.bench.until_told(SwitchPrepared)
+        await scene.bench.until_reported(SwitchPrepared)
         await scene.switch(fork.agreed, fork.theirs)
         await scene.bench.adopter.wait_adopted()
         expected_N = scene.others[0].chain.state.anchor_N + before_N - agreed.anchor_N
@@ -556,9 +556,9 @@ async def test_a_switch_tells_what_was_voted_on_the_new_head_before(autojump_clo
         ballot = Ballot(3, PeerId("earlier"))
         await fork.scene.party.log.log_promise(fork.theirs[-1].link.commit, ballot)
         fork.scene.prepare(fork.agreed, fork.theirs)
-        await fork.scene.bench.until_told(SwitchPrepared)
+        await fork.scene.bench.until_reported(SwitchPrepared)
         await fork.scene.switch(fork.agreed, fork.theirs)
-        assert (await fork.scene.bench.until_told(Switched)).open_round.promised == ballot
+        assert (await fork.scene.bench.until_reported(Switched)).open_round.promised == ballot
 
 
 async def test_a_switch_whose_bytes_nobody_gives_fails_and_one_that_is_unwanted_ends_silently(
@@ -570,7 +570,7 @@ async def test_a_switch_whose_bytes_nobody_gives_fails_and_one_that_is_unwanted_
             for name in [name for name in party.disk.files if name.startswith("results/")]:
                 del party.disk.files[name]
         scene.prepare(fork.agreed, fork.theirs)
-        failed = await scene.bench.until_told(SwitchFailed, within_s=2 * GATHER_WITHIN_S + 5.0)
+        failed = await scene.bench.until_reported(SwitchFailed, within_s=2 * GATHER_WITHIN_S + 5.0)
         assert "no live peer has" in failed.why
         assert failed.missing == fork.theirs[-1].link.commit, "a whole state before it was to be had"
         scene.prepare(fork.agreed, fork.theirs)
@@ -631,7 +631,7 @@ async def test_what_was_brought_of_a_lineage_that_is_to_be_followed_still_stays_
         assert _on_disk(scene.party, names), "on a thin line it takes long to come again"
         await fork.theirs[1].write_results(scene.others[1])
         scene.prepare(fork.agreed, fork.theirs)
-        await scene.bench.until_told(SwitchPrepared)
+        await scene.bench.until_reported(SwitchPrepared)
         scene.bench.state = replace(scene.bench.state, tree=tree_of(fork.agreed.link))
         await _go_on(fork, 71)
         assert _on_disk(scene.party, names), "it is about to be flipped to"
@@ -647,9 +647,9 @@ async def test_what_was_prepared_to_follow_the_spine_is_held_until_it_is_not_to_
         there = spine.at(spine.left)
         tree = tree_of(fork.agreed.link).add_all((c.link, c.certificate) for c in (fork.ours, *fork.theirs))
         scene.bench.state = replace(scene.bench.state, link=fork.ours.link, tree=tree)
-        await scene.pursuer.prepare_beside(there, ())
+        await scene.pursuer.prepare_with_spine(there, ())
         await _go_on(fork, 70)
-        prepared = scene.pursuer.beside(there)
+        prepared = scene.pursuer.prepared_with(there)
         assert prepared is not None, "our next commit changes nothing"
         held, prepared = weakref.ref(prepared), None
         names = [part.result_hash.hex() for commit in fork.theirs for part in commit.record.slices]
@@ -676,7 +676,7 @@ async def test_where_nobody_has_the_first_results_of_a_lineage_any_more_a_whole_
     async with _fork(2) as fork:
         _lose_results(fork, fork.theirs[0])
         fork.scene.prepare(fork.agreed, fork.theirs)
-        await fork.scene.bench.until_told(SwitchPrepared, within_s=GATHER_WITHIN_S + 5.0)
+        await fork.scene.bench.until_reported(SwitchPrepared, within_s=GATHER_WITHIN_S + 5.0)
         await fork.assert_switched()
 
 
@@ -686,7 +686,7 @@ async def test_a_lineage_of_which_nobody_gives_a_state_is_named_by_the_first_com
     async with _fork(4, is_attested=False) as fork:
         _lose_results(fork, fork.theirs[1])
         fork.scene.prepare(fork.agreed, fork.theirs)
-        failed = await fork.scene.bench.until_told(SwitchFailed, within_s=GATHER_WITHIN_S + 15.0)
+        failed = await fork.scene.bench.until_reported(SwitchFailed, within_s=GATHER_WITHIN_S + 15.0)
         assert failed.missing == fork.theirs[1].link.commit
 
 
@@ -694,7 +694,7 @@ async def test_no_state_is_fetched_of_before_the_results_that_are_missing(autoju
     async with _fork(3) as fork:
         _lose_results(fork, fork.theirs[2])
         fork.scene.prepare(fork.agreed, fork.theirs)
-        failed = await fork.scene.bench.until_told(SwitchFailed, within_s=GATHER_WITHIN_S + 15.0)
+        failed = await fork.scene.bench.until_reported(SwitchFailed, within_s=GATHER_WITHIN_S + 15.0)
         assert failed.missing == fork.theirs[2].link.commit
         assert _asked(fork.scene, FetchState) == []
 
@@ -703,15 +703,15 @@ async def test_a_switch_that_cannot_be_written_changes_nothing_and_may_be_tried_
     async with _fork(2) as fork:
         scene = fork.scene
         scene.prepare(fork.agreed, fork.theirs)
-        await scene.bench.until_told(SwitchPrepared)
+        await scene.bench.until_reported(SwitchPrepared)
         scene.party.disk.fail_with_disk_full_after(10)
         await scene.switch(fork.agreed, fork.theirs)
-        failed = await scene.bench.until_told(SwitchFailed)
+        failed = await scene.bench.until_reported(SwitchFailed)
         assert (failed.target, "no space" in failed.why) == (fork.theirs[-1].link.commit, True)
         assert (scene.party.chain.head, scene.bench.adopter.is_idle) == (fork.ours.link, True)
         scene.party.disk.capacity_bytes = UNBOUNDED_BYTES
         scene.prepare(fork.agreed, fork.theirs)
-        await scene.bench.until_told(SwitchPrepared)
+        await scene.bench.until_reported(SwitchPrepared)
         await fork.assert_switched()
 
 
@@ -720,21 +720,21 @@ async def test_a_lineage_whose_bytes_cannot_be_written_fails_and_may_be_brought_
         scene = fork.scene
         scene.party.disk.fail_with_disk_full_after(10)
         scene.prepare(fork.agreed, fork.theirs)
-        failed = await scene.bench.until_told(SwitchFailed)
+        failed = await scene.bench.until_reported(SwitchFailed)
         assert (failed.target, "no space" in failed.why) == (fork.theirs[-1].link.commit, True)
         assert failed.missing is None
         scene.party.disk.capacity_bytes = UNBOUNDED_BYTES
         scene.prepare(fork.agreed, fork.theirs)
-        await scene.bench.until_told(SwitchPrepared)
+        await scene.bench.until_reported(SwitchPrepared)
         await fork.assert_switched()
 
 
 async def test_a_flip_to_another_lineage_than_the_prepared_one_fails(autojump_clock: Clock) -> None:
     async with _fork(3) as fork:
         fork.scene.prepare(fork.agreed, fork.theirs)
-        await fork.scene.bench.until_told(SwitchPrepared)
+        await fork.scene.bench.until_reported(SwitchPrepared)
         await fork.scene.switch(fork.agreed, fork.theirs[:2])
-        failed = await fork.scene.bench.until_told(SwitchFailed)
+        failed = await fork.scene.bench.until_reported(SwitchFailed)
         assert failed.target == fork.theirs[1].link.commit
         assert fork.scene.party.chain.head == fork.ours.link
 

@@ -746,7 +746,7 @@ async def test_when_the_spine_changes_lineages_all_units_go_with_it_in_one_recor
         assert donors.stand(life, "ours") == [True, True]
         await donors.beat(life)
         await until(lambda: donors.stand(life, "theirs") == [True, True], 30.0)
-        assert [report for report in life.told if isinstance(report, HeadsMoved)] == [HeadsMoved(BOTH)]
+        assert [report for report in life.reported if isinstance(report, HeadsMoved)] == [HeadsMoved(BOTH)]
         assert len(life.party.disk.logs[VECTOR_LOG]) == 2
         spine = life.services[SIDE].state.spine
         assert spine is not None
@@ -894,7 +894,7 @@ async def test_where_the_holders_of_the_spine_went_to_another_lineage_our_units_
             await donors.beat(life)
             await until(lambda: donors.stand(life, "theirs") == [True], 30.0)
             assert life.rounds.spine.head == spine.theirs[-1].link.commit
-            assert [report for report in life.told if isinstance(report, HeadsMoved)] == [HeadsMoved(BOTH)]
+            assert [report for report in life.reported if isinstance(report, HeadsMoved)] == [HeadsMoved(BOTH)]
         async with units_life(donors.world, held=(SIDE,)) as life:
             assert donors.stand(life, "theirs") == [True]
             assert life.rounds.spine is not None

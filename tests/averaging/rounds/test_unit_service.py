@@ -99,7 +99,7 @@ async def test_members_commit_round_after_round_and_hold_the_same_state(autojump
         states = [life.service.state for life in lives]
         heads = {state.state_commit for state in states}
         assert len({state.state_root for state in states}) == len(heads)
-        assert any(isinstance(report, RoundCommitted) for report in lives[0].told)
+        assert any(isinstance(report, RoundCommitted) for report in lives[0].reported)
 
 
 async def test_what_is_fetched_and_what_streams_bring_know_of_each_other(autojump_clock: Clock) -> None:
@@ -196,7 +196,7 @@ async def test_with_a_commit_the_next_opener_is_told_of_no_token_that_it_counted
 ) -> None:
     trainers = {number: StepTrainer(str(number)) for number in range(3)}
     trainer_of, links = dict[PeerId, StepTrainer](), list[ChainLink]()
-    told = list[tuple[PeerId, int, int, int]]()
+    reported = list[tuple[PeerId, int, int, int]]()
     real = core.step
 
     def step(before: RoundState, event: Event, now_s: float) -> RoundStep:
@@ -204,7 +204,7 @@ async def test_with_a_commit_the_next_opener_is_told_of_no_token_that_it_counted
         for action in taken.actions:
             if isinstance(event, Applied) and isinstance(action, SendHeartbeat):
                 peer, ready = before.config.me.peer, action.heartbeat.heads[0].tokens_ready
-                told.append((peer, event.link.index, ready, trainer_of[peer].progress().tokens_trained))
+                reported.append((peer, event.link.index, ready, trainer_of[peer].progress().tokens_trained))
         return taken
 
     monkeypatch.setattr(core, "step", step)
@@ -212,8 +212,8 @@ async def test_with_a_commit_the_next_opener_is_told_of_no_token_that_it_counted
         trainer_of |= {party.peer: trainers[number] for number, party in enumerate(world.parties)}
         await until(lambda: min(life.index for life in lives) >= 4)
         links += lives[0].service.chain.links
-    assert told
-    for peer, index, ready, trained in told:
+    assert reported
+    for peer, index, ready, trained in reported:
         records = [link.record for link in links[1 : index + 1] if link.record is not None]
         assert sum(consumed_tokens(record, peer) for record in records) + ready <= trained
 
@@ -321,7 +321,7 @@ async def test_a_vote_that_cannot_be_written_is_never_told_and_the_service_lives
         await trio.sleep(30.0)
         assert of_kind(Ack, heard) == of_kind(Promise, heard) == []
         assert (await life.party.log.load()).bases == {}
-        failed = [report.reason for report in life.told if isinstance(report, TaskFailed)]
+        failed = [report.reason for report in life.reported if isinstance(report, TaskFailed)]
         assert len(failed) == 2
         assert all("no space" in reason for reason in failed)
         disk.capacity_bytes = UNBOUNDED_BYTES
@@ -401,7 +401,7 @@ async def test_leaving_never_takes_longer_than_its_limit(
 async def _leaving_with_an_ack() -> AsyncIterator[tuple[RoundWorld, PeerSession, list[RoundMessage], MadeCommit]]:
     """Asked to leave just after its ack of what a dead member led, and still there five seconds later."""
     async with one_service() as (world, life, heard), trio.open_nursery() as nursery:
-        commit, told = world.commits(1)[0], listen(world.parties[2])
+        commit, reported = world.commits(1)[0], listen(world.parties[2])
         await commit.write_results(life.party)
         await tell(world.parties[1], life.party, _settle(world, commit))
         await until(lambda: bool(of_kind(Ack, heard)), 5.0)
@@ -410,8 +410,8 @@ async def _leaving_with_an_ack() -> AsyncIterator[tuple[RoundWorld, PeerSession,
         await life.service.drained()
         nursery.start_soon(life.service.leave)
         await trio.sleep(5.0)
-        assert of_kind(Leave, told) == []
-        yield world, life, told, commit
+        assert of_kind(Leave, reported) == []
+        yield world, life, reported, commit
 
 
 async def test_who_acked_says_goodbye_when_others_cannot_need_its_bytes_any_more(autojump_clock: Clock) -> None:
@@ -704,9 +704,9 @@ async def test_a_changed_reason_of_a_round_is_told_once_for_each_change_with_its
             await until(lambda: min(life.index for life in lives) >= 2)
             me = short(lives[0].party.peer)
     for event in ("round", "round_waits"):
-        told = [str(entry["reason"]) for entry in said if entry["event"] == event and entry["peer"] == me]
-        assert told
-        assert all(before != after for before, after in itertools.pairwise(told))
+        reported = [str(entry["reason"]) for entry in said if entry["event"] == event and entry["peer"] == me]
+        assert reported
+        assert all(before != after for before, after in itertools.pairwise(reported))
     orders = [entry for entry in said if entry["event"] == "round_order"]
     assert {"LogAck", "GatherBytes", "Commit", "BeginExchange"} <= {str(entry["order"]) for entry in orders}
     assert all(entry["reason"] and entry["log_level"] == "debug" for entry in orders)

@@ -206,7 +206,7 @@ class UnitsLife:
     trainers: dict[UnitName, HandTrainer]
     follower: SpineFollower | None
     heard: list[RoundMessage]
-    told: list[RoundReport]
+    reported: list[RoundReport]
 
     @property
     def party(self) -> Party:
@@ -242,7 +242,7 @@ async def units_life(
 ) -> AsyncIterator[UnitsLife]:
     """A process on the first party's disk, until the block ends; the second party notes what it hears."""
     party, members = world.parties[0], {party.peer for party in world.parties}
-    told: list[RoundReport] = []
+    reported: list[RoundReport] = []
 
     async def is_member(peer: PeerId) -> bool:
         return peer in members
@@ -253,14 +253,14 @@ async def units_life(
         log = UnitLog(storage_of(party, UNIT))
         follower = SpineFollower(UNIT, world.start_record, log, party.network, VERIFIER, RUN_ID)
         await follower.restore()
-    tools = PeerContext(party.network, clock, party.seal, is_member, told.append, is_banned)
+    tools = PeerContext(party.network, clock, party.seal, is_member, reported.append, is_banned)
     rounds = PeerRounds(RUN_ID, VERIFIER, tools, vector or HeadVector(MemoryStorage(party.disk)), follower)
     services: dict[UnitName, RoundService] = {}
     trainers = {unit: HandTrainer() for unit in held}
     for unit, chain in chains.items():
         open_round = await chain.restore()
         config = replace(config_of(world, party), unit=unit, spine=UNIT, heartbeat_s=heartbeat_s)
-        unit_tools = RoundContext(party.network, clock, InlineOffload(), trainers[unit], party.seal, told.append)
+        unit_tools = RoundContext(party.network, clock, InlineOffload(), trainers[unit], party.seal, reported.append)
         services[unit] = RoundService(config, chain, open_round, unit_tools, rounds)
         rounds.add(services[unit])
     rounds.serve()
@@ -273,7 +273,7 @@ async def units_life(
         if is_running:
             for service in services.values():
                 await service.drained()
-        yield UnitsLife(world, rounds, chains, services, trainers, follower, heard, told)
+        yield UnitsLife(world, rounds, chains, services, trainers, follower, heard, reported)
         nursery.cancel_scope.cancel()
 
 

@@ -90,7 +90,7 @@ async def test_a_damaged_newest_falls_back_one_and_says_so(autojump_clock: Clock
     assert loaded is not None
     assert loaded[0].index == 1
     assert "damaged" in loaded[2][0]
-    assert (generations.last_look.index, generations.last_look.problems) == (1, tuple(loaded[2]))
+    assert (generations.last_load.index, generations.last_load.problems) == (1, tuple(loaded[2]))
 
 
 async def test_what_is_damaged_goes_from_the_disk_and_what_could_not_be_read_stays(
@@ -156,7 +156,7 @@ async def test_where_all_are_damaged_each_is_named(autojump_clock: Clock) -> Non
     with capture_logs() as entries:
         assert await generations.load_newest() is None
     assert [entry["event"] for entry in entries] == ["generation_damaged"] * 2
-    assert (generations.last_look.index, len(generations.last_look.problems)) == (0, 2)
+    assert (generations.last_load.index, len(generations.last_load.problems)) == (0, 2)
 
 
 async def test_one_that_is_damaged_at_its_beginning_is_not_offered_and_the_others_are(autojump_clock: Clock) -> None:

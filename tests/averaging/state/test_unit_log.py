@@ -339,10 +339,10 @@ async def test_a_log_that_is_written_anew_tells_the_same_but_for_votes_that_were
                 assert known == replace(before.bases[base], acked=None, acked_lone=None, has_forgotten=True)
                 forgotten.add(base)
             log = UnitLog(MemoryStorage(disk), LogLimits(kept_bases=2)) if chooser.random() < 0.5 else log
-    expected, told = await whole.load(), await log.load()
+    expected, reported = await whole.load(), await log.load()
     assert forgotten
-    assert set(told.bases) == set(expected.bases)
-    for base, known in told.bases.items():
+    assert set(reported.bases) == set(expected.bases)
+    for base, known in reported.bases.items():
         assert (known.promised, known.contributions) == (
             expected.bases[base].promised,
             expected.bases[base].contributions,

@@ -107,12 +107,12 @@ def test_invite_that_volunteers_elsewhere_cannot_use_is_said_with_the_flag(host:
 
 
 @pytest.mark.parametrize(
-    ("url", "host", "told"),
+    ("url", "host", "reported"),
     [
         ("http://0.0.0.0:80", "train.example.org", "http://train.example.org:80/"),
         ("http://[::]:80", "2001:db8::1", "http://[2001:db8::1]:80/"),
         ("http://127.0.0.1:80", "train.example.org", "http://127.0.0.1:80/"),
     ],
 )
-def test_public_page_is_told_by_the_address_that_others_reach(url: str, host: str, told: str) -> None:
-    assert public_url(url, host) == told
+def test_public_page_is_told_by_the_address_that_others_reach(url: str, host: str, reported: str) -> None:
+    assert public_url(url, host) == reported

@@ -140,15 +140,15 @@ async def test_reports_of_strangers_replays_and_stale_ones_are_refused(tmp_path:
 async def test_a_short_report_says_what_its_sender_said_last_and_none_is_believed_that_is_like_nothing_known(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    told = PeerReport("training", "training", UNIT, tokens_ready=5, version="1.2.3")
+    reported = PeerReport("training", "training", UNIT, tokens_ready=5, version="1.2.3")
     with open_host(tmp_path) as host:
         await admit_all(host)
-        reply = decode_report_reply(await host.service.report(host.report(PEERS[0], told)))
-        assert reply.like == report_digest(told)
-        again = shortened(replace(told, tokens_ready=9))
+        reply = decode_report_reply(await host.service.report(host.report(PEERS[0], reported)))
+        assert reply.like == report_digest(reported)
+        again = shortened(replace(reported, tokens_ready=9))
         assert decode_report_reply(await host.service.report(host.report(PEERS[0], again))).like == reply.like
-        assert host.tracker.peers[PEERS[0].peer_id].report == replace(told, tokens_ready=9)
-        for peer, report in ((PEERS[1], again), (PEERS[0], shortened(replace(told, state="paused")))):
+        assert host.tracker.peers[PEERS[0].peer_id].report == replace(reported, tokens_ready=9)
+        for peer, report in ((PEERS[1], again), (PEERS[0], shortened(replace(reported, state="paused")))):
             with pytest.raises(RemoteProtocolError, match="a short report with an unknown base"):
                 await host.service.report(host.report(peer, report))
         assert host.tracker.peers[PEERS[0].peer_id].report.state == "training"

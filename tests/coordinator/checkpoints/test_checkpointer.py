@@ -20,11 +20,11 @@ from averaging.state.state import UnitState, state_root
 from coordinator.checkpoints.checkpointer import (
     FETCH_LIMIT_S,
     NO_OFFSETS,
-    BesideSpine,
     Checkpointer,
     CheckpointPlace,
     CheckpointRules,
     FetchState,
+    OtherUnits,
     Target,
     UnitTarget,
     due_checkpoint,
@@ -126,16 +126,16 @@ def test_of_several_units_each_is_wanted_as_most_of_the_spines_donors_have_it() 
 
     training, here = RunState(phase=Phase.TRAINING), entry(commits[1])
     peers = {A: with_unit(here, first), B: with_unit(here, first), C: with_unit(here, second)}
-    due = due_checkpoint(training, log, peers, 0, RULES, 1.0, BesideSpine([unit]))
+    due = due_checkpoint(training, log, peers, 0, RULES, 1.0, OtherUnits([unit]))
     assert due is not None
-    assert due.beside == (UnitTarget(unit, first, ROOT, tuple(sorted((A, B)))),)
+    assert due.others == (UnitTarget(unit, first, ROOT, tuple(sorted((A, B)))),)
     genesis = log.head
     while genesis.parent is not None:
         parent = log.link(genesis.parent)
         assert parent is not None
         genesis = parent
     for nowhere in (genesis.commit, NO_COMMIT):
-        assert due_checkpoint(training, log, {A: with_unit(here, nowhere)}, 0, RULES, 1.0, BesideSpine([unit])) is None
+        assert due_checkpoint(training, log, {A: with_unit(here, nowhere)}, 0, RULES, 1.0, OtherUnits([unit])) is None
 
 
 def test_a_peer_that_names_a_unit_many_times_has_one_word_on_it() -> None:
@@ -145,10 +145,10 @@ def test_a_peer_that_names_a_unit_many_times_has_one_word_on_it() -> None:
     honest = PeerEntry(replace(here, beside=(UnitStanding(unit, good, ROOT),)), 0.0)
     many = PeerEntry(replace(here, beside=(UnitStanding(unit, forged, ROOT),) * 100), 0.0)
     due = due_checkpoint(
-        RunState(phase=Phase.TRAINING), log, {A: honest, B: honest, C: many}, 0, RULES, 1.0, BesideSpine([unit])
+        RunState(phase=Phase.TRAINING), log, {A: honest, B: honest, C: many}, 0, RULES, 1.0, OtherUnits([unit])
     )
     assert due is not None
-    assert due.beside == (UnitTarget(unit, good, ROOT, tuple(sorted((A, B)))),)
+    assert due.others == (UnitTarget(unit, good, ROOT, tuple(sorted((A, B)))),)
 
 
 async def test_a_state_that_takes_its_time_on_a_slow_line_is_waited_for(
@@ -177,11 +177,11 @@ async def test_a_state_that_takes_its_time_on_a_slow_line_is_waited_for(
 
 async def test_a_checkpoint_of_several_units_is_one_model(tmp_path: Path) -> None:
     model = LlamaConfig(dim=4, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
-    spine, beside = model_units(model, 1).schemas
+    spine, others = model_units(model, 1).schemas
     with open_host(tmp_path) as host:
         donors, folder = Donors(), tmp_path / "checkpoints"
         targets = []
-        for number, schema in enumerate((spine, beside)):
+        for number, schema in enumerate((spine, others)):
             state = start_state(schema, 1, CommitId(bytes([number]) * 32), model=model_schema(model))
             donors.states[state.head] = state
             targets.append((state.head, state_root(state, ChunkGrid(schema.num_elements, 256))))
@@ -193,11 +193,11 @@ async def test_a_checkpoint_of_several_units_is_one_model(tmp_path: Path) -> Non
             spine,
             ChunkGrid(spine.num_elements, 256),
             model.model_dump(),
-            beside=((beside, ChunkGrid(beside.num_elements, 256)),),
+            others=((others, ChunkGrid(others.num_elements, 256)),),
             whole=model_schema(model),
         )
         writer = Checkpointer(place, RULES, host.tracker, host.writer, donors.fetch)
-        other = UnitTarget(beside.unit, other_head, other_root, (B,))
+        other = UnitTarget(others.unit, other_head, other_root, (B,))
         content = await writer.content(Target(head, 1, root, (A,), (other,)), host.offload)
     assert donors.asked == [(A,), (B,)]
     assert torch.equal(content.state.anchor_N, start_state(model_schema(model), 1).anchor_N)
@@ -217,13 +217,11 @@ def test_experts_are_wanted_as_their_live_holders_have_them_and_frozen_ones_with
         B: holding(commits[0], units[0], second, 2),  # behind with the trunk, ahead with its expert
         C: holding(commits[1], units[1], first, 7, seen_s=-100.0),
     }
-    due = due_checkpoint(
-        RunState(phase=Phase.TRAINING), log, peers, 0, RULES, 1.0, BesideSpine(units, are_experts=True)
-    )
+    due = due_checkpoint(RunState(phase=Phase.TRAINING), log, peers, 0, RULES, 1.0, OtherUnits(units, are_experts=True))
     assert due is not None
     assert (due.commit, due.donors) == (commits[1], (A,))
     nobody = [UnitTarget(unit, NO_COMMIT, NO_ROOT, ()) for unit in units[1:]]
-    assert due.beside == (UnitTarget(units[0], second, ROOT, (B,)), *nobody)
+    assert due.others == (UnitTarget(units[0], second, ROOT, (B,)), *nobody)
 
 
 def test_a_checkpoint_of_stages_is_of_one_round_whatever_number_a_restored_stage_has_for_it() -> None:
@@ -235,7 +233,7 @@ def test_a_checkpoint_of_stages_is_of_one_round_whatever_number_a_restored_stage
         first = entry(commits[3])
         peers = {A: first, B: replace(first, report=replace(first.report, state_commit=NO_COMMIT, beside=(part,)))}
         return due_checkpoint(
-            training, log, peers, 0, RULES, 1.0, BesideSpine([stage], are_stages=True, offsets=offsets)
+            training, log, peers, 0, RULES, 1.0, OtherUnits([stage], are_stages=True, offsets=offsets)
         )
 
     assert due(4, NO_OFFSETS) is not None
@@ -245,7 +243,7 @@ def test_a_checkpoint_of_stages_is_of_one_round_whatever_number_a_restored_stage
         behind = seen(behind, index, {stage: max(0, index - 1)})
     found = due(3, behind)
     assert found is not None
-    assert (found.index, [(unit.unit, unit.commit[0]) for unit in found.beside]) == (4, [(stage, 103)])
+    assert (found.index, [(unit.unit, unit.commit[0]) for unit in found.others]) == (4, [(stage, 103)])
     assert due(4, behind) is None
 
 
@@ -261,12 +259,12 @@ def test_the_last_checkpoint_waits_until_live_holders_have_told_of_their_experts
 
     def due(*holders: PeerEntry) -> Target | None:
         peers = dict(zip((A, B), holders, strict=False))
-        return due_checkpoint(over, log, peers, 0, RULES, 1.0, BesideSpine([unit], are_experts=True))
+        return due_checkpoint(over, log, peers, 0, RULES, 1.0, OtherUnits([unit], are_experts=True))
 
     assert due(holder(commits[1], 3), holder(commits[0], 1)) is None
-    told = due(holder(commits[1], 3), holder(commits[1], 3))
-    assert told is not None
-    assert told.beside[0].donors == (A, B)
+    reported = due(holder(commits[1], 3), holder(commits[1], 3))
+    assert reported is not None
+    assert reported.others[0].donors == (A, B)
 
 
 async def test_a_frozen_expert_is_written_as_the_newest_checkpoint_or_the_start_has_it(
@@ -290,7 +288,7 @@ async def test_a_frozen_expert_is_written_as_the_newest_checkpoint_or_the_start_
             units.schemas[0],
             grids[0],
             decoder.model_dump(),
-            beside=tuple(zip(units.schemas[1:], grids[1:], strict=True)),
+            others=tuple(zip(units.schemas[1:], grids[1:], strict=True)),
             whole=units.whole,
             mixture=mixture,
             first=lambda unit: state(units.place(unit), 9, 0),
@@ -331,7 +329,7 @@ class _Frozen:
     place: CheckpointPlace
 
     async def stored(self, index: int, commit: CommitId, trunk_index: int) -> None:
-        place, (schema, grid) = self.place, self.place.beside[0]
+        place, (schema, grid) = self.place, self.place.others[0]
         assert place.whole is not None
         parts = [
             UnitContent(one, each, state, state_root(state, each))
@@ -356,7 +354,7 @@ class _Frozen:
         await self.host.tracker.refresh_checkpoints()
 
     def state(self, index: int) -> UnitState:
-        return replace(start_state(self.place.beside[0][0], 50 + index, CommitId(bytes([index]) * 32)), index=index)
+        return replace(start_state(self.place.others[0][0], 50 + index, CommitId(bytes([index]) * 32)), index=index)
 
     async def written(self, kept_index: int) -> int:
         """How many rounds the expert has had in the next checkpoint, where the host keeps it with so many (0: not at all)."""
@@ -368,7 +366,7 @@ class _Frozen:
         donors.states[trunk.head] = trunk
         place = replace(self.place, kept=kept)
         writer = Checkpointer(place, RULES, self.host.tracker, self.host.writer, donors.fetch)
-        frozen = UnitTarget(self.place.beside[0][0].unit, NO_COMMIT, NO_ROOT, ())
+        frozen = UnitTarget(self.place.others[0][0].unit, NO_COMMIT, NO_ROOT, ())
         target = Target(trunk.head, 1, state_root(trunk, place.grid), (A,), (frozen,))
         content = await writer.content(target, self.host.offload)
         assert content.units is not None
@@ -389,7 +387,7 @@ def _frozen(host: HostWorld) -> _Frozen:
         trunk,
         ChunkGrid(trunk.num_elements, 256),
         decoder.model_dump(),
-        beside=((expert, ChunkGrid(expert.num_elements, 256)),),
+        others=((expert, ChunkGrid(expert.num_elements, 256)),),
         whole=units.whole,
         mixture=mixture,
         first=lambda unit: replace(start_state(expert, 50, CommitId(bytes(32)))),
@@ -597,13 +595,13 @@ async def test_a_first_look_for_a_state_that_nobody_has_on_disk_yet_is_no_warnin
             return real(*args, **kwargs)  # type: ignore[arg-type]
 
         monkeypatch.setattr(checkpointer_module, "write_checkpoint", write)
-        with capture_logs() as told:
+        with capture_logs() as reported:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(checkpointer(host, donors.fetch).run, host.clock, host.offload)
                 await commit_and_report(host, chain, donors, 2, 10)
                 await wait_for(lambda: newest_index(host) == 2)
                 nursery.cancel_scope.cancel()
-        assert [entry["log_level"] for entry in told if entry["event"] == "checkpoint_failed"] == levels
+        assert [entry["log_level"] for entry in reported if entry["event"] == "checkpoint_failed"] == levels
 
 
 async def _with_checkpoints(host: HostWorld, *indices: int) -> Donors:

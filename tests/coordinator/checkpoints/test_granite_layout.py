@@ -34,8 +34,8 @@ def test_transformers_finds_the_logits_of_our_own_mixture(
             torch.nn.init.normal_(parameter)
     save_file(granite_tensors(decoder, model.state_dict()), tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(granite_config(decoder, mixture, len(held))))
-    loaded, told = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
-    assert not any(told[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    loaded, reported = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    assert not any(reported[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokens_BT = torch.randint(257, (3, 12), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert torch.allclose(loaded(tokens_BT).logits, model(tokens_BT), rtol=0.0, atol=1e-5)

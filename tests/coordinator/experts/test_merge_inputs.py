@@ -96,7 +96,7 @@ def test_transformers_finds_the_logits_of_the_mixture_that_was_merged(
     parts = read_parts([checkpoint])
     text = ExpertSample(parts)
     merged = merge_with_text(DECODER, MIXTURE, parts.trunk_N, parts.experts, text, tune_steps)
-    assert ("tuned for 3 steps" in merged.told) == bool(tune_steps)
+    assert ("tuned for 3 steps" in merged.description) == bool(tune_steps)
     assert set(write_merged(parts, merged.tensors, tmp_path / "out").files) == ALL_FILES
     loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values())
@@ -112,18 +112,18 @@ def test_transformers_finds_the_logits_of_the_mixture_that_was_merged(
 def test_the_command_says_what_it_merged_and_leaves_no_half_of_it(
     checkpoint: Path, tmp_path: Path, run_id: str
 ) -> None:
-    told = merge_checkpoints([checkpoint], tmp_path / "out", merge_with_text, tune_steps=2)
-    assert told.startswith("verified and merged with routers tuned for 2 steps to ")
-    assert "round 3 of potluck run, 2 experts" in told
+    reported = merge_checkpoints([checkpoint], tmp_path / "out", merge_with_text, tune_steps=2)
+    assert reported.startswith("verified and merged with routers tuned for 2 steps to ")
+    assert "round 3 of potluck run, 2 experts" in reported
     assert re.search(
-        r"\nheld-out text: \d+\.\d{3} nats a token, \d+\.\d{3} with .* own expert; \d+% of its windows go", told
+        r"\nheld-out text: \d+\.\d{3} nats a token, \d+\.\d{3} with .* own expert; \d+% of its windows go", reported
     )
     assert {path.name for path in (tmp_path / "out").iterdir()} == ALL_FILES
     with pytest.raises(ConfigError, match="a new or an empty folder"):
         merge_checkpoints([checkpoint], tmp_path / "out", merge_with_text)
     alone = _checkpoint(tmp_path / "alone", _content(run_id, trained=(1,)))
-    told = merge_checkpoints([alone], tmp_path / "one", merge_with_text, state_dir=tmp_path, tune_steps=0)
-    assert "merged without experts 0, which were never trained, with routers made" in told
+    reported = merge_checkpoints([alone], tmp_path / "one", merge_with_text, state_dir=tmp_path, tune_steps=0)
+    assert "merged without experts 0, which were never trained, with routers made" in reported
     with pytest.raises(ConfigError, match="no run is hosted from"):
         merge_checkpoints([alone], tmp_path / "none", merge_with_text)
     assert not (tmp_path / "none").exists()
@@ -131,9 +131,9 @@ def test_the_command_says_what_it_merged_and_leaves_no_half_of_it(
 
 def test_an_expert_is_left_out_and_all_that_is_not_its_own_stays_bit_equal(checkpoint: Path, tmp_path: Path) -> None:
     merge_checkpoints([checkpoint], tmp_path / "whole", merge_with_text, tune_steps=2)
-    told = merge_checkpoints([checkpoint], tmp_path / "less", merge_with_text, tune_steps=2, without=[0])
-    assert told.startswith("verified and merged without experts 0, as asked, with routers tuned for 2 steps")
-    assert "round 3 of potluck run, 1 experts" in told
+    reported = merge_checkpoints([checkpoint], tmp_path / "less", merge_with_text, tune_steps=2, without=[0])
+    assert reported.startswith("verified and merged without experts 0, as asked, with routers tuned for 2 steps")
+    assert "round 3 of potluck run, 1 experts" in reported
     assert json.loads((tmp_path / "less" / "config.json").read_text())["num_local_experts"] == 1
     whole, less = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "less"))
     assert set(less) == set(whole)

@@ -21,7 +21,7 @@ from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from coordinator.experts.unit_keeper import KeeperView, KeptPlace, UnitKeeper
 from coordinator.progress.lineage_trust import LONGEST_REST_S, REST_PER_ASKED
 from coordinator.progress.live_lineages import PATIENCE_S, STILL_S
-from coordinator.progress.unit_keeper_core import UnitLook, look_of
+from coordinator.progress.unit_keeper_core import UnitClaims, claims_on
 from peer.holdings.host_backup import take_kept
 from protocol.errors import PotluckError
 from protocol.identity.names import peer_name
@@ -144,14 +144,14 @@ class HostSide:
     """The host's keeper beside holders made by hand, of which the first two stand on two sides: the second has more work.
 
     Attributes:
-        live: who reports; what each says of itself is true unless `told` says otherwise.
+        live: who reports; what each says of itself is true unless `claims` says otherwise.
         kept: the rounds that can be given on.
     """
 
     world: RoundWorld
     nursery: trio.Nursery
     live: list[Party]
-    told: dict[PeerId, tuple[int, CommitId]] = field(default_factory=dict)
+    claims: dict[PeerId, tuple[int, CommitId]] = field(default_factory=dict)
     kept: dict[UnitName, int] = field(default_factory=dict)
     not_counted: frozenset[PeerId] = frozenset()
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -179,7 +179,7 @@ class HostSide:
         self.scope.cancel()
         self.scope = scope = trio.CancelScope()
         view = KeeperView(
-            self._looks, self._is_member, self.kept.__setitem__, self._reach, not_counted=self._note_not_counted
+            self._units, self._is_member, self.kept.__setitem__, self._reach, not_counted=self._note_not_counted
         )
         beside = KeptPlace(MemoryStorage(self.beside.disk), partial(_booted, self.beside))
         place = KeptPlace(MemoryStorage(self.keeper.disk), partial(_booted, self.keeper), beside)
@@ -192,13 +192,13 @@ class HostSide:
 
         self.nursery.start_soon(run)
 
-    def _looks(self) -> list[UnitLook]:
-        stands = {party.peer: (party.chain.head.index, party.chain.head.commit) for party in self.live} | self.told
-        told, commits = (
+    def _units(self) -> list[UnitClaims]:
+        stands = {party.peer: (party.chain.head.index, party.chain.head.commit) for party in self.live} | self.claims
+        claims, commits = (
             {peer: each[0] for peer, each in stands.items()},
             {peer: each[1] for peer, each in stands.items()},
         )
-        return [look_of(UNIT, told, commits)]
+        return [claims_on(UNIT, claims, commits)]
 
     async def has_of(self, party: Party) -> bool:
         """Whether what can be given on is all that this party has."""
@@ -285,7 +285,7 @@ async def test_who_says_that_it_stands_on_the_kept_side_holds_the_host_up_for_mi
         head = host.heavy.chain.head
         host.heavy.crash()
         host.live.remove(host.heavy)
-        host.told[liar.peer] = head.index + ahead, head.commit
+        host.claims[liar.peer] = head.index + ahead, head.commit
         with capture_logs() as logs:
             for seed in (60, 61, 62):  # too few to outweigh the kept side
                 await grow(host.world, [host.light], 1, seed)
@@ -303,7 +303,7 @@ async def test_one_that_claims_what_it_never_shows_hides_neither_that_the_others
         liar.serve_frames([b"\x01certificate"])
         host.heavy.crash()
         host.live.remove(host.heavy)
-        host.told[liar.peer] = 1 << 50, CommitId(b"?" * 32)
+        host.claims[liar.peer] = 1 << 50, CommitId(b"?" * 32)
         await trio.sleep(PATIENCE_S + VISITS_S)
         assert await host.has_of(host.light)
         assert liar.peer in host.not_counted
@@ -315,7 +315,7 @@ async def test_one_that_claims_what_it_never_shows_hides_neither_that_the_others
         await begin(host.heavy, liar)
         await grow(host.world, [host.heavy], 1, 70)
         host.live[:] = [host.heavy]
-        host.told[liar.peer] = 2, host.heavy.chain.links[2].commit
+        host.claims[liar.peer] = 2, host.heavy.chain.links[2].commit
         await trio.sleep(LONGEST_REST_S)
         assert not host.not_counted, "who tells of nothing untrue counts again"
 
@@ -328,7 +328,7 @@ async def test_who_claims_another_side_that_nobody_shows_never_makes_the_host_le
         for party in (host.heavy, host.light):
             party.crash()
         host.live.clear()
-        host.told[liar.peer] = 5, CommitId(b"?" * 32)
+        host.claims[liar.peer] = 5, CommitId(b"?" * 32)
         await trio.sleep(10 * PATIENCE_S)
         assert await host.has_of(host.heavy)
         host.heavy.boot()
@@ -364,7 +364,7 @@ async def test_a_host_that_restarts_every_three_minutes_still_finds_that_nobody_
     async with two_sides() as host:
         liar = host.world.parties[3]
         await begin(liar)
-        host.told[liar.peer] = host.heavy.chain.head.index, host.heavy.chain.head.commit
+        host.claims[liar.peer] = host.heavy.chain.head.index, host.heavy.chain.head.commit
         host.heavy.crash()
         host.live.remove(host.heavy)
         for seed in (60, 61, 62):  # too few to outweigh the kept side
@@ -394,8 +394,8 @@ async def test_a_holder_that_stalls_every_time_holds_all_units_up_for_a_quarter_
 
         liar.network.serve_streams(FETCH_CHANNEL, trickle)
 
-        def looks() -> list[UnitLook]:
-            return [look_of(UNIT, {liar.peer: 1 << 50}, {liar.peer: CommitId(b"?" * 32)}), look_of(other, {}, {})]
+        def units() -> list[UnitClaims]:
+            return [claims_on(UNIT, {liar.peer: 1 << 50}, {liar.peer: CommitId(b"?" * 32)}), claims_on(other, {}, {})]
 
         async def reach(_peers: Sequence[PeerId]) -> None: ...
 
@@ -403,7 +403,7 @@ async def test_a_holder_that_stalls_every_time_holds_all_units_up_for_a_quarter_
             return True
 
         place = KeptPlace(MemoryStorage(keeper.disk), partial(_booted, keeper))
-        view = KeeperView(looks, is_member, dict[UnitName, int]().__setitem__, reach)
+        view = KeeperView(units, is_member, dict[UnitName, int]().__setitem__, reach)
         nursery.start_soon(UnitKeeper(world.stranger.network, {UNIT: place, other: place}, view, 1).run)
         await trio.sleep(3 * 3600.0)
         elapsed_s = trio.current_time() - begun_s

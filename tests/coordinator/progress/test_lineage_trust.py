@@ -14,8 +14,8 @@ from coordinator.progress.lineage_trust import (
     HolderClaim,
     KeptLine,
     OtherLineage,
+    advance_time,
     doubt_after,
-    looked_apart,
     not_shown,
     of_bytes,
     shown_apart,
@@ -38,10 +38,10 @@ def _shown(now_s: float = 0.0) -> OtherLineage:
     return shown_apart(None, LINE, 5, 6, now_s)
 
 
-def _watched(apart: OtherLineage, told: list[HolderClaim], from_s: int, to_s: int) -> OtherLineage:
+def _watched(apart: OtherLineage, reported: list[HolderClaim], from_s: int, to_s: int) -> OtherLineage:
     """Looked at once a second."""
     for second in range(from_s, to_s):
-        looked = looked_apart(apart, told, LINE, float(second))
+        looked = advance_time(apart, reported, LINE, float(second))
         assert looked is not None
         apart = looked
     return apart
@@ -87,7 +87,7 @@ def test_where_nobody_goes_on_anywhere_who_says_that_it_stands_on_what_is_kept_i
 def test_a_new_commit_of_what_is_kept_ends_all_doubts_about_it() -> None:
     apart = _watched(_shown(), [HONEST], 1, 100)
     grown = KeptLine(NEXT, {**LINE.places, NEXT: 8})
-    assert looked_apart(apart, [HONEST], grown, 101.0) is None
+    assert advance_time(apart, [HONEST], grown, 101.0) is None
     again = shown_apart(apart, grown, 5, 8, 102.0)
     assert (again.still_s, again.first_index, again.lost_since_s) == (0.0, 8, None)
 
@@ -123,9 +123,9 @@ def test_a_damaged_file_tells_nothing(kept: bytes) -> None:
 
 
 def test_a_host_that_restarts_every_three_minutes_comes_to_a_decision() -> None:
-    told, apart, now_s = [HONEST, HolderClaim(B, 7, KEPT)], shown_apart(_shown(), LINE, 5, 8, 0.0), 0
+    reported, apart, now_s = [HONEST, HolderClaim(B, 7, KEPT)], shown_apart(_shown(), LINE, 5, 8, 0.0), 0
     for _ in range(3):
-        apart = _watched(apart, told, now_s, now_s + 180)
+        apart = _watched(apart, reported, now_s, now_s + 180)
         now_s += 180
         if apart.is_lost(float(now_s)):
             return
@@ -136,7 +136,7 @@ def test_a_host_that_restarts_every_three_minutes_comes_to_a_decision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "shown", "is_lie"),
+    ("reported", "shown", "is_lie"),
     [
         (HolderClaim(A, 7, KEPT), {}, False),
         (HolderClaim(A, 0, GENESIS), {}, False),
@@ -149,12 +149,12 @@ def test_a_host_that_restarts_every_three_minutes_comes_to_a_decision() -> None:
     ],
 )
 def test_who_tells_of_a_commit_or_a_round_that_it_does_not_show_is_named(
-    told: HolderClaim, shown: Mapping[CommitId, int], is_lie: bool
+    reported: HolderClaim, shown: Mapping[CommitId, int], is_lie: bool
 ) -> None:
-    said = not_shown(UNIT, told, LINE, shown)
+    said = not_shown(UNIT, reported, LINE, shown)
     assert bool(said) == is_lie
     if is_lie:
-        assert said.startswith(f"{peer_name(A)} reports round {told.index} of {UNIT}")
+        assert said.startswith(f"{peer_name(A)} reports round {reported.index} of {UNIT}")
 
 
 def test_each_further_lie_is_left_alone_for_twice_as_long_and_a_stall_for_some_times_as_long_as_it_took() -> None:

@@ -29,16 +29,16 @@ def test_nothing_is_said_before_a_peer_has_told_where_it_stands() -> None:
 def test_peers_behind_the_ledger_are_given_time_and_then_the_loss_is_said() -> None:
     stands = [PeerStand(10, 10), PeerStand(11, 11)]
     assert restart_sentence(RESTART, stands, 101.0) == ""
-    told = restart_sentence(RESTART, stands, 100.0 + GATHER_S)
-    assert "work since round 11 was lost" in told
+    reported = restart_sentence(RESTART, stands, 100.0 + GATHER_S)
+    assert "work since round 11 was lost" in reported
 
 
 def test_the_same_round_of_another_lineage_is_a_loss_and_the_fork_is_named() -> None:
     stands = [PeerStand(12, 10), PeerStand(14, 10)]
     assert restart_sentence(RESTART, stands, 101.0) == ""
-    told = restart_sentence(RESTART, stands, 100.0 + GATHER_S)
-    assert "nothing was lost" not in told
-    assert "went on from round 10 with other commits: 2 rounds were lost" in told
+    reported = restart_sentence(RESTART, stands, 100.0 + GATHER_S)
+    assert "nothing was lost" not in reported
+    assert "went on from round 10 with other commits: 2 rounds were lost" in reported
     assert "1 round was lost" in restart_sentence(RESTART, [PeerStand(12, 11)], 100.0 + GATHER_S)
 
 

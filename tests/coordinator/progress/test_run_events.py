@@ -18,7 +18,7 @@ from tests.coordinator.progress.test_run_view import A, B, C, peer, picture, tim
 NOW_S = 100.0
 
 
-def told(*looks: RunPicture, now_s: float = NOW_S) -> list[tuple[str, str]]:
+def reported(*looks: RunPicture, now_s: float = NOW_S) -> list[tuple[str, str]]:
     """Kind and text of what the last look brought."""
     book, before = EventBook(), 0
     for look in looks:
@@ -38,8 +38,8 @@ def at(round_: TimedRound, **changes: object) -> TimedRound:
 
 
 def test_the_first_look_says_that_the_host_is_up_and_where_it_took_the_run_up() -> None:
-    assert told(picture()) == [("run", "the host restarted at round 2; nothing was lost")]
-    assert told(replace(picture(), restarted="")) == [("run", "the host is up: training")]
+    assert reported(picture()) == [("run", "the host restarted at round 2; nothing was lost")]
+    assert reported(replace(picture(), restarted="")) == [("run", "the host is up: training")]
 
 
 def test_an_expert_that_loses_its_last_holder_is_trouble_until_it_has_one_again() -> None:
@@ -48,14 +48,14 @@ def test_an_expert_that_loses_its_last_holder_is_trouble_until_it_has_one_again(
         for holders in ((A,), ())
     )
     begin = "expert-1 is frozen: no live peer holds it: it waits for a holder, which gets round 2 from here"
-    assert told(held, frozen) == [("trouble", f"{begin}; round 3 is lost unless a former holder returns")]
-    assert told(frozen, held) == [("run", "expert-1 has a holder again and goes on")]
-    assert told(frozen, frozen) == []
+    assert reported(held, frozen) == [("trouble", f"{begin}; round 3 is lost unless a former holder returns")]
+    assert reported(frozen, held) == [("run", "expert-1 has a holder again and goes on")]
+    assert reported(frozen, frozen) == []
 
 
 def test_nothing_is_told_twice() -> None:
     look = with_peers(a="training")
-    assert told(look, look) == []
+    assert reported(look, look) == []
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_coming_leaving_and_pausing_are_told(
     was: dict[str, str], now: dict[str, str], kind: str | None, text: str | None
 ) -> None:
     expected = [] if kind is None else [(kind, str(text).format(b=peer_name(B)))]
-    assert told(with_peers(**was), with_peers(**now)) == expected
+    assert reported(with_peers(**was), with_peers(**now)) == expected
 
 
 def test_silence_is_trouble_and_its_end_is_told() -> None:
@@ -93,18 +93,18 @@ def test_a_round_is_told_with_who_was_left_out_and_why() -> None:
     whole = at(one, commit=other, coverage=1.0, omitted=())
     alone = at(whole, members=(A,), shares=(1.0,), is_lone=True)
     lossy = at(whole, lost=0.056)
-    assert told(picture(), picture((at(one, commit=other),))) == [
+    assert reported(picture(), picture((at(one, commit=other),))) == [
         ("round", f"round 3: 2 counted, 90% covered; left out: {peer_name(C)} (too late)")
     ]
-    assert told(picture(), picture((whole,))) == [("round", "round 3: 2 counted")]
-    assert told(picture(), picture((lossy,))) == [("round", "round 3: 2 counted, 5.6% of the mean had no room")]
-    assert told(picture(), picture((alone,))) == [
+    assert reported(picture(), picture((whole,))) == [("round", "round 3: 2 counted")]
+    assert reported(picture(), picture((lossy,))) == [("round", "round 3: 2 counted, 5.6% of the mean had no room")]
+    assert reported(picture(), picture((alone,))) == [
         ("trouble", "round 3: one counted; committed alone, without a quorum")
     ]
 
 
 def test_rounds_that_a_restarted_host_reads_back_are_no_news() -> None:
-    assert told(picture(), picture((timed(1, 300, 10), timed(2, 600, 20)))) == []
+    assert reported(picture(), picture((timed(1, 300, 10), timed(2, 600, 20)))) == []
 
 
 MISSING = MissingCommits(A, CommitId(b"m" * 32), 9, 3, 0.0, 0.0)
@@ -126,11 +126,13 @@ MISSING = MissingCommits(A, CommitId(b"m" * 32), 9, 3, 0.0, 0.0)
     ],
 )
 def test_what_befalls_the_run_is_told(change: Callable[[RunPicture], RunPicture], kind: str, text: str) -> None:
-    assert told(picture(), change(picture())) == [(kind, text)]
+    assert reported(picture(), change(picture())) == [(kind, text)]
 
 
 def test_the_end_of_an_absence_of_rounds_is_told() -> None:
-    assert told(replace(picture(), missing=(MISSING,)), picture()) == [("run", "all rounds that were missing are here")]
+    assert reported(replace(picture(), missing=(MISSING,)), picture()) == [
+        ("run", "all rounds that were missing are here")
+    ]
 
 
 def test_only_the_newest_events_are_kept_and_their_numbers_go_on() -> None:

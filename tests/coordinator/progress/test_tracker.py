@@ -114,7 +114,7 @@ async def test_a_peer_speaks_for_its_own_address_only(tmp_path: Path, autojump_c
 # --- what was missed -------------------------------------------------------------------------------------------------------------
 
 
-def _told(chain: Chain, want: int, start_record: bytes = b"") -> PeerReport:
+def _reported(chain: Chain, want: int, start_record: bytes = b"") -> PeerReport:
     """What a peer on this chain says when it is asked for `want`."""
     commit, index, total = chain.head
     certificates = tuple(chain.certificates[max(0, want - 1) :][:64])
@@ -139,7 +139,7 @@ def _grown(chain: Chain, rounds: int, tokens: int) -> Chain:
 async def _hear(host: HostWorld, number: int, chain: Chain, *, reports: int, want: int) -> int:
     """One peer reports so many times, always what it was asked for last; returns what it is asked for now."""
     for _ in range(reports):
-        want = (await host.tracker.report(PEERS[number].peer_id, _told(chain, want))).want_from_index
+        want = (await host.tracker.report(PEERS[number].peer_id, _reported(chain, want))).want_from_index
     return want
 
 
@@ -185,13 +185,13 @@ async def test_a_copy_from_before_the_start_takes_the_start_record_back_and_sign
         sealed, chain = host.tracker.start_record, _grown(chain_of(host), 2, 10)
     shutil.copy(tmp_path / "ca.der", tmp_path / "copy")
     with open_host(tmp_path / "copy") as host:
-        training = _told(chain, want=3)
+        training = _reported(chain, want=3)
         assert (await host.tracker.report(PEERS[0].peer_id, training)).phase == "gathering"
         for peer in PEERS[1:]:  # newcomers, as many as a start takes
             await host.tracker.report(peer.peer_id, READY)
         assert host.tracker.state.phase is Phase.GATHERING
         assert "has started before" in host.tracker.news().reason
-        reply = await host.tracker.report(PEERS[0].peer_id, _told(chain, want=1, start_record=sealed))
+        reply = await host.tracker.report(PEERS[0].peer_id, _reported(chain, want=1, start_record=sealed))
         assert (reply.phase, reply.head) == ("training", chain.head[0])
         assert host.ledger.get("start record") == sealed
 
@@ -201,9 +201,9 @@ async def test_a_start_record_that_is_not_the_hosts_own_is_refused(tmp_path: Pat
         chain = Chain(host.run_id)
         forged = seal(PEERS[0], START_DOMAIN, host.run_id, 0, NEVER_MS, chain.start_payload)
         with pytest.raises(RemoteProtocolError, match="did not sign"):
-            await host.tracker.report(PEERS[0].peer_id, _told(chain, want=1, start_record=forged))
+            await host.tracker.report(PEERS[0].peer_id, _reported(chain, want=1, start_record=forged))
         with pytest.raises(RemoteProtocolError, match="other units"):
-            await host.tracker.report(PEERS[0].peer_id, _told(chain, want=1, start_record=chain.sealed_start))
+            await host.tracker.report(PEERS[0].peer_id, _reported(chain, want=1, start_record=chain.sealed_start))
         assert host.tracker.state.phase is Phase.GATHERING
 
 
@@ -309,8 +309,8 @@ async def test_after_a_restart_it_is_said_once_that_nothing_was_lost_when_a_peer
         await host.tracker.report(PEERS[1].peer_id, _at(chain, 2))
         await host.tracker.tick()
         await host.tracker.tick()
-        told = [line["reason"] for line in said if line["event"] == "restarted"]
-        assert told == ["restarted at round 2; nothing was lost"]
+        reported = [line["reason"] for line in said if line["event"] == "restarted"]
+        assert reported == ["restarted at round 2; nothing was lost"]
 
 
 async def test_a_host_that_was_killed_before_it_heard_of_the_first_round_says_as_well_that_nothing_was_lost(
@@ -324,8 +324,8 @@ async def test_a_host_that_was_killed_before_it_heard_of_the_first_round_says_as
         assert not [line for line in said if line["event"] == "restarted"], "no peer has reported yet"
         await _hear(host, 1, _grown(chain, 2, 100), reports=1, want=1)
         await host.tracker.tick()
-        told = [line["reason"] for line in said if line["event"] == "restarted"]
-        assert told == ["restarted at round 0; nothing was lost"]
+        reported = [line["reason"] for line in said if line["event"] == "restarted"]
+        assert reported == ["restarted at round 0; nothing was lost"]
 
 
 async def test_after_a_restart_the_round_since_which_work_was_lost_is_said_when_no_peer_comes_with_more(
@@ -339,8 +339,8 @@ async def test_after_a_restart_the_round_since_which_work_was_lost_is_said_when_
         await host.tracker.tick()
         await trio.sleep(GATHER_S)
         await host.tracker.tick()
-        (told,) = [line["reason"] for line in said if line["event"] == "restarted"]
-        assert "work since round 1 was lost" in told
+        (reported,) = [line["reason"] for line in said if line["event"] == "restarted"]
+        assert "work since round 1 was lost" in reported
 
 
 async def test_survivors_that_redid_the_newest_rounds_as_other_commits_are_told_as_a_fork_and_not_as_nothing_lost(
@@ -360,10 +360,10 @@ async def test_survivors_that_redid_the_newest_rounds_as_other_commits_are_told_
         await trio.sleep(GATHER_S)
         await host.tracker.tick()
         await host.tracker.tick()
-        (told,) = [line["reason"] for line in said if line["event"] == "restarted"]
-        assert "restarted at round 3, but the peers that are back went on from round 1" in told
-        assert "2 rounds were lost unless another peer brings them" in told
-        assert host.tracker.picture().restarted == told
+        (reported,) = [line["reason"] for line in said if line["event"] == "restarted"]
+        assert "restarted at round 3, but the peers that are back went on from round 1" in reported
+        assert "2 rounds were lost unless another peer brings them" in reported
+        assert host.tracker.picture().restarted == reported
         await host.tracker.report(PEERS[2].peer_id, _at(chain, 3))
         await host.tracker.tick()
         assert host.tracker.picture().restarted == "restarted at round 3; nothing was lost"
@@ -460,12 +460,12 @@ async def test_who_makes_too_many_lone_commits_on_one_base_is_refused_and_who_pa
             side.commit((number + 1,), voters=1, lone=True)
             sides.append(side)
         everything = tuple(side.certificates[-1] for side in sides)
-        await host.tracker.report(PEERS[0].peer_id, replace(_told(trunk, 1), certificates=everything[:-1]))
+        await host.tracker.report(PEERS[0].peer_id, replace(_reported(trunk, 1), certificates=everything[:-1]))
         with pytest.raises(
             RemoteProtocolError, match=f"one more beside {MAX_ON_BASE} commits of .* at most {MAX_ON_BASE}"
         ):
             await _hear(host, 0, sides[-1], reports=1, want=1)
-        reply = await host.tracker.report(PEERS[1].peer_id, replace(_told(trunk, 1), certificates=everything))
+        reply = await host.tracker.report(PEERS[1].peer_id, replace(_reported(trunk, 1), certificates=everything))
         assert reply.want_from_index == 1
         assert len(host.ledger.commits(UNIT)) == MAX_ON_BASE
 

@@ -6,14 +6,14 @@ import pytest
 
 from coordinator.progress.lineage_trust import Doubt, HolderClaim, KeptLine
 from coordinator.progress.unit_keeper_core import (
-    UnitLook,
+    UnitClaims,
     askable,
     believable,
+    claims_on,
     frozen_sentence,
-    look_of,
     next_visit,
     stand_elsewhere,
-    unit_looks,
+    unit_claims,
 )
 from protocol.host.calls import NO_ROOT
 from protocol.host.reports import PeerReport, UnitStanding
@@ -25,8 +25,8 @@ GENESIS, KEPT, OTHER = (CommitId(letter * 32) for letter in (b"g", b"k", b"o"))
 LINE = KeptLine(KEPT, {GENESIS: 0, KEPT: 7})
 
 
-def _look(unit: UnitName, index: int, holders: tuple[PeerId, ...], commit: CommitId = KEPT) -> UnitLook:
-    return look_of(unit, dict.fromkeys(holders, index), dict.fromkeys(holders, commit))
+def _look(unit: UnitName, index: int, holders: tuple[PeerId, ...], commit: CommitId = KEPT) -> UnitClaims:
+    return claims_on(unit, dict.fromkeys(holders, index), dict.fromkeys(holders, commit))
 
 
 def test_the_holders_of_each_expert_are_told_of_whoever_is_furthest_first() -> None:
@@ -35,11 +35,11 @@ def test_the_holders_of_each_expert_are_told_of_whoever_is_furthest_first() -> N
         return PeerReport("training", "", UnitName("trunk"), beside=(standing,))
 
     live = {B: report(FIRST, 2), A: report(FIRST, 2), C: report(FIRST, 5)}
-    told = tuple(HolderClaim(peer, index, CommitId(b"c" * 32)) for peer, index in ((C, 5), (A, 2), (B, 2)))
-    found, nobody = unit_looks((FIRST, SECOND), live)
-    assert (found, nobody) == (UnitLook(FIRST, told), UnitLook(SECOND))
+    claims = tuple(HolderClaim(peer, index, CommitId(b"c" * 32)) for peer, index in ((C, 5), (A, 2), (B, 2)))
+    found, nobody = unit_claims((FIRST, SECOND), live)
+    assert (found, nobody) == (UnitClaims(FIRST, claims), UnitClaims(SECOND))
     assert (found.index, found.holders, nobody.index, nobody.holders) == (5, (C, A, B), 0, ())
-    assert unit_looks((), live) == ()
+    assert unit_claims((), live) == ()
 
 
 def test_what_several_hold_may_wait_and_what_one_holds_may_not() -> None:
@@ -51,11 +51,11 @@ def test_what_several_hold_may_wait_and_what_one_holds_may_not() -> None:
 
 
 def test_whatever_is_told_of_an_expert_the_others_get_their_turn() -> None:
-    told_far, honest = _look(FIRST, 1 << 60, (A,)), _look(SECOND, 6, (B,))
+    reported_far, honest = _look(FIRST, 1 << 60, (A,)), _look(SECOND, 6, (B,))
     kept, visited_s = {FIRST: 5, SECOND: 5}, dict[UnitName, float]()
     turns = []
     for now_s in (10.0, 20.0, 30.0, 40.0):
-        look = next_visit([told_far, honest], kept, 4, visited_s=visited_s)
+        look = next_visit([reported_far, honest], kept, 4, visited_s=visited_s)
         assert look is not None
         visited_s[look.unit] = now_s
         turns.append(look.unit)
@@ -75,7 +75,7 @@ def test_a_holder_stands_elsewhere_where_what_it_has_is_no_newer_and_not_kept_wh
     assert not stand_elsewhere([_look(SECOND, 5, (A,), OTHER)], lines), "nothing is kept of it"
     assert stand_elsewhere([_look(FIRST, 7, (A,), OTHER)], lines) == {FIRST}
     for index, commit in ((7, KEPT), (8, CommitId(b"?" * 32)), (1 << 60, KEPT)):
-        look = look_of(FIRST, {A: index, B: 6}, {A: commit, B: OTHER})
+        look = claims_on(FIRST, {A: index, B: 6}, {A: commit, B: OTHER})
         assert stand_elsewhere([look], lines) == {FIRST}, "one who says that it is further hides nobody"
 
 

@@ -42,12 +42,12 @@ def test_the_run_pauses_some_seconds_after_a_stage_lost_its_last_replica_and_goe
         assert watch.paused_because(watch.held(alone)) == ""
         for _ in range(2):
             watch.tick(watch.held(alone), 110.0 + FROZEN_AFTER_S)
-        told = f"{PAUSED}round 6 from here; round 7 is lost unless a former holder returns"
-        assert watch.paused_because(watch.held(alone)) == told
+        reported = f"{PAUSED}round 6 from here; round 7 is lost unless a former holder returns"
+        assert watch.paused_because(watch.held(alone)) == reported
         watch.tick(watch.held(both), 140.0)
         assert watch.paused_because(watch.held(both)) == ""
     assert [log["event"] for log in logs] == ["unit_frozen", "run_paused", "unit_resumed", "run_goes_on"]
-    assert logs[1]["reason"] == told
+    assert logs[1]["reason"] == reported
 
 
 def test_a_lanes_round_that_a_stage_has_no_part_of_is_said_once_its_next_commits_came_without_it() -> None:

@@ -61,7 +61,7 @@ def test_each_setting_says_where_it_comes_from(
     config_file.write_text("grpc_port = 4\nhttp_port = 4\np2p_port = 4\n", encoding="utf8")
     monkeypatch.setenv("POTLUCK_HOST_GRPC_PORT", "3")
     monkeypatch.setenv("POTLUCK_HOST_HTTP_PORT", "3")
-    told = {" ".join(line.split()) for line in _dry_run(write_run_file(tmp_path), "--grpc-port", "2")}
+    reported = {" ".join(line.split()) for line in _dry_run(write_run_file(tmp_path), "--grpc-port", "2")}
     assert {
         "grpc_port 2 (flag --grpc-port)",
         "http_port 3 (variable POTLUCK_HOST_HTTP_PORT)",
@@ -69,7 +69,7 @@ def test_each_setting_says_where_it_comes_from(
         "invite_uses 100 (default)",
         f"model.dim 8 (file {tmp_path / 'run.toml'})",
         "checkpoint.keep 3 (default)",
-    } <= told
+    } <= reported
 
 
 def test_what_could_not_be_hosted_is_told_as_without_dry_run(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_no_more_checkpoints_are_kept_than_estimated_and_few_less(every: int, ke
 
 
 @pytest.mark.parametrize(
-    ("text", "data", "told"),
+    ("text", "data", "reported"),
     [
         (DEFAULT, Data(1_000_000, is_packed=False), "data at most about 2.0 MB, from 1.0 MB"),
         (DEFAULT, Data(1_000_000, is_packed=True), "data 1.0 MB, packed already"),
@@ -65,8 +65,8 @@ def test_no_more_checkpoints_are_kept_than_estimated_and_few_less(every: int, ke
         (DEFAULT.replace("dim = 128", "dim = 8192"), Data(0, True), "memory  about 20.7 GB"),
     ],
 )
-def test_the_host_is_told_what_its_run_takes(text: str, data: Data, told: str) -> None:
-    assert told in "\n".join(estimate_lines(host_estimates(parse_run_config(text), data)))
+def test_the_host_is_told_what_its_run_takes(text: str, data: Data, reported: str) -> None:
+    assert reported in "\n".join(estimate_lines(host_estimates(parse_run_config(text), data)))
 
 
 def test_what_each_peer_needs_is_told_too() -> None:

@@ -71,8 +71,8 @@ def test_values_are_read_off_the_run() -> None:
 
 def test_lanes_and_stages_are_told_and_the_speed_of_a_lane_counts_once() -> None:
     units = tuple(UnitHolders(UnitName(f"stage-{stage}"), (holder,), 7) for stage, holder in enumerate((A, B)))
-    told = {holder: replace(peer(), lane=7, could_tokens_per_s=could) for holder, could in ((A, 900.0), (B, 150.0))}
-    entries = {holder: PeerEntry(report, 95.0) for holder, report in told.items()}
+    reported = {holder: replace(peer(), lane=7, could_tokens_per_s=could) for holder, could in ((A, 900.0), (B, 150.0))}
+    entries = {holder: PeerEntry(report, 95.0) for holder, report in reported.items()}
     commits = {units[0].unit: StageCommits({}, {(7, 3): 4}, 7), units[1].unit: StageCommits({}, {}, 7)}
     shown = replace(picture(), units=units, are_stages=True, peers=entries, stage_commits=commits)
     lines = render_metrics(lambda: Moment(shown, Counts(), 100.0)).decode().splitlines()

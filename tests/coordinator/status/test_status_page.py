@@ -114,15 +114,15 @@ async def test_a_stream_tells_the_run_at_once_and_again_when_it_has_changed(sour
     async with serving(source) as url:
         with await trio.to_thread.run_sync(partial(urllib.request.urlopen, f"{url}/api/stream", timeout=60)) as stream:
 
-            def told() -> dict[str, object]:
+            def reported() -> dict[str, object]:
                 while not (line := stream.readline()).startswith(b"data: "):
                     assert line, "the stream has ended"
                 data: dict[str, object] = json.loads(line[6:])
                 return data
 
-            first = await trio.to_thread.run_sync(told)
+            first = await trio.to_thread.run_sync(reported)
             source.picture = replace(source.picture, reason="something else")
-            second = await trio.to_thread.run_sync(told)
+            second = await trio.to_thread.run_sync(reported)
     assert (first["reason"], second["reason"]) == ("all is well", "something else")
     assert (first["last_event"], "rounds" in first) == (1, False)
 

@@ -31,9 +31,9 @@ def test_lines_say_progress_loss_peers_round_and_checkpoint() -> None:
 
 
 def test_lines_say_which_commits_nobody_brings() -> None:
-    told = MissingCommits(A, CommitId(b"h" * 32), 9, 4, 20.0, 20.0)
+    reported = MissingCommits(A, CommitId(b"h" * 32), 9, 4, 20.0, 20.0)
     torn = MissingCommits(PeerId(""), CommitId(b"t" * 32), 7, 0, 90.0, 90.0)
-    shown = replace(picture((timed(1, 300, 100),)), missing=(told, torn))
+    shown = replace(picture((timed(1, 300, 100),)), missing=(reported, torn))
     lines = status_lines(json.loads(json.dumps(status_json(shown, 100.0))))
     assert f"missing: rounds 4 to 9 of {peer_name(A)}, for 80 s: the peer reported this commit" in "\n".join(lines)
     assert "missing: round 7 of the ledger, for 10 s: the ledger has" in "\n".join(lines)
@@ -64,8 +64,8 @@ def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of
 
 def test_lines_say_what_each_stage_does_and_could_do_which_one_is_waited_for_and_who_makes_each_lane() -> None:
     units = tuple(UnitHolders(UnitName(f"stage-{stage}"), (holder,), 7) for stage, holder in enumerate((A, B)))
-    told = {holder: replace(peer(), lane=7, could_tokens_per_s=could) for holder, could in ((A, 900.0), (B, 150.0))}
-    entries = {holder: PeerEntry(report, 95.0) for holder, report in told.items()}
+    reported = {holder: replace(peer(), lane=7, could_tokens_per_s=could) for holder, could in ((A, 900.0), (B, 150.0))}
+    entries = {holder: PeerEntry(report, 95.0) for holder, report in reported.items()}
     shown = replace(picture(), units=units, are_stages=True, peers=entries)
     lines = status_lines(json.loads(json.dumps(status_json(shown, 100.0))))
     assert "stage-0: 1 serve, 0 to spare; 100 tokens/s of 900 that it could do" in lines
@@ -77,12 +77,12 @@ def test_lines_say_what_each_stage_does_and_could_do_which_one_is_waited_for_and
 
 def test_who_holds_a_later_stage_is_credited_by_its_commits_and_a_round_that_a_stage_lacks_is_told() -> None:
     units = tuple(UnitHolders(UnitName(f"stage-{stage}"), (holder,), 7) for stage, holder in enumerate((A, B)))
-    told = {
+    reported = {
         units[0].unit: StageCommits({A: Counted(999, 9)}, {(7, 3): 4}, 7),
         units[1].unit: StageCommits({B: Counted(300, 2), A: Counted(50, 1)}, {}, 7),
     }
     entries = {holder: PeerEntry(peer(), 95.0) for holder in (A, B)}
-    shown = replace(picture((timed(1, 300, 100),)), units=units, are_stages=True, peers=entries, stage_commits=told)
+    shown = replace(picture((timed(1, 300, 100),)), units=units, are_stages=True, peers=entries, stage_commits=reported)
     status = status_json(shown, 100.0)
     rows = [row for row in json.loads(json.dumps(status))["peers"] if row["peer"] in (A, B)]
     ledger = counted_by_peer(timed.row for timed in shown.rounds)

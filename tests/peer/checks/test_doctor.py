@@ -34,11 +34,11 @@ def test_json_says_the_same_as_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: int, exit_code: int, level: str
 ) -> None:
     assert run_doctor(on_machine(monkeypatch, replace(FINE, open_files=limit)), "", as_json=True) == exit_code
-    told = json.loads(capsys.readouterr().out)
-    assert told["worst"] == level
-    (row,) = [row for row in told["findings"] if row["level"] == level]
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["worst"] == level
+    (row,) = [row for row in reported["findings"] if row["level"] == level]
     assert set(row) == {"name", "level", "found", "fix"}
-    assert told["readings"]["machine"]["open_files"] == limit
+    assert reported["readings"]["machine"]["open_files"] == limit
 
 
 def test_join_is_stopped_by_a_fail_alone_and_hears_of_warns_otherwise(

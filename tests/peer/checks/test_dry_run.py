@@ -69,14 +69,16 @@ def test_each_setting_says_where_it_comes_from(
     config_file.write_text("slowdown = 4.0\nhttp_port = 4\nlisten_port = 4\n", encoding="utf8")
     monkeypatch.setenv("POTLUCK_PEER_SLOWDOWN", "3")
     monkeypatch.setenv("POTLUCK_PEER_HTTP_PORT", "3")
-    told = {" ".join(line.split()) for line in _dry_run("--slowdown", "2", "--no-listen", "--state-dir", str(tmp_path))}
+    reported = {
+        " ".join(line.split()) for line in _dry_run("--slowdown", "2", "--no-listen", "--state-dir", str(tmp_path))
+    }
     assert {
         "slowdown 2.0 (flag --slowdown)",
         "no_listen true (flag --no-listen)",
         "http_port 3 (variable POTLUCK_PEER_HTTP_PORT)",
         f"listen_port 4 (file {config_file})",
         "device auto (default)",
-    } <= told
+    } <= reported
 
 
 def test_the_invite_is_told_without_its_secret(tmp_path: Path) -> None:
@@ -94,8 +96,8 @@ def test_a_newcomer_is_told_what_the_host_says_of_its_run(tmp_path: Path, monkey
     (line,) = [line for line in lines if "could not be asked" in line]
     assert line.startswith("  was not joined from here before; its host could not be asked: no coordinator answers at")
     keep(tmp_path / "other")
-    told = find_kept_run(tmp_path / "other", None)
-    monkeypatch.setattr("peer.checks.known_runs.ask_for_run", lambda *_arguments: told)
+    reported = find_kept_run(tmp_path / "other", None)
+    monkeypatch.setattr("peer.checks.known_runs.ask_for_run", lambda *_arguments: reported)
     lines = _dry_run(TO_IT.encode(), "--state-dir", str(tmp_path / "none"))
     assert f"  {MANIFEST.config.run.name}, was not joined from here before; as its host tells it" in lines
     assert "  model         771,328 parameters" in lines

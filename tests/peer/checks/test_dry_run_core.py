@@ -21,7 +21,7 @@ def test_what_a_run_takes_is_told_with_units() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offer", "told"),
+    ("offer", "reported"),
     [
         (OfferedResources(1_500_000, False, 0.0), "of it 1.5 MB of data"),
         (OfferedResources(2_000_000_000, True, 0.0), "up 783.4 kB, down 783.4 kB"),
@@ -32,9 +32,9 @@ def test_what_a_run_takes_is_told_with_units() -> None:
     ],
     ids=["small cache", "no inbound connections", "quota"],
 )
-def test_what_the_owner_sets_changes_the_estimates(offer: OfferedResources, told: str) -> None:
-    assert told in "\n".join(estimate_lines(peer_estimates(RUN, 20_000_000, offer)))
-    assert told not in "\n".join(estimate_lines(peer_estimates(RUN, 20_000_000, OFFER)))
+def test_what_the_owner_sets_changes_the_estimates(offer: OfferedResources, reported: str) -> None:
+    assert reported in "\n".join(estimate_lines(peer_estimates(RUN, 20_000_000, offer)))
+    assert reported not in "\n".join(estimate_lines(peer_estimates(RUN, 20_000_000, OFFER)))
 
 
 def test_without_a_known_run_each_number_that_nobody_knows_says_so() -> None:
@@ -55,11 +55,11 @@ def test_of_a_run_of_stages_a_limit_of_memory_says_for_which_there_is_room_or_th
     memory = run.pipeline.memory(run.model, run.inner)
     smallest = min(memory.of(run.stages, stage) for stage in range(3))
 
-    def told(max_memory_bytes: int) -> str:
+    def reported(max_memory_bytes: int) -> str:
         offer = OfferedResources(2_000_000_000, False, 0.0, max_memory_bytes)
         return "\n".join(line for line in estimate_lines(peer_estimates(run, 0, offer)) if "room for" in line)
 
-    assert told(0) == ""
-    assert told(4_000_000_000).endswith("stage-0, stage-1, stage-2")
-    assert told(smallest).endswith(" stage-1")
-    assert "no stage, so a join is refused: 1.00 GB of memory" in told(1_000_000_000)
+    assert reported(0) == ""
+    assert reported(4_000_000_000).endswith("stage-0, stage-1, stage-2")
+    assert reported(smallest).endswith(" stage-1")
+    assert "no stage, so a join is refused: 1.00 GB of memory" in reported(1_000_000_000)

@@ -199,5 +199,5 @@ def test_with_a_wrong_invite_the_local_lines_come_all_the_same(
     assert [line[:4] for line in local] == ["ok  "] * 7
     assert last.startswith("fail  host        an invite")
     assert run_doctor(settings, text, as_json=True) == 4
-    told = json.loads(capsys.readouterr().out)
-    assert (told["worst"], told["findings"][-1]["name"]) == ("fail", "host")
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["worst"], reported["findings"][-1]["name"]) == ("fail", "host")

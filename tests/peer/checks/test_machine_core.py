@@ -181,8 +181,8 @@ def test_open_files(limit: int, level: Level) -> None:
 
 
 def test_versions_name_what_is_not_installed() -> None:
-    told = find(FINE, "versions")
-    assert told.found == "potluck 0.1.0, protocol 1, Python 3.11.7, torch 2.9.0, hivemind 1.1.12"
+    reported = find(FINE, "versions")
+    assert reported.found == "potluck 0.1.0, protocol 1, Python 3.11.7, torch 2.9.0, hivemind 1.1.12"
     absent = find(replace(FINE, versions=Versions("0.1.0", 1, "3.11.7", "", "")), "versions")
     assert (absent.level, absent.found) == (Level.FAIL, "torch and hivemind not installed")
 

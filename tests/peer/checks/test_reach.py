@@ -49,10 +49,10 @@ async def _find(
 
 
 async def test_peer_that_cannot_be_connected_to_finds_out_by_itself_and_tells_its_owner(tmp_path: Path) -> None:
-    found, told = await _find(tmp_path, _Client(False))
+    found, reported = await _find(tmp_path, _Client(False))
     assert found
-    assert len(told) == 1
-    assert "could not connect back to 203.0.113.9" in told[0]
+    assert len(reported) == 1
+    assert "could not connect back to 203.0.113.9" in reported[0]
 
 
 async def test_peer_that_can_be_connected_to_says_nothing(tmp_path: Path) -> None:

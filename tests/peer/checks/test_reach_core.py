@@ -44,8 +44,8 @@ def test_any_other_caller_is_no_loopback(seen_as: str) -> None:
 
 
 def test_owner_is_told_in_one_line_what_was_found_what_follows_and_the_flag_that_mends_it() -> None:
-    told = outbound_sentence(NOT_REACHED)
-    assert "could not connect back to 203.0.113.9 port 4001" in told
-    assert "others are told not to wait for it as a reducer" in told
-    assert "--listen-port 4001 --announce-host 203.0.113.9" in told
-    assert "\n" not in told
+    reported = outbound_sentence(NOT_REACHED)
+    assert "could not connect back to 203.0.113.9 port 4001" in reported
+    assert "others are told not to wait for it as a reducer" in reported
+    assert "--listen-port 4001 --announce-host 203.0.113.9" in reported
+    assert "\n" not in reported

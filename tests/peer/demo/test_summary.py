@@ -14,36 +14,36 @@ FINAL = {number: report(number) for number in (1, 2, 3)}
 HOLDERS = {number: holder(number) for number in FOUR}
 
 
-def _told(seen: Seen = SEEN, final: Mapping[int, PeerStatus] = FINAL, cast: Cast = CASTS["data"]) -> DemoSummary:
+def _reported(seen: Seen = SEEN, final: Mapping[int, PeerStatus] = FINAL, cast: Cast = CASTS["data"]) -> DemoSummary:
     return summarise(seen, final, cast).model_copy(update={"rejoin_s": 12.5})
 
 
 def _broken(
-    told: DemoSummary,
+    reported: DemoSummary,
     cast: Cast = CASTS["data"],
     stored: Mapping[str, str] = UNIT_ROOTS,
     *,
     is_verified: bool = True,
     went_on: bool = True,
 ) -> list[str]:
-    return list(broken_promises(told, cast, stored, is_verified=is_verified, went_on=went_on))
+    return list(broken_promises(reported, cast, stored, is_verified=is_verified, went_on=went_on))
 
 
 def test_no_promise_is_broken_when_all_held() -> None:
-    told = _told()
-    assert _broken(told) == []
-    assert (told.heldout_loss_start, told.heldout_loss_end, told.heldout_loss_pairs) == (5.6, 2.0, 2.5)
-    assert told.members_per_round == (3, 2)
-    assert told.weights_per_round[1] == {"one": 0.5, "three": 0.5}
-    assert set(told.state_roots.values()) == {told.checkpoint_root}
+    reported = _reported()
+    assert _broken(reported) == []
+    assert (reported.heldout_loss_start, reported.heldout_loss_end, reported.heldout_loss_pairs) == (5.6, 2.0, 2.5)
+    assert reported.members_per_round == (3, 2)
+    assert reported.weights_per_round[1] == {"one": 0.5, "three": 0.5}
+    assert set(reported.state_roots.values()) == {reported.checkpoint_root}
 
 
 def test_bytes_are_those_of_the_last_status_and_of_the_killed_process() -> None:
     seen = sight((round_row(1),))
     seen.lost_bytes = (7, 9)
     seen.peers[1] = report(1).model_copy(update={"bytes_up": 40, "bytes_down": 50})
-    told = _told(seen, {3: FINAL[3]})
-    assert (told.bytes_up, told.bytes_down) == (7 + 40 + 100 + 100, 9 + 50 + 200 + 200)
+    reported = _reported(seen, {3: FINAL[3]})
+    assert (reported.bytes_up, reported.bytes_down) == (7 + 40 + 100 + 100, 9 + 50 + 200 + 200)
 
 
 def test_summary_has_every_documented_key() -> None:
@@ -58,17 +58,17 @@ def test_summary_has_every_documented_key() -> None:
 @pytest.mark.parametrize(
     ("broken", "expected"),
     [
-        (_broken(_told(final=FINAL | {2: report(2, root="cd" * 32)})), "one state root"),
-        (_broken(_told(final={1: FINAL[1], 2: FINAL[2]})), "one state root"),
-        (_broken(_told(final={number: report(number, root="") for number in FINAL})), "one state root"),
-        (_broken(_told(final={number: report(number, root="cd" * 32) for number in FINAL})), "not the peers'"),
-        (_broken(_told(), is_verified=False), "does not verify"),
-        (_broken(_told().model_copy(update={"rejoin_s": None})), "not counted again"),
-        (_broken(_told(sight((round_row(1),), (5.6, 2.4)))), "2.400 nats per byte, not below 2.300"),
-        (_broken(_told(sight((round_row(1),), (5.6, 2.6)))), "pair model"),
-        (_broken(_told(sight((round_row(1),)))), "the held-out loss of the model"),
-        (_broken(_told(), went_on=False), "go on without it"),
-        (_broken(_told(Seen())), "no checkpoint was written"),
+        (_broken(_reported(final=FINAL | {2: report(2, root="cd" * 32)})), "one state root"),
+        (_broken(_reported(final={1: FINAL[1], 2: FINAL[2]})), "one state root"),
+        (_broken(_reported(final={number: report(number, root="") for number in FINAL})), "one state root"),
+        (_broken(_reported(final={number: report(number, root="cd" * 32) for number in FINAL})), "not the peers'"),
+        (_broken(_reported(), is_verified=False), "does not verify"),
+        (_broken(_reported().model_copy(update={"rejoin_s": None})), "not counted again"),
+        (_broken(_reported(sight((round_row(1),), (5.6, 2.4)))), "2.400 nats per byte, not below 2.300"),
+        (_broken(_reported(sight((round_row(1),), (5.6, 2.6)))), "pair model"),
+        (_broken(_reported(sight((round_row(1),)))), "the held-out loss of the model"),
+        (_broken(_reported(), went_on=False), "go on without it"),
+        (_broken(_reported(Seen())), "no checkpoint was written"),
     ],
     ids=[
         "roots differ", "report missing", "no root", "other root", "bad checkpoint", "not rejoined", "above goal",
@@ -80,10 +80,10 @@ def test_promise_that_did_not_hold_is_named(broken: list[str], expected: str) ->
 
 
 def test_experts_are_judged_by_the_roots_of_their_holders_and_of_the_checkpoint() -> None:
-    told = _told(final=HOLDERS, cast=CASTS["expert"])
-    assert _broken(told, CASTS["expert"], {"trunk": ROOT, **UNIT_ROOTS}) == []
-    assert told.unit_roots == {unit: (root,) for unit, root in UNIT_ROOTS.items()}
-    assert len(told.state_roots) == 4
+    reported = _reported(final=HOLDERS, cast=CASTS["expert"])
+    assert _broken(reported, CASTS["expert"], {"trunk": ROOT, **UNIT_ROOTS}) == []
+    assert reported.unit_roots == {unit: (root,) for unit, root in UNIT_ROOTS.items()}
+    assert len(reported.state_roots) == 4
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_experts_are_judged_by_the_roots_of_their_holders_and_of_the_checkpoint(
 def test_expert_whose_holders_or_checkpoint_differ_is_named(
     final: Mapping[int, PeerStatus], stored: Mapping[str, str], expected: str
 ) -> None:
-    broken = _broken(_told(final=final, cast=CASTS["expert"]), CASTS["expert"], stored)
+    broken = _broken(_reported(final=final, cast=CASTS["expert"]), CASTS["expert"], stored)
     assert any(re.search(expected, sentence) for sentence in broken)
 
 
@@ -110,8 +110,8 @@ def test_stages_may_differ_from_one_another_but_not_from_the_checkpoint() -> Non
         number: PeerStatus(peer=str(number), name="n", unit=unit, state_root=roots[unit])
         for number, unit in enumerate([*roots, *roots], 1)
     }
-    assert _broken(_told(final=final, cast=cast), cast, roots) == []
-    assert "stage-2 of the last" in _broken(_told(final=final, cast=cast), cast, roots | {"stage-2": ROOT})[0]
+    assert _broken(_reported(final=final, cast=cast), cast, roots) == []
+    assert "stage-2 of the last" in _broken(_reported(final=final, cast=cast), cast, roots | {"stage-2": ROOT})[0]
 
 
 def test_every_expert_has_two_holders_one_of_them_no_victim() -> None:

@@ -15,28 +15,28 @@ PLACED = Placement(
 )
 
 
-def _told(rate: DownloadRate, *words: tuple[float, int], index: int = 3) -> None:
+def _update(rate: DownloadRate, *words: tuple[float, int], index: int = 3) -> None:
     for now_s, bytes_here in words:
-        rate.told(DownloadProgress(index, bytes_here, 4_000, 2), now_s)
+        rate.update(DownloadProgress(index, bytes_here, 4_000, 2), now_s)
 
 
 def test_a_downloads_rate_is_of_what_came_since_it_began_and_what_was_on_the_disk_is_left_out() -> None:
     rate = DownloadRate()
     assert rate.bytes_per_s is None
-    _told(rate, (10.0, 2_000))
+    _update(rate, (10.0, 2_000))
     assert rate.bytes_per_s is None
-    _told(rate, (12.0, 2_500), (14.0, 4_000))
+    _update(rate, (12.0, 2_500), (14.0, 4_000))
     assert rate.bytes_per_s == pytest.approx(500.0)
 
 
 def test_a_download_that_begins_anew_or_is_of_another_state_is_measured_by_itself() -> None:
     rate = DownloadRate()
-    _told(rate, (0.0, 0), (1.0, 1_000))
-    _told(rate, (100.0, 0), (102.0, 200))
+    _update(rate, (0.0, 0), (1.0, 1_000))
+    _update(rate, (100.0, 0), (102.0, 200))
     assert rate.bytes_per_s == pytest.approx(100.0)
-    _told(rate, (200.0, 3_000), (201.0, 4_000), index=4)
+    _update(rate, (200.0, 3_000), (201.0, 4_000), index=4)
     assert rate.bytes_per_s == pytest.approx(1_000.0)
-    _told(rate, (300.0, 4_000), index=4)
+    _update(rate, (300.0, 4_000), index=4)
     assert rate.bytes_per_s == pytest.approx(1_000.0), "one that was here already says nothing of the line"
 
 

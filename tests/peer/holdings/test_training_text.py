@@ -45,7 +45,7 @@ def test_the_text_of_the_run_passes_and_so_does_a_run_without_experts(world: _Wo
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "reported"),
     [
         ("root", "a router with root .* as the manifest says"),
         ("features", "a router file that begins .*4096.*; expected .*tokens"),
@@ -54,7 +54,7 @@ def test_the_text_of_the_run_passes_and_so_does_a_run_without_experts(world: _Wo
     ],
 )
 def test_a_data_set_that_does_not_match_the_manifest_is_refused_in_one_line(
-    world: _World, harm: str, told: str
+    world: _World, harm: str, reported: str
 ) -> None:
     config, router = world.config, world.dataset.router
     assert config.experts is not None
@@ -67,7 +67,7 @@ def test_a_data_set_that_does_not_match_the_manifest_is_refused_in_one_line(
     else:
         other = {"features": {"router_features": "embeddings"}, "experts": {"num_experts": 3}}[harm]
         config = config.model_copy(update={"experts": config.experts.model_copy(update=other)})
-    with pytest.raises(ConfigError, match=told) as caught:
+    with pytest.raises(ConfigError, match=reported) as caught:
         check_expert_text(config, world.dataset, world.cache)
     assert "\n" not in caught.value.one_line()
 

@@ -86,7 +86,7 @@ def _of_another_place(world: RoundWorld) -> Sequence[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("frames", "told"),
+    ("frames", "reported"),
     [
         (lambda world: [], "shows no commit of it, of which others show 4 commits"),
         (lambda world: [b"noise"], "shows no commits of it that verify"),
@@ -96,7 +96,7 @@ def _of_another_place(world: RoundWorld) -> Sequence[bytes]:
     ids=["nothing", "noise", "much noise", "another place"],
 )
 async def test_a_liar_is_told_in_one_line_and_not_counted(
-    autojump_clock: object, capsys: pytest.CaptureFixture[str], frames: object, told: str
+    autojump_clock: object, capsys: pytest.CaptureFixture[str], frames: object, reported: str
 ) -> None:
     async with open_world() as world:
         holder, liar = await _holder(world), world.parties[1]
@@ -107,7 +107,7 @@ async def test_a_liar_is_told_in_one_line_and_not_counted(
     assert took_s < PROVE_WITHIN_S
     lines = [line for line in capsys.readouterr().out.splitlines() if "holder_not_believed" in line]
     assert len(lines) == 1
-    assert told in lines[0]
+    assert reported in lines[0]
 
 
 async def test_commits_that_a_liar_invents_are_no_proof(autojump_clock: object) -> None:

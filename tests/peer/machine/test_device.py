@@ -55,26 +55,26 @@ def test_running_out_of_memory_is_told_from_other_errors() -> None:
 def test_a_card_is_limited_to_its_share_of_all_it_has(
     monkeypatch: pytest.MonkeyPatch, most_bytes: int, share: float, device: str
 ) -> None:
-    told: list[tuple[float, int]] = []
+    reported: list[tuple[float, int]] = []
     card = SimpleNamespace(total_memory=24_000_000_000)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", {3: card}.__getitem__)
     monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda fraction, index: told.append((fraction, index))
+        torch.cuda, "set_per_process_memory_fraction", lambda fraction, index: reported.append((fraction, index))
     )
     limit_memory(torch.device(device), most_bytes)
-    assert told == [(share, 3)]  # by its number: torch takes no "cuda" without one here
+    assert reported == [(share, 3)]  # by its number: torch takes no "cuda" without one here
 
 
 @pytest.mark.parametrize(("most_bytes", "share"), [(6_000_000_000, 0.5), (1 << 60, 2.0)])
 def test_apples_chip_is_limited_to_a_share_of_what_metal_recommends(
     monkeypatch: pytest.MonkeyPatch, most_bytes: int, share: float
 ) -> None:
-    told: list[float] = []
+    reported: list[float] = []
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 12_000_000_000, raising=False)
-    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", told.append, raising=False)
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", reported.append, raising=False)
     limit_memory(torch.device("mps"), most_bytes)
-    assert told == [share]
+    assert reported == [share]
 
 
 def test_a_torch_that_cannot_limit_a_device_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:

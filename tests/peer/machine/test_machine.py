@@ -58,8 +58,8 @@ class _Card:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, *untold: str) -> None:
-        self._untold = untold
+    def __init__(self, *unreported: str) -> None:
+        self._unreported = unreported
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         answers = {
@@ -72,7 +72,7 @@ class _Card:
         }
 
         def ask(*_arguments: object) -> object:
-            if name in self._untold:
+            if name in self._unreported:
                 raise self.NVMLError("Not Supported")
             return answers[name]
 
@@ -80,7 +80,7 @@ class _Card:
 
 
 @pytest.mark.parametrize(
-    ("untold", "told"),
+    ("unreported", "reported"),
     [
         ((), MachineUse(7, 5_000, 0.93, 71, 243.7)),
         (("nvmlDeviceGetUtilizationRates",), MachineUse(7, 5_000, None, 71, 243.7)),
@@ -90,7 +90,7 @@ class _Card:
     ids=["all", "not how busy", "no power", "no temperature"],
 )
 def test_a_figure_that_the_card_does_not_tell_takes_no_other_with_it(
-    untold: tuple[str, ...], told: MachineUse, monkeypatch: pytest.MonkeyPatch
+    unreported: tuple[str, ...], reported: MachineUse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", _Card(*untold))
-    assert machine._with_card(7) == told
+    monkeypatch.setitem(sys.modules, "pynvml", _Card(*unreported))
+    assert machine._with_card(7) == reported

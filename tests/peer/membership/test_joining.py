@@ -166,12 +166,12 @@ async def _swarm() -> AsyncIterator[MemorySwarm]:
 
 
 async def test_a_peer_gives_all_data_while_the_host_is_away(tmp_path: Path, autojump_clock: object) -> None:
-    cache, told = ShardCache(tmp_path), list[str]()
+    cache, reported = ShardCache(tmp_path), list[str]()
     async with _swarm() as swarm:
         swarm.start(OTHER).serve_streams(SHARD_CHANNEL, _honest())
-        await fetch_data(swarm.start(OURSELVES), DATASET.files, cache, lambda: (HOST, OTHER), told.append)
+        await fetch_data(swarm.start(OURSELVES), DATASET.files, cache, lambda: (HOST, OTHER), reported.append)
     assert _held(cache) == SHARDS
-    assert told == ["fetching data: shard 1 of 2", "fetching data: shard 2 of 2"]
+    assert reported == ["fetching data: shard 1 of 2", "fetching data: shard 2 of 2"]
 
 
 async def test_the_tokenizer_comes_with_the_shards(tmp_path: Path, autojump_clock: object) -> None:
@@ -248,12 +248,12 @@ async def test_a_donor_that_is_listed_late_is_asked(tmp_path: Path, autojump_clo
 
 
 async def test_data_that_is_here_is_not_asked_for(tmp_path: Path, autojump_clock: object) -> None:
-    cache, told = ShardCache(tmp_path), list[str]()
+    cache, reported = ShardCache(tmp_path), list[str]()
     for entry, shard in zip(DATASET.shards, SHARDS, strict=True):
         cache.put(entry, shard)
     async with _swarm() as swarm:
-        await fetch_data(swarm.start(OURSELVES), DATASET.files, cache, lambda: (), told.append)
-    assert told == []
+        await fetch_data(swarm.start(OURSELVES), DATASET.files, cache, lambda: (), reported.append)
+    assert reported == []
 
 
 async def test_data_that_nobody_has_is_one_clear_error_in_the_end(tmp_path: Path, autojump_clock: object) -> None:

@@ -73,13 +73,13 @@ class Machine:
 
     def __init__(self, session: int, network: Network, identity: Identity = ALICE) -> None:
         self.own = _own(session, identity)
-        self.looks = DirectoryPoller(network, RUN)
+        self.poller = DirectoryPoller(network, RUN)
         self.error: MachineError | None = None
         self.ended_s: float | None = None
 
     async def run(self) -> None:
         try:
-            await announce(self.looks.network, VirtualClock(UNIX_S), RUN, partial(self.own.make, self.looks))
+            await announce(self.poller.network, VirtualClock(UNIX_S), RUN, partial(self.own.make, self.poller))
         except MachineError as error:
             self.error, self.ended_s = error, trio.current_time()
 
@@ -136,21 +136,23 @@ async def test_looks_for_another_process_and_at_who_is_there_bring_together_no_m
 
         bulk_addresses = addresses
 
-    network, num_told = Counting(), 0
+    network, num_reported = Counting(), 0
 
     async def take(entries: Sequence[DirectoryEntry]) -> None:
-        nonlocal num_told
+        nonlocal num_reported
         await trio.lowlevel.checkpoint()
-        num_told += 1
+        num_reported += 1
 
     machine = Machine(1000, cast(Network, network))
     with trio.move_on_after(7200.0):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(machine.run)
-            nursery.start_soon(list_peers, machine.looks, take, IN_ROUNDS)
+            nursery.start_soon(list_peers, machine.poller, take, IN_ROUNDS)
     look_bytes = network.brought_bytes / network.num_looks
     assert network.brought_bytes / 7200.0 <= 1.1 * LOOK_BYTES_PER_S
-    assert num_told >= 0.8 * network.num_looks >= 0.6 * 7200.0 * LOOK_BYTES_PER_S / look_bytes, "and are made, and told"
+    assert num_reported >= 0.8 * network.num_looks >= 0.6 * 7200.0 * LOOK_BYTES_PER_S / look_bytes, (
+        "and are made, and told"
+    )
 
 
 async def test_in_a_large_swarm_the_older_process_ends_at_the_next_look_that_its_records_allow(
@@ -221,6 +223,6 @@ async def test_a_directory_that_is_away_ends_nobody(autojump_clock: Clock) -> No
         swarm.is_directory_up = True
         await trio.sleep(10 * ANNOUNCE_EVERY_S)
         assert machine.error is None
-        records = await machine.looks.network.lookup(directory_key(RUN))
+        records = await machine.poller.network.lookup(directory_key(RUN))
         assert [entry.subkey for entry in records] == [ALICE.peer_id]
         nursery.cancel_scope.cancel()

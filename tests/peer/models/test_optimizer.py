@@ -11,7 +11,7 @@ from averaging.arithmetic.genesis import genesis_anchor
 from averaging.models.llama.config import LlamaConfig
 from peer.models.adamw import AdamW
 from peer.models.decoder import Decoder, parameters_in_order
-from peer.models.optimizer import MuonBesideAdamW, make_optimizer
+from peer.models.optimizer import MuonWithAdamW, make_optimizer
 from peer.training.local_training import LocalTrainer
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
@@ -34,7 +34,7 @@ def test_muon_takes_the_matrices_inside_and_adamw_embeddings_head_and_norms(is_t
     schema = model_schema(config)
     parameters = parameters_in_order(Decoder(config), schema)
     optimizer = make_optimizer(MUON, schema, parameters)
-    assert isinstance(optimizer, MuonBesideAdamW)
+    assert isinstance(optimizer, MuonWithAdamW)
     taken = {id(parameter) for parameter in optimizer.muon.parameters}
     names = {spec.name for spec, parameter in zip(schema.tensors, parameters, strict=True) if id(parameter) in taken}
     assert names == {f"layers.0.{part}.weight" for part in ("wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down")}

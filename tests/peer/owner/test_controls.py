@@ -68,22 +68,22 @@ class _PacedNetwork:
     """Both directions of a bulk lane that always has a frame to carry."""
 
     def __init__(self) -> None:
-        self.pacers = (BulkLimiter(), BulkLimiter())
-        self.moved_bytes = dict.fromkeys(self.pacers, 0)
+        self.limiters = (BulkLimiter(), BulkLimiter())
+        self.moved_bytes = dict.fromkeys(self.limiters, 0)
 
     def cap_bulk(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
-        for pacer, cap in zip(self.pacers, (upload_bytes_per_s, download_bytes_per_s), strict=True):
-            pacer.cap(cap)
+        for limiter, cap in zip(self.limiters, (upload_bytes_per_s, download_bytes_per_s), strict=True):
+            limiter.cap(cap)
 
-    async def stream(self, pacer: BulkLimiter) -> None:
+    async def stream(self, limiter: BulkLimiter) -> None:
         while True:
-            await pacer.pass_bytes(FRAME_BYTES)
-            self.moved_bytes[pacer] += FRAME_BYTES
+            await limiter.pass_bytes(FRAME_BYTES)
+            self.moved_bytes[limiter] += FRAME_BYTES
 
     async def moved_in(self, seconds: float) -> list[int]:
         before = dict(self.moved_bytes)
         await trio.sleep(seconds)
-        return [self.moved_bytes[pacer] - before[pacer] for pacer in self.pacers]
+        return [self.moved_bytes[limiter] - before[limiter] for limiter in self.limiters]
 
 
 class _Scene:
@@ -212,8 +212,8 @@ async def test_bytes_stand_still_within_five_seconds_of_a_quota_used_up_and_flow
         network = _PacedNetwork()
         scene.controls.cap(network)
         async with trio.open_nursery() as nursery:
-            for pacer in network.pacers:
-                nursery.start_soon(network.stream, pacer)
+            for limiter in network.limiters:
+                nursery.start_soon(network.stream, limiter)
             for _ in range(3):
                 scene.finds(today_bytes=0)
                 await trio.sleep(NETWORK_WITHIN_S)

@@ -341,7 +341,7 @@ async def _moved(rounds: StageRounds, chain: _Chain, *counted: LaneShare, by: Pe
     await rounds.shift(shift_N, credited_tokens=0, schedule_tokens=0)
 
 
-async def _told(chain: _Chain) -> StageRounds:
+async def _reported(chain: _Chain) -> StageRounds:
     rounds = _rounds(chain)
     await rounds.set_anchor(chain.state.anchor_N)
     return rounds
@@ -351,7 +351,7 @@ async def test_what_a_commit_does_not_count_is_brought_into_the_next_one_as_far_
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     chain = _chain()
-    rounds = await _told(chain)
+    rounds = await _reported(chain)
     delta_N = torch.ones(4) - chain.state.anchor_N
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
@@ -372,7 +372,7 @@ async def test_a_share_that_comes_when_its_round_is_over_is_brought_into_the_nex
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     chain = _chain()
-    rounds = await _told(chain)
+    rounds = await _reported(chain)
     delta_N = torch.ones(4) - chain.state.anchor_N
     await _moved(rounds, chain)
     await _goes_on_from(rounds, 5.0)
@@ -391,7 +391,7 @@ async def test_a_share_that_another_brought_before_it_lost_its_seat_is_counted_a
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     chain = _chain()
-    rounds = await _told(chain)
+    rounds = await _reported(chain)
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_goes_on_from, rounds, 5.0)
@@ -408,7 +408,7 @@ async def test_what_is_owed_when_the_run_is_over_is_said_to_be_in_no_round(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     chain = _chain()
-    rounds = await _told(chain)
+    rounds = await _reported(chain)
     rounds.shares.say_owed()
     await _moved(rounds, chain)
     await _goes_on_from(rounds, 5.0)
@@ -422,7 +422,7 @@ async def test_what_is_owed_moves_with_every_commit_that_does_not_count_it(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     chain = _chain()
-    rounds = await _told(chain)
+    rounds = await _reported(chain)
     delta_N = torch.ones(4) - chain.state.anchor_N
     await _moved(rounds, chain)
     await _goes_on_from(rounds, 5.0)
@@ -434,7 +434,7 @@ async def test_a_part_of_the_round_before_is_taken_for_the_next_one_and_one_of_a
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     chain = _chain()
-    rounds = await _told(chain)
+    rounds = await _reported(chain)
     await _moved(rounds, chain)
     assert "here it is round 5" in await rounds.shares.take_gift(OTHER, replace(_share(), round=2), _confirms)
     assert await rounds.shares.take_gift(OTHER, _share(), _confirms) == ""
@@ -445,7 +445,7 @@ async def test_a_state_that_no_commit_led_to_ends_what_is_owed_and_that_is_said(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     chain = _chain()
-    rounds = await _told(chain)
+    rounds = await _reported(chain)
     await _moved(rounds, chain)
     await _goes_on_from(rounds, 5.0)
     _commit(chain)

@@ -181,5 +181,5 @@ async def test_a_stage_that_nobody_holds_pauses_the_run_in_one_sentence_until_a_
         assert {service.paused for service in rest} == {""}
         assert newcomer in services.seated()
         assert len(world.rounds.anchors) > committed
-        told = [log["event"] for log in logs if log["event"] in ("run_paused", "run_goes_on")]
-        assert told == ["run_paused"] * len(rest) + ["run_goes_on"] * len(rest)
+        reported = [log["event"] for log in logs if log["event"] in ("run_paused", "run_goes_on")]
+        assert reported == ["run_paused"] * len(rest) + ["run_goes_on"] * len(rest)

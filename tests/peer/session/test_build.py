@@ -17,7 +17,7 @@ from averaging.state.start_state import start_root
 from averaging.state.state import STATE_BYTES_PER_VALUE, state_root
 from averaging.storage.file_storage import FileStorage
 from peer.membership.incarnation import take_incarnation
-from peer.session.build import open_chains, replay_at_most, unit_pace
+from peer.session.build import open_chains, replay_at_most, unit_round_target
 from peer.session.damaged_logs import lost_index, set_aside
 from protocol.identity.identity import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, UnitName
@@ -43,15 +43,15 @@ def test_up_to_that_many_missed_commits_are_fewer_bytes_than_a_state_and_the_com
 def test_an_experts_rounds_take_its_share_of_the_trunks_tokens_from_the_first_one_on() -> None:
     config = parse_run_config(expert_toml("target_tokens = 1000"))
     units = [UnitName(name) for name in ("trunk", "expert-0", "expert-1")]
-    assert unit_pace(config, units[0], units) == (config.round_target, UNSTAGGERED)
+    assert unit_round_target(config, units[0], units) == (config.round_target, UNSTAGGERED)
     for expert in units[1:]:
-        target, stagger = unit_pace(config, expert, units)
+        target, stagger = unit_round_target(config, expert, units)
         assert target.most_tokens == 500
         assert stagger.due_at(1000, 0) == 500  # as the start record says for all units
         assert stagger.due_at(500, 1) == 500
         assert stagger.next_target(500, 500, 500) == 500
     whole = parse_run_config(default_run_toml())
-    target, stagger = unit_pace(whole, UnitName("fragment-0"), [UnitName("fragment-0")])
+    target, stagger = unit_round_target(whole, UnitName("fragment-0"), [UnitName("fragment-0")])
     assert (target, stagger.num_units) == (whole.round_target, 1)
 
 
@@ -79,31 +79,31 @@ def _start() -> bytes:
 
 
 async def test_damage_of_any_unit_is_told_at_the_start_and_its_state_written_again(tmp_path: Path) -> None:
-    start, told = _start(), list[str]()
+    start, reported = _start(), list[str]()
     membership = SimpleNamespace(manifest=MANIFEST, run_id=MANIFEST.run_id)
 
     async def opened(experts: Sequence[int]) -> dict[UnitName, UnitChain]:
-        told.clear()
+        reported.clear()
         take_incarnation(tmp_path)
-        arguments = (tmp_path, membership, start, Ed25519Verifier(), ME, told.append, (), experts)
+        arguments = (tmp_path, membership, start, Ed25519Verifier(), ME, reported.append, (), experts)
         return {chain.tools.unit: chain for chain in await open_chains(*arguments)}  # type: ignore[arg-type]
 
     for chain in (await opened([0])).values():
         await chain.tools.log.log_promise(chain.head.commit, Ballot(1, ME))
         await chain.tools.generations.write(chain.state, state_root(chain.state, chain.tools.grid))
-    assert not told, "a newcomer"
+    assert not reported, "a newcomer"
     (path,) = (tmp_path / "expert-0" / "generations").iterdir()
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     await opened([0, 1])
-    (sentence,) = told
+    (sentence,) = reported
     assert sentence.startswith("restarted at round 0; nothing was lost")
     assert "; expert-0 restarted at round 0" in sentence
     assert "1 damaged generation was skipped" in sentence
     assert "expert-1" not in sentence, "taken up just now"
     assert path.read_bytes() == data
     await opened([0])
-    assert told == ["restarted at round 0; nothing was lost but steps that no round had counted"]
+    assert reported == ["restarted at round 0; nothing was lost but steps that no round had counted"]
 
 
 def _unwritten(chain: UnitChain) -> Mover:
@@ -118,12 +118,12 @@ def _unwritten(chain: UnitChain) -> Mover:
 
 async def test_a_unit_whose_log_was_set_aside_begins_at_the_start_and_knows_what_it_lost(tmp_path: Path) -> None:
     """A move of all units that a crash left unfinished is no beginning for its new log."""
-    start, told = _start(), list[str]()
+    start, reported = _start(), list[str]()
     membership = SimpleNamespace(manifest=MANIFEST, run_id=MANIFEST.run_id)
 
     async def opened() -> dict[UnitName, UnitChain]:
         take_incarnation(tmp_path)
-        arguments = (tmp_path, membership, start, Ed25519Verifier(), ME, told.append, (), [0])
+        arguments = (tmp_path, membership, start, Ed25519Verifier(), ME, reported.append, (), [0])
         return {chain.tools.unit: chain for chain in await open_chains(*arguments)}  # type: ignore[arg-type]
 
     chains = await opened()
@@ -141,4 +141,4 @@ async def test_a_unit_whose_log_was_set_aside_begins_at_the_start_and_knows_what
     again = await opened()
     assert [await lost_index(tmp_path, chain) for chain in again.values()] == [0, 5]
     assert again[UnitName("expert-0")].head.index == 0
-    assert told == ["restarted at round 0; nothing was lost but steps that no round had counted"], "of the trunk"
+    assert reported == ["restarted at round 0; nothing was lost but steps that no round had counted"], "of the trunk"

@@ -76,16 +76,16 @@ def _after(num_rounds: int, check: Callable[[World], Awaitable[None]]) -> str:
 
 def test_a_newcomer_takes_an_attested_state_and_restarts_from_it() -> None:
     async def check(world: World) -> None:
-        disk, told = MemoryDisk(), list[DownloadProgress]()
+        disk, reported = MemoryDisk(), list[DownloadProgress]()
         chain = new_chain(world, disk)
         await chain.restore()
         donor = world.nodes[0]
-        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [PeerId("nobody"), donor.peer], told.append)
+        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [PeerId("nobody"), donor.peer], reported.append)
         assert chain.head.index >= 9
         assert donor.service is not None
         roots = attested_roots(donor.service.chain.links)
         assert world.observed.roots[chain.head.commit] == chain.root == roots.get(chain.head.commit, chain.root)
-        assert told
+        assert reported
         again = new_chain(world, disk)
         await again.restore()
         assert (again.head.commit, again.root) == (chain.head.commit, chain.root)

@@ -143,16 +143,16 @@ class _Host:
 
     def __init__(self, **takes_s: float) -> None:
         self._takes_s = takes_s
-        self._told_s: float | None = None
+        self._reported_s: float | None = None
         self.reports = 0
 
     async def report(self) -> None:
         self.reports += 1
-        self._told_s = trio.current_time()
+        self._reported_s = trio.current_time()
 
     def stands_at(self, unit: UnitName) -> CommitId:
         takes_s = self._takes_s[unit.replace("-", "_")]
-        has_it = takes_s == 0.0 or (self._told_s is not None and trio.current_time() - self._told_s >= takes_s)
+        has_it = takes_s == 0.0 or (self._reported_s is not None and trio.current_time() - self._reported_s >= takes_s)
         return NEW if has_it else OLD
 
 

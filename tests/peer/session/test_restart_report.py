@@ -36,29 +36,29 @@ def _tree(*links: ChainLink) -> CommitTree:
 
 def test_a_peer_whose_disk_has_all_that_it_has_certificates_of_lost_nothing() -> None:
     links = _chain(GENESIS, 12)
-    told = restart_sentence(restored(_tree(*links), links[-1].commit))
-    assert told == "restarted at round 12; nothing was lost but steps that no round had counted"
+    reported = restart_sentence(restored(_tree(*links), links[-1].commit))
+    assert reported == "restarted at round 12; nothing was lost but steps that no round had counted"
 
 
 def test_certificates_beyond_the_newest_state_name_the_rounds_that_others_must_bring() -> None:
     links = _chain(GENESIS, 14)
-    told = restart_sentence(restored(_tree(*links), links[11].commit))
-    assert "work since round 12 was lost here" in told
-    assert "rounds up to 14" in told
+    reported = restart_sentence(restored(_tree(*links), links[11].commit))
+    assert "work since round 12 was lost here" in reported
+    assert "rounds up to 14" in reported
 
 
 def test_the_rounds_of_a_lineage_that_was_left_for_a_better_one_are_no_loss() -> None:
     trunk = _chain(GENESIS, 2)
     left, followed = _chain(trunk[-1], 3, salt=1), _child(trunk[-1], 2, rounds=9)
-    told = restart_sentence(restored(_tree(*trunk, *left, followed), followed.commit))
-    assert told.startswith("restarted at round 3; nothing was lost")
+    reported = restart_sentence(restored(_tree(*trunk, *left, followed), followed.commit))
+    assert reported.startswith("restarted at round 3; nothing was lost")
 
 
 def test_the_same_rounds_made_again_as_other_commits_are_told_as_a_fork() -> None:
     trunk = _chain(GENESIS, 2)
     lost, again = _chain(trunk[-1], 9, salt=1), _chain(trunk[-1], 2, salt=2)
-    told = restart_sentence(restored(_tree(*trunk, *lost, *again), again[-1].commit))
-    assert told.startswith(
+    reported = restart_sentence(restored(_tree(*trunk, *lost, *again), again[-1].commit))
+    assert reported.startswith(
         "restarted at round 4; other commits after round 2 are better, and the 9 rounds of theirs were lost"
     )
 
@@ -66,10 +66,10 @@ def test_the_same_rounds_made_again_as_other_commits_are_told_as_a_fork() -> Non
 def test_damaged_generations_are_named_with_what_was_taken_instead() -> None:
     links = _chain(GENESIS, 3)
     tree, head = _tree(*links), links[-1].commit
-    told = restart_sentence(restored(tree, head, num_damaged=1, generation_index=2))
-    assert told.endswith("; 1 damaged generation was skipped in favour of the one of round 2")
-    told = restart_sentence(restored(tree, head, num_damaged=2))
-    assert told.endswith("; 2 damaged generations were skipped in favour of the start state")
+    reported = restart_sentence(restored(tree, head, num_damaged=1, generation_index=2))
+    assert reported.endswith("; 1 damaged generation was skipped in favour of the one of round 2")
+    reported = restart_sentence(restored(tree, head, num_damaged=2))
+    assert reported.endswith("; 2 damaged generations were skipped in favour of the start state")
 
 
 def test_of_several_units_every_loss_and_damage_is_told_and_the_spine_always() -> None:
@@ -79,9 +79,9 @@ def test_of_several_units_every_loss_and_damage_is_told_and_the_spine_always() -
     damaged = replace(whole, num_damaged=1, generation_index=3)
     spine, *others = (UnitName(f"fragment-{number}") for number in range(4))
     assert units_sentence({spine: whole, others[0]: whole}) == restart_sentence(whole)
-    told = units_sentence({spine: whole, others[0]: behind, others[1]: damaged, others[2]: None})
-    assert told.startswith(restart_sentence(whole))
-    assert f"; fragment-1 {restart_sentence(behind)}" in told
-    assert f"; fragment-2 {restart_sentence(damaged)}" in told
-    assert "; nothing of fragment-3 was here" in told
+    reported = units_sentence({spine: whole, others[0]: behind, others[1]: damaged, others[2]: None})
+    assert reported.startswith(restart_sentence(whole))
+    assert f"; fragment-1 {restart_sentence(behind)}" in reported
+    assert f"; fragment-2 {restart_sentence(damaged)}" in reported
+    assert "; nothing of fragment-3 was here" in reported
     assert units_sentence({spine: None, others[0]: whole}).startswith("nothing of fragment-0 was here")

@@ -76,11 +76,11 @@ def test_who_lacks_the_hosts_head_for_long_is_told_since_when_and_what_follows()
     for now_s in (100.0, 102.0, 100.0 + APART_AFTER_S - 1):
         apart = after_report(apart, LINKS, _commit(90), 81, now_s)
         assert apart.sentence(now_s) == ""
-    told = apart.sentence(100.0 + 2 * APART_AFTER_S)
-    assert "for 2 min" in told
-    assert "round 81" in told
-    assert "round 4 of its own" in told
-    assert "potluck doctor" in told
+    reported = apart.sentence(100.0 + 2 * APART_AFTER_S)
+    assert "for 2 min" in reported
+    assert "round 81" in reported
+    assert "round 4 of its own" in reported
+    assert "potluck doctor" in reported
 
 
 def test_another_commit_of_a_round_that_is_here_is_apart_too() -> None:

@@ -20,7 +20,7 @@ PEERS = [{"peer": "12D3KooX", "name": "brisk-lentil"}]
 ROUNDS = [{"index": 7}]
 
 
-def _told_to_answer_at(folder: Path, url: str) -> PeerStatus:
+def _reported_to_answer_at(folder: Path, url: str) -> PeerStatus:
     """Its status, by the identity in the folder."""
     (folder / STATUS_ADDRESS_FILE).write_text(url + "\n", encoding="ascii")
     with open_identity(folder / "identity") as held:
@@ -29,7 +29,7 @@ def _told_to_answer_at(folder: Path, url: str) -> PeerStatus:
 
 async def _look_at_running(folder: Path, **changes: object) -> DaemonView:
     listener = bind_http("127.0.0.1", 0)
-    own = _told_to_answer_at(folder, f"http://127.0.0.1:{listener.getsockname()[1]}")
+    own = _reported_to_answer_at(folder, f"http://127.0.0.1:{listener.getsockname()[1]}")
     status = own.model_copy(update=changes)
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_http, listener, peer_app(lambda: status, lambda: PEERS, lambda: ROUNDS))
@@ -53,7 +53,7 @@ async def test_port_that_went_to_another_daemon_is_no_running_peer(tmp_path: Pat
 
 
 def test_killed_peer_is_shown_as_it_left_the_time_before(tmp_path: Path) -> None:
-    _told_to_answer_at(tmp_path, "http://127.0.0.1:9")
+    _reported_to_answer_at(tmp_path, "http://127.0.0.1:9")
     assert read_daemon(tmp_path).status == {}
     write_final_status(tmp_path, STATUS)
     found = read_daemon(tmp_path)

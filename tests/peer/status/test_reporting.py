@@ -94,9 +94,9 @@ async def test_a_report_says_where_we_are_and_what_the_coordinator_asked_for_is_
 ) -> None:
     reporter, client, board = _reporter()
     board.say("joining", "fetching data " + "x" * 300)
-    assert reporter.told_index == 0
+    assert reporter.reported_index == 0
     assert await reporter.report_once()
-    assert reporter.told_index == REPLY.index
+    assert reporter.reported_index == REPLY.index
     assert (client.reports[0].state, len(client.reports[0].reason)) == ("joining", 200)
     assert reporter.last_reply == REPLY
 
@@ -525,8 +525,8 @@ async def test_a_commit_comes_to_the_host_at_once_from_two_of_its_members_and_fr
     assert sorted(host.brought_by) == sorted(bringers), "each certificate once from each"
     assert host.unknown_heads == [], "nothing seems to be missing meanwhile"
     assert host.has_shown_at_s[2] - at_s <= CATCH_UP_EVERY_S + 0.1
-    told_s = [next(t for t, size in line.said if t > at_s and size > 100) - at_s for line in members.lines]
-    assert max(told_s) <= 2 * GIVE_WAY_S + REPORT_EVERY_S + 0.1
+    reported_s = [next(t for t, size in line.said if t > at_s and size > 100) - at_s for line in members.lines]
+    assert max(reported_s) <= 2 * GIVE_WAY_S + REPORT_EVERY_S + 0.1
 
 
 async def test_what_an_idle_member_says_to_the_host_after_a_commit_of_sixteen_is_forty_bytes_a_second_at_most(
@@ -720,9 +720,9 @@ async def test_a_round_that_is_nowhere_but_here_is_told_within_a_quarter_of_a_se
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reporter.run)
             await trio.testing.wait_all_tasks_blocked()
-            told, begin_s = len(client.reports), trio.current_time()
+            reported, begin_s = len(client.reports), trio.current_time()
             board.publish_other_unit(RoundCommitted(replace(link, roster=roster)))
-            while len(client.reports) == told:
+            while len(client.reports) == reported:
                 await trio.sleep(0.01)
             assert trio.current_time() - begin_s == pytest.approx(within_s, abs=0.02)
             nursery.cancel_scope.cancel()

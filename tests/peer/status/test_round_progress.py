@@ -32,10 +32,10 @@ def test_run_that_is_over_has_no_next_round() -> None:
 
 
 def test_pace_needs_two_rounds_and_begins_anew_on_another_lineage() -> None:
-    pace = EtaEstimator()
-    pace.committed(300, 100.0)
-    assert pace.left_s(300, 1200) is None
-    pace.committed(600, 110.0)
-    assert pace.left_s(600, 1200) == pytest.approx(20.0)
-    pace.begin_anew()
-    assert pace.left_s(600, 1200) is None
+    eta = EtaEstimator()
+    eta.committed(300, 100.0)
+    assert eta.left_s(300, 1200) is None
+    eta.committed(600, 110.0)
+    assert eta.left_s(600, 1200) == pytest.approx(20.0)
+    eta.begin_anew()
+    assert eta.left_s(600, 1200) is None

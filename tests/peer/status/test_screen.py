@@ -79,8 +79,8 @@ async def test_plain_screen_says_now_and_then_that_it_still_waits(autojump_clock
     console = Console(file=io.StringIO(), width=200)
 
     def waiting() -> PeerStatus:
-        told = {"state": "waiting", "state_s": trio.current_time() - began_s, "reason": "for one more peer"}
-        return STATUS.model_copy(update=told)
+        reported = {"state": "waiting", "state_s": trio.current_time() - began_s, "reason": "for one more peer"}
+        return STATUS.model_copy(update=reported)
 
     began_s = trio.current_time()
     with trio.move_on_after(PLAIN_SILENCE_S + 30):

@@ -52,10 +52,10 @@ async def test_a_round_beside_the_spine_tells_what_its_own_unit_moved(
     with capture_logs() as logs:
         for _ in range(2):
             board.publish_other_unit(RoundCommitted(seat.head))
-    told = [
+    reported = [
         (line["unit"], line["bytes_up"], line["bytes_down"]) for line in logs if line["event"] == "round_came_beside"
     ]
-    assert told == [(UNIT, 50, 60), (UNIT, 0, 0)]
+    assert reported == [(UNIT, 50, 60), (UNIT, 0, 0)]
 
 
 async def test_how_missed_rounds_came_is_told_by_what_moved_the_head(autojump_clock: trio.testing.MockClock) -> None:
@@ -92,9 +92,9 @@ async def test_host_that_follows_another_lineage_for_long_is_told_and_no_longer_
     board.hears_host(links, CommitId(b"x" * 32), 9)
     now_s += APART_AFTER_S
     board.hears_host(links, CommitId(b"x" * 32), 9)
-    assert "round 9 that is not here" in board.apart_told
+    assert "round 9 that is not here" in board.divergence_text
     board.hears_host(links, links[-1].commit, links[-1].index)
-    assert board.apart_told == ""
+    assert board.divergence_text == ""
 
 
 async def test_peer_that_waits_for_the_state_of_the_run_is_not_apart_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +106,4 @@ async def test_peer_that_waits_for_the_state_of_the_run_is_not_apart_from_it(mon
     for _ in range(3):
         board.hears_host(links, CommitId(b"x" * 32), 9)
         now_s += APART_AFTER_S
-    assert board.apart_told == ""
+    assert board.divergence_text == ""

@@ -86,5 +86,5 @@ def test_binding_a_port_in_use_says_so_and_what_to_do() -> None:
 )
 async def test_peer_is_ready_once_it_has_a_part_in_rounds(state: str, code: int) -> None:
     async with _served(STATUS.model_copy(update={"state": state, "reason": "so it is"})) as base:
-        told = await trio.to_thread.run_sync(_answer, f"{base}/readyz")
-    assert told == (code, "ok\n" if code == 200 else f"{state}: so it is\n")
+        reported = await trio.to_thread.run_sync(_answer, f"{base}/readyz")
+    assert reported == (code, "ok\n" if code == 200 else f"{state}: so it is\n")

@@ -52,15 +52,19 @@ async def test_a_round_tells_its_bytes_by_lane_unit_and_codec_in_the_status_and_
     board = StatusBoard(seat.peer, VirtualClock(), 0.0, network=cast(Network, network))
     sources = Sources(board)
     board.publish(RoundCommitted(seat.head))
-    told = board.rounds.last
-    assert told is not None
+    reported = board.rounds.last
+    assert reported is not None
     moved = {"way": "direct", "channel": "exchange", "unit": UNIT, "codec": "int8", "bytes_up": 50, "bytes_down": 60}
     said = {"channel": "round", "bytes_up": 3, "bytes_down": 4}
-    assert (told.bytes_up, told.control_bytes_up, [kind.model_dump() for kind in told.bulk]) == (53, 3, [moved])
-    assert [channel.model_dump() for channel in told.control] == [said]
+    assert (reported.bytes_up, reported.control_bytes_up, [kind.model_dump() for kind in reported.bulk]) == (
+        53,
+        3,
+        [moved],
+    )
+    assert [channel.model_dump() for channel in reported.control] == [said]
     assert (status_of(sources).control, status_of(sources).bulk, status_of(sources).bytes_down) == (
-        told.control,
-        told.bulk,
+        reported.control,
+        reported.bulk,
         64,
     )
     sources.service = cast(RoundService, SimpleNamespace(chain=SimpleNamespace(links=(seat.head,))))
@@ -250,7 +254,7 @@ async def test_next_round_and_the_time_left_of_the_run_are_told(autojump_clock: 
     status = status_of(sources)
     assert (status.eta_s, status.round_waited_s) == (None, pytest.approx(12.0))
     assert (status.round_target_tokens, status.round_longest_s) == (newest.target_tokens, 60.0)
-    board.rounds.pace.committed(0, board.clock.unix_s())
+    board.rounds.eta.committed(0, board.clock.unix_s())
     await trio.sleep(10.0)
     board.publish(RoundCommitted(missed))  # it came late, and says nothing of how fast rounds are made
     assert status_of(sources).eta_s is None
@@ -322,8 +326,8 @@ async def test_who_does_not_hold_the_spine_is_apart_only_where_the_host_follows_
     for _ in range(3):
         board.hears_host(sources.spine_links, spine.commit, 0)
         now_s += APART_AFTER_S
-    assert board.apart_told == ""
+    assert board.divergence_text == ""
     for _ in range(3):
         board.hears_host(sources.spine_links, CommitId(b"x" * 32), 1)
         now_s += APART_AFTER_S
-    assert "round 1 that is not here" in board.apart_told
+    assert "round 1 that is not here" in board.divergence_text

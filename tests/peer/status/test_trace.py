@@ -36,8 +36,11 @@ def test_the_sentence_says_how_long_training_stood_still_meanwhile(
 ) -> None:
     steps = [{"name": "compute", "unit": "", "begin_s": at_s, "end_s": at_s + 0.5} for at_s in (1.0, 1.75, 2.25, 2.75)]
     answers["trace.json"] = {"spans": [*SPANS, *steps]}
-    told = write_trace(tmp_path, tmp_path / "round.json")
-    assert "6 spans of the newest round, in which it trained 88.9% of 2.2 s and stood still for 0.25 s at most;" in told
+    reported = write_trace(tmp_path, tmp_path / "round.json")
+    assert (
+        "6 spans of the newest round, in which it trained 88.9% of 2.2 s and stood still for 0.25 s at most;"
+        in reported
+    )
 
 
 def test_a_peer_without_a_finished_round_says_so_and_leaves_no_file(

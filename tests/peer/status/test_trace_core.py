@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from peer.status.trace_core import Row, chrome_trace, newest_round, training_told
+from peer.status.trace_core import Row, chrome_trace, newest_round, training_summary
 
 
 def _span(name: str, unit: str, begin_s: float, end_s: float) -> Row:
@@ -95,12 +95,12 @@ def test_a_span_tells_its_unit_its_round_and_its_bytes_where_it_has_them() -> No
     sent = {**_span("send", "fragment-0", 1.0, 2.0), "detail": "to a", "round_index": 3, "num_bytes": 4096}
     events = chrome_trace([sent, _span("compute", "", 1.0, 2.0)], "calm otter")["traceEvents"]
     assert isinstance(events, list)
-    told = [event["args"] for event in events if event["ph"] == "X"]
-    assert told == [{"unit": "fragment-0", "round": 3, "bytes": 4096, "detail": "to a"}, {}]
+    reported = [event["args"] for event in events if event["ph"] == "X"]
+    assert reported == [{"unit": "fragment-0", "round": 3, "bytes": 4096, "detail": "to a"}, {}]
 
 
 def test_how_long_training_stood_still_in_a_round_is_told() -> None:
-    assert training_told(ROUND[:6]) == "in which it trained 96.7% of 3.0 s and stood still for 0.10 s at most"
+    assert training_summary(ROUND[:6]) == "in which it trained 96.7% of 3.0 s and stood still for 0.10 s at most"
     late = [_span("compute", "", 0.0, 1.0), _span("compute", "", 0.5, 1.5), _span("compute", "", 1.5, 2.0)]
-    assert training_told(late) == "in which it trained 100.0% of 2.0 s and stood still for 0.00 s at most"
-    assert training_told(ROUND[:2]) == training_told([]) == ""
+    assert training_summary(late) == "in which it trained 100.0% of 2.0 s and stood still for 0.00 s at most"
+    assert training_summary(ROUND[:2]) == training_summary([]) == ""

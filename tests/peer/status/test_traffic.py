@@ -45,13 +45,13 @@ def test_a_unit_beside_the_spine_has_its_own_bulk_since_its_own_commit_before_wh
     spine, one, two = (BulkKind(Way.DIRECT, "exchange", unit, "int8") for unit in ("trunk", "expert-1", "expert-2"))
     rounds, unit = RoundTraffic(), UnitName("expert-1")
     begun = (BulkCount(spine, 100, 200), BulkCount(one, 10, 20))
-    assert rounds.committed_beside(unit, TrafficCount(5, 6, 110, 220, begun)) == RoundBytes(10, 20, bulk=begun[1:])
+    assert rounds.other_unit_committed(unit, TrafficCount(5, 6, 110, 220, begun)) == RoundBytes(10, 20, bulk=begun[1:])
     then = (BulkCount(spine, 150, 250), BulkCount(one, 13, 20), BulkCount(two, 7, 8))
     traffic = TrafficCount(9, 9, 170, 278, then)
     assert rounds.committed(_commit(1), traffic) == RoundBytes(179, 287, 9, 9, then), "the spine's rounds have all"
-    assert rounds.committed_beside(unit, traffic) == RoundBytes(3, 0, bulk=(BulkCount(one, 3, 0),))
-    assert rounds.committed_beside(UnitName("expert-2"), traffic) == RoundBytes(7, 8, bulk=then[2:])
-    assert rounds.committed_beside(unit, traffic) == RoundBytes(0, 0)
+    assert rounds.other_unit_committed(unit, traffic) == RoundBytes(3, 0, bulk=(BulkCount(one, 3, 0),))
+    assert rounds.other_unit_committed(UnitName("expert-2"), traffic) == RoundBytes(7, 8, bulk=then[2:])
+    assert rounds.other_unit_committed(unit, traffic) == RoundBytes(0, 0)
 
 
 def test_old_rounds_are_forgotten() -> None:

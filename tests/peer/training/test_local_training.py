@@ -239,12 +239,12 @@ def test_wide_tokens_train_as_narrow_ones(tmp_path: Path) -> None:
 def test_the_cards_memory_is_limited_before_the_model_is_put_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(local_training, "limit_memory", lambda *limit: told.append(limit))
-    monkeypatch.setattr(local_training, "Decoder", lambda config: told.append("model") or Decoder(config))
+    reported: list[object] = []
+    monkeypatch.setattr(local_training, "limit_memory", lambda *limit: reported.append(limit))
+    monkeypatch.setattr(local_training, "Decoder", lambda config: reported.append("model") or Decoder(config))
     LocalTrainer(training_plan(tmp_path))
     LocalTrainer(training_plan(tmp_path, max_gpu_memory_bytes=7))
-    assert told == ["model", (torch.device("cpu"), 7), "model"]
+    assert reported == ["model", (torch.device("cpu"), 7), "model"]
 
 
 @pytest.mark.parametrize(("room_bytes", "found"), [(40, 1), (80, 2), (319, 4), (320, 8), (10_000, 16)])

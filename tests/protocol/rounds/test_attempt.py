@@ -351,7 +351,7 @@ def _lent(table: Table) -> tuple[Seat, Seat, PeerId]:
         slices = (*opened.proposal.slices[:-1], replace(opened.proposal.slices[-1], reducer=lender))
         lent = replace(opened, proposal=replace(opened.proposal, slices=slices))
         late = {
-            peer: replace(view, exchange_s=100.0, told_at_s=opened.proposal_at_s + 1.0)
+            peer: replace(view, exchange_s=100.0, reported_at_s=opened.proposal_at_s + 1.0)
             for peer, view in seat.state.peers.items()
         }
         late[lender] = replace(next(iter(late.values())), peer=lender, member=None, head=None, exchange_s=0.0)
@@ -359,7 +359,7 @@ def _lent(table: Table) -> tuple[Seat, Seat, PeerId]:
     return opener, other, lender
 
 
-def _told_to(seat: Seat, peer: PeerId) -> list[Proposal]:
+def _reported_to(seat: Seat, peer: PeerId) -> list[Proposal]:
     sends = [order for order in seat.orders if isinstance(order, Send) and peer in order.to]
     return [order.message for order in sends if isinstance(order.message, Proposal)]
 
@@ -372,8 +372,8 @@ def test_a_reducer_that_does_not_hold_the_unit_is_told_of_late_uploads_by_who_le
     for seat in (opener, other):
         seat.feed(RoundTicked())
         assert [type(order) for order in seat.ordered(GiveTime)] == [GiveTime]
-    assert _told_to(opener, lender) == [replace(proposal, reduce_within_s=DEADLINE_FACTOR * 100.0)]
-    assert _told_to(other, lender) == []
+    assert _reported_to(opener, lender) == [replace(proposal, reduce_within_s=DEADLINE_FACTOR * 100.0)]
+    assert _reported_to(other, lender) == []
 
 
 def test_a_reducer_that_comes_to_a_slice_later_is_told_of_late_uploads_known_by_then() -> None:
@@ -385,8 +385,8 @@ def test_a_reducer_that_comes_to_a_slice_later_is_told_of_late_uploads_known_by_
     opener.feed(PeerLost(next(part.reducer for part in proposal.slices if part.reducer not in (lender, opener.peer))))
     opener.feed(RoundTicked())
     assert opener.sent(Mend)
-    assert {told.reduce_within_s for told in _told_to(opener, lender)} == {DEADLINE_FACTOR * 100.0}
-    assert len({told.slices for told in _told_to(opener, lender)}) == 2
+    assert {reported.reduce_within_s for reported in _reported_to(opener, lender)} == {DEADLINE_FACTOR * 100.0}
+    assert len({reported.slices for reported in _reported_to(opener, lender)}) == 2
 
 
 def test_an_upload_is_told_to_all_once_it_takes_longer_than_slices_wait_for_or_than_silence_is_allowed_for() -> None:
@@ -396,7 +396,7 @@ def test_an_upload_is_told_to_all_once_it_takes_longer_than_slices_wait_for_or_t
     proposal = late.state.open.proposal
     assert proposal is not None
 
-    def told_of(upload_s: float) -> list[SendHeartbeat]:
+    def reported_of(upload_s: float) -> list[SendHeartbeat]:
         before = len(late.orders)
         late.feed(Progressed(0, True, late_upload_s=upload_s))
         late.feed(RoundTicked())
@@ -406,11 +406,11 @@ def test_an_upload_is_told_to_all_once_it_takes_longer_than_slices_wait_for_or_t
 
     allowed_s = proposal.reduce_within_s / DEADLINE_FACTOR
     assert allowed_s < thin_from_s(late.state)
-    assert told_of(LONGER * allowed_s - 0.1) == []
-    (order,) = told_of(LONGER * allowed_s + 0.1)
+    assert reported_of(LONGER * allowed_s - 0.1) == []
+    (order,) = reported_of(LONGER * allowed_s + 0.1)
     assert len(order.to) == 2
-    assert told_of(LONGER * LONGER * allowed_s) == []
-    assert told_of(LONGER * LONGER * (allowed_s + 0.2)) != []
+    assert reported_of(LONGER * LONGER * allowed_s) == []
+    assert reported_of(LONGER * LONGER * (allowed_s + 0.2)) != []
 
 
 def test_an_upload_that_slices_wait_for_is_told_to_all_where_it_lets_silence_last_longer() -> None:
@@ -430,15 +430,15 @@ def test_time_for_slices_has_an_end_whatever_a_member_tells_and_grows_in_steps()
     for upload_s in (100.0, 104.0, 130.0, 1e6):
         late.late_upload_s = upload_s
         table.run_for(3.0)
-    told = [order.reduce_within_s for order in other.ordered(GiveTime) if isinstance(order, GiveTime)]
-    assert told == [200.0, 260.0, 400.0]
+    reported = [order.reduce_within_s for order in other.ordered(GiveTime) if isinstance(order, GiveTime)]
+    assert reported == [200.0, 260.0, 400.0]
 
 
 def test_what_an_upload_took_before_the_proposal_gives_its_slices_no_more_time() -> None:
     """The leader knew of it; who has not heard yet that a line is well again must not keep its slice open."""
     table = Table(3, longest_interval_s=400.0)
     _, late, other = _thin(table)
-    view = replace(other.state.peers[late.peer], exchange_s=90.0, told_at_s=other.state.open.proposal_at_s - 1.0)
+    view = replace(other.state.peers[late.peer], exchange_s=90.0, reported_at_s=other.state.open.proposal_at_s - 1.0)
     other.state = replace(other.state, peers=MappingProxyType({**other.state.peers, late.peer: view}))
     other.feed(RoundTicked())
     assert other.ordered(GiveTime) == []

@@ -92,14 +92,14 @@ def test_what_a_member_of_a_large_exchange_says_a_second_does_not_grow_with_the_
     before = {seat.peer: len(seat.ordered(SendHeartbeat)) for seat in table.live()}
     seconds = 4.0
     table.run_for(seconds)
-    told = Counter[PeerId]()
+    reported = Counter[PeerId]()
     for seat in table.live():
         for order in seat.ordered(SendHeartbeat)[before[seat.peer] :]:
             assert isinstance(order, SendHeartbeat)
-            told[seat.peer] += len(order.to)
+            reported[seat.peer] += len(order.to)
     # twice a second those who come next, and three in turn each second; the leader all
-    assert told.pop(table.opener().peer) <= seconds * (2 * (num_peers - 1) + 3)
-    assert max(told.values()) <= seconds * (2 * NUM_BESIDE + 3)
+    assert reported.pop(table.opener().peer) <= seconds * (2 * (num_peers - 1) + 3)
+    assert max(reported.values()) <= seconds * (2 * NUM_BESIDE + 3)
 
 
 @pytest.mark.parametrize("num_peers", [3, 4, 7, FULL_MESH, LARGE])
@@ -315,7 +315,9 @@ def test_of_many_who_are_missed_all_have_their_turn_however_many_a_liar_says_tha
     state, asked = far.state, set[PeerId]()
     for step in range(1, 40):
         now_s = table.now_s + 0.2 * step
-        state = with_view(state, replace(state.peers[liar.peer], silent=everybody, told_at_s=now_s, heard_at_s=now_s))
+        state = with_view(
+            state, replace(state.peers[liar.peer], silent=everybody, reported_at_s=now_s, heard_at_s=now_s)
+        )
         state = ticked(state, RoundTicked(0.0), now_s).state
         asked |= set(state.open.asked_since)
         for peer in asked - {missed[-1]}:  # all but the frozen one answer

@@ -51,7 +51,7 @@ def _fetched(source: Seat, made: Sequence[Made]) -> CommitsFetched:
     return CommitsFetched(source.peer, tuple(one.certificate for one in made))
 
 
-def _told(made: Made) -> Committed:
+def _reported(made: Made) -> Committed:
     return Committed(UNIT, made.certificate)
 
 
@@ -69,7 +69,7 @@ def _targets(actions: Sequence[object]) -> list[bytes]:
 def test_a_certificate_on_our_head_is_committed_from_whoever_holds_its_bytes() -> None:
     table, seat, other = _muted()
     made = commit_on(table.genesis, table.live())
-    (order,) = seat.hear(other, _told(made))
+    (order,) = seat.hear(other, _reported(made))
     assert isinstance(order, Commit)
     assert order.link == made.link
     assert order.certificate == made.certificate
@@ -81,9 +81,9 @@ def test_a_certificate_on_our_head_is_committed_from_whoever_holds_its_bytes() -
 def test_while_a_commit_is_applied_nothing_else_is_followed_and_then_the_next_one_is() -> None:
     table, seat, other = _muted()
     first, second = lineage_on(table.genesis, table.live(), 2)
-    seat.hear(other, _told(first))
-    assert seat.hear(other, _told(first)) == ()
-    assert seat.hear(other, _told(second)) == ()
+    seat.hear(other, _reported(first))
+    assert seat.hear(other, _reported(first)) == ()
+    assert seat.hear(other, _reported(second)) == ()
     orders = _apply(seat, first)
     assert orders[0] == EndExchange(table.genesis.commit, "committed")
     assert isinstance(orders[-1], Commit)
@@ -105,12 +105,12 @@ def test_a_certificate_of_a_commit_that_is_known_is_word_of_it_and_not_verified_
     table, seat, other = _muted()
     made, verifier = commit_on(table.genesis, table.live()), _Counting()
     seat.state = replace(seat.state, config=replace(seat.state.config, verifier=verifier))
-    seat.hear(other, _told(made))
+    seat.hear(other, _reported(made))
     num_asked, tree = verifier.num_asked, seat.state.tree
     assert num_asked > 0
-    assert seat.hear(other, _told(made)) == ()
+    assert seat.hear(other, _reported(made)) == ()
     _apply(seat, made)
-    assert seat.hear(other, _told(made)) == ()
+    assert seat.hear(other, _reported(made)) == ()
     assert (verifier.num_asked, seat.state.tree) == (num_asked, tree)
 
 
@@ -132,10 +132,10 @@ def test_a_commit_goes_whole_from_its_leader_to_all_and_who_applied_it_says_so_t
         others = sorted(set(table.seats) - {seat.peer})
         after = [p for p in others if p > seat.peer] + [p for p in others if p < seat.peer]
         beats = [order for order in seat.orders if isinstance(order, SendHeartbeat) and order.is_question]
-        told = [beat.to for beat in beats if beat.heartbeat.heads[0].head == base.commit]
+        reported = [beat.to for beat in beats if beat.heartbeat.heads[0].head == base.commit]
         opener = first_opener(base.commit, base.roster)
         to = dict.fromkeys((*(() if is_leader else after[:2]), *((opener,) if opener != seat.peer else ())))
-        assert told == ([tuple(to)] if to else [])
+        assert reported == ([tuple(to)] if to else [])
 
 
 # --- who hears of a commit before its leader's word comes ---------------------------------------------------------------------
@@ -182,9 +182,9 @@ def test_liars_who_tell_of_a_commit_first_and_all_the_time_keep_nobody_from_aski
 
     def lie() -> None:
         for number, liar in enumerate(liars):
-            told = heartbeat_of(liar)
-            head = replace(told.heads[0], head=CommitId(bytes([number]) * 32), index=1)
-            seat.hear(liar, replace(told, heads=(head,)))
+            reported = heartbeat_of(liar)
+            head = replace(reported.heads[0], head=CommitId(bytes([number]) * 32), index=1)
+            seat.hear(liar, replace(reported, heads=(head,)))
 
     lie()
     assert _asked(_ticked_for(table, seat, LEADERS_WORD_S)) == [liar.peer for liar in liars]
@@ -205,7 +205,7 @@ def test_a_leader_that_was_overtaken_asks_at_once() -> None:
 def test_nobody_is_asked_for_a_commit_whose_certificate_came_meanwhile() -> None:
     table, seat, other, made = _passed_by()
     assert seat.hear(other, heartbeat_of(other)) == ()
-    (commit,) = seat.hear(table.opener(), _told(made))
+    (commit,) = seat.hear(table.opener(), _reported(made))
     assert isinstance(commit, Commit)
     assert _asked(_ticked_for(table, seat, 2 * LEADERS_WORD_S)) == []
 
@@ -257,12 +257,12 @@ def _decided(num_peers: int = 3) -> tuple[Table, Seat, Seat, Made]:
 def test_a_leader_tells_of_its_commit_before_it_applies_it_and_not_again_where_that_stalls() -> None:
     """Everybody waits for the certificate, and its acks are on disks already."""
     table, leader, other, made = _decided()
-    told, commit = leader.hear(other, _told(made))
-    assert isinstance(told, Send)
+    reported, commit = leader.hear(other, _reported(made))
+    assert isinstance(reported, Send)
     assert isinstance(commit, Commit)
-    assert (told.message, set(told.to)) == (_told(made), set(table.seats) - {leader.peer})
+    assert (reported.message, set(reported.to)) == (_reported(made), set(table.seats) - {leader.peer})
     leader.feed(CommitStalled(made.link.commit, "its bytes are with nobody who answers"))
-    (again,) = leader.hear(other, _told(made))
+    (again,) = leader.hear(other, _reported(made))
     assert isinstance(again, Commit)
     assert _forwarded(_apply(leader, made), leader) == []
 
@@ -270,7 +270,7 @@ def test_a_leader_tells_of_its_commit_before_it_applies_it_and_not_again_where_t
 def test_a_commit_that_others_decided_is_forwarded_when_it_is_applied_also_by_who_led_before() -> None:
     table, leader, other, made = _decided()
     leader.state = replace(leader.state, open=replace(leader.state.open, leading=None))
-    (commit,) = leader.hear(other, _told(made))
+    (commit,) = leader.hear(other, _reported(made))
     assert isinstance(commit, Commit)
     (sent,) = _forwarded(_apply(leader, made), leader)
     assert set(sent.to) == set(table.seats) - {leader.peer}, "the open proposal was its own"
@@ -285,9 +285,9 @@ def test_who_lent_itself_as_a_reducer_hears_of_the_commit_when_its_result_is_her
     members = tuple(member for member in proposal.members if member.peer != lender.peer)
     opened = replace(leader.state.open, proposal=replace(proposal, members=members))
     leader.state = replace(leader.state, open=opened)
-    told, _ = leader.hear(other, _told(made))
-    assert isinstance(told, Send)
-    assert set(told.to) == set(table.seats) - {leader.peer, lender.peer}
+    reported, _ = leader.hear(other, _reported(made))
+    assert isinstance(reported, Send)
+    assert set(reported.to) == set(table.seats) - {leader.peer, lender.peer}
     (sent,) = _forwarded(_apply(leader, made), leader)
     assert sent.to == (lender.peer,)
 
@@ -320,7 +320,7 @@ def test_a_commit_whose_parent_is_unknown_makes_us_ask_its_sender() -> None:
     table, seat, other = _muted()
     _, second = lineage_on(table.genesis, table.live(), 2)
     known = known_commits(seat.state.tree, seat.head.commit)
-    assert seat.hear(other, _told(second)) == (CatchUp(other.peer, known),)
+    assert seat.hear(other, _reported(second)) == (CatchUp(other.peer, known),)
     assert second.link.commit not in seat.state.tree.nodes
 
 
@@ -359,7 +359,7 @@ def test_fetched_commits_on_a_base_that_we_do_not_know_are_of_no_use() -> None:
 def test_commits_of_another_unit_are_none_of_ours() -> None:
     table, seat, other = _muted()
     made = commit_on(table.genesis, table.live())
-    assert seat.hear(other, replace(_told(made), unit=PeerId("fragment-9"))) == ()  # type: ignore[arg-type]
+    assert seat.hear(other, replace(_reported(made), unit=PeerId("fragment-9"))) == ()  # type: ignore[arg-type]
     assert seat.reasons == [f"{short(other.peer)} sent a commit of unit fragment-9; this is {UNIT}"]
 
 
@@ -369,19 +369,19 @@ def test_commits_of_another_unit_are_none_of_ours() -> None:
 def test_a_stalled_commit_is_taken_up_again_from_the_next_who_brings_it() -> None:
     table, seat, other = _muted()
     made = commit_on(table.genesis, table.live())
-    seat.hear(other, _told(made))
+    seat.hear(other, _reported(made))
     seat.feed(CommitStalled(made.link.commit, "nobody has the bytes"))
     assert "commit waits: nobody has the bytes" in seat.reasons
-    (again,) = seat.hear(other, _told(made))
+    (again,) = seat.hear(other, _reported(made))
     assert isinstance(again, Commit)
 
 
 def test_a_stalled_commit_with_a_successor_is_passed_over_by_fetching_a_whole_state() -> None:
     table, seat, other = _muted()
     first, second = lineage_on(table.genesis, table.live(), 2)
-    seat.hear(other, _told(first))
+    seat.hear(other, _reported(first))
     seat.feed(CommitStalled(first.link.commit, "nobody has the bytes"))
-    (order,) = seat.hear(other, _told(second))
+    (order,) = seat.hear(other, _reported(second))
     assert isinstance(order, PrepareSwitch)
     assert order.fork == table.genesis.commit
     assert [node.link for node in order.path] == [first.link, second.link]
@@ -390,7 +390,7 @@ def test_a_stalled_commit_with_a_successor_is_passed_over_by_fetching_a_whole_st
 def test_an_answer_about_another_commit_than_the_one_that_is_written_stalls_nothing() -> None:
     table, seat, other = _muted()
     first, second = lineage_on(table.genesis, table.live(), 2)
-    seat.hear(other, _told(first))
+    seat.hear(other, _reported(first))
     assert seat.feed(CommitStalled(second.link.commit, "whatever")) == ()
     assert seat.state.open.committing == first.link.commit
 
@@ -424,7 +424,7 @@ def _forked(num_ours: int = 2, num_theirs: int = 8) -> tuple[Table, Seat, Seat, 
     ours = lineage_on(table.genesis, [seat], num_ours, lone=True)
     theirs = lineage_on(table.genesis, table.others(seat), num_theirs, salt=1)
     for one in ours:
-        seat.hear(other, _told(one))
+        seat.hear(other, _reported(one))
         _apply(seat, one)
     assert seat.head == ours[-1].link
     return table, seat, other, ours, theirs
@@ -439,7 +439,7 @@ def test_a_preferred_lineage_is_brought_here_while_work_on_our_own_goes_on() -> 
     assert "another lineage is preferred to ours" in seat.reasons[-1]
     assert seat.head == ours[-1].link
     more = commit_on(ours[-1].link, [seat])
-    (own,) = seat.hear(other, _told(more))
+    (own,) = seat.hear(other, _reported(more))
     assert isinstance(own, Commit)
     assert own.link == more.link
     _apply(seat, more)
@@ -502,10 +502,10 @@ def test_a_lineage_may_be_left_for_one_with_fewer_rounds_and_more_tokens() -> No
     table, seat, other = _muted()
     ours = lineage_on(table.genesis, [seat], 5, tokens=10, lone=True)
     for one in ours:
-        seat.hear(other, _told(one))
+        seat.hear(other, _reported(one))
         _apply(seat, one)
     better = commit_on(table.genesis, table.others(seat), tokens=5000, salt=1)
-    (order,) = seat.hear(other, _told(better))
+    (order,) = seat.hear(other, _reported(better))
     assert isinstance(order, PrepareSwitch)
     seat.feed(SwitchPrepared(better.link.commit))
     seat.feed(Switched(better.link, state_root(better.link.commit), OpenRound()))
@@ -519,7 +519,7 @@ def test_a_switch_that_failed_is_tried_again_when_somebody_speaks_of_it() -> Non
     assert seat.feed(SwitchFailed(theirs[-1].link.commit, "the donor is gone")) == ()
     assert "cannot switch lineages: the donor is gone" in seat.reasons[-1]
     assert seat.head == ours[-1].link
-    assert _targets(seat.hear(other, _told(theirs[-1]))) == [theirs[-1].link.commit]
+    assert _targets(seat.hear(other, _reported(theirs[-1]))) == [theirs[-1].link.commit]
 
 
 def _three_sides() -> tuple[Table, Seat, Seat, list[Made], list[Made], list[Made]]:
@@ -546,7 +546,7 @@ def test_a_lineage_whose_bytes_nobody_has_is_passed_over_for_the_best_that_can_b
     assert _targets(seat.feed(_not_to_be_had(preferred))) == [next_best[-1].link.commit]
     seat.feed(SwitchPrepared(next_best[-1].link.commit))
     seat.feed(Switched(next_best[-1].link, state_root(next_best[-1].link.commit), OpenRound()))
-    assert seat.hear(other, _told(preferred[-1])) == (), "word of it is no proof that anybody has the bytes"
+    assert seat.hear(other, _reported(preferred[-1])) == (), "word of it is no proof that anybody has the bytes"
     assert would_switch(seat.state, SpineView(seat.head.commit, seat.state.tree)) is None
     assert seat.head == next_best[-1].link
 
@@ -596,7 +596,7 @@ def test_what_was_passed_over_is_wanted_at_once_when_somebody_comes_or_comes_to_
         seat.feed(RoundTicked())
         assert seat.state.switching is not None
         seat.feed(SwitchFailed(seat.state.switching.target, "something else"))
-        assert _targets(seat.hear(other, _told(preferred[-1]))) == [preferred[-1].link.commit]
+        assert _targets(seat.hear(other, _reported(preferred[-1]))) == [preferred[-1].link.commit]
 
 
 def test_of_a_lineage_that_breaks_off_what_can_be_had_is_followed() -> None:
@@ -611,7 +611,7 @@ def test_who_is_merely_behind_passes_nothing_over() -> None:
     assert _targets(seat.feed(_fetched(other, ahead))) == [ahead[-1].link.commit]
     seat.feed(SwitchFailed(ahead[-1].link.commit, "its bytes are with nobody who answers", ahead[0].link.commit))
     assert seat.state.missing == {}
-    assert _targets(seat.hear(other, _told(ahead[-1]))) == [ahead[-1].link.commit]
+    assert _targets(seat.hear(other, _reported(ahead[-1]))) == [ahead[-1].link.commit]
 
 
 def _stand(seat: Seat, other: Seat, made: Made) -> None:
@@ -668,7 +668,7 @@ def test_a_lost_lineage_is_looked_for_again_as_long_as_nobody_stands_on_another(
     for _ in range(3):
         assert seat.feed(_stalled(lost[0])) == ()
         assert "commit waits: its bytes are with nobody who answers" in seat.reasons
-        (again,) = seat.hear(other, _told(lost[0]))
+        (again,) = seat.hear(other, _reported(lost[0]))
         assert isinstance(again, Commit)
         assert again.link == lost[0].link
         seat.feed(PeerLost(other.peer))
@@ -685,7 +685,7 @@ def test_that_somebody_who_stands_on_a_lineage_gives_nothing_is_believed_the_sec
         failed = SwitchFailed(lost[-1].link.commit, "nobody gave it", lost[0].link.commit)
         gone = _stalled(lost[0]) if num_lost == 1 else failed
         assert seat.feed(gone) == ()
-        (again,) = seat.hear(other, _told(lost[-1]))
+        (again,) = seat.hear(other, _reported(lost[-1]))
         assert (again.link if isinstance(again, Commit) else again.path[-1].link) == lost[-1].link  # type: ignore[attr-defined]
         (order,) = seat.feed(gone)
         assert isinstance(order, Commit)
@@ -708,7 +708,7 @@ def test_a_switch_that_was_prepared_while_a_commit_was_applied_is_made_afterward
         table, seat, other, ours, theirs = _forked()
         seat.feed(_fetched(other, theirs))
         more = commit_on(ours[-1].link, [seat])
-        seat.hear(other, _told(more))
+        seat.hear(other, _reported(more))
         assert seat.feed(SwitchPrepared(theirs[-1].link.commit)) == ()
         if is_stalled:
             orders: Sequence[object] = seat.feed(CommitStalled(more.link.commit, "nobody has the bytes"))
@@ -764,7 +764,7 @@ def test_holders_are_asked_in_an_order_that_begins_with_who_told_us_and_leaves_o
     strangers = [s for s in table.live() if s not in (seat, other)]
     seat.feed(PeerLost(strangers[0].peer))
     made = commit_on(table.genesis, [seat, other, strangers[1]])
-    (order,) = seat.hear(other, _told(made))
+    (order,) = seat.hear(other, _reported(made))
     assert isinstance(order, Commit)
     assert order.holders[0] == other.peer
     assert strangers[0].peer not in order.holders
@@ -806,7 +806,7 @@ def _beside() -> Beside:
     ours = lineage_on(table.genesis, [seat], 2, lone=True, spine=spine.left.commit)
     theirs = lineage_on(table.genesis, table.others(seat), 8, salt=1, spine=spine.right.commit)
     for one in ours:
-        seat.hear(other, _told(one))
+        seat.hear(other, _reported(one))
         _apply(seat, one)
     assert seat.feed(_fetched(other, theirs)) == ()
     return Beside(table, seat, other, spine, ours, theirs)
@@ -841,7 +841,7 @@ def test_if_only_one_side_moved_a_unit_it_is_followed_whatever_spine_it_cites() 
     spine = made_spine()
     table, seat, other = _muted(spine=spine.at(spine.left))
     made = commit_on(table.genesis, table.live(), spine=spine.right.commit)
-    (order,) = seat.hear(other, _told(made))
+    (order,) = seat.hear(other, _reported(made))
     assert isinstance(order, Commit)
     _apply(seat, made)
     assert seat.feed(SpineMoved(spine.at(spine.right))) == ()
@@ -860,7 +860,7 @@ def test_what_a_unit_would_have_to_do_beside_the_spine_is_told_and_nothing_is_do
 def test_a_unit_that_is_merely_behind_would_not_have_to_switch() -> None:
     at = _beside()
     more = commit_on(at.ours[-1].link, [at.seat], spine=at.spine.left.commit)
-    at.seat.hear(at.other, _told(more))
+    at.seat.hear(at.other, _reported(more))
     assert at.seat.state.open.committing == more.link.commit
     assert would_switch(at.seat.state, at.spine.at(at.spine.left)) is None
 
@@ -897,7 +897,7 @@ def test_an_ordered_flip_takes_the_place_of_a_lineage_that_was_being_fetched() -
 def test_an_ordered_flip_is_refused_while_a_commit_is_applied() -> None:
     at = _beside()
     more = commit_on(at.ours[-1].link, [at.seat], spine=at.spine.left.commit)
-    at.seat.hear(at.other, _told(more))
+    at.seat.hear(at.other, _reported(more))
     _lead(at.seat)
     before = at.seat.state
     assert at.seat.feed(at.order) == ()
@@ -927,5 +927,5 @@ def test_an_ordered_flip_that_did_not_come_about_leaves_the_unit_where_it_was() 
     assert at.seat.feed(SwitchFailed(at.theirs[-1].link.commit, "the disk is full")) == ()
     assert (at.seat.head, at.switching) == (at.ours[-1].link, None)
     more = commit_on(at.ours[-1].link, [at.seat], spine=at.spine.left.commit)
-    (order,) = at.seat.hear(at.other, _told(more))
+    (order,) = at.seat.hear(at.other, _reported(more))
     assert isinstance(order, Commit)

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from protocol.rounds.events import Progressed, RoundTicked
-from protocol.rounds.heartbeat_interval import beat_interval_s, is_told_to_opener, until_due_s
+from protocol.rounds.heartbeat_interval import beat_interval_s, is_reported_to_opener, until_due_s
 from protocol.rounds.messages.messages import Proposal
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.queries import BEATS_TO_OPENER, SLOWEST_BEAT_S, opener_beats, slowest_beat_s
@@ -66,15 +66,15 @@ def test_the_next_opener_of_many_is_told_in_turns_while_the_round_is_far_and_by_
     for num_peers, every in ((4, 1), (BEATS_TO_OPENER + 1, 1), (2 * BEATS_TO_OPENER, 2)):
         table, seat = _met(num_peers, max_members=64)
         assert opener_beats(seat.state) == every
-        told = []
+        reported = []
         for one in table.live():
             states = [replace(one.state, num_heartbeats=number) for number in range(every)]
-            now = [is_told_to_opener(state, table.now_s) for state in states]
+            now = [is_reported_to_opener(state, table.now_s) for state in states]
             assert now.count(True) == 1
-            assert all(is_told_to_opener(state, table.now_s + LONG_S - 100.0 - 4 * QUICK_S) for state in states)
-            told.append(now.index(True))
+            assert all(is_reported_to_opener(state, table.now_s + LONG_S - 100.0 - 4 * QUICK_S) for state in states)
+            reported.append(now.index(True))
         if every == 2:
-            assert num_peers / 4 < told.count(0) < num_peers * 3 / 4, "not all at once"
+            assert num_peers / 4 < reported.count(0) < num_peers * 3 / 4, "not all at once"
 
 
 def test_they_are_quick_while_a_round_is_due_or_no_quorum_is_in_reach() -> None:

@@ -121,7 +121,7 @@ def _opens_after_s(num_behind: int, exchange_ms: int = 0, *, is_made_up: bool = 
         table.run_until(lambda index=index: table.all_at(index))  # type: ignore[misc]
         heads.append(heartbeat_of(slow).heads)
     if is_made_up:
-        heads = [tuple(replace(head, head=CommitId(b"?" * 32)) for head in told) for told in heads]
+        heads = [tuple(replace(head, head=CommitId(b"?" * 32)) for head in reported) for reported in heads]
     opener = table.opener()
     slow, quick = table.others(opener)
     link = opener.state.link

@@ -183,11 +183,11 @@ def test_who_left_is_passed_over_and_everybody_else_hears_from_us_in_every_turn(
         seat.hear(leaver, _leave(leaver))
     table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
     for _ in range(2):
-        told: set[str] = set()
+        reported: set[str] = set()
         for _ in range(-(-len(others) // NUM_HEARTBEAT_PEERS)):
             table.now_s += 1.0
-            told.update(*(action.to for action in seat.feed(RoundTicked()) if isinstance(action, SendHeartbeat)))
-        assert told - {leaver.peer for leaver in gone} == {other.peer for other in here}
+            reported.update(*(action.to for action in seat.feed(RoundTicked()) if isinstance(action, SendHeartbeat)))
+        assert reported - {leaver.peer for leaver in gone} == {other.peer for other in here}
 
 
 def test_in_an_exchange_every_two_members_exchange_a_sign_of_life_twice_a_second() -> None:

@@ -135,8 +135,8 @@ def test_who_promises_before_any_proposal_came_stands_at_the_base_and_can_do_wha
     ballot = Ballot(1, seat.peer)
     view = seat.state.peers[other.peer]
     assert view.head is not None
-    told = replace(view, head=replace(view.head, can_contribute=can_contribute))
-    seat.state = with_views(seat.state, {other.peer: told})
+    reported = replace(view, head=replace(view.head, can_contribute=can_contribute))
+    seat.state = with_views(seat.state, {other.peer: reported})
     leading = Leading(ballot, "promising", 1e9, is_promised=True)
     seat.state = replace(seat.state, open=replace(seat.state.open, proposal=None, leading=leading))
     seat.hear(other, Promise(UNIT, seat.head.commit, ballot))

@@ -286,8 +286,8 @@ def test_lenders_of_one_class_of_upload_are_asked_in_an_order_that_each_base_dra
     table = Table(9)
     seat, *others = table.live()
     for number, other in enumerate(others):
-        told = replace(heartbeat_of(other), heads=(), is_inbound_reachable=True)
-        seat.hear(other, replace(told, upload_bytes_per_s=5000 if number == 0 else 1000 + number))
+        reported = replace(heartbeat_of(other), heads=(), is_inbound_reachable=True)
+        seat.hear(other, replace(reported, upload_bytes_per_s=5000 if number == 0 else 1000 + number))
     orders = set()
     for salt in range(4):
         link = commit_on(table.genesis, table.live(), salt=salt).link

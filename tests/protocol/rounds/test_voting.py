@@ -65,8 +65,8 @@ def test_an_ack_is_written_only_when_all_bytes_are_on_disk_and_told_only_when_wr
     assert isinstance(order, LogAck)
     assert not order.lone
     assert seat.sent(Ack) == []
-    (told,) = seat.feed(AckLogged(order.base, order.ballot, order.commit))
-    assert told == Send((settle.ballot.peer,), Ack(UNIT, settle.base, settle.ballot, order.commit))
+    (reported,) = seat.feed(AckLogged(order.base, order.ballot, order.commit))
+    assert reported == Send((settle.ballot.peer,), Ack(UNIT, settle.base, settle.ballot, order.commit))
 
 
 def test_bytes_that_arrive_after_a_higher_promise_are_not_acked() -> None:
@@ -190,9 +190,9 @@ def test_a_promise_is_told_when_it_is_on_disk_and_names_the_acked_record() -> No
     high = Ballot(7, asker.peer)
     assert seat.hear(asker, PromiseRequest(UNIT, settle.base, high)) == (LogPromise(settle.base, high),)
     assert seat.sent(Promise) == []
-    (told,) = seat.feed(PromiseLogged(settle.base, high))
+    (reported,) = seat.feed(PromiseLogged(settle.base, high))
     acked = AckedRecord(settle.ballot, settle.record)
-    assert told == Send((asker.peer,), Promise(UNIT, settle.base, high, acked))
+    assert reported == Send((asker.peer,), Promise(UNIT, settle.base, high, acked))
     low = PromiseRequest(UNIT, settle.base, Ballot(3, asker.peer))
     assert seat.hear(asker, low) == (Send((asker.peer,), Refusal(UNIT, settle.base, high)),)
 
@@ -227,8 +227,8 @@ def test_a_promise_that_a_higher_one_overtook_is_never_told() -> None:
     seat.hear(one, PromiseRequest(UNIT, base, low))
     seat.hear(two, PromiseRequest(UNIT, base, high))
     assert seat.feed(PromiseLogged(base, low)) == ()
-    (told,) = seat.feed(PromiseLogged(base, high))
-    assert told == Send((two.peer,), Promise(UNIT, base, high))
+    (reported,) = seat.feed(PromiseLogged(base, high))
+    assert reported == Send((two.peer,), Promise(UNIT, base, high))
 
 
 def test_nobody_may_ask_for_a_promise_in_anothers_name_or_for_attempt_zero() -> None:
@@ -436,8 +436,8 @@ def test_a_goodbye_is_told_when_it_is_on_disk_and_carries_the_vote() -> None:
     leave = Leave(seat.member, UNIT, settle.base, settle.ballot, acked)
     assert seat.feed(LeaveOrdered()) == (LogLeave(leave),)
     assert seat.feed(LeaveOrdered()) == ()
-    (told,) = seat.feed(LeaveLogged(leave))
-    assert told == Send(tuple(sorted(set(table.seats) - {seat.peer})), leave)
+    (reported,) = seat.feed(LeaveLogged(leave))
+    assert reported == Send(tuple(sorted(set(table.seats) - {seat.peer})), leave)
 
 
 def test_who_does_not_know_its_votes_stays_in_the_electorate_when_it_leaves() -> None:

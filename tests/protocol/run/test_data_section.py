@@ -10,7 +10,7 @@ def test_a_section_that_says_nothing_is_pythons_library_and_writes_only_its_firs
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [
         ({"source": "text"}, "a glob belongs to the sources"),
         ({"glob": "corpus/*.txt"}, "a glob belongs to the sources"),
@@ -29,8 +29,8 @@ def test_a_section_that_says_nothing_is_pythons_library_and_writes_only_its_firs
         ({"end_token": "<end>"}, "belongs to a tokenizer.json"),
     ],
 )
-def test_keys_of_another_source_are_refused(values: dict[str, str], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_keys_of_another_source_are_refused(values: dict[str, str], reported: str) -> None:
+    with pytest.raises(ValidationError, match=reported):
         DataSection.model_validate(values)
 
 

@@ -11,7 +11,7 @@ import pytest
 from protocol.errors import ConfigError, VersionError
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Ed25519Verifier, Identity
-from protocol.run.experts_section import BesideParts, expert_contradiction
+from protocol.run.experts_section import RunNumbers, expert_contradiction
 from protocol.run.manifest import (
     MANIFEST_DOMAIN,
     RunConfig,
@@ -113,7 +113,7 @@ def test_what_a_peer_holds_is_the_trunk_and_its_experts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "section", "told"),
+    ("lines", "section", "reported"),
     [
         ([], "", 'run.shards = "expert": expected a section [experts] with num_experts and ffn_dim'),
         (['shards = "data"'], EXPERTS, 'the section [experts] belongs to run.shards = "expert", not to "data"'),
@@ -145,17 +145,17 @@ def test_what_a_peer_holds_is_the_trunk_and_its_experts() -> None:
     ],
 )
 def test_numbers_that_do_not_fit_an_expert_run_are_refused_in_one_line(
-    lines: list[str], section: str, told: str
+    lines: list[str], section: str, reported: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_run_config(expert_toml(*lines, section=section))
-    assert told in caught.value.one_line()
+    assert reported in caught.value.one_line()
     assert "\n" not in caught.value.one_line()
 
 
 def test_a_family_that_takes_no_experts_is_refused_by_name() -> None:
     model = cast(ModelConfig, SimpleNamespace(family="plain", takes_experts=False))
-    beside = BesideParts("expert", 2, "", "overlap", 0.0, "", 0.0, 1000)
+    beside = RunNumbers("expert", 2, "", "overlap", 0.0, "", 0.0, 1000)
     experts = parse_run_config(expert_toml()).experts
     assert 'family = "plain", which takes no experts' in expert_contradiction(experts, model, beside)
-    assert not expert_contradiction(None, model, BesideParts("data", 2, "", "overlap", 0.0, "", 0.0, 1000))
+    assert not expert_contradiction(None, model, RunNumbers("data", 2, "", "overlap", 0.0, "", 0.0, 1000))

@@ -74,7 +74,7 @@ def test_the_optimizer_is_written_only_where_it_is_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "reported"),
     [
         ("seed = 1", "sead = 1", "run.sead is not a known key"),
         ('codec = "int8"', 'adoption = "blocking"', "round.adoption is not a known key"),
@@ -137,7 +137,7 @@ def test_the_optimizer_is_written_only_where_it_is_chosen() -> None:
         ('source = "python-stdlib"', 'split = "test"', 'split = "test" does not belong'),
     ],
 )
-def test_a_bad_value_is_one_line_with_file_key_and_remedy(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_a_bad_value_is_one_line_with_file_key_and_remedy(tmp_path: Path, old: str, new: str, reported: str) -> None:
     text = default_run_toml()
     assert old in text
     path = tmp_path / "run.toml"
@@ -145,7 +145,7 @@ def test_a_bad_value_is_one_line_with_file_key_and_remedy(tmp_path: Path, old: s
     with pytest.raises(ConfigError) as error:
         load_run_config(path)
     line = error.value.one_line()
-    assert told in line
+    assert reported in line
     assert str(path) in line
     assert "\n" not in line
     assert ";" in line
@@ -337,7 +337,7 @@ def test_runs_that_average_the_whole_model_at_once_have_one_unit_and_keep_their_
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "reported"),
     [
         (["fragments = 2"], 'fragments = 2 belongs to mode = "streaming", not to "overlap"'),
         (['mode = "blocking"', "alpha = 0.5"], 'alpha = 0.5 belongs to mode = "streaming", not to "blocking"'),
@@ -369,10 +369,10 @@ def test_runs_that_average_the_whole_model_at_once_have_one_unit_and_keep_their_
         (["link_mbit_per_s = 0.2"], "expected a link of at least 0.206, round.longest_interval_s of at least 62, or"),
     ],
 )
-def test_settings_of_modes_that_contradict_each_other_are_refused(lines: list[str], told: str) -> None:
+def test_settings_of_modes_that_contradict_each_other_are_refused(lines: list[str], reported: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_run_config(_with(*lines))
-    assert told in caught.value.one_line()
+    assert reported in caught.value.one_line()
 
 
 @pytest.mark.parametrize("lines", [[], ['codec = "e3m0"'], ["longest_interval_s = 30.0"]], ids=["int8", "e3m0", "30 s"])
@@ -400,11 +400,11 @@ def test_chunks_are_as_long_as_the_host_says_or_as_its_model_asks_for_and_peers_
     assert chosen.chunk_elements == 512
     for config in (by_size, large, chosen):
         written = config.model_dump_json()
-        told = RunConfig.model_validate_json(written)
-        assert told.round.chunk_elements == config.chunk_elements, (
+        reported = RunConfig.model_validate_json(written)
+        assert reported.round.chunk_elements == config.chunk_elements, (
             "written, whatever a later release takes for a default"
         )
-        assert told.model_dump_json() == written
+        assert reported.model_dump_json() == written
 
 
 def test_a_number_that_the_file_does_not_say_is_not_among_the_keys_that_were_set() -> None:
@@ -416,7 +416,7 @@ def test_a_number_that_the_file_does_not_say_is_not_among_the_keys_that_were_set
 
 def test_a_run_is_the_same_one_whether_its_file_said_a_number_or_it_was_worked_out() -> None:
     config = parse_run_config(default_run_toml())
-    told = RunConfig.model_validate_json(config.model_dump_json())
-    assert told == config
-    assert hash(told) == hash(config)
-    assert told != parse_run_config(default_run_toml().replace('codec = "int8"', 'codec = "int4"'))
+    reported = RunConfig.model_validate_json(config.model_dump_json())
+    assert reported == config
+    assert hash(reported) == hash(config)
+    assert reported != parse_run_config(default_run_toml().replace('codec = "int8"', 'codec = "int4"'))

@@ -9,7 +9,7 @@ from protocol.run.round_section import RoundSection
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "reported"),
     [
         ({"first_local_steps": 2}, r"first_local_steps 2 belongs to a ramp_share"),
         ({"target_utilisation": 0.5}, r"target_utilisation 0\.5 belongs to local_steps"),
@@ -18,8 +18,8 @@ from protocol.run.round_section import RoundSection
         ({"result_codec": "top12"}, r"result_codec = \"top12\" belongs to codec = \"topk\""),
     ],
 )
-def test_a_key_without_the_one_that_it_belongs_to_is_refused(keys: dict[str, object], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_a_key_without_the_one_that_it_belongs_to_is_refused(keys: dict[str, object], reported: str) -> None:
+    with pytest.raises(ValidationError, match=reported):
         RoundSection.model_validate({"target_tokens": 4096, **keys})
 
 

@@ -52,7 +52,7 @@ def test_an_unknown_family_is_refused_with_those_that_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"width": 3}, "model.width is not a known key"),
         ({"dim": "16"}, "model.dim is '16'"),
@@ -61,7 +61,7 @@ def test_an_unknown_family_is_refused_with_those_that_are_known() -> None:
         ({"family": 3}, "model.family is 3"),
     ],
 )
-def test_what_is_wrong_in_the_section_is_told_with_its_place(changes: dict[str, object], told: str) -> None:
+def test_what_is_wrong_in_the_section_is_told_with_its_place(changes: dict[str, object], reported: str) -> None:
     values = parse_run_config(default_run_toml()).model_dump()
     model = {**SMALL, "context_tokens": values["model"]["context_tokens"], **changes}
     values["model"] = {key: value for key, value in model.items() if value is not ...}
@@ -69,7 +69,7 @@ def test_what_is_wrong_in_the_section_is_told_with_its_place(changes: dict[str, 
         RunConfig.model_validate(values)
     from protocol.run.validation_text import explained
 
-    assert " ".join(explained("run.toml", refused.value)).startswith(f"run.toml: {told}")
+    assert " ".join(explained("run.toml", refused.value)).startswith(f"run.toml: {reported}")
 
 
 def test_a_section_that_is_no_table_is_refused() -> None:

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from averaging.network.direct import connection_pool as spare_connections
-from averaging.network.direct import tls_listener as tls_door
+from averaging.network.direct import tls_listener
 from averaging.network.direct.connection_pool import MAX_SPARES_OF_PEER, MAX_SPARES_PER_PEER
 from averaging.network.direct.tls_identity import credential_check
-from averaging.network.direct.tls_listener import TlsDoor
+from averaging.network.direct.tls_listener import TlsListener
 from averaging.network.direct.tls_socket import TlsSocket
 from averaging.network.direct.tls_stream import TlsStream
 from averaging.network.pacing.line_rate import PathStats
@@ -38,7 +38,7 @@ async def _between() -> AsyncIterator[tuple[Peer, Peer, CountingProxy]]:
     world = World()
     async with world.open(ALICE) as alice, world.open(BOB) as bob, open_counting_proxy(bob.port) as proxy:
         bob.handlers[CHANNEL] = _mirror
-        bob.told = encode_addresses([BulkAddress("127.0.0.1", proxy.port)])
+        bob.reported = encode_addresses([BulkAddress("127.0.0.1", proxy.port)])
         yield alice, bob, proxy
 
 
@@ -127,10 +127,10 @@ async def test_a_stream_that_was_broken_by_either_side_leaves_no_connection() ->
         assert proxy.connected == 3
 
 
-async def test_a_stream_with_strands_leaves_no_connection() -> None:
+async def test_a_stream_with_substreams_leaves_no_connection() -> None:
     world = World()
-    strands = replace(options_of(ALICE), num_first_strands=2)
-    async with world.open(ALICE, strands) as alice, world.open(BOB) as bob:
+    substreams = replace(options_of(ALICE), num_first_substreams=2)
+    async with world.open(ALICE, substreams) as alice, world.open(BOB) as bob:
         bob.handlers[CHANNEL] = _mirror
         stream = await _opened(alice, bob)
         with trio.fail_after(120):
@@ -151,10 +151,10 @@ async def test_a_connection_that_has_ended_meanwhile_is_not_kept_and_the_next_st
 
 
 async def test_a_peer_of_an_older_release_ends_the_connection_with_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def none(_door: object, _tls: TlsSocket, _peer: PeerId) -> None:
+    async def none(_listener: object, _tls: TlsSocket, _peer: PeerId) -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(TlsDoor, "_next_channel", none)
+    monkeypatch.setattr(TlsListener, "_next_channel", none)
     async with _between() as (alice, bob, proxy):
         for number in range(1, 4):
             stream = await _opened(alice, bob)
@@ -240,7 +240,7 @@ async def test_the_end_of_a_connection_that_was_kept_asks_nobody_and_takes_no_pl
 
 
 async def test_after_so_many_streams_there_is_another_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_door, "MAX_STREAMS_PER_CONNECTION", 2)
+    monkeypatch.setattr(tls_listener, "MAX_STREAMS_PER_CONNECTION", 2)
     async with _between() as (alice, bob, proxy):
         for _ in range(5):
             stream = await _opened(alice, bob)
@@ -298,15 +298,15 @@ async def test_a_frame_that_waited_while_its_stream_was_ended_does_not_go_out_on
 
 async def test_a_busy_peer_that_has_acknowledged_an_opening_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare_connections, "ACKNOWLEDGED_WITHIN_S", 0.1)
-    open_door = TlsDoor._open
+    open_listener = TlsListener._open
 
-    async def late(door: TlsDoor, tls: TlsSocket, peer: PeerId, channel: str | None) -> tuple[Status, str]:
+    async def late(listener: TlsListener, tls: TlsSocket, peer: PeerId, channel: str | None) -> tuple[Status, str]:
         await trio.sleep(0.4)
-        return await open_door(door, tls, peer, channel)
+        return await open_listener(listener, tls, peer, channel)
 
     async with _between() as (alice, bob, proxy):
         await _talk(alice, bob)
-        monkeypatch.setattr(TlsDoor, "_open", late)
+        monkeypatch.setattr(TlsListener, "_open", late)
         await _talk(alice, bob)
         assert proxy.connected == 1
 
@@ -351,7 +351,7 @@ async def test_a_renewed_credential_is_shown_on_a_new_connection() -> None:
         bob = await stack.enter_async_context(world.open(BOB))
         proxy = await stack.enter_async_context(open_counting_proxy(bob.port))
         bob.handlers[CHANNEL] = _mirror
-        bob.told = encode_addresses([BulkAddress("127.0.0.1", proxy.port)])
+        bob.reported = encode_addresses([BulkAddress("127.0.0.1", proxy.port)])
         await _talk(alice, bob)
         own[0] = credential_of(ALICE, ended_s=-DAY_S / 2)
         await _talk(alice, bob)

@@ -161,9 +161,9 @@ async def test_a_closed_port_is_left_to_libp2p_and_tried_again_later_where_the_p
     async with pair() as (alice, bob):
         with socket.create_server(("127.0.0.1", 0)) as server:
             closed_port = server.getsockname()[1]
-        bob.told = b"127.0.0.1 %d" % closed_port
+        bob.reported = b"127.0.0.1 %d" % closed_port
         assert not await _is_direct(alice, bob)
-        bob.told = None
+        bob.reported = None
         assert not await _is_direct(alice, bob)  # not so soon
         assert bob.num_asked == 1
         await trio.sleep(FIRST_PAUSE_S)
@@ -177,10 +177,10 @@ async def test_an_address_where_nobody_says_anything_costs_a_short_while_only_an
     async with pair() as (alice, bob):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             text = b"127.0.0.1 %d" % silent.getsockname()[1]
-            bob.told = b"%s\n127.0.0.1 %d" % (text, bob.port)
+            bob.reported = b"%s\n127.0.0.1 %d" % (text, bob.port)
             with trio.fail_after(CONNECT_WITHIN_S):
                 assert await _is_direct(alice, bob)
-            bob.told = text
+            bob.reported = text
             alice.way.forget(bob.peer_id)
             began_s = trio.current_time()
             assert not await _is_direct(alice, bob)
@@ -207,7 +207,7 @@ async def test_a_far_peer_is_left_to_libp2p_at_first_and_reached_directly_from_t
             listener.bind(("127.0.0.1", 0))
             listener.listen(0)
             waiting = _full(listener)
-            bob.told = b"127.0.0.1 %d" % listener.getsockname()[1]
+            bob.reported = b"127.0.0.1 %d" % listener.getsockname()[1]
             assert not await _is_direct(alice, bob)
             route = alice.way._routes[bob.peer_id]
             for connection in waiting:
@@ -228,7 +228,7 @@ async def test_a_peer_that_was_connected_to_may_take_as_long_to_shake_hands_as_m
         world.open(BOB) as bob,
         open_counting_proxy(bob.port, begin_after_s=0.6) as busy,
     ):
-        bob.told = b"127.0.0.1 %d" % busy.port
+        bob.reported = b"127.0.0.1 %d" % busy.port
         assert await _is_direct(alice, bob)
 
 
@@ -240,7 +240,7 @@ async def test_who_stands_at_one_of_a_peers_addresses_in_its_place_gives_the_oth
             listener.bind(("127.0.0.1", 0))
             listener.listen(0)
             waiting = _full(listener)
-            bob.told = b"127.0.0.1 %d\n127.0.0.1 %d" % (carol.port, listener.getsockname()[1])
+            bob.reported = b"127.0.0.1 %d\n127.0.0.1 %d" % (carol.port, listener.getsockname()[1])
             began_s = trio.current_time()
             assert await alice.way.open_stream(bob.peer_id, CHANNEL, 20.0) is None
             assert trio.current_time() - began_s < 0.5 * CONNECTED_SHARE * 20.0
@@ -258,7 +258,7 @@ async def test_who_takes_a_connection_at_one_of_several_addresses_and_says_nothi
             listener.bind(("127.0.0.1", 0))
             listener.listen(0)
             waiting = _full(listener)
-            bob.told = b"127.0.0.1 %d\n127.0.0.1 %d" % (silent.getsockname()[1], listener.getsockname()[1])
+            bob.reported = b"127.0.0.1 %d\n127.0.0.1 %d" % (silent.getsockname()[1], listener.getsockname()[1])
             took_s = []
             for _ in range(2):
                 began_s = trio.current_time()
@@ -276,7 +276,7 @@ async def test_a_peer_that_is_silent_at_all_of_its_addresses_is_busy_and_is_wait
     world = World()
     async with world.open(ALICE, impatient) as alice, world.open(BOB) as bob:
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-            bob.told = b"127.0.0.1 %d\n127.0.0.1 %d" % (one.getsockname()[1], other.getsockname()[1])
+            bob.reported = b"127.0.0.1 %d\n127.0.0.1 %d" % (one.getsockname()[1], other.getsockname()[1])
             for _ in range(2):
                 began_s = trio.current_time()
                 assert await alice.way.open_stream(bob.peer_id, CHANNEL, within_s) is None
@@ -309,7 +309,7 @@ async def test_where_a_peer_listens_is_not_asked_while_the_directory_tells_it_an
 async def test_of_several_addresses_the_one_behind_which_the_right_peer_answers_is_taken_and_kept() -> None:
     world = World()
     async with world.open(ALICE) as alice, world.open(BOB) as bob, world.open(CAROL) as carol:
-        bob.told = b"127.0.0.1 %d\n127.0.0.1 %d" % (carol.port, bob.port)
+        bob.reported = b"127.0.0.1 %d\n127.0.0.1 %d" % (carol.port, bob.port)
         assert await _is_direct(alice, bob)
         assert await _is_direct(alice, bob)
         assert bob.num_asked == 1
@@ -334,7 +334,7 @@ async def test_nobody_dials_itself_and_who_cannot_be_asked_is_left_to_libp2p() -
 @pytest.mark.parametrize("answer", [b"nothing", b"\xff", b"host 0", b"127.0.0.1 1\n" * 9, b"a b 5"])
 async def test_an_answer_that_is_no_address_is_left_to_libp2p(answer: bytes) -> None:
     async with pair() as (alice, bob):
-        bob.told = answer
+        bob.reported = answer
         assert not await _is_direct(alice, bob)
 
 
@@ -358,7 +358,7 @@ async def test_a_port_that_is_in_use_is_one_clear_error_and_one_that_nobody_chos
 
 async def test_what_is_counted_is_what_the_sockets_carry_but_for_tls_and_frames() -> None:
     async with pair() as (alice, bob), open_counting_proxy(bob.port) as proxy:
-        bob.told = b"127.0.0.1 %d" % proxy.port
+        bob.reported = b"127.0.0.1 %d" % proxy.port
         collected = trio.Event()
 
         async def collect(_peer: PeerId, stream: Stream) -> None:
@@ -390,7 +390,7 @@ async def test_peers_that_say_nothing_fill_all_places_for_dials_and_a_healthy_on
         with socket.create_server(("127.0.0.1", 0), backlog=4 * MAX_DIALS) as server:
             for identity in silent:
                 peer = await stack.enter_async_context(world.open(identity))
-                peer.told = b"127.0.0.1 %d" % server.getsockname()[1]
+                peer.reported = b"127.0.0.1 %d" % server.getsockname()[1]
             async with trio.open_nursery() as nursery:
                 for identity in silent:
                     nursery.start_soon(alice.way.open_stream, identity.peer_id, CHANNEL, 60.0)

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from averaging.network.direct.substream_rule import MOST_STRANDS, StrandRule
+from averaging.network.direct.substream_rule import MOST_SUBSTREAMS, SubstreamRule
 from averaging.network.pacing.line_rate import PathStats
 
 LOOK_S = 0.25
@@ -27,11 +27,11 @@ class Way:
     comes: Callable[[int], int] = lambda number: number
     num_paths: int = 1
     now_s: float = 0.0
-    acked: list[float] = field(default_factory=lambda: [0.0] * MOST_STRANDS)
+    acked: list[float] = field(default_factory=lambda: [0.0] * MOST_SUBSTREAMS)
     num_lost: int = 0
     held_s: float = 0.0
 
-    def run(self, rule: StrandRule, seconds: float) -> int:
+    def run(self, rule: SubstreamRule, seconds: float) -> int:
         """How many connections there are in the end."""
         for _ in range(round(seconds / LOOK_S)):
             self.now_s += LOOK_S
@@ -52,14 +52,14 @@ class Way:
 
 
 def test_where_losses_hold_connections_below_the_line_there_are_more_until_it_is_full() -> None:
-    rule, way = StrandRule(), Way()
-    assert way.run(rule, 60.0) == MOST_STRANDS
-    assert rule.num_useful == MOST_STRANDS
+    rule, way = SubstreamRule(), Way()
+    assert way.run(rule, 60.0) == MOST_SUBSTREAMS
+    assert rule.num_useful == MOST_SUBSTREAMS
     assert way.each * way.num_paths >= way.carries
 
 
 def test_they_double_so_that_a_transfer_of_ten_seconds_has_some_of_it() -> None:
-    assert Way().run(StrandRule(), 6.0) >= 4
+    assert Way().run(SubstreamRule(), 6.0) >= 4
 
 
 @pytest.mark.parametrize(
@@ -74,30 +74,30 @@ def test_they_double_so_that_a_transfer_of_ten_seconds_has_some_of_it() -> None:
     ids=["nothing is lost", "a queue at the line", "a short way", "nothing more to send", "held back by ourselves"],
 )
 def test_one_connection_is_enough_where(way: Way) -> None:
-    assert way.run(StrandRule(), 60.0) == 1
+    assert way.run(SubstreamRule(), 60.0) == 1
 
 
 def test_a_full_buffer_asks_for_more_connections_as_losses_do() -> None:
-    assert Way(loses=False, held_share=0.9).run(StrandRule(), 60.0) > 1
-    assert Way(loses=False, held_share=0.2).run(StrandRule(), 60.0) == 1
+    assert Way(loses=False, held_share=0.9).run(SubstreamRule(), 60.0) > 1
+    assert Way(loses=False, held_share=0.2).run(SubstreamRule(), 60.0) == 1
 
 
 def test_connections_that_carry_nothing_more_are_the_last_ones() -> None:
     """Somebody before us lets only so much through, and drops the rest without a queue."""
-    rule, way = StrandRule(), Way(carries=1e6)
+    rule, way = SubstreamRule(), Way(carries=1e6)
     assert way.run(rule, 60.0) == 2
     assert rule.num_useful == 1
 
 
 def test_those_that_have_not_come_yet_are_not_judged() -> None:
-    rule, way = StrandRule(), Way(comes=lambda _: 1)
+    rule, way = SubstreamRule(), Way(comes=lambda _: 1)
     assert way.run(rule, 30.0) == 1
     way.num_paths, way.comes = 2, lambda number: number
-    assert way.run(rule, 60.0) == MOST_STRANDS
+    assert way.run(rule, 60.0) == MOST_SUBSTREAMS
 
 
 def test_a_pause_in_sending_is_not_judged() -> None:
-    rule, way = StrandRule(), Way()
+    rule, way = SubstreamRule(), Way()
     way.run(rule, 0.75)
     way.waiting_bytes = 0
     assert way.run(rule, 10.0) == 1

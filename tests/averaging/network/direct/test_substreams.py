@@ -10,14 +10,14 @@ import pytest
 import trio
 import trio.testing
 
-from averaging.network.direct import substreams as strands
-from averaging.network.direct.substream_dials import MOST_IN_ALL, USEFUL_AFTER_BYTES, Growth, StrandDials
-from averaging.network.direct.substream_rule import MOST_STRANDS
+from averaging.network.direct import substreams
+from averaging.network.direct.substream_dials import MOST_IN_ALL, USEFUL_AFTER_BYTES, Growth, SubstreamDials
+from averaging.network.direct.substream_rule import MOST_SUBSTREAMS
 from averaging.network.direct.substreams import (
     LEAST_PIECE_BYTES,
     MOST_PIECE_BYTES,
     TOKEN_BYTES,
-    StrandDesk,
+    SubstreamDesk,
     piece_bytes,
 )
 from averaging.network.direct.tls_socket import TlsSocket
@@ -27,11 +27,11 @@ from protocol.errors import ConnectionReset, RemoteProtocolError
 from protocol.ids import PeerId
 from tests.averaging.network.direct_world import ALICE, BOB, World, options_of
 
-NUM_STRANDS = 4
+NUM_SUBSTREAMS = 4
 
 
 @asynccontextmanager
-async def _ends(num_strands: int = NUM_STRANDS) -> AsyncIterator[tuple[TlsStream, TlsStream]]:
+async def _ends(num_substreams: int = NUM_SUBSTREAMS) -> AsyncIterator[tuple[TlsStream, TlsStream]]:
     """The two ends of a stream of so many connections: Alice's, who opened it, and Bob's."""
     arrived: list[Stream] = []
     here, done = trio.Event(), trio.Event()
@@ -42,7 +42,7 @@ async def _ends(num_strands: int = NUM_STRANDS) -> AsyncIterator[tuple[TlsStream
         await done.wait()
 
     world = World()
-    first = replace(options_of(ALICE), num_first_strands=num_strands)
+    first = replace(options_of(ALICE), num_first_substreams=num_substreams)
     async with world.open(ALICE, first) as alice, world.open(BOB) as bob:
         bob.handlers["bulk"] = serve
         stream = await alice.way.open_stream(bob.peer_id, "bulk", 5.0)
@@ -51,7 +51,7 @@ async def _ends(num_strands: int = NUM_STRANDS) -> AsyncIterator[tuple[TlsStream
         ours, theirs = stream, arrived[0]
         assert isinstance(ours, TlsStream)
         assert isinstance(theirs, TlsStream)
-        await _grown(ours, theirs, num_strands)
+        await _grown(ours, theirs, num_substreams)
         try:
             yield ours, theirs
         finally:
@@ -59,10 +59,10 @@ async def _ends(num_strands: int = NUM_STRANDS) -> AsyncIterator[tuple[TlsStream
             await ours.aclose()
 
 
-async def _grown(ours: TlsStream, theirs: TlsStream, num_strands: int) -> None:
-    """Frames go there until strands have come, one by one."""
+async def _grown(ours: TlsStream, theirs: TlsStream, num_substreams: int) -> None:
+    """Frames go there until substreams have come, one by one."""
     with trio.fail_after(120):
-        while num_strands > 1 and len(theirs.connections) < num_strands:
+        while num_substreams > 1 and len(theirs.connections) < num_substreams:
             await ours.send_frame(bytes(8192))
             assert await theirs.receive_frame() == bytes(8192)
             await trio.sleep(0.01)
@@ -100,7 +100,7 @@ async def test_frames_of_all_lengths_come_in_order_and_whole_both_ways() -> None
         assert await theirs.receive_frame() is None
 
 
-async def test_pieces_go_over_all_strands() -> None:
+async def test_pieces_go_over_all_substreams() -> None:
     async with _ends() as (ours, theirs):
         before = [(look := connection.stats()) and look.acked_bytes for connection in ours.connections]
         for _ in range(8):
@@ -185,23 +185,23 @@ async def test_a_stream_that_ends_closes_all_of_its_connections() -> None:
                 await connection.closed.wait()
 
 
-async def test_a_strand_that_is_not_needed_for_long_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_substream_that_is_not_needed_for_long_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not kept for ever at the other side, and a stream that announces one which is gone there would break."""
     monkeypatch.setattr("averaging.network.direct.tls_stream.ANNOUNCED_WITHIN_S", -1.0)
-    strand = _Connection()
+    substream = _Connection()
     async with _ends(1) as (ours, theirs):
-        ours.join(strand, bytes(TOKEN_BYTES))  # type: ignore[arg-type]
+        ours.join(substream, bytes(TOKEN_BYTES))  # type: ignore[arg-type]
         frames = [os.urandom(MAX_FRAME_BYTES)] * 3
         assert await _both(ours, theirs, frames) == frames
         assert len(ours.connections) == len(theirs.connections) == 1
-        assert strand.closed.is_set()
+        assert substream.closed.is_set()
 
 
 # --- what another side may not do -----------------------------------------------------------------------------------------------
 
 
-async def test_a_strand_that_never_came_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strands, "CLAIM_WITHIN_S", 0.05)
+async def test_a_substream_that_never_came_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(substreams, "CLAIM_WITHIN_S", 0.05)
     async with _ends(1) as (ours, theirs):
         await ours._send(memoryview(struct.pack(">I", 0xFFFFFFFE) + b"t" * TOKEN_BYTES))
         with trio.fail_after(60), pytest.raises(RemoteProtocolError, match="did not come"):
@@ -210,16 +210,16 @@ async def test_a_strand_that_never_came_ends_the_stream(monkeypatch: pytest.Monk
             await theirs.receive_frame()
 
 
-async def test_who_was_dialled_may_not_add_strands() -> None:
+async def test_who_was_dialled_may_not_add_substreams() -> None:
     async with _ends(1) as (ours, theirs):
         await theirs._send(memoryview(struct.pack(">I", 0xFFFFFFFE) + b"t" * TOKEN_BYTES))
         with trio.fail_after(60), pytest.raises(RemoteProtocolError, match="did not open"):
             await ours.receive_frame()
 
 
-async def test_no_more_strands_are_taken_than_a_stream_may_have() -> None:
-    async with _ends(MOST_STRANDS) as (ours, theirs):
-        assert len(theirs.connections) == MOST_STRANDS
+async def test_no_more_substreams_are_taken_than_a_stream_may_have() -> None:
+    async with _ends(MOST_SUBSTREAMS) as (ours, theirs):
+        assert len(theirs.connections) == MOST_SUBSTREAMS
         await ours._send(memoryview(struct.pack(">I", 0xFFFFFFFE) + b"t" * TOKEN_BYTES))
         with trio.fail_after(60), pytest.raises(RemoteProtocolError, match="8 at most"):
             await theirs.receive_frame()
@@ -256,7 +256,7 @@ async def _send_all(stream: TlsStream, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, MAX_FRAME_BYTES])
-async def test_a_frame_over_strands_on_a_stream_that_has_none_ends_the_stream(length: int) -> None:
+async def test_a_frame_over_substreams_on_a_stream_that_has_none_ends_the_stream(length: int) -> None:
     """It once left as a ZeroDivisionError, which whoever reads a stream does not foresee."""
     async with _ends(1) as (ours, theirs):
         await theirs._send(memoryview(struct.pack(">II", 0xFFFFFFFD, length)))
@@ -268,13 +268,13 @@ async def test_a_frame_over_strands_on_a_stream_that_has_none_ends_the_stream(le
 async def test_a_frame_that_cannot_become_whole_any_more_ends_the_stream() -> None:
     async with _ends(2) as (ours, theirs):
         await ours._send(memoryview(struct.pack(">II", 0xFFFFFFFD, 2 * LEAST_PIECE_BYTES)))
-        for strand in ours.connections:  # what comes next on each of them belongs to the next frame
-            await strand.send(memoryview(struct.pack(">II", theirs._num_striped_down + 1, 0)), 0)
+        for substream in ours.connections:  # what comes next on each of them belongs to the next frame
+            await substream.send(memoryview(struct.pack(">II", theirs._num_striped_down + 1, 0)), 0)
         with trio.fail_after(60), pytest.raises(RemoteProtocolError, match="without 2 of its pieces"):
             await theirs.receive_frame()
 
 
-async def test_a_strand_without_room_holds_up_no_frame() -> None:
+async def test_a_substream_without_room_holds_up_no_frame() -> None:
     """It takes no piece until it has some: here the other side reads only what the others bring."""
     async with _ends(2) as (ours, _):
         stuck = ours.connections[0]
@@ -285,19 +285,19 @@ async def test_a_strand_without_room_holds_up_no_frame() -> None:
             await ours.send_frame(bytes(3 * LEAST_PIECE_BYTES))  # with the kernel at once, over the other one
 
 
-async def _fill(strand: TlsSocket, data: memoryview) -> None:
+async def _fill(substream: TlsSocket, data: memoryview) -> None:
     begin = 0
     while True:
-        begin = await strand.send(data, begin) % len(data)
+        begin = await substream.send(data, begin) % len(data)
 
 
 @pytest.mark.parametrize(("num_bytes", "length"), [(0, 8192), (16_000, 8192), (1 << 21, 1 << 16), (200_000, 12_500)])
-def test_pieces_are_short_enough_for_each_strand_to_have_two(num_bytes: int, length: int) -> None:
+def test_pieces_are_short_enough_for_each_substream_to_have_two(num_bytes: int, length: int) -> None:
     assert piece_bytes(num_bytes) == length
 
 
-async def test_who_was_dialled_may_send_before_it_has_read_that_there_are_more_strands() -> None:
-    """Both ends once reckoned the length of pieces from how many strands they knew of, and read each other's pieces wrongly."""
+async def test_who_was_dialled_may_send_before_it_has_read_that_there_are_more_substreams() -> None:
+    """Both ends once reckoned the length of pieces from how many substreams they knew of, and read each other's pieces wrongly."""
     frames = [os.urandom(length) for length in (200_000, 700_001, MAX_FRAME_BYTES)]
     async with _ends(2) as (ours, theirs):
         await _announce_another(ours)
@@ -321,32 +321,32 @@ async def _announce_another(stream: TlsStream) -> None:
 # --- connections that wait for their stream ---------------------------------------------------------------------------------------
 
 
-async def test_a_strand_that_no_stream_asks_for_is_closed_and_its_place_is_free(
+async def test_a_substream_that_no_stream_asks_for_is_closed_and_its_place_is_free(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    desk, strand = StrandDesk(), _Connection()
-    await desk.keep(BOB.peer_id, b"t", strand, _confirm)  # type: ignore[arg-type]
-    assert strand.closed.is_set()
-    assert trio.current_time() == pytest.approx(strands.KEPT_FOR_S)
+    desk, substream = SubstreamDesk(), _Connection()
+    await desk.keep(BOB.peer_id, b"t", substream, _confirm)  # type: ignore[arg-type]
+    assert substream.closed.is_set()
+    assert trio.current_time() == pytest.approx(substreams.KEPT_FOR_S)
     with pytest.raises(RemoteProtocolError, match="did not come"):
         await desk.claim(BOB.peer_id, b"t")
 
 
-async def test_a_strand_is_only_its_own_peers(autojump_clock: trio.testing.MockClock) -> None:
-    desk, strand = StrandDesk(), _Connection()
+async def test_a_substream_is_only_its_own_peers(autojump_clock: trio.testing.MockClock) -> None:
+    desk, substream = SubstreamDesk(), _Connection()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.keep, BOB.peer_id, b"t", strand, _confirm)
+        nursery.start_soon(desk.keep, BOB.peer_id, b"t", substream, _confirm)
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(RemoteProtocolError, match="did not come"):
             await desk.claim(ALICE.peer_id, b"t")
-        assert await desk.claim(BOB.peer_id, b"t") is strand  # type: ignore[comparison-overlap]
-        await trio.sleep(2 * strands.KEPT_FOR_S)
-        assert not strand.closed.is_set()
-        strand.close()
+        assert await desk.claim(BOB.peer_id, b"t") is substream  # type: ignore[comparison-overlap]
+        await trio.sleep(2 * substreams.KEPT_FOR_S)
+        assert not substream.closed.is_set()
+        substream.close()
 
 
-async def test_two_strands_with_one_token_are_not_taken(autojump_clock: trio.testing.MockClock) -> None:
-    desk = StrandDesk()
+async def test_two_substreams_with_one_token_are_not_taken(autojump_clock: trio.testing.MockClock) -> None:
+    desk = SubstreamDesk()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(desk.keep, BOB.peer_id, b"t", _Connection(), _confirm)
         await trio.testing.wait_all_tasks_blocked()
@@ -374,11 +374,11 @@ class _NoStream:
 
     connections = ()
 
-    def join(self, strand: TlsSocket, token: bytes) -> None:
-        raise AssertionError("a strand that there is not")
+    def join(self, substream: TlsSocket, token: bytes) -> None:
+        raise AssertionError("a substream that there is not")
 
 
-async def test_a_peer_that_takes_no_strands_is_not_asked_again_for_a_while(
+async def test_a_peer_that_takes_no_substreams_is_not_asked_again_for_a_while(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     asked: list[float] = []
@@ -388,7 +388,7 @@ async def test_a_peer_that_takes_no_strands_is_not_asked_again_for_a_while(
 
     stream = _NoStream()
     async with trio.open_nursery() as nursery:
-        dials = StrandDials(dial, nursery, num_first=3)
+        dials = SubstreamDials(dial, nursery, num_first=3)
         dials.growth(BOB.peer_id).sent(stream, 1 << 20)
         await trio.testing.wait_all_tasks_blocked()
         assert len(asked) == 3
@@ -411,7 +411,7 @@ async def test_what_paid_for_a_stream_is_begun_with_by_the_next_one_that_has_muc
 
     stream = _NoStream()
     async with trio.open_nursery() as nursery:
-        dials = StrandDials(dial, nursery)
+        dials = SubstreamDials(dial, nursery)
         dials.learned(BOB.peer_id, 4)
         growth = dials.growth(BOB.peer_id)
         growth.sent(stream, USEFUL_AFTER_BYTES - 1)
@@ -434,7 +434,7 @@ async def test_all_streams_together_have_no_more_than_so_many(autojump_clock: tr
         await trio.sleep(10.0)
 
     async with trio.open_nursery() as nursery:
-        dials = StrandDials(dial, nursery, num_first=8)
+        dials = SubstreamDials(dial, nursery, num_first=8)
         for _ in range(10):
             dials.growth(BOB.peer_id).sent(_NoStream(), 1)
         await trio.sleep(1.0)

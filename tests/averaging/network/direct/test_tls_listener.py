@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from averaging.network.direct import tls_listener as tls_door
+from averaging.network.direct import tls_listener
 from averaging.network.direct.dialling import dial_first
-from averaging.network.direct.substreams import STRAND_CHANNEL, TOKEN_BYTES
+from averaging.network.direct.substreams import SUBSTREAM_CHANNEL, TOKEN_BYTES
 from averaging.network.direct.tls_identity import TlsCredential, tls_context
 from averaging.network.direct.tls_listener import MAX_STREAMS_PER_PEER, bind_bulk
 from averaging.network.direct.tls_socket import TlsSocket
@@ -64,7 +64,7 @@ async def _collect(_peer: PeerId, stream: Stream) -> None:
 async def test_a_stranger_that_connects_and_says_nothing_is_dropped_and_holds_up_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tls_door, "HANDSHAKE_WITHIN_S", 0.5)
+    monkeypatch.setattr(tls_listener, "HANDSHAKE_WITHIN_S", 0.5)
     async with pair() as (alice, bob):
         alice.handlers["collect"] = _collect
         with socket.create_connection(("127.0.0.1", alice.port)) as silent:
@@ -79,7 +79,7 @@ async def test_a_stranger_that_connects_and_says_nothing_is_dropped_and_holds_up
 
 
 async def test_strangers_beyond_the_places_for_handshakes_are_dropped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_door, "MAX_HANDSHAKES_PER_ADDRESS", 4)
+    monkeypatch.setattr(tls_listener, "MAX_HANDSHAKES_PER_ADDRESS", 4)
     async with World().open(ALICE) as alice:
         with ExitStack() as stack:
             many = [stack.enter_context(socket.create_connection(("127.0.0.1", alice.port))) for _ in range(6)]
@@ -107,7 +107,7 @@ async def test_a_stranger_that_talks_something_else_is_dropped() -> None:
 
 
 async def test_a_member_that_does_not_say_what_it_wants_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_door, "OPENING_WITHIN_S", 0.2)
+    monkeypatch.setattr(tls_listener, "OPENING_WITHIN_S", 0.2)
     async with World().open(ALICE) as alice, _connection(alice) as tls:
         answer = memoryview(bytearray(1))
         with trio.fail_after(60):
@@ -197,24 +197,26 @@ async def test_who_listens_on_all_of_ipv4_listens_on_all_of_ipv6_on_the_same_por
             listener.close()
 
 
-async def test_strands_take_no_place_of_a_stream_and_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_door, "MAX_STREAMS_PER_PEER", 1)
-    monkeypatch.setattr(tls_door, "MAX_STRANDS_PER_PEER", 2)
+async def test_substreams_take_no_place_of_a_stream_and_have_places_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tls_listener, "MAX_STREAMS_PER_PEER", 1)
+    monkeypatch.setattr(tls_listener, "MAX_SUBSTREAMS_PER_PEER", 2)
     async with World().open(ALICE) as alice, AsyncExitStack() as stack:
         alice.handlers["collect"] = _collect
         for number in range(2):
-            strand = await stack.enter_async_context(_connection(alice))
-            assert await send_opening(strand, STRAND_CHANNEL) is Status.FINE
-            await _sent(strand, bytes([number]) * TOKEN_BYTES)
+            substream = await stack.enter_async_context(_connection(alice))
+            assert await send_opening(substream, SUBSTREAM_CHANNEL) is Status.FINE
+            await _sent(substream, bytes([number]) * TOKEN_BYTES)
         one_more = await stack.enter_async_context(_connection(alice))
-        assert await send_opening(one_more, STRAND_CHANNEL) is Status.BUSY
+        assert await send_opening(one_more, SUBSTREAM_CHANNEL) is Status.BUSY
         stream = await stack.enter_async_context(_connection(alice))
         assert await send_opening(stream, "collect") is Status.FINE
 
 
-async def test_a_strand_that_does_not_say_whose_it_is_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_door, "OPENING_WITHIN_S", 0.2)
+async def test_a_substream_that_does_not_say_whose_it_is_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_listener, "OPENING_WITHIN_S", 0.2)
     async with World().open(ALICE) as alice, _connection(alice) as tls:
-        assert await send_opening(tls, STRAND_CHANNEL) is Status.FINE
+        assert await send_opening(tls, SUBSTREAM_CHANNEL) is Status.FINE
         await _sent(tls, bytes(TOKEN_BYTES - 1))
         assert await _is_ended(tls)

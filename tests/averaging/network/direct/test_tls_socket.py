@@ -158,7 +158,7 @@ async def test_a_connection_that_is_closed_tells_nothing_and_is_not_paced(
         assert closed.stats() is None
 
 
-class _Told:
+class _Reported:
     """A connection of which the kernel says this."""
 
     def __init__(self, info: bytes, control: bytes) -> None:
@@ -199,12 +199,12 @@ def _tcp_info(num_bytes: int) -> bytes:
 def test_the_kernel_tells_of_losses_of_a_receiver_without_room_and_of_a_buffer_that_was_full(
     num_bytes: int, control: bytes, num_lost: int, no_room_s: float, held_s: float
 ) -> None:
-    look = TlsSocket(cast(ssl.SSLSocket, _Told(_tcp_info(num_bytes), control))).stats()
+    look = TlsSocket(cast(ssl.SSLSocket, _Reported(_tcp_info(num_bytes), control))).stats()
     assert look == PathStats(123_456, 4096, False, 0.05, 0.04, num_lost, held_s, no_room_s)
 
 
 def test_a_kernel_that_tells_less_than_is_needed_is_not_asked_on() -> None:
-    assert TlsSocket(cast(ssl.SSLSocket, _Told(_tcp_info(144), b"cubic\0"))).stats() is None
+    assert TlsSocket(cast(ssl.SSLSocket, _Reported(_tcp_info(144), b"cubic\0"))).stats() is None
 
 
 class _Records(socket.socket):

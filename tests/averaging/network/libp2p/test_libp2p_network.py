@@ -269,16 +269,16 @@ async def test_a_peer_with_too_many_calls_open_is_told_to_wait(tmp_path: Path) -
             with trio.fail_after(60):
                 while num_open < MAX_CALLS_PER_PEER:
                     await trio.sleep(0.01)
-            told: list[PotluckError | bytes] = []
+            reported: list[PotluckError | bytes] = []
 
             async def take(_peer: PeerId, reply: bytes | PotluckError) -> None:
-                told.append(reply)
+                reported.append(reply)
 
             async with trio.open_nursery() as others:
                 for _ in range(MAX_TURNED_AWAY_PER_PEER):
                     others.start_soon(partial(bob.call_each, timeout_s=20, took=take), (alice.peer_id,), "hold", b"")
-            assert len(told) == MAX_TURNED_AWAY_PER_PEER
-            assert all(isinstance(reply, CallTimeout) and "is busy" in reply.one_line() for reply in told)
+            assert len(reported) == MAX_TURNED_AWAY_PER_PEER
+            assert all(isinstance(reply, CallTimeout) and "is busy" in reply.one_line() for reply in reported)
             nursery.cancel_scope.cancel()
 
 
@@ -410,11 +410,11 @@ async def test_what_is_counted_is_what_the_sockets_carry_but_for_what_libp2p_say
             await stream.aclose()
             with trio.fail_after(120):
                 await done.wait()
-            told = bob.traffic()
-            assert (told.bytes_up, told.bytes_down) == (8 * (1 << 20) + 200_000, 200_000)
-            assert told.bytes_up < proxy.bytes_up < 1.01 * told.bytes_up + LIBP2P_BYTES
-            assert told.bytes_down < proxy.bytes_down < 1.01 * told.bytes_down + LIBP2P_BYTES
-            assert alice.traffic().bulk_bytes_down == told.bulk_bytes_up
+            reported = bob.traffic()
+            assert (reported.bytes_up, reported.bytes_down) == (8 * (1 << 20) + 200_000, 200_000)
+            assert reported.bytes_up < proxy.bytes_up < 1.01 * reported.bytes_up + LIBP2P_BYTES
+            assert reported.bytes_down < proxy.bytes_down < 1.01 * reported.bytes_down + LIBP2P_BYTES
+            assert alice.traffic().bulk_bytes_down == reported.bulk_bytes_up
 
 
 async def test_what_is_counted_of_direct_calls_is_what_the_sockets_carry_but_for_tls_and_heads(tmp_path: Path) -> None:
@@ -443,9 +443,9 @@ async def test_what_is_counted_of_direct_calls_is_what_the_sockets_carry_but_for
             counted, up, down = bob.traffic(), proxy.bytes_up, proxy.bytes_down
             for size in (200_000, *[100] * 20):
                 await bob.call(alice.peer_id, "echo", bytes(size), timeout_s=60)
-            told = bob.traffic()
-            sent = told.control_bytes_up - counted.control_bytes_up
-            received = told.control_bytes_down - counted.control_bytes_down
+            reported = bob.traffic()
+            sent = reported.control_bytes_up - counted.control_bytes_up
+            received = reported.control_bytes_down - counted.control_bytes_down
             assert (sent, received) == (202_000, 202_000)
             assert sent < proxy.bytes_up - up < 1.01 * sent + 21 * CALL_BYTES
             assert received < proxy.bytes_down - down < 1.01 * received + 21 * CALL_BYTES

@@ -15,12 +15,12 @@ from averaging.network.pacing.bulk_limiter import (
     capped,
     charge,
     heard_ping,
-    new_pacer,
+    new_limiter,
 )
 
 
 def test_a_full_bucket_lets_one_burst_through_and_then_waits_at_the_rate() -> None:
-    state = new_pacer(0.0, 100_000.0)
+    state = new_limiter(0.0, 100_000.0)
     state, wait_s = charge(state, int(MIN_BURST_BYTES), 0.0)
     assert wait_s == 0.0
     state, wait_s = charge(state, 50_000, 0.0)
@@ -30,13 +30,13 @@ def test_a_full_bucket_lets_one_burst_through_and_then_waits_at_the_rate() -> No
 
 
 def test_idle_time_earns_no_more_than_a_burst() -> None:
-    state, _ = charge(new_pacer(0.0, 100_000.0), int(MIN_BURST_BYTES), 0.0)
+    state, _ = charge(new_limiter(0.0, 100_000.0), int(MIN_BURST_BYTES), 0.0)
     _, wait_s = charge(state, int(MIN_BURST_BYTES) + 100_000, 3600.0)
     assert wait_s == pytest.approx(1.0)
 
 
 def test_one_late_ping_changes_nothing_two_in_a_row_slow_down_to_a_share_of_the_throughput() -> None:
-    state, _ = heard_ping(new_pacer(0.0), 0.02, 0.5)
+    state, _ = heard_ping(new_limiter(0.0), 0.02, 0.5)
     assert state.rate_bytes_per_s == MAX_RATE_BYTES_PER_S
     state, _ = charge(state, 125_000, 1.0)
     state, reason = heard_ping(state, 0.02 + CONGESTED_S + 0.1, 1.0)
@@ -48,7 +48,7 @@ def test_one_late_ping_changes_nothing_two_in_a_row_slow_down_to_a_share_of_the_
 
 def test_a_line_that_was_not_used_for_a_while_is_slowed_to_a_share_of_what_it_carries_now() -> None:
     """Ten minutes between two rounds counted as time in which it was sent, so the next one began at 16 kB/s."""
-    state, _ = heard_ping(new_pacer(0.0), 0.02, 0.5)
+    state, _ = heard_ping(new_limiter(0.0), 0.02, 0.5)
     state, _ = charge(state, 125_000, 600.0)
     state, _ = heard_ping(state, 2.0, 600.5)
     state, _ = charge(state, 125_000, 600.5)
@@ -58,7 +58,7 @@ def test_a_line_that_was_not_used_for_a_while_is_slowed_to_a_share_of_what_it_ca
 
 
 def test_who_waits_for_its_turn_under_a_low_rate_is_not_taken_for_one_with_nothing_to_send() -> None:
-    state = new_pacer(0.0, MIN_RATE_BYTES_PER_S)
+    state = new_limiter(0.0, MIN_RATE_BYTES_PER_S)
     state, _ = heard_ping(state, 0.02, 0.5)
     state, wait_s = charge(state, 1_000_000, 1.0)
     state, _ = charge(state, 1_000, 1.0 + wait_s)
@@ -67,7 +67,7 @@ def test_who_waits_for_its_turn_under_a_low_rate_is_not_taken_for_one_with_nothi
 
 def test_our_own_lag_makes_a_ping_less_late_and_none_shorter_than_it_was() -> None:
     """Pings of 0.2 s were all late beside one of no time at all, which was 0.2 s less what we were late before it began."""
-    state, _ = heard_ping(new_pacer(0.0), 0.2, 0.5, 0.3)
+    state, _ = heard_ping(new_limiter(0.0), 0.2, 0.5, 0.3)
     for step in range(20):
         state, reason = heard_ping(state, 0.2 + 0.9 * CONGESTED_S, 1.0 + step)
         assert not reason
@@ -81,7 +81,7 @@ def test_our_own_lag_makes_a_ping_less_late_and_none_shorter_than_it_was() -> No
 
 
 def test_quiet_pings_raise_the_rate_up_to_the_owners_cap() -> None:
-    state = new_pacer(0.0, 1_000_000.0)
+    state = new_limiter(0.0, 1_000_000.0)
     for now_s in (1.0, 2.0):
         state, _ = heard_ping(state, 2.0 if now_s > 1 else 0.01, now_s)
     for step in range(2):
@@ -94,7 +94,7 @@ def test_quiet_pings_raise_the_rate_up_to_the_owners_cap() -> None:
 
 
 def test_the_rate_never_falls_to_nothing() -> None:
-    state = new_pacer(0.0)
+    state = new_limiter(0.0)
     state, _ = heard_ping(state, 0.01, 0.1)
     for step in range(40):  # each time slower helps a little
         state, _ = heard_ping(state, max(0.5, 20.0 * 0.9**step), 1.0 + step)
@@ -105,7 +105,7 @@ def test_the_rate_never_falls_to_nothing() -> None:
 @pytest.mark.parametrize("late_s", [0.8, 30.0])
 def test_pings_that_slowing_down_does_not_shorten_are_not_our_queue(late_s: float) -> None:
     """Sixteen peers on two cores came down to 16 kB/s, all of them waiting for the processor and none for the line."""
-    state, _ = heard_ping(new_pacer(0.0), 0.01, 0.1)
+    state, _ = heard_ping(new_limiter(0.0), 0.01, 0.1)
     rates = []
     for step in range(200):
         state, _ = charge(state, min(500_000, int(state.rate_bytes_per_s / 2)), 1.0 + step / 2)
@@ -118,7 +118,7 @@ def test_pings_that_slowing_down_does_not_shorten_are_not_our_queue(late_s: floa
 def test_a_queue_of_ours_that_empties_slowly_goes_on_slowing_us_down() -> None:
     """A line of 125 kB/s and sockets that take four seconds of it: they empty by what we send less."""
     line, room_bytes, queue_bytes, now_s = 125_000.0, 500_000.0, 0.0, 0.5
-    state, _ = heard_ping(new_pacer(0.0), 0.02, now_s)
+    state, _ = heard_ping(new_limiter(0.0), 0.02, now_s)
     delays_s = []
     for _ in range(60):
         now_s += 0.5
@@ -132,7 +132,7 @@ def test_a_queue_of_ours_that_empties_slowly_goes_on_slowing_us_down() -> None:
 
 def test_a_line_that_became_longer_for_good_is_not_taken_for_full_for_ever() -> None:
     """By another way through the network: every ping is half a second longer from the tenth second on."""
-    state = new_pacer(0.0)
+    state = new_limiter(0.0)
     for step in range(20):
         state, _ = heard_ping(state, 0.02, step * 0.5)
     for step in range(120):
@@ -141,12 +141,12 @@ def test_a_line_that_became_longer_for_good_is_not_taken_for_full_for_ever() -> 
 
 
 async def test_the_shell_paces_many_senders_to_the_cap(autojump_clock: MockClock) -> None:
-    pacer = BulkLimiter(1_000_000.0)
+    limiter = BulkLimiter(1_000_000.0)
     began_s = trio.current_time()
 
     async def send() -> None:
         for _ in range(50):
-            await pacer.pass_bytes(20_000)
+            await limiter.pass_bytes(20_000)
 
     async with trio.open_nursery() as nursery:
         for _ in range(4):
@@ -155,7 +155,7 @@ async def test_the_shell_paces_many_senders_to_the_cap(autojump_clock: MockClock
 
 
 def test_a_new_cap_is_the_rate_at_once_and_what_pings_taught_below_it_stays() -> None:
-    state = capped(new_pacer(0.0), 1_000_000.0, 1.0)
+    state = capped(new_limiter(0.0), 1_000_000.0, 1.0)
     assert (state.rate_bytes_per_s, state.limit_bytes_per_s) == (1_000_000.0, 1_000_000.0)
     assert capped(state, None, 2.0).rate_bytes_per_s == MAX_RATE_BYTES_PER_S
     slow = replace(state, rate_bytes_per_s=50_000.0)
@@ -165,18 +165,18 @@ def test_a_new_cap_is_the_rate_at_once_and_what_pings_taught_below_it_stays() ->
 
 
 def test_a_cap_below_the_least_rate_holds_also_after_late_pings() -> None:
-    state = new_pacer(0.0, 1_000.0)
+    state = new_limiter(0.0, 1_000.0)
     for step, ping_s in enumerate((0.01, 3.0, 3.0, 3.0)):
         state, _ = heard_ping(state, ping_s, 1.0 + step)
         assert state.rate_bytes_per_s <= 1_000.0
 
 
 async def test_who_waits_under_a_cap_goes_on_as_soon_as_it_is_lifted(autojump_clock: MockClock) -> None:
-    pacer = BulkLimiter(1.0)
+    limiter = BulkLimiter(1.0)
     passed_s: list[float] = []
 
     async def send() -> None:
-        await pacer.pass_bytes(1_000_000)
+        await limiter.pass_bytes(1_000_000)
         passed_s.append(trio.current_time() - began_s)
 
     async with trio.open_nursery() as nursery:
@@ -185,25 +185,25 @@ async def test_who_waits_under_a_cap_goes_on_as_soon_as_it_is_lifted(autojump_cl
         nursery.start_soon(send)
         await trio.sleep(3600)
         assert passed_s == []
-        pacer.cap(1_000_000.0)
+        limiter.cap(1_000_000.0)
     assert passed_s == pytest.approx([3601.0, 3602.0], abs=0.2)
 
 
 async def test_who_waits_without_a_cap_slows_down_as_soon_as_there_is_one(autojump_clock: MockClock) -> None:
-    pacer = BulkLimiter(100_000.0)
+    limiter = BulkLimiter(100_000.0)
     began_s = trio.current_time()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(pacer.pass_bytes, 1_000_000 + int(MIN_BURST_BYTES))
+        nursery.start_soon(limiter.pass_bytes, 1_000_000 + int(MIN_BURST_BYTES))
         await trio.sleep(5)
-        pacer.cap(10_000.0)
+        limiter.cap(10_000.0)
     assert trio.current_time() - began_s == pytest.approx(5 + 50, rel=0.01)
 
 
 async def test_who_gives_up_is_not_waited_for_by_those_who_follow(autojump_clock: MockClock) -> None:
-    pacer = BulkLimiter(10_000.0)
+    limiter = BulkLimiter(10_000.0)
     for _ in range(20):
         with trio.move_on_after(0.001):
-            await pacer.pass_bytes(10_000_000)
+            await limiter.pass_bytes(10_000_000)
     began_s = trio.current_time()
-    await pacer.pass_bytes(10_000)
+    await limiter.pass_bytes(10_000)
     assert trio.current_time() - began_s < 2.0

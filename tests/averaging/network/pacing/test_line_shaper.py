@@ -16,13 +16,13 @@ Clock = trio.testing.MockClock
 class Socket:
     """Sends what it may; its line has a queue while all of them send more than it carries."""
 
-    told: PathStats | None = field(default_factory=lambda: PathStats(0, 0, True, 0.001, 0.001))
+    reported: PathStats | None = field(default_factory=lambda: PathStats(0, 0, True, 0.001, 0.001))
     paces: list[float] = field(default_factory=list)
     num_looks: int = 0
 
     def stats(self) -> PathStats | None:
         self.num_looks += 1
-        return self.told
+        return self.reported
 
     def pace(self, bytes_per_s: float) -> None:
         self.paces.append(bytes_per_s)
@@ -37,8 +37,8 @@ async def _send_for(line: LineShaper, sockets: list[Socket], seconds: float, byt
     while trio.current_time() < until_s:
         await trio.sleep(0.01)
         for each in sockets:
-            assert each.told is not None
-            each.told = _queued(each.told.acked_bytes + int(0.01 * bytes_per_s / len(sockets)))
+            assert each.reported is not None
+            each.reported = _queued(each.reported.acked_bytes + int(0.01 * bytes_per_s / len(sockets)))
             line.sending((each,))
             line.sent()
 
@@ -63,7 +63,7 @@ async def test_connections_that_begin_together_have_even_parts_though_none_of_th
     """Of several that began at once only the last one counted, so that each was told that it may fill the line."""
     line, one = LineShaper(), [Socket()]
     await _send_for(line, one, 0.7, 4e6)
-    one[0].told = replace(_queued(0), is_idle=True, waiting_bytes=0)
+    one[0].reported = replace(_queued(0), is_idle=True, waiting_bytes=0)
     await trio.sleep(1.0)
     line.sent()
     idle = [Socket(replace(_queued(0), is_idle=True, waiting_bytes=0)) for _ in range(4)]

@@ -48,8 +48,8 @@ class Judge:
         return peer in self.members
 
 
-def _entered(door: CallAdmission, peer: PeerId) -> CallSlot:
-    visit = door.enter(peer)
+def _entered(admission: CallAdmission, peer: PeerId) -> CallSlot:
+    visit = admission.enter(peer)
     assert visit is not None
     return visit
 
@@ -176,16 +176,16 @@ def test_verdicts_are_bounded_and_the_oldest_goes_first() -> None:
     _run(story)
 
 
-def _door(admits: Callable[[PeerId], Awaitable[bool]], members: CallLimiter | None = None) -> CallAdmission:
+def _admission(admits: Callable[[PeerId], Awaitable[bool]], members: CallLimiter | None = None) -> CallAdmission:
     return CallAdmission(RecentVerdicts(admits), members or CallLimiter(16, 16), frozenset({"open"}))
 
 
 def test_a_stranger_reaches_open_channels_unjudged_with_small_requests_and_little_time() -> None:
     async def story() -> None:
         judge = Judge()
-        door = _door(judge.admits)
-        visit = _entered(door, BOB)
-        assert await door.pass_to(visit, "open") is Status.FINE
+        admission = _admission(judge.admits)
+        visit = _entered(admission, BOB)
+        assert await admission.pass_to(visit, "open") is Status.FINE
         assert judge.asked == []
         assert (visit.within_s, visit.max_request_bytes) == (STRANGER_WITHIN_S, MAX_STRANGERS_REQUEST_BYTES)
 
@@ -195,9 +195,9 @@ def test_a_stranger_reaches_open_channels_unjudged_with_small_requests_and_littl
 def test_a_stranger_at_another_channel_is_judged_and_turned_away() -> None:
     async def story() -> None:
         judge = Judge()
-        door = _door(judge.admits)
-        visit = _entered(door, BOB)
-        assert await door.pass_to(visit, "round") is Status.FAILED
+        admission = _admission(judge.admits)
+        visit = _entered(admission, BOB)
+        assert await admission.pass_to(visit, "round") is Status.FAILED
         assert not visit.is_member
 
     _run(story)
@@ -206,10 +206,10 @@ def test_a_stranger_at_another_channel_is_judged_and_turned_away() -> None:
 def test_who_is_let_in_gives_its_strangers_place_back_and_has_a_members_rights() -> None:
     async def story() -> None:
         judge = Judge(ALICE)
-        door = _door(judge.admits)
+        admission = _admission(judge.admits)
         for _ in range(MAX_PER_STRANGER + 1):
-            visit = _entered(door, ALICE)
-            assert await door.pass_to(visit, "round") is Status.FINE
+            visit = _entered(admission, ALICE)
+            assert await admission.pass_to(visit, "round") is Status.FINE
             assert (visit.within_s, visit.max_request_bytes) == (MEMBER_WITHIN_S, MAX_CONTROL_BYTES)
         assert judge.asked == [ALICE]
 
@@ -218,16 +218,16 @@ def test_who_is_let_in_gives_its_strangers_place_back_and_has_a_members_rights()
 
 def test_a_member_beyond_its_places_is_told_to_wait_and_comes_in_when_one_is_free() -> None:
     async def story() -> None:
-        door = _door(Judge(ALICE).admits, CallLimiter(1, 1))
-        first, second = _entered(door, ALICE), _entered(door, ALICE)
-        assert await door.pass_to(first, "round") is Status.FINE
-        assert await door.pass_to(second, "round") is Status.BUSY
+        admission = _admission(Judge(ALICE).admits, CallLimiter(1, 1))
+        first, second = _entered(admission, ALICE), _entered(admission, ALICE)
+        assert await admission.pass_to(first, "round") is Status.FINE
+        assert await admission.pass_to(second, "round") is Status.BUSY
         second.leave()
-        assert door.enter(ALICE) is None
+        assert admission.enter(ALICE) is None
         first.leave()
         first.leave()  # a second time changes nothing
-        assert _entered(door, ALICE).is_member
-        assert door.enter(ALICE) is None
+        assert _entered(admission, ALICE).is_member
+        assert admission.enter(ALICE) is None
 
     _run(story)
 
@@ -235,12 +235,12 @@ def test_a_member_beyond_its_places_is_told_to_wait_and_comes_in_when_one_is_fre
 def test_strangers_have_few_places_each_and_together_and_take_none_of_the_members() -> None:
     async def story() -> None:
         judge = Judge(ALICE)
-        door = _door(judge.admits)
-        assert await door.pass_to(_entered(door, ALICE), "round") is Status.FINE
-        visits = [door.enter(BOB) for _ in range(MAX_PER_STRANGER + 1)]
+        admission = _admission(judge.admits)
+        assert await admission.pass_to(_entered(admission, ALICE), "round") is Status.FINE
+        visits = [admission.enter(BOB) for _ in range(MAX_PER_STRANGER + 1)]
         assert [visit is not None for visit in visits] == [True] * MAX_PER_STRANGER + [False]
-        others = [door.enter(PeerId(f"stranger {number}")) for number in range(MAX_STRANGERS)]
+        others = [admission.enter(PeerId(f"stranger {number}")) for number in range(MAX_STRANGERS)]
         assert sum(visit is not None for visit in others) == MAX_STRANGERS - MAX_PER_STRANGER
-        assert _entered(door, ALICE).is_member
+        assert _entered(admission, ALICE).is_member
 
     _run(story)

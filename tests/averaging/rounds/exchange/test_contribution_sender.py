@@ -143,10 +143,10 @@ async def test_a_contribution_that_comes_to_nothing_is_withdrawn_and_its_member_
             await trio.sleep(1.0)
             member.exchange.offer(None, no_part=no_part)
             await until_over([member.exchange])
-            told_s = member.exchange.upload_s(trio.current_time())
+            reported_s = member.exchange.upload_s(trio.current_time())
         assert sides[0].omitted() == [(world.parties[2].peer, reason)]
         assert sides[2].kept[0][1] == sides[0].kept[0][1]
-        assert told_s is None, "what left of it says nothing of a whole upload"
+        assert reported_s is None, "what left of it says nothing of a whole upload"
 
 
 async def test_a_reducer_of_an_older_release_waits_for_the_whole_contribution(

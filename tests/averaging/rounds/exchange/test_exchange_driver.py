@@ -97,12 +97,12 @@ class Scene:
     async def uploaded(self) -> ExchangeMeasured:
         """The reported duration of a whole exchange."""
         self.prepare()
-        await self.bench.until_told(ContributionReady)
+        await self.bench.until_reported(ContributionReady)
         self.exchanging.begin(proposal_by(self.world, 1))
         await until(lambda: bool(self.hellos), 5.0)
         await trio.sleep(8.0)
         self.exchanging.end()
-        return await self.bench.until_told(ExchangeMeasured)
+        return await self.bench.until_reported(ExchangeMeasured)
 
     def prepare(self) -> None:
         """As the machine orders it on its head."""
@@ -166,7 +166,7 @@ async def test_a_residual_goes_into_the_delta_and_what_the_codec_leaves_of_both_
         feedback.offer(Root(b"b" * 32), before)
         feedback.switch(feedback.state.counted(Root(b"b" * 32), range(GRID.num_chunks)), chain.head.commit)
         scene.prepare()
-        ready = await scene.bench.until_told(ContributionReady)
+        ready = await scene.bench.until_reported(ContributionReady)
         offered, pending = scene.exchanging.contribution, feedback.state.pending
         assert offered is not None
         assert pending is not None
@@ -181,7 +181,7 @@ async def test_the_root_of_a_contribution_is_on_disk_when_the_machine_hears_of_i
     async with _scene() as scene:
         scene.bench.trainer.next_step = 7
         scene.prepare()
-        ready = await scene.bench.until_told(ContributionReady)
+        ready = await scene.bench.until_reported(ContributionReady)
         assert await scene.logged() == (LoggedContribution(ready.root, TOKENS, 7),)
         assert (ready.base, ready.tokens) == (scene.world.genesis.head, TOKENS)
         assert Contributed(ready.root) in scene.bench.published
@@ -202,7 +202,7 @@ async def test_a_delta_asked_for_while_a_commit_is_being_adopted_waits_for_the_a
         await trio.sleep(5.0)
         assert (scene.bench.events, "snapshot" in trainer.done) == ([], False)
         trainer.let_go("shift")
-        ready = await scene.bench.until_told(ContributionReady)
+        ready = await scene.bench.until_reported(ContributionReady)
         assert ready.base == commit.link.commit
         assert trainer.done[-2:] == ["shift", "snapshot"]
         contribution = scene.exchanging.contribution
@@ -239,7 +239,7 @@ async def test_a_head_that_moves_while_the_delta_is_taken_makes_it_fail_and_no_h
 async def test_a_head_that_moves_after_the_delta_was_taken_leaves_no_contribution(autojump_clock: Clock) -> None:
     async with _scene() as scene:
         scene.prepare()
-        await scene.bench.until_told(ContributionReady)
+        await scene.bench.until_reported(ContributionReady)
         assert scene.exchanging.contribution is not None
         await scene.commit(scene.world.commits(1)[0])
         assert scene.exchanging.contribution is None
@@ -262,7 +262,7 @@ async def test_without_a_delta_the_machine_hears_so_and_the_others_are_told_that
                 scene.party.disk.fail_with_disk_full_after(10)
         scene.exchanging.begin(proposal_by(scene.world, 1))
         scene.prepare()
-        await scene.bench.until_told(ContributionFailed)
+        await scene.bench.until_reported(ContributionFailed)
         assert (scene.hellos, await scene.logged()) == ([], ())
         scene.exchanging.begin(proposal_by(scene.world, 1))
         await until(lambda: bool(scene.hellos), 5.0)
@@ -275,7 +275,7 @@ async def test_a_trainer_that_gives_no_snapshot_is_not_waited_for_for_ever(autoj
     async with _scene() as scene:
         scene.bench.trainer.hold("snapshot")
         scene.prepare()
-        await scene.bench.until_told(ContributionFailed, within_s=SNAPSHOT_WITHIN_S + 1.0)
+        await scene.bench.until_reported(ContributionFailed, within_s=SNAPSHOT_WITHIN_S + 1.0)
         assert trio.current_time() >= SNAPSHOT_WITHIN_S
 
 
@@ -286,7 +286,7 @@ async def test_after_a_restart_a_session_contributes_again_on_the_base_and_both_
         earlier = LoggedContribution(Root(b"c" * 32), 700, 9)
         await scene.party.log.log_contribution(scene.world.genesis.head, earlier)
         scene.prepare()
-        ready = await scene.bench.until_told(ContributionReady)
+        ready = await scene.bench.until_reported(ContributionReady)
         assert await scene.logged() == (earlier, LoggedContribution(ready.root, TOKENS, 1))
 
 
@@ -302,7 +302,7 @@ async def test_an_exchange_gets_the_contribution_that_came_after_it_began(autoju
         await trio.sleep(3.0)
         assert scene.hellos == []
         scene.bench.trainer.let_go("snapshot")
-        ready = await scene.bench.until_told(ContributionReady)
+        ready = await scene.bench.until_reported(ContributionReady)
         scene.exchanging.begin(proposal)
         await until(lambda: bool(scene.hellos), 5.0)
         assert _header(scene.hellos[0]).root == ready.root
@@ -315,13 +315,13 @@ async def test_a_base_without_a_delta_does_not_cost_the_next_base_its_own(autoju
         trainer = scene.bench.trainer
         trainer.failing["snapshot"] = LocalProtocolError("the worker is being brought back", "a snapshot")
         scene.prepare()
-        await scene.bench.until_told(ContributionFailed)
+        await scene.bench.until_reported(ContributionFailed)
         del trainer.failing["snapshot"]
         await scene.commit(scene.world.commits(1)[0])
         proposal = replace(proposal_by(scene.world, 1), base=scene.party.chain.head.commit, index=2)
         scene.prepare()
         scene.exchanging.begin(proposal)  # in the same step of the machine
-        ready = await scene.bench.until_told(ContributionReady)
+        ready = await scene.bench.until_reported(ContributionReady)
         scene.exchanging.begin(proposal)
         await until(lambda: bool(scene.hellos), 5.0)
         assert scene.hellos[0].contribution != b""
@@ -338,7 +338,7 @@ async def test_a_delta_that_failed_late_does_not_speak_for_the_next_base(autojum
         proposal = replace(proposal_by(scene.world, 1), base=scene.party.chain.head.commit, index=2)
         scene.exchanging.begin(proposal)
         scene.bench.trainer.let_go("snapshot")
-        await scene.bench.until_told(ContributionFailed)
+        await scene.bench.until_reported(ContributionFailed)
         scene.exchanging.begin(proposal)  # its slices have moved
         await trio.sleep(2.0)
         assert scene.hellos == [], "our delta on this base may still come"
@@ -349,12 +349,12 @@ async def test_a_second_try_on_one_base_is_offered_in_the_attempt_that_asked_for
         trainer = scene.bench.trainer
         trainer.failing["snapshot"] = LocalProtocolError("the worker is being brought back", "a snapshot")
         scene.prepare()
-        await scene.bench.until_told(ContributionFailed)
+        await scene.bench.until_reported(ContributionFailed)
         del trainer.failing["snapshot"]
         proposal = proposal_by(scene.world, 1, attempt=1)
         scene.prepare()
         scene.exchanging.begin(proposal)  # in the same step of the machine
-        ready = await scene.bench.until_told(ContributionReady)
+        ready = await scene.bench.until_reported(ContributionReady)
         scene.exchanging.begin(proposal)
         await until(lambda: bool(scene.hellos), 5.0)
         assert scene.hellos[0].contribution != b""
@@ -364,7 +364,7 @@ async def test_a_second_try_on_one_base_is_offered_in_the_attempt_that_asked_for
 async def test_one_contribution_serves_all_attempts_on_a_base(autojump_clock: Clock) -> None:
     async with _scene() as scene:
         scene.prepare()
-        await scene.bench.until_told(ContributionReady)
+        await scene.bench.until_reported(ContributionReady)
         for attempt in (1, 2):
             scene.exchanging.begin(proposal_by(scene.world, 1, attempt))
             await trio.sleep(3.0)
@@ -376,7 +376,7 @@ async def test_one_contribution_serves_all_attempts_on_a_base(autojump_clock: Cl
 async def test_what_was_offered_on_a_base_takes_no_memory_once_the_head_has_moved(autojump_clock: Clock) -> None:
     async with _scene() as scene:
         scene.prepare()
-        await scene.bench.until_told(ContributionReady)
+        await scene.bench.until_reported(ContributionReady)
         offered = [weakref.ref(scene.exchanging.contribution)]
         scene.exchanging.head_moved()
         assert scene.exchanging.contribution is not None, "it has not"
@@ -390,7 +390,7 @@ async def test_within_one_ballot_an_exchange_is_mended_and_its_kept_slices_go_on
     async with _scene() as scene:
         others, _ = _reduce(scene.world.parties[2])
         scene.prepare()
-        await scene.bench.until_told(ContributionReady)
+        await scene.bench.until_reported(ContributionReady)
         first = scene.world.proposal(((0, 4, 1), (4, 6, 0)), reduce_within_s=60.0)
         scene.exchanging.begin(first)
         await trio.sleep(2.0)
@@ -411,7 +411,7 @@ async def test_how_long_an_upload_took_is_told_when_its_exchange_ends(autojump_c
 async def test_an_upload_that_no_other_needed_is_not_measured(autojump_clock: Clock) -> None:
     async with _scene() as scene:
         scene.prepare()
-        await scene.bench.until_told(ContributionReady)
+        await scene.bench.until_reported(ContributionReady)
         scene.exchanging.begin(scene.world.proposal(((0, 6, 0),), reduce_within_s=60.0))
         await trio.sleep(2.0)
         scene.exchanging.end()
@@ -439,7 +439,7 @@ async def test_a_short_vector_leaves_while_it_is_encoded_where_the_upload_before
         await trio.sleep(5.0)
         assert (scene.ahead != []) == (grows or (took_long and is_thin))
         released.set()
-        await scene.bench.until_told(ContributionReady)
+        await scene.bench.until_reported(ContributionReady)
         scene.exchanging.begin(proposal)
         await until(lambda: len(scene.hellos) == 2, 5.0)
 
@@ -460,7 +460,7 @@ async def test_a_leader_hears_of_a_result_that_came_on_its_own_stream(leader: in
         side = Side(reducer, contribution_of(reducer, 2))
         async with running([side], proposal):
             scene.prepare()
-            await scene.bench.until_told(ContributionReady)
+            await scene.bench.until_reported(ContributionReady)
             scene.exchanging.begin(proposal)
             await until(lambda: not scene.exchanging.is_exchanging(proposal.base), 5.0)
         heard = [(to, message) for to, message in scene.bench.sent if isinstance(message, ResultReady)]
@@ -485,7 +485,7 @@ async def test_a_stream_that_comes_before_its_proposal_waits_for_it(autojump_clo
             nursery.start_soon(come)
             await trio.sleep(WAIT_FOR_PROPOSAL_S - 1.0)
             scene.prepare()
-            await scene.bench.until_told(ContributionReady)
+            await scene.bench.until_reported(ContributionReady)
             scene.exchanging.begin(proposal)
             await until(lambda: bool(scene.bench.sent), 5.0)
         to, ready = scene.bench.sent[0]
@@ -536,7 +536,7 @@ async def test_a_result_that_is_fetched_elsewhere_when_its_reducer_offers_it_is_
         scene.exchanging.until_fetched = until_fetched
         async with running([side], proposal):
             scene.prepare()
-            await scene.bench.until_told(ContributionReady)
+            await scene.bench.until_reported(ContributionReady)
             scene.exchanging.begin(proposal)
             await until(lambda: not scene.exchanging.is_exchanging(proposal.base), 8.0)
         header, data = side.kept[0]
@@ -557,7 +557,7 @@ async def test_an_exchange_may_bring_bytes_until_every_slice_is_done(autojump_cl
         assert scene.exchanging.is_exchanging(proposal.base)
         assert not scene.exchanging.is_exchanging(scene.world.commits(1)[0].link.commit)
         scene.bench.trainer.let_go("snapshot")
-        await scene.bench.until_told(ContributionReady)
+        await scene.bench.until_reported(ContributionReady)
         scene.exchanging.begin(proposal)
         await until(lambda: not scene.exchanging.is_exchanging(proposal.base), 5.0)
 
@@ -565,7 +565,7 @@ async def test_an_exchange_may_bring_bytes_until_every_slice_is_done(autojump_cl
 async def test_whoever_waits_for_a_change_hears_of_an_exchange_and_of_its_results(autojump_clock: Clock) -> None:
     async with _scene() as scene:
         scene.prepare()
-        await scene.bench.until_told(ContributionReady)
+        await scene.bench.until_reported(ContributionReady)
         proposal = replace(scene.world.proposal(((0, 6, 0),)), members=(scene.party.member,))
         changes: list[int] = []
 
@@ -589,7 +589,7 @@ async def test_a_dropped_member_is_not_waited_for(autojump_clock: Clock) -> None
         late = scene.world.parties[2]
         scene.exchanging.drop(late.peer, "lost")  # nothing runs yet
         scene.prepare()
-        await scene.bench.until_told(ContributionReady)
+        await scene.bench.until_reported(ContributionReady)
         proposal = replace(
             scene.world.proposal(((0, 6, 0),), reduce_within_s=60.0), members=(scene.party.member, late.member)
         )

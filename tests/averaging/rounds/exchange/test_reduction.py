@@ -134,7 +134,7 @@ def test_a_member_that_is_gone_after_half_of_its_chunks_were_summed_leaves_no_tr
     assert [entry.peer for entry in result.header.included] == [SIGNERS[0].peer_id, SIGNERS[2].peer_id]
 
 
-class _ToldOfReads(ContributionHeader):
+class _RecordsReads(ContributionHeader):
     """Says when what it counts for is looked at, as a closing slice does between its steps."""
 
     read: Callable[[], None] = staticmethod(lambda: None)
@@ -145,7 +145,7 @@ class _ToldOfReads(ContributionHeader):
         return super().__getattribute__(name)
 
 
-class _ToldOfPlaces(SlotBuffer):
+class _RecordsPlaces(SlotBuffer):
     """Knows when its first place was given out."""
 
     is_taken = False
@@ -157,7 +157,7 @@ class _ToldOfPlaces(SlotBuffer):
 
 def test_chunks_summed_of_others_while_a_slice_closes_leave_its_bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     offers, _, arriving = _in_order_of_arrival(CODEC, GRID, (100, 300, 700), random.Random(1))
-    results = _ToldOfPlaces(len(span_bytes(CODEC, GRID, 0, GRID.num_chunks)))
+    results = _RecordsPlaces(len(span_bytes(CODEC, GRID, 0, GRID.num_chunks)))
     reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID, results)
     late = list[Callable[[], None]]()
     for offer, mine, chunk in arriving:
@@ -167,13 +167,13 @@ def test_chunks_summed_of_others_while_a_slice_closes_leave_its_bytes_alone(monk
     reduction.set_absent(SIGNERS[1].peer_id, "lost")
     known = [offer for number in (0, 2) if (offer := offers.get(SIGNERS[number].peer_id)) is not None]
     for offer in known:
-        offer.header = _ToldOfReads(*(getattr(offer.header, each.name) for each in fields(offer.header)))
+        offer.header = _RecordsReads(*(getattr(offer.header, each.name) for each in fields(offer.header)))
 
     def sum_with_who_is_gone() -> None:
         if results.is_taken and late:
             late.pop()()
 
-    monkeypatch.setattr(_ToldOfReads, "read", staticmethod(sum_with_who_is_gone))
+    monkeypatch.setattr(_RecordsReads, "read", staticmethod(sum_with_who_is_gone))
     result = reduction.reduce()
     assert not late, "nothing was summed meanwhile"
     assert result is not None
@@ -443,9 +443,9 @@ async def test_nothing_is_made_up_when_nobody_contributed(autojump_clock: trio.t
         reduction.set_absent(member.peer, "nothing to offer")
     await reduction.wait_ready(5.0)
     assert reduction.reduce() is None
-    told = reduction.without_contributions()
-    assert (told.included, told.weight_sum, told.result_hash) == ((), 0, bytes(32))
-    assert {(o.peer, o.reason) for o in told.omitted} == {(member.peer, "nothing to offer") for member in MEMBERS}
+    reported = reduction.without_contributions()
+    assert (reported.included, reported.weight_sum, reported.result_hash) == ((), 0, bytes(32))
+    assert {(o.peer, o.reason) for o in reported.omitted} == {(member.peer, "nothing to offer") for member in MEMBERS}
 
 
 def test_a_slice_is_nearly_in_when_each_member_has_few_chunks_left_and_of_another_session_all_count_again(

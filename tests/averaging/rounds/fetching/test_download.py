@@ -68,20 +68,20 @@ class Scene:
         storage = MemoryStorage(self.me.disk)
         return DownloadContext(self.me.network, InlineOffload(), UNIT, GRID, PartialDownload(storage, GRID))
 
-    async def download(self, *donors: Party, told: list[DownloadProgress] | None = None) -> UnitState:
+    async def download(self, *donors: Party, reported: list[DownloadProgress] | None = None) -> UnitState:
         peers = [party.peer for party in donors or self.donors]
-        return await download_state(self.tools(), peers, self.wanted, (told if told is not None else []).append)
+        return await download_state(self.tools(), peers, self.wanted, (reported if reported is not None else []).append)
 
     async def chunks_take_s(self, *donors: Party) -> float:
         """How long the chunks of a new download are on their way."""
-        told_s: list[float] = []
+        reported_s: list[float] = []
         tools = self.tools()
         assert tools.incoming is not None
         await tools.incoming.clear()
         peers = [party.peer for party in donors]
-        state = await download_state(tools, peers, self.wanted, lambda progress: told_s.append(trio.current_time()))
+        state = await download_state(tools, peers, self.wanted, lambda progress: reported_s.append(trio.current_time()))
         assert state_root(state, GRID) == self.root
-        return told_s[-1] - told_s[0]
+        return reported_s[-1] - reported_s[0]
 
     def chunks_asked_of(self, party: Party) -> list[int]:
         return [r.first_chunk for _, r in party.asked if isinstance(r, FetchState) and r.stop_chunk > 0]
@@ -140,8 +140,8 @@ def _lying_chunks(party: Party) -> Iterator[list[FetchState]]:
 
 async def test_a_state_comes_whole_and_each_chunk_once_from_all_who_have_it(autojump_clock: Clock) -> None:
     async with _scene() as scene:
-        told: list[DownloadProgress] = []
-        state = await scene.download(told=told)
+        reported: list[DownloadProgress] = []
+        state = await scene.download(reported=reported)
         chain = scene.donors[0].chain
         assert state.header == chain.state.header
         torch.testing.assert_close(state.anchor_N, chain.state.anchor_N, rtol=0, atol=0)
@@ -149,10 +149,13 @@ async def test_a_state_comes_whole_and_each_chunk_once_from_all_who_have_it(auto
         asked = [scene.chunks_asked_of(donor) for donor in scene.donors]
         assert sorted(chunk for chunks in asked for chunk in chunks) == list(range(GRID.num_chunks))
         assert all(asked)
-        assert [progress.bytes_here for progress in told] == [
+        assert [progress.bytes_here for progress in reported] == [
             ALL_BYTES * number // GRID.num_chunks for number in range(GRID.num_chunks + 1)
         ]
-        assert str(told[3]) == f"taking the state at commit 2: {told[3].bytes_here / 1e6:.1f} of 0.0 MB from 3 peers"
+        assert (
+            str(reported[3])
+            == f"taking the state at commit 2: {reported[3].bytes_here / 1e6:.1f} of 0.0 MB from 3 peers"
+        )
 
 
 async def test_three_donors_give_it_in_a_third_of_the_time(autojump_clock: Clock) -> None:
@@ -218,19 +221,19 @@ async def test_a_download_goes_on_after_a_crash_where_it_was(autojump_clock: Clo
             scene.world.swarm.speeds[donor.peer] = SLOW
         with trio.CancelScope() as scope:
 
-            def told_half(progress: DownloadProgress) -> None:
+            def reported_half(progress: DownloadProgress) -> None:
                 if progress.bytes_here >= ALL_BYTES / 2:
                     scope.cancel()
 
-            await download_state(scene.tools(), [scene.donors[0].peer], scene.wanted, told_half)
+            await download_state(scene.tools(), [scene.donors[0].peer], scene.wanted, reported_half)
         before = scene.me.network.traffic().bulk_bytes_down
         scene.me.boot()
-        told: list[DownloadProgress] = []
-        state = await scene.download(scene.donors[1], told=told)
+        reported: list[DownloadProgress] = []
+        state = await scene.download(scene.donors[1], reported=reported)
         assert state_root(state, GRID) == scene.root
-        assert 0 < told[0].bytes_here <= before
+        assert 0 < reported[0].bytes_here <= before
         assert scene.chunks_asked_of(scene.donors[1]) == list(
-            range(told[0].bytes_here * GRID.num_chunks // ALL_BYTES, GRID.num_chunks)
+            range(reported[0].bytes_here * GRID.num_chunks // ALL_BYTES, GRID.num_chunks)
         )
 
 
@@ -358,12 +361,12 @@ async def test_a_donor_that_says_its_offer_twice_is_still_one_donor(autojump_clo
         for donor in scene.donors[:2]:
             await donor.apply(newest)
         _offer_only(loud, offer.root + offer.header.to_bytes(), times=5)
-        told: list[DownloadProgress] = []
+        reported: list[DownloadProgress] = []
         wanted = {newest.link.commit: scene.root}
-        state = await download_state(scene.tools(), [d.peer for d in scene.donors], older | wanted, told.append)
+        state = await download_state(scene.tools(), [d.peer for d in scene.donors], older | wanted, reported.append)
         assert state.head == newest.link.commit, "three have the older one, whoever says so five times"
-        await download_state(scene.tools(), [loud.peer], older, told.append)
-        assert told[-1].num_donors == 1
+        await download_state(scene.tools(), [loud.peer], older, reported.append)
+        assert reported[-1].num_donors == 1
 
 
 async def test_a_donor_that_is_slow_with_its_hashes_gives_way_to_the_next(autojump_clock: Clock) -> None:

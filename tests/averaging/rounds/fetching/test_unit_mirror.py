@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from averaging.network.seams.interfaces import Stream
-from averaging.rounds.fetching.unit_mirror import DonorAnswer, trail
+from averaging.rounds.fetching.unit_mirror import DonorAnswer, follow
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
 from protocol.errors import RemoteProtocolError, TransportError, UnreachableError
@@ -55,13 +55,13 @@ async def test_who_trails_has_the_bytes_of_the_holders_and_gives_them_on(rounds:
         await begin(holder, keeper, newcomer)
         for place, number in enumerate(rounds):
             await grow(world, [holder], number, 100 * place)
-            assert await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True)
+            assert await follow(keeper.network, keeper.chain, [holder.peer], may_leave=True)
             await keeper.restart()  # it holds nothing in memory between two visits
             keeper.serve_fetches()
         assert stand(keeper.chain) == stand(holder.chain)
-        assert not await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True)
+        assert not await follow(keeper.network, keeper.chain, [holder.peer], may_leave=True)
         holder.crash()
-        assert await trail(newcomer.network, newcomer.chain, [keeper.peer], may_leave=False)
+        assert await follow(newcomer.network, newcomer.chain, [keeper.peer], may_leave=False)
         await newcomer.restart()
         assert stand(newcomer.chain) == stand(holder.chain)
         assert newcomer.chain.state.anchor_N.equal(holder.chain.state.anchor_N)
@@ -75,9 +75,9 @@ async def test_the_lineage_of_the_holders_is_followed_and_a_newcomer_leaves_none
         await grow(world, [keeper, holder, other], 2)
         await grow(world, [keeper], 1, 50)
         await grow(world, [holder, other], 3, 80)
-        assert not await trail(keeper.network, keeper.chain, [holder.peer], may_leave=False)
+        assert not await follow(keeper.network, keeper.chain, [holder.peer], may_leave=False)
         assert keeper.chain.head.index == 3
-        assert await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True)
+        assert await follow(keeper.network, keeper.chain, [holder.peer], may_leave=True)
         assert stand(keeper.chain) == stand(holder.chain)
         await keeper.restart()
         assert stand(keeper.chain) == stand(holder.chain)
@@ -92,15 +92,15 @@ async def test_at_a_fork_the_side_made_with_the_followed_spine_is_kept_whatever_
         await grow(world, [light], 1, 50, spine.left.commit)
         await grow(world, [heavy], 8, 80, spine.right.commit)
         donors, left, right = [heavy.peer, light.peer], spine.at(spine.left), spine.at(spine.right)
-        assert await trail(keeper.network, keeper.chain, [heavy.peer], may_leave=True, spine=left)
+        assert await follow(keeper.network, keeper.chain, [heavy.peer], may_leave=True, spine=left)
         assert stand(keeper.chain) == stand(heavy.chain), "a unit that only one side has moved stands"
         await grow(world, [light], 2, 60, spine.left.commit)
-        assert not await trail(keeper.network, keeper.chain, donors, may_leave=True, spine=right)
-        assert not await trail(keeper.network, keeper.chain, donors, may_leave=True), "by work alone"
-        assert await trail(keeper.network, keeper.chain, donors, may_leave=True, spine=left)
+        assert not await follow(keeper.network, keeper.chain, donors, may_leave=True, spine=right)
+        assert not await follow(keeper.network, keeper.chain, donors, may_leave=True), "by work alone"
+        assert await follow(keeper.network, keeper.chain, donors, may_leave=True, spine=left)
         assert stand(keeper.chain) == stand(light.chain)
-        assert not await trail(keeper.network, keeper.chain, donors, may_leave=True, spine=left)
-        assert await trail(keeper.network, keeper.chain, donors, may_leave=True, spine=right)
+        assert not await follow(keeper.network, keeper.chain, donors, may_leave=True, spine=left)
+        assert await follow(keeper.network, keeper.chain, donors, may_leave=True, spine=right)
         assert stand(keeper.chain) == stand(heavy.chain)
 
 
@@ -111,12 +111,12 @@ async def test_what_is_left_to_nobody_is_given_up_for_the_lineage_of_the_holders
         await grow(world, [light, heavy, keeper], 2)
         await grow(world, [light], 2, 50)
         await grow(world, [heavy], 8, 80)
-        assert await trail(keeper.network, keeper.chain, [heavy.peer], may_leave=True)
+        assert await follow(keeper.network, keeper.chain, [heavy.peer], may_leave=True)
         heavy.crash()
-        assert not await trail(keeper.network, keeper.chain, [light.peer], may_leave=True)
-        assert not await trail(keeper.network, keeper.chain, [light.peer], may_leave=False, is_lost=True)
+        assert not await follow(keeper.network, keeper.chain, [light.peer], may_leave=True)
+        assert not await follow(keeper.network, keeper.chain, [light.peer], may_leave=False, is_lost=True)
         assert stand(keeper.chain) == stand(heavy.chain)
-        assert await trail(keeper.network, keeper.chain, [light.peer], may_leave=True, is_lost=True)
+        assert await follow(keeper.network, keeper.chain, [light.peer], may_leave=True, is_lost=True)
         assert stand(keeper.chain) == stand(light.chain)
         await keeper.restart()
         assert stand(keeper.chain) == stand(light.chain)
@@ -127,22 +127,22 @@ async def test_rounds_that_come_so_fast_that_a_donor_drops_each_state_before_it_
         holder, keeper = world.parties[:2]
         await begin(holder, keeper)
         await grow(world, [holder], 4)
-        told = holder.chain.head
+        reported = holder.chain.head
         service = TransferService(UNIT, holder.log, holder.generations, GRID, holder.chain.certificates_after)
         asked: list[FetchRequest] = []
 
         async def serve(peer: PeerId, stream: Stream) -> None:
             request = await read_request(stream)
             asked.append(request)
-            if isinstance(request, FetchState) and holder.chain.head == told:
+            if isinstance(request, FetchState) and holder.chain.head == reported:
                 await grow(world, [holder], 4, 100)
             await service.serve(peer, request, stream)
 
         holder.network.serve_streams(FETCH_CHANNEL, serve)
-        assert await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True)
+        assert await follow(keeper.network, keeper.chain, [holder.peer], may_leave=True)
         assert any(isinstance(request, FetchState) for request in asked), "the state is the shorter way"
-        assert keeper.chain.head == told
-        while await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True):
+        assert keeper.chain.head == reported
+        while await follow(keeper.network, keeper.chain, [holder.peer], may_leave=True):
             pass
         assert stand(keeper.chain) == stand(holder.chain)
 
@@ -155,9 +155,9 @@ async def test_a_donor_that_is_away_or_lies_is_passed_over_and_changes_nothing()
         liar.serve_frames([b"\x01certificate"])
         dead = world.stranger.peer
         with pytest.raises((RemoteProtocolError, TransportError)):
-            await trail(keeper.network, keeper.chain, [dead, liar.peer], may_leave=True)
+            await follow(keeper.network, keeper.chain, [dead, liar.peer], may_leave=True)
         assert keeper.chain.head.index == 0
-        assert await trail(keeper.network, keeper.chain, [liar.peer, holder.peer], may_leave=True)
+        assert await follow(keeper.network, keeper.chain, [liar.peer, holder.peer], may_leave=True)
         assert stand(keeper.chain) == stand(holder.chain)
         assert commit.link in keeper.chain.links
 
@@ -170,7 +170,7 @@ async def test_certificates_without_bytes_move_nothing() -> None:
         for name in [name for name in holder.disk.files if name.startswith(("results/", "generations/"))]:
             del holder.disk.files[name]
         with trio.fail_after(600.0), pytest.raises(UnreachableError):
-            await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True)
+            await follow(keeper.network, keeper.chain, [holder.peer], may_leave=True)
         assert keeper.chain.head.index == 0
 
 
@@ -188,7 +188,7 @@ async def test_a_donor_with_certificates_and_no_bytes_keeps_nobody_from_being_as
         asked: list[DonorAnswer] = []
         donors = [liar.peer, holder.peer, other.peer]
         with trio.fail_after(600.0):
-            assert await trail(keeper.network, keeper.chain, donors, may_leave=True, asked=asked.append)
+            assert await follow(keeper.network, keeper.chain, donors, may_leave=True, asked=asked.append)
         assert stand(keeper.chain) == stand(holder.chain)
         assert [(each.donor, bool(each.refused), each.is_lie) for each in asked] == [
             (liar.peer, True, False),
@@ -196,6 +196,6 @@ async def test_a_donor_with_certificates_and_no_bytes_keeps_nobody_from_being_as
         ]
         asked.clear()
         with pytest.raises(UnreachableError), trio.fail_after(600.0):
-            await trail(keeper.network, keeper.chain, [other.peer, liar.peer], may_leave=True, asked=asked.append)
+            await follow(keeper.network, keeper.chain, [other.peer, liar.peer], may_leave=True, asked=asked.append)
         assert [tuple(link.index for link in each.links) for each in asked] == [(1,), tuple(range(1, 10))]
         assert stand(keeper.chain) == stand(holder.chain)

@@ -11,12 +11,12 @@ from averaging.rounds.lineage.round_reports import RoundReport, TaskFailed
 from protocol.errors import CallTimeout, PotluckError, StorageError
 
 Clock = trio.testing.MockClock
-Told = list[RoundReport]
+Reported = list[RoundReport]
 
 
-def _tasks() -> tuple[Tasks, Told]:
-    told: Told = []
-    return Tasks(told.append), told
+def _tasks() -> tuple[Tasks, Reported]:
+    reported: Reported = []
+    return Tasks(reported.append), reported
 
 
 async def _fail() -> None:
@@ -65,7 +65,7 @@ async def test_everybody_who_waits_hears_of_a_change_and_nobody_of_one_before(au
 async def test_what_fails_in_a_task_is_told_and_nothing_else_falls_with_it(
     failing: Callable[[], Awaitable[None]], autojump_clock: Clock
 ) -> None:
-    tasks, told = _tasks()
+    tasks, reported = _tasks()
     done = trio.Event()
 
     async def go_on(after_s: float) -> None:
@@ -77,25 +77,25 @@ async def test_what_fails_in_a_task_is_told_and_nothing_else_falls_with_it(
         tasks.spawn(go_on, 1.0)
         tasks.spawn(failing)
         await done.wait()
-    failed = [report for report in told if isinstance(report, TaskFailed)]
-    assert failed == told
+    failed = [report for report in reported if isinstance(report, TaskFailed)]
+    assert failed == reported
     assert {report.task for report in failed} == {failing.__name__}
     assert any("no space left" in report.reason and report.is_of_disk for report in failed)
 
 
 async def test_a_bug_is_no_failure_of_a_task_and_goes_on(autojump_clock: Clock) -> None:
-    tasks, told = _tasks()
+    tasks, reported = _tasks()
 
     async def bug() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         await tasks.guarded(bug)
-    assert told == []
+    assert reported == []
 
 
 async def test_a_bug_beside_an_error_is_not_hidden_by_it(autojump_clock: Clock) -> None:
-    tasks, told = _tasks()
+    tasks, reported = _tasks()
 
     async def both() -> None:
         raise ExceptionGroup("both", [StorageError("no space left on the disk"), ZeroDivisionError()])
@@ -104,20 +104,20 @@ async def test_a_bug_beside_an_error_is_not_hidden_by_it(autojump_clock: Clock) 
         await tasks.guarded(both)
     assert caught.group_contains(ZeroDivisionError)
     assert not caught.group_contains(PotluckError)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 async def test_nothing_starts_before_there_is_a_nursery(autojump_clock: Clock) -> None:
-    tasks, told = _tasks()
+    tasks, reported = _tasks()
     tasks.spawn(_fail)
     await trio.sleep(1.0)
     async with trio.open_nursery() as nursery:
         tasks.use(nursery)
-    assert told == []
+    assert reported == []
 
 
 async def test_what_comes_after_the_service_has_ended_begins_nothing_and_breaks_nothing(autojump_clock: Clock) -> None:
-    (tasks, told), begun = _tasks(), list[int]()
+    (tasks, reported), begun = _tasks(), list[int]()
 
     async def begin(number: int) -> None:
         begun.append(number)
@@ -128,4 +128,4 @@ async def test_what_comes_after_the_service_has_ended_begins_nothing_and_breaks_
     for number in (2, 3):
         tasks.spawn(begin, number)
     await trio.sleep(1.0)
-    assert (begun, told) == ([1], [])
+    assert (begun, reported) == ([1], [])

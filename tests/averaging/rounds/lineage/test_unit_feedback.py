@@ -86,10 +86,10 @@ class Peer:
         self.known.append(made)
         return made
 
-    def commit(self, root: Root | None, omitted: Sequence[int] = (), *, is_told: bool = True) -> None:
-        """One more commit on our lineage; `is_told`: the process lived to hear of it."""
+    def commit(self, root: Root | None, omitted: Sequence[int] = (), *, is_reported: bool = True) -> None:
+        """One more commit on our lineage; `is_reported`: the process lived to hear of it."""
         self.links.append(self.made(self.links[-1], root, omitted).link)
-        if is_told:
+        if is_reported:
             self.feedback.commit(self.links[-1])
             self.feedback.changed()
 
@@ -129,7 +129,7 @@ async def test_a_commit_that_came_while_we_were_away_makes_the_saved_pending_res
     async with _peer() as peer:
         root, fed = peer.offer()
         await _written()
-        peer.commit(root, is_told=False)
+        peer.commit(root, is_reported=False)
         await peer.restart()
         assert torch.equal(peer.left, fed.left_N)
 
@@ -142,19 +142,19 @@ async def test_a_contribution_that_was_not_counted_while_we_were_away_leaves_the
         peer.commit(first)
         peer.offer()
         await _written()
-        peer.commit(None, is_told=False)
+        peer.commit(None, is_reported=False)
         await peer.restart()
         assert torch.equal(peer.left, fed.left_N)
 
 
 async def test_of_a_contribution_that_was_counted_in_part_only_those_chunks_change(autojump_clock: Clock) -> None:
-    for is_told in (True, False):
+    for is_reported in (True, False):
         async with _peer() as peer:
             first, before = peer.offer()
             peer.commit(first)
             second, pending = peer.offer()
             await _written()
-            peer.commit(second, [0], is_told=is_told)
+            peer.commit(second, [0], is_reported=is_reported)
             await _written()
             await peer.restart()
             assert torch.equal(peer.left[:40], pending.left_N[:40])
@@ -169,7 +169,7 @@ async def test_a_pending_residual_that_was_not_written_yet_is_zero_once_its_cont
         peer.commit(first)
         await _written()
         second, _ = peer.offer()
-        peer.commit(second, [0], is_told=False)
+        peer.commit(second, [0], is_reported=False)
         await peer.restart()
         assert not peer.left[:40].any()
         assert peer.left[40:].any()

@@ -83,9 +83,9 @@ async def test_one_that_is_damaged_or_proves_nothing_is_dropped_with_what_follow
             place = next(place for place, entry in enumerate(entries) if entry[:1] == b"D")
             entry = entries[place]
             entries[place] = entry[:-1] + bytes([entry[-1] ^ 1]) if spoilt == b"unsigned" else entry[:33] + spoilt
-            with capture_logs() as told:
+            with capture_logs() as reported:
                 await fork.party.restart()
-            assert [(e["event"], e["num_commits"]) for e in told if e["log_level"] == "warning"] == [
+            assert [(e["event"], e["num_commits"]) for e in reported if e["log_level"] == "warning"] == [
                 ("left_commits_dropped", 2)
             ]
             assert _knows(fork.party, fork.ours) == [False, False]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from averaging.codecs import codec_by_name
-from averaging.rounds.traffic.batches import BATCH_BYTES, TAIL_S, FramePace, consecutive, runs_of, split_batch
+from averaging.rounds.traffic.batches import BATCH_BYTES, TAIL_S, FrameSizer, consecutive, runs_of, split_batch
 from protocol.errors import RemoteProtocolError
 from protocol.tensors.tensor_schema import ChunkGrid
 
@@ -17,36 +17,36 @@ def _whole_frames() -> int:
 
 
 def test_frames_grow_to_what_their_stream_carries_in_a_tenth_of_a_second() -> None:
-    pace = FramePace(100.0, LONG_BYTES)
-    assert pace.max_bytes(100.0) == 0, "one chunk at first"
-    pace.sent(20_000)
-    assert 4_999 <= pace.max_bytes(100.4) <= 5_000
-    pace.sent(20_000_000)
-    assert pace.max_bytes(100.5) == BATCH_BYTES
+    sizer = FrameSizer(100.0, LONG_BYTES)
+    assert sizer.max_bytes(100.0) == 0, "one chunk at first"
+    sizer.sent(20_000)
+    assert 4_999 <= sizer.max_bytes(100.4) <= 5_000
+    sizer.sent(20_000_000)
+    assert sizer.max_bytes(100.5) == BATCH_BYTES
 
 
 def test_what_was_waited_for_says_nothing_of_the_line() -> None:
-    pace = FramePace(100.0, LONG_BYTES)
-    pace.waited(3.0)
-    pace.sent(20_000)
-    assert 4_999 <= pace.max_bytes(103.4) <= 5_000
+    sizer = FrameSizer(100.0, LONG_BYTES)
+    sizer.waited(3.0)
+    sizer.sent(20_000)
+    assert 4_999 <= sizer.max_bytes(103.4) <= 5_000
 
 
 def test_what_an_empty_buffer_takes_at_once_does_not_make_the_next_frame_as_large_as_it_may_be() -> None:
-    pace = FramePace(100.0, LONG_BYTES)
+    sizer = FrameSizer(100.0, LONG_BYTES)
     for num_bytes in (8_000, 16_000, 32_000):
-        pace.sent(num_bytes)
-        assert pace.max_bytes(100.0) == 2 * num_bytes
+        sizer.sent(num_bytes)
+        assert sizer.max_bytes(100.0) == 2 * num_bytes
 
 
 def test_the_last_frames_become_ever_smaller_down_to_what_is_carried_in_a_moment() -> None:
-    pace = FramePace(100.0, 10_000_000)
-    pace.sent(8_800_000)
-    assert pace.max_bytes(101.0) == 600_000, "half of what is left"
-    pace.sent(1_100_000)
-    assert pace.max_bytes(101.0) == 50_000
-    pace.sent(90_000)
-    assert pace.max_bytes(101.0) == int(9_990_000 * TAIL_S), "smaller ones cost more than they bring"
+    sizer = FrameSizer(100.0, 10_000_000)
+    sizer.sent(8_800_000)
+    assert sizer.max_bytes(101.0) == 600_000, "half of what is left"
+    sizer.sent(1_100_000)
+    assert sizer.max_bytes(101.0) == 50_000
+    sizer.sent(90_000)
+    assert sizer.max_bytes(101.0) == int(9_990_000 * TAIL_S), "smaller ones cost more than they bring"
 
 
 def test_chunks_that_follow_one_another_share_a_frame_up_to_its_size() -> None:

@@ -50,22 +50,22 @@ class _Directory:
         return [round(b - a, 3) for a, b in zip(self.looks_s, self.looks_s[1:], strict=False)]
 
 
-def _looks(directory: _Directory, patience_s: float = 0.0) -> DirectoryPoller:
+def _poller(directory: _Directory, patience_s: float = 0.0) -> DirectoryPoller:
     return DirectoryPoller(directory, RunId(bytes(32)), patience_s)  # type: ignore[arg-type]
 
 
 async def _look(directory: _Directory, seconds: float, settled_every_s: float = SETTLED_LIST_EVERY_S) -> int:
     """Lists for so long; how often anybody was told."""
-    num_told = 0
+    num_reported = 0
 
     async def take(entries: Sequence[DirectoryEntry]) -> None:
-        nonlocal num_told
+        nonlocal num_reported
         await trio.lowlevel.checkpoint()
-        num_told += 1
+        num_reported += 1
 
     with trio.move_on_after(seconds):
-        await list_peers(_looks(directory), take, Rhythm(settled_every_s=settled_every_s))
-    return num_told
+        await list_peers(_poller(directory), take, Rhythm(settled_every_s=settled_every_s))
+    return num_reported
 
 
 class _Board:
@@ -134,20 +134,20 @@ async def test_a_large_swarm_that_is_settled_is_listed_so_rarely_that_its_record
 
 async def test_a_look_of_somebody_else_takes_the_place_of_one_at_a_settled_swarm(autojump_clock: Clock) -> None:
     directory, taken = _Directory("me", "one"), list[tuple[float, int]]()
-    looks = _looks(directory, patience_s=30.0)
+    poller = _poller(directory, patience_s=30.0)
 
     async def take(entries: Sequence[DirectoryEntry]) -> None:
         await trio.lowlevel.checkpoint()
         taken.append((trio.current_time(), len(entries)))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(list_peers, looks, take, IN_ROUNDS)
+        nursery.start_soon(list_peers, poller, take, IN_ROUNDS)
         await trio.sleep(201.0)
         del directory.looks_s[:], taken[:]
         directory.names.append("two")
         for _ in range(10):
             await trio.sleep(60.0)
-            await looks.poll()
+            await poller.poll()
         nursery.cancel_scope.cancel()
     assert [num for _, num in taken] == [2] * 12, "what the other looks found is taken, but for the last"
     assert directory.looks_s[-8:] == [381.0 + 60.0 * number for number in range(8)], "none of ours once it is settled"
@@ -162,7 +162,7 @@ async def test_nobody_who_looks_for_a_reason_of_its_own_is_waited_for_longer_tha
         await trio.lowlevel.checkpoint()
 
     with trio.move_on_after(600.0):
-        await list_peers(_looks(directory, 30.0), take, IN_ROUNDS)
+        await list_peers(_poller(directory, 30.0), take, IN_ROUNDS)
     assert directory.waits_s[:4] == [5.0, 10.0, 20.0, 40.0]
     assert directory.waits_s[-2:] == [90.0, 90.0]
 
@@ -231,11 +231,11 @@ class _SlowDirectory(_Directory):
 
 async def test_two_who_look_at_the_same_time_ask_the_directory_once(autojump_clock: Clock) -> None:
     directory, found = _SlowDirectory("me", "one"), list[int]()
-    looks = _looks(directory)
+    poller = _poller(directory)
 
     async def look(after_s: float) -> None:
         await trio.sleep(after_s)
-        found.append(len(await looks.poll()))
+        found.append(len(await poller.poll()))
 
     async with trio.open_nursery() as nursery:
         for after_s in (0.0, 1.0, 2.9, 5.0):
@@ -246,16 +246,16 @@ async def test_two_who_look_at_the_same_time_ask_the_directory_once(autojump_clo
 
 async def test_who_waits_for_a_look_that_is_given_up_looks_itself(autojump_clock: Clock) -> None:
     directory = _SlowDirectory("me", "one")
-    looks = _looks(directory)
+    poller = _poller(directory)
 
     async def give_up() -> None:
         with trio.move_on_after(1.0):
-            await looks.poll()
+            await poller.poll()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(give_up)
         await trio.sleep(0.5)
-        assert len(await looks.poll()) == 2
+        assert len(await poller.poll()) == 2
     assert directory.looks_s == [0.0, 1.0]
 
 

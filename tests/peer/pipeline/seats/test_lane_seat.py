@@ -64,7 +64,7 @@ class Played:
 
     world: LaneSwarm
     networks: dict[PeerId, MemoryNetwork]
-    told: list[msg.LaneMessage] = field(default_factory=list)
+    reported: list[msg.LaneMessage] = field(default_factory=list)
     brought: list[tuple[PeerId, msg.LaneParcel, bytes]] = field(default_factory=list)
     passes: list[tuple[int, bool]] = field(default_factory=list)
     is_silent: bool = False
@@ -92,7 +92,7 @@ class Played:
                 await trio.sleep(0.01)
 
     async def hear(self, sender: PeerId, request: bytes) -> bytes:
-        self.told.append(decode_lane_message(request))
+        self.reported.append(decode_lane_message(request))
         return encode_parcel(msg.LaneAnswer(self.refusal))
 
     async def serve(self, sender: PeerId, stream: Stream) -> None:
@@ -126,7 +126,7 @@ async def _seated() -> AsyncIterator[Played]:
             await trio.sleep(0.1)
             assert await played.say(BEGIN) == ""
             nursery.start_soon(played.ping)
-            await played.until(lambda: msg.LaneCopied(0, 0, START) in played.told)
+            await played.until(lambda: msg.LaneCopied(0, 0, START) in played.reported)
             yield played
             nursery.cancel_scope.cancel()
 
@@ -242,7 +242,7 @@ async def test_back_at_a_snapshot_what_belongs_to_the_former_time_line_is_left_u
 ) -> None:
     async with _seated() as played:
         assert await played.say(msg.LaneBack(0, 1, START, 0, MEMBERS)) == ""
-        await played.until(lambda: msg.LaneLoaded(0, 1) in played.told)
+        await played.until(lambda: msg.LaneLoaded(0, 1) in played.reported)
         assert await played.say(msg.LaneResume(0, 1)) == ""
         assert await played.bring(_passed(GOOD), GOOD) is None
         now = encode_boundary(VALUES_BTD, _boundary(epoch=1))
@@ -273,7 +273,7 @@ async def test_a_new_neighbour_is_given_the_snapshot_that_the_lane_goes_back_to(
         first = [data for _, parcel, data in played.brought if isinstance(parcel, msg.LaneCopy)]
         played.networks[STRANGER].serve_streams(PARCEL_CHANNEL, played.serve)
         await played.say(msg.LaneBack(0, 1, START, 0, (BEFORE, SEAT, STRANGER)))
-        await played.until(lambda: msg.LaneLoaded(0, 1) in played.told)
+        await played.until(lambda: msg.LaneLoaded(0, 1) in played.reported)
         copies = [data for _, parcel, data in played.brought if isinstance(parcel, msg.LaneCopy)]
         assert copies == first * 2
 
@@ -322,8 +322,8 @@ async def test_a_stage_whose_pass_fails_gives_its_seat_back(autojump_clock: trio
     async with _seated() as played:
         played.world.about = fail
         assert await played.bring(_passed(GOOD), GOOD) == ""
-        await played.until(lambda: any(isinstance(message, msg.LaneLeave) for message in played.told))
-        (leave,) = [message for message in played.told if isinstance(message, msg.LaneLeave)]
+        await played.until(lambda: any(isinstance(message, msg.LaneLeave) for message in played.reported))
+        (leave,) = [message for message in played.reported if isinstance(message, msg.LaneLeave)]
         assert "not finite" in leave.reason
         await played.until(lambda: played.world.members[SEAT].seat is None)
 
@@ -355,7 +355,7 @@ async def test_a_keeper_that_is_silent_and_lives_is_asked_and_has_its_time_also_
         played.world.swarm.broken = 0.0
         await trio.sleep(KEEPER_SILENT_S / 2 - 0.1)
         assert played.world.members[SEAT].seat is not None
-        assert msg.LaneHere(0, 0) in played.told
+        assert msg.LaneHere(0, 0) in played.reported
         await trio.sleep(0.2)
         assert played.world.members[SEAT].seat is None, "an answer is no call"
 

@@ -21,7 +21,7 @@ WITHIN_S = 300.0
 START = Point(0, 0)
 
 
-class _Told:
+class _Reported:
     """What the process says of its work."""
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ async def _ready(process: StageProcess, restarts: int = 0) -> None:
             await trio.sleep(0.01)
 
 
-def _work(process: StageProcess, told: _Told, folder: Path) -> ProcessWork:
-    return ProcessWork(process, 7, lambda: (anchor(stage_plan(folder, 0)), 0), told)
+def _work(process: StageProcess, reported: _Reported, folder: Path) -> ProcessWork:
+    return ProcessWork(process, 7, lambda: (anchor(stage_plan(folder, 0)), 0), reported)
 
 
 async def _work_for_ever(work: ProcessWork) -> None:
@@ -65,18 +65,18 @@ async def _work_for_ever(work: ProcessWork) -> None:
 
 
 async def test_a_seat_computes_its_passes_steps_and_snapshots_in_the_process(tmp_path: Path, starts: Starts) -> None:
-    plan, told = stage_plan(tmp_path, 0), _Told()
+    plan, reported = stage_plan(tmp_path, 0), _Reported()
     async with open_stage_process(plan) as process:
         await _ready(process)
         assert process.pid == starts.started[0].pid
         assert process.started_in_s is not None
         assert 0.0 < process.started_in_s <= WITHIN_S
-        work = _work(process, told, tmp_path)
+        work = _work(process, reported, tmp_path)
         await work.open()
         message = await work.run_pass(0, START, Pass(0, False))
         assert message
-        assert told.passes == [Pass(0, False)]
-        assert told.busy_s > 0.0
+        assert reported.passes == [Pass(0, False)]
+        assert reported.busy_s > 0.0
         snapshot = await work.snapshot()
         await work.adopt(torch.zeros_like(anchor(plan)))
         assert not (await work.theta()).any()
@@ -93,7 +93,7 @@ async def test_what_others_sent_is_refused_as_theirs_and_what_the_stage_cannot_d
         await _ready(process)
         with pytest.raises(LocalProtocolError, match="without a lane"):
             await process.ask("square")
-        work = _work(process, _Told(), tmp_path)
+        work = _work(process, _Reported(), tmp_path)
         await work.open()
         with pytest.raises(RemoteProtocolError):
             await work.arrived(b"no boundary message", 0, START, Pass(0, True))
@@ -106,7 +106,7 @@ async def test_a_process_that_dies_fails_what_it_is_asked_is_brought_back_and_se
 ) -> None:
     async with open_stage_process(stage_plan(tmp_path, 0)) as process:
         await _ready(process)
-        work = _work(process, _Told(), tmp_path)
+        work = _work(process, _Reported(), tmp_path)
         await work.open()
         process.kill()
         with pytest.raises(StageProcessDied):
@@ -115,7 +115,7 @@ async def test_a_process_that_dies_fails_what_it_is_asked_is_brought_back_and_se
         assert len(starts.started) == 2
         with pytest.raises(StageProcessDied):  # what this seat had is gone, also where the process is back
             await work.square()
-        again = _work(process, _Told(), tmp_path)
+        again = _work(process, _Reported(), tmp_path)
         await again.open()
         assert await again.run_pass(0, START, Pass(0, False))
 
@@ -125,7 +125,7 @@ async def test_one_that_neither_answers_nor_dies_is_killed_and_brought_back(
 ) -> None:
     async with open_stage_process(stage_plan(tmp_path, 0)) as process:
         await _ready(process)
-        work = _work(process, _Told(), tmp_path)
+        work = _work(process, _Reported(), tmp_path)
         await work.open()
         await process.ask("slow", {"factor": 1e6})
         monkeypatch.setattr(stage_process, "ANSWER_WITHIN_S", 0.2)

@@ -92,8 +92,8 @@ print(modules[1] - modules[0], len(sys.modules) - modules[1])
 
 
 def test_the_first_backward_pass_of_a_process_that_was_warmed_up_imports_nothing() -> None:
-    told = subprocess.run([sys.executable, "-c", _FIRST_PASS], capture_output=True, text=True, check=True).stdout
-    before, at_the_pass = map(int, told.split())
+    reported = subprocess.run([sys.executable, "-c", _FIRST_PASS], capture_output=True, text=True, check=True).stdout
+    before, at_the_pass = map(int, reported.split())
     assert at_the_pass == 0
     assert before > 0, "else there is nothing to do beforehand any more: warm_up can go"
 

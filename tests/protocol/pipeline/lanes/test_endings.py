@@ -18,7 +18,7 @@ from protocol.pipeline.lanes.endings import (
     LAST_ROUND_WITHIN_S,
     PAUSED_AFTER_S,
     REMEMBERED,
-    SPINE_TOLD_WITHIN_S,
+    SPINE_REPORTED_WITHIN_S,
     EndedLane,
     EndedLanes,
     Ending,
@@ -193,5 +193,5 @@ def test_a_round_after_the_first_stages_commit_with_all_tokens_is_brought_nowher
 def test_the_first_stages_commit_is_waited_for_and_not_for_ever() -> None:
     for spine in (None, (4, 900)):
         assert _after(1000, spine) is None
-        assert _after(1000, spine, SPINE_TOLD_WITHIN_S) is False
-    assert _after(1000, (4, 1000), SPINE_TOLD_WITHIN_S) is True
+        assert _after(1000, spine, SPINE_REPORTED_WITHIN_S) is False
+    assert _after(1000, (4, 1000), SPINE_REPORTED_WITHIN_S) is True

@@ -28,7 +28,7 @@ GENESIS = CommitId(b"g" * 32)
 A, B, C, D = (PeerId(name) for name in "abcd")
 
 
-def _told(*spares: tuple[PeerId, int, int], at_s: float = 0.0) -> FormingState:
+def _reported(*spares: tuple[PeerId, int, int], at_s: float = 0.0) -> FormingState:
     state = FormingState(CONFIG)
     for peer, stage, index in spares:
         state = heard(state, peer, Spare(stage, index, at_s))
@@ -53,27 +53,27 @@ def test_the_first_who_is_there_begins_to_keep_lanes_and_the_next_when_it_is_gon
 
 
 def test_a_lane_is_formed_as_soon_as_somebody_is_free_for_every_stage() -> None:
-    formed = decide(_told((A, 0, 3)), 3, (), 0.0)
+    formed = decide(_reported((A, 0, 3)), 3, (), 0.0)
     assert (formed.lanes, formed.reason) == ((), "nobody is free for stage 1")
-    formed = decide(_told((A, 0, 3), (B, 1, 3), (C, 0, 3)), 3, (), 0.0)
+    formed = decide(_reported((A, 0, 3), (B, 1, 3), (C, 0, 3)), 3, (), 0.0)
     assert formed.lanes == ((A, B),)
     assert spares_listed(formed.state, 0.0) == ((C, frozenset([0])),)
 
 
 def test_as_many_lanes_are_formed_as_there_are_peers_for() -> None:
-    formed = decide(_told((A, 0, 0), (B, 1, 0), (C, 0, 0), (D, 1, 0)), 0, (), 0.0)
+    formed = decide(_reported((A, 0, 0), (B, 1, 0), (C, 0, 0), (D, 1, 0)), 0, (), 0.0)
     assert formed.lanes == ((A, B), (C, D))
     assert not formed.state.spares
 
 
 def test_who_was_not_heard_for_a_while_is_no_spare() -> None:
-    state = _told((A, 0, 0), (B, 1, 0))
+    state = _reported((A, 0, 0), (B, 1, 0))
     assert decide(state, 0, (), SPARE_FRESH_S + 0.1).lanes == ()
     assert spares_listed(state, SPARE_FRESH_S + 0.1) == ()
 
 
 def test_no_lane_begins_in_the_middle_of_a_round_that_others_are_in() -> None:
-    state, late = _told((A, 0, 5), (B, 1, 5)), int(LATE_SHARE * CONFIG.inner_steps) + 1
+    state, late = _reported((A, 0, 5), (B, 1, 5)), int(LATE_SHARE * CONFIG.inner_steps) + 1
     formed = decide(state, 5, [Point(5, late)], 0.0)
     assert formed.lanes == ()
     assert "begins with the next one" in formed.reason
@@ -82,27 +82,27 @@ def test_no_lane_begins_in_the_middle_of_a_round_that_others_are_in() -> None:
 
 
 def test_no_lane_begins_with_a_round_that_all_others_have_done_their_part_of() -> None:
-    state = _told((A, 0, 5), (B, 1, 5))
+    state = _reported((A, 0, 5), (B, 1, 5))
     formed = decide(state, 5, [Point(6, 0)], 0.0)
     assert formed.lanes == ()
     assert formed.reason == "round 6 is about to end: a lane begins with the next one"
-    told = heard(heard(formed.state, A, Spare(0, 6, 3.0)), B, Spare(1, 6, 3.0))
-    assert decide(told, 6, [Point(6, 0)], 3.0).lanes == ((A, B),)
+    reported = heard(heard(formed.state, A, Spare(0, 6, 3.0)), B, Spare(1, 6, 3.0))
+    assert decide(reported, 6, [Point(6, 0)], 3.0).lanes == ((A, B),)
     never = heard(heard(formed.state, A, Spare(0, 5, ENDS_WITHIN_S)), B, Spare(1, 5, ENDS_WITHIN_S))
     assert decide(never, 5, [Point(6, 0)], ENDS_WITHIN_S).lanes == ((A, B),), "these do not count alike"
 
 
 def test_a_stage_that_catches_up_is_waited_for_and_one_that_stays_behind_is_not() -> None:
-    state = _told((A, 0, 5), (B, 1, 4))
+    state = _reported((A, 0, 5), (B, 1, 4))
     formed = decide(state, 5, (), 0.0)
     assert formed.lanes == ()
     assert "stages [1] are not at round 6 yet" in formed.reason
-    told = heard(heard(formed.state, A, Spare(0, 5, UNEVEN_AFTER_S)), B, Spare(1, 4, UNEVEN_AFTER_S))
-    assert decide(told, 5, (), UNEVEN_AFTER_S).lanes == ((A, B),)
+    reported = heard(heard(formed.state, A, Spare(0, 5, UNEVEN_AFTER_S)), B, Spare(1, 4, UNEVEN_AFTER_S))
+    assert decide(reported, 5, (), UNEVEN_AFTER_S).lanes == ((A, B),)
 
 
 def test_who_serves_a_lane_or_is_gone_is_not_taken() -> None:
-    assert decide(without(_told((A, 0, 0), (B, 1, 0)), {B}), 0, (), 0.0).lanes == ()
+    assert decide(without(_reported((A, 0, 0), (B, 1, 0)), {B}), 0, (), 0.0).lanes == ()
 
 
 def test_lanes_of_one_keeper_and_of_two_have_numbers_of_their_own() -> None:

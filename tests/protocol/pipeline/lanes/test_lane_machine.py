@@ -17,14 +17,14 @@ from protocol.pipeline.lanes.lane_machine import (
     KeepFrom,
     LaneState,
     LaneTicked,
-    LoadedTold,
+    LoadedReported,
     LoadFailed,
     MemberHeard,
     MemberLost,
     Resume,
-    SnapshotTold,
+    SnapshotReported,
     SparesListed,
-    SquareTold,
+    SquareReported,
 )
 from protocol.pipeline.stage_machine import LaneConfig, Point
 
@@ -41,12 +41,12 @@ def _fed(state: LaneState, *events: Event, now_s: float = 0.0) -> lane.LaneTrans
     return done
 
 
-def _snapshots(at: Point, epoch: int = 0, members: tuple[PeerId, ...] = (A, B, C)) -> list[SnapshotTold]:
-    return [SnapshotTold(peer, epoch, at) for peer in members]
+def _snapshots(at: Point, epoch: int = 0, members: tuple[PeerId, ...] = (A, B, C)) -> list[SnapshotReported]:
+    return [SnapshotReported(peer, epoch, at) for peer in members]
 
 
-def _squares(at: Point, epoch: int = 0, square: float = 1.0) -> list[SquareTold]:
-    return [SquareTold(peer, epoch, at, square) for peer in (A, B, C)]
+def _squares(at: Point, epoch: int = 0, square: float = 1.0) -> list[SquareReported]:
+    return [SquareReported(peer, epoch, at, square) for peer in (A, B, C)]
 
 
 def _begun() -> LaneState:
@@ -59,10 +59,10 @@ def _two_steps() -> LaneState:
 
 
 def test_a_step_is_agreed_when_all_stages_have_told_whoever_is_first() -> None:
-    told = [SquareTold(C, 0, START, 0.5), SquareTold(A, 0, START, 1.0)]
-    waiting = _fed(_begun(), *told)
+    reported = [SquareReported(C, 0, START, 0.5), SquareReported(A, 0, START, 1.0)]
+    waiting = _fed(_begun(), *reported)
     assert waiting.orders == ()
-    agreed = lane.step(waiting.state, SquareTold(B, 0, START, 2.0), 0.0)
+    agreed = lane.step(waiting.state, SquareReported(B, 0, START, 2.0), 0.0)
     assert agreed.orders == (AgreeStep(0, START, 3.5),)
     assert agreed.state.at == Point(4, 1)
 
@@ -73,7 +73,7 @@ def test_a_snapshot_counts_when_every_stage_holds_it() -> None:
     two = _fed(state, *_snapshots(Point(4, 2))[:2])
     assert two.orders == ()
     assert two.state.saved == START
-    three = _fed(two.state, SnapshotTold(C, 0, Point(4, 2)))
+    three = _fed(two.state, SnapshotReported(C, 0, Point(4, 2)))
     assert three.orders == (KeepFrom(Point(4, 2)),)
     assert three.state.saved == Point(4, 2)
 
@@ -83,12 +83,12 @@ def test_a_member_that_is_lost_is_replaced_all_go_back_and_what_was_trained_sinc
     lost = lane.step(state, MemberLost(B), 5.0)
     assert lost.orders == (GoBack(1, START, 0, (A, Y, C)),)
     assert lost.state.lost_tokens == 200
-    back = _fed(lost.state, LoadedTold(A, 1), LoadedTold(C, 1))
+    back = _fed(lost.state, LoadedReported(A, 1), LoadedReported(C, 1))
     assert back.orders == ()
-    resumed = lane.step(back.state, LoadedTold(Y, 1), 5.0)
+    resumed = lane.step(back.state, LoadedReported(Y, 1), 5.0)
     assert resumed.orders == (Resume(1),)
     assert "time line 0" in _fed(resumed.state, *_squares(START)[:1]).remark
-    again = _fed(resumed.state, *(SquareTold(peer, 1, START, 1.0) for peer in (A, Y, C)))
+    again = _fed(resumed.state, *(SquareReported(peer, 1, START, 1.0) for peer in (A, Y, C)))
     assert again.orders == (AgreeStep(1, START, 3.0),)
     assert again.state.lost_tokens == 200
 
@@ -102,11 +102,11 @@ def test_a_lane_goes_back_to_its_newest_whole_snapshot_with_the_steps_that_count
 
 def test_the_commit_of_a_round_counts_as_trained_only_when_its_snapshot_is_whole() -> None:
     state = _fed(_two_steps(), *_snapshots(Point(4, 2)), *_squares(Point(4, 2))).state
-    state = _fed(state, *_snapshots(Point(4, 3)), SnapshotTold(A, 0, Point(5, 0)), SparesListed(((X, ANY),))).state
+    state = _fed(state, *_snapshots(Point(4, 3)), SnapshotReported(A, 0, Point(5, 0)), SparesListed(((X, ANY),))).state
     back = lane.step(state, MemberLost(B), 0.0)
     assert back.orders == (GoBack(1, Point(4, 3), 3, (A, X, C)),)
     assert back.state.lost_tokens == 0
-    again = _fed(back.state, *(LoadedTold(peer, 1) for peer in (A, X, C)), *_snapshots(Point(5, 0), 1, (A, X, C)))
+    again = _fed(back.state, *(LoadedReported(peer, 1) for peer in (A, X, C)), *_snapshots(Point(5, 0), 1, (A, X, C)))
     assert again.state.saved == again.state.at == Point(5, 0)
 
 
@@ -177,8 +177,8 @@ def test_a_lane_whose_stage_and_its_neighbour_are_lost_ends_without_weight() -> 
     state = _fed(
         lane.begin(config, members, START, 0.0),
         *_snapshots(START, 0, members),
-        *(SquareTold(peer, 0, START, 1.0) for peer in members),
-        *(SquareTold(peer, 0, Point(4, 1), 1.0) for peer in members),
+        *(SquareReported(peer, 0, START, 1.0) for peer in members),
+        *(SquareReported(peer, 0, Point(4, 1), 1.0) for peer in members),
         *_snapshots(Point(4, 2), 0, members),
         MemberLost(A),
         MemberLost(C),
@@ -191,7 +191,7 @@ def test_a_lane_whose_stage_and_its_neighbour_are_lost_ends_without_weight() -> 
 
 def test_a_member_that_came_since_the_snapshot_brings_it_once_it_has_loaded_it() -> None:
     state = _fed(_two_steps(), *_snapshots(Point(4, 2)), SparesListed(((X, ANY),)), MemberLost(B)).state
-    early = _fed(state, LoadedTold(A, 1), MemberLost(A)).state
+    early = _fed(state, LoadedReported(A, 1), MemberLost(A)).state
     (order,) = _fed(early, MemberHeard(X), MemberHeard(C), LaneTicked(), now_s=2.5).orders
     assert isinstance(order, Dissolve)
     # A has loaded its own and given it to X before it was lost; that of stage 1 is still C's alone
@@ -200,7 +200,7 @@ def test_a_member_that_came_since_the_snapshot_brings_it_once_it_has_loaded_it()
     (order,) = _fed(early, MemberHeard(X), MemberHeard(C), LaneTicked(), now_s=2.5).orders
     assert isinstance(order, Dissolve)
     assert (order.tokens, order.holders) == (0, ())
-    late = _fed(state, *(LoadedTold(peer, 1) for peer in (A, X, C)), MemberLost(A)).state
+    late = _fed(state, *(LoadedReported(peer, 1) for peer in (A, X, C)), MemberLost(A)).state
     (order,) = _fed(late, MemberHeard(X), MemberHeard(C), LaneTicked(), now_s=2.5).orders
     assert isinstance(order, Dissolve)
     assert (order.tokens, order.holders) == (200, (X, X, C))
@@ -209,12 +209,12 @@ def test_a_member_that_came_since_the_snapshot_brings_it_once_it_has_loaded_it()
 @pytest.mark.parametrize(
     ("event", "remark"),
     [
-        (SquareTold(X, 0, START, 1.0), "no member"),
-        (SquareTold(A, 1, START, 1.0), "time line 1, here it is 0"),
-        (SquareTold(A, 0, Point(4, 1), 1.0), "a gradient of"),
-        (SnapshotTold(A, 0, START), "nobody asks for"),
-        (SnapshotTold(A, 0, Point(9, 0)), "nobody asks for"),
-        (LoadedTold(A, 0), "the lane is running"),
+        (SquareReported(X, 0, START, 1.0), "no member"),
+        (SquareReported(A, 1, START, 1.0), "time line 1, here it is 0"),
+        (SquareReported(A, 0, Point(4, 1), 1.0), "a gradient of"),
+        (SnapshotReported(A, 0, START), "nobody asks for"),
+        (SnapshotReported(A, 0, Point(9, 0)), "nobody asks for"),
+        (LoadedReported(A, 0), "the lane is running"),
     ],
 )
 def test_what_does_not_fit_is_passed_over_with_a_reason(event: Event, remark: str) -> None:
@@ -224,8 +224,8 @@ def test_what_does_not_fit_is_passed_over_with_a_reason(event: Event, remark: st
 
 
 def test_a_square_told_twice_counts_once() -> None:
-    state = lane.step(_begun(), SquareTold(A, 0, START, 1.0), 0.0).state
-    again = lane.step(state, SquareTold(A, 0, START, 7.0), 0.0)
+    state = lane.step(_begun(), SquareReported(A, 0, START, 1.0), 0.0).state
+    again = lane.step(state, SquareReported(A, 0, START, 7.0), 0.0)
     assert again.remark
     assert again.state.squares == {0: 1.0}
 
@@ -240,7 +240,7 @@ def _slow_steps() -> LaneState:
     state = _begun()
     for number in range(2):
         state = _fed(state, *_squares(Point(4, number)), now_s=5.0 * (number + 1)).state
-    return _fed(state, SquareTold(A, 0, Point(4, 2), 1.0), now_s=11.0).state
+    return _fed(state, SquareReported(A, 0, Point(4, 2), 1.0), now_s=11.0).state
 
 
 def _alive(state: LaneState, now_s: float) -> LaneState:
@@ -295,6 +295,6 @@ def test_a_first_step_that_never_ends_ends_the_lane_and_so_does_a_stage_that_is_
 
 def test_a_member_that_has_just_come_may_take_as_long_for_its_first_step_as_a_new_lane() -> None:
     state = _fed(_slow_steps(), SparesListed(((X, ANY),)), MemberLost(C), now_s=11.0).state
-    back = _fed(state, *(LoadedTold(peer, 1) for peer in (A, B, X)), now_s=12.0).state
+    back = _fed(state, *(LoadedReported(peer, 1) for peer in (A, B, X)), now_s=12.0).state
     alive = _fed(back, *(MemberHeard(peer) for peer in (A, B, X)), now_s=400.0).state
     assert lane.step(alive, LaneTicked(), 400.0).orders == ()
