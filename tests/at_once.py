@@ -1,4 +1,4 @@
-"""What the product does part by part, done at once for a whole vector: what tests and benchmarks compare its results with."""
+"""The product's part-by-part arithmetic, done at once for a whole vector. Tests and benchmarks compare the product's results with it."""
 
 from __future__ import annotations
 

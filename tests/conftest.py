@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Who runs what, where there are several processes."""
+    """The distribution of tests, if there are several processes."""
     from tests.lanes import Lanes
 
     return Lanes(config, log)
@@ -77,5 +77,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """What was frozen, here and by simulated worlds, is looked through once more; plugins that follow look at who refers to whom."""
+    """The collector sees again the objects frozen here and by simulated worlds, because later plugins look at references."""
     gc.unfreeze()

@@ -1,7 +1,7 @@
 """`potluck` commands as processes of their own that are forked off one that has imported what they need.
 
 Python's start and the imports are most of the work of a command that says one line, 0.3 to 0.9 CPU seconds, and 2 to 5 of a daemon's
-start. A command has its own memory, environment, output and exit code, as if a shell had started it. Where the process has imported
+start. A command has its own memory, environment, output and exit code, as if a shell had started it. If the process has imported
 peer.worker too, a peer's first training process is forked off the peer; those that follow one that died are started as ever.
 """
 

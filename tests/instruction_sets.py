@@ -13,11 +13,11 @@ from typing import Final
 VARIABLE: Final = "NPY_DISABLE_CPU_FEATURES"
 
 _WIDE: Final = ("AVX512", "X86_V4")
-"""What names of 512 bit instructions begin with."""
+"""The prefixes of the names of 512 bit instructions."""
 
 
 def dispatched() -> tuple[str, ...]:
-    """What NumPy chose to use on this machine beyond what it needs anywhere; none where it was built for this machine alone."""
+    """The features that NumPy chose on this machine beyond those that it always needs; none if it was built for this machine alone."""
     from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 
     return tuple(name for name in __cpu_dispatch__ if __cpu_features__.get(name))

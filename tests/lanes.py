@@ -28,7 +28,7 @@ _LONG = (
 
 
 def lane_of(nodeid: str) -> str:
-    """What a test's file runs in: SWARMS, or the file alone."""
+    """The lane in which a test's file runs: SWARMS, or the file alone."""
     file = nodeid.partition("::")[0]
     return SWARMS if file in _SWARM_FILES else file
 

@@ -117,7 +117,7 @@ def _values(field: FieldInfo) -> str:
 
 
 def _bounds(metadata: list[Any]) -> Iterator[str]:
-    """What the metadata says of a range, in words."""
+    """The range that the metadata gives, in words."""
     flat = [each for part in metadata for each in (part, *getattr(part, "metadata", ()))]
     for name, reported in (("ge", "from"), ("gt", "above"), ("le", "to"), ("lt", "below")):
         yield from (f"{reported} {_number(getattr(each, name))}" for each in flat if hasattr(each, name))
@@ -132,7 +132,7 @@ def _number(bound: float) -> str:
 
 
 def _metadata(annotation: Any) -> list[Any]:
-    """What an annotation carries beside its type, also inside `... | None`."""
+    """The metadata that an annotation carries beside its type, also inside `... | None`."""
     if get_origin(annotation) is Annotated:
         return list(get_args(annotation)[1:])
     return [each for part in get_args(annotation) for each in _metadata(part)]

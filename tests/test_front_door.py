@@ -1,7 +1,7 @@
 """The command line as a user meets it: fast help, one-line errors, exit codes.
 
-Each command is started as a user does somewhere: here, or in tests/e2e. What else it says is said by processes that are forked off one
-whose Python has started (tests/forked.py): that start is most of the work of saying one line.
+Each command is started as a user does somewhere: here, or in tests/e2e. Its other lines come from processes forked off one whose
+Python has started (tests/forked.py), because that start is most of the work of one line.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MOST_IMPORTS = 550
 
 @pytest.fixture(scope="module", autouse=True)
 def _forked() -> Iterator[None]:
-    """What `_potluck` forks off."""
+    """The process from which `_potluck` forks."""
     with open_forked() as forked:
         _FORKED.append(forked)
         yield

@@ -15,7 +15,7 @@ MOST_EXAMPLES = 2
 
 
 def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What a user can run, by the words that say so."""
+    """The commands that a user can run, by their words."""
     below = getattr(command, "commands", None)
     if below is None:
         yield path, command

@@ -7,10 +7,10 @@ import sys
 from tests.architecture.language import (
     counts_of,
     documents,
+    relative_subjects_in,
     sentence_lengths,
     source_lab_notes,
     source_prose,
-    source_relative_subjects,
 )
 from tests.architecture.source import ROOMS, modules
 from tests.architecture.structure import (
@@ -56,7 +56,7 @@ def main() -> None:
     lines += ["", "source: words a sentence (median, 90%), relative subjects, laboratory notes"]
     for room in ROOMS:
         lengths = sentence_lengths(source_prose(room))
-        counted = len(source_relative_subjects(room)), len(source_lab_notes(room))
+        counted = len(relative_subjects_in(source_prose(room))), len(source_lab_notes(room))
         lines.append(
             f"{lengths[len(lengths) // 2]:5} {lengths[int(len(lengths) * 0.9)]:3} {counted[0]:4} {counted[1]:4}  {room}"
         )

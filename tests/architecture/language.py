@@ -79,7 +79,7 @@ def _words(text: str) -> int:
 
 @dataclass(frozen=True)
 class DocumentCounts:
-    """What a document reads like. Lengths of sentences and paragraphs are in words."""
+    """The measures of one document's style. Lengths of sentences and paragraphs are in words."""
 
     name: str
     lines: int
@@ -179,11 +179,17 @@ def _messages(module: Module) -> Iterator[Prose]:
             yield Prose(f"{module.path}:{node.lineno}", "".join(str(part) for part in parts))
 
 
-def source_prose(*folders: str) -> Iterator[Prose]:
-    """Docstrings, comments and messages of the source."""
+def commentary(*folders: str) -> Iterator[Prose]:
+    """Docstrings and comments, without messages."""
     for module in modules(*folders):
         yield from _docstrings(module)
         yield from _comments(module)
+
+
+def source_prose(*folders: str) -> Iterator[Prose]:
+    """Docstrings, comments and messages of the source."""
+    yield from commentary(*folders)
+    for module in modules(*folders):
         yield from _messages(module)
 
 
@@ -191,11 +197,11 @@ def _flat(text: str) -> list[str]:
     return [" ".join(block.split()) for block in re.split(r"\n\s*\n|\n(?=\s+[\w ,]+: )", text)]
 
 
-def source_relative_subjects(*folders: str) -> list[str]:
-    """Sentences of the source that begin with Who, What or Where as a subject, each with its place."""
+def relative_subjects_in(pieces: Iterable[Prose]) -> list[str]:
+    """Sentences that begin with Who, What or Where as a subject, each with its place."""
     return [
         f"{prose.where} {sentence[:90]}"
-        for prose in source_prose(*folders)
+        for prose in pieces
         for block in _flat(prose.text)
         for sentence in relative_subjects(block)
     ]

@@ -70,7 +70,7 @@ def modules(*folders: str) -> tuple[Module, ...]:
 
 
 def core_modules() -> tuple[Module, ...]:
-    """Where decisions are made: all of protocol but its file readers, the files named *_core.py, and those listed."""
+    """The modules that make decisions: all of protocol but its file readers, the files named *_core.py, and those listed."""
     listed = {
         "peer/demo/summary.py",
         "peer/session/restart_report.py",

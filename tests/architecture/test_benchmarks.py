@@ -64,7 +64,7 @@ def _walk_what_runs(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _names_used(name: str) -> set[str]:
-    """What the code of one of our modules looks up by name, and what it defines itself."""
+    """The names that one of our modules looks up, and those that it defines itself."""
     (tree,) = [module.tree for module in modules() if _name(module) == name]
     nodes = list(_walk_what_runs(tree))
     defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
@@ -94,7 +94,7 @@ def test_a_row_on_file_has_the_fields_that_its_readers_expect(tmp_path: Path) ->
 
 
 def _reported(at_s: float, *host_bytes: int) -> list[dict[str, object]]:
-    """What so many peers say in a trial of which only the pause before it is of interest."""
+    """Reports of n peers in a trial; only the pause before it matters."""
     lanes = [f"{lane}_bytes_{way}" for lane in ("control", "bulk") for way in ("up", "down")]
     return [
         {"idle": {"at_s": at_s, **dict.fromkeys(lanes, 0), "host_bytes_up": num_bytes, "host_bytes_down": 0}}

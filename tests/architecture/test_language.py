@@ -9,15 +9,16 @@ import pytest
 from tests.architecture.language import (
     MEASUREMENTS,
     DocumentCounts,
+    commentary,
     counts_of,
     documents,
     name_of,
     relative_subjects,
+    relative_subjects_in,
     sentence_lengths,
     sentences,
     source_lab_notes,
     source_prose,
-    source_relative_subjects,
 )
 from tests.architecture.source import ROOMS
 
@@ -68,7 +69,11 @@ def test_a_readme_fits_on_a_few_screens(document: DocumentCounts) -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_sentence_of_the_source_has_a_relative_clause_as_its_subject(room: str) -> None:
-    assert source_relative_subjects(room) == []
+    assert relative_subjects_in(source_prose(room)) == []
+
+
+def test_no_docstring_or_comment_of_the_tests_has_a_relative_clause_as_its_subject() -> None:
+    assert relative_subjects_in(commentary("tests")) == []
 
 
 @pytest.mark.parametrize("room", ROOMS)

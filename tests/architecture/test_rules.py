@@ -18,7 +18,7 @@ ADDRESS = re.compile(r"^Rules: (.*) \(" + re.escape(RULES) + r"\)\.$", re.M)
 
 
 def _chapters() -> dict[int, str]:
-    """What stands under each heading `## R12 Suspect and mend`, by the number of the rule."""
+    """The text under each heading `## R12 Suspect and mend`, by the number of the rule."""
     _, *rules = re.split(r"^## R(?=\d)", (ROOT / RULES).read_text(encoding="utf8"), flags=re.M)
     return {int(rule.split(maxsplit=1)[0]): rule.partition("\n")[2] for rule in rules}
 

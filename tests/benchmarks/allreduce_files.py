@@ -57,7 +57,7 @@ def ready_file(folder: Path, rank: int) -> Path:
 
 
 def result_file(folder: Path, rank: int, number: int) -> Path:
-    """What came of a trial at one process."""
+    """One process's result of a trial."""
     return folder / f"result-{rank}-{number}.json"
 
 

@@ -1,11 +1,12 @@
 """A peer is killed when it has sent half of what it has to send: how long the others take, and what they send again.
 
-One trial after another, each with another victim, the last rank first. Who was killed is started again on what it left, and as many
-rounds of all follow as warmed all up for the undisturbed trials: connections are made in them, and the new process learns its line.
+One trial after another, each with another victim, the last rank first. The killed peer is started again on the state that it left.
+Then as many rounds follow as warmed all peers up for the undisturbed trials: connections are made in them, and the new process learns
+its line.
 
-What is sent again is told in two figures, each a share of what a survivor uploads in an undisturbed round. The net one, which has the
-target, is what it uploads in all beyond that: what it no longer has to send to the dead is taken off. The gross one is the bytes of
-chunks that left it twice: of its contribution, to another reducer, and of results, to the same member, in another attempt.
+Two figures give the bytes that are sent again, each as a share of a survivor's upload in an undisturbed round. The net one, which has
+the target, is what it uploads in all beyond that: what it no longer has to send to the dead is taken off. The gross one is the bytes
+of chunks that left it twice: of its contribution, to another reducer, and of results, to the same member, in another attempt.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ WALL_OVER_CALM: Final = 1.3
 
 @dataclass(frozen=True)
 class Killed:
-    """Who was killed, what the survivors told, and how long they took from the first order of a snapshot to the last new state."""
+    """The killed peer, the survivors' reports, and how long they took from the first order of a snapshot to the last new state."""
 
     victim: int
     wall_s: float
@@ -116,10 +117,10 @@ def _kill(group: Group, places: Places, setting: Setting, codec: str, victim: in
 
 
 def least_again(num_peers: int) -> float:
-    """What survivors must send beyond an undisturbed upload of 2 (N - 1) / N of a vector, as a share of that, when one is killed that
-    has sent all its chunks and no result: one of them takes its slice, to which the others send their chunks once more, and sends that
-    result to them; all send theirs to one member less. What they had sent to it of their results comes on top, up to a sixth at four.
-    Where the leader is killed there is another attempt (`attempts` says so): of fewer members, so all results are others, and what
+    """The bytes that survivors must send beyond an undisturbed upload of 2 (N - 1) / N of a vector, as a share of that, when one is
+    killed that has sent all its chunks and no result: one of them takes its slice, to which the others send their chunks once more,
+    and sends that result to them; all send theirs to one member less. Results that they had sent to it come on top, up to a sixth at
+    four. If the leader is killed, there is another attempt (`attempts` says so): of fewer members, so all results are others, and what
     had been sent of the first ones comes on top, up to half.
     """
     survivors = num_peers - 1
@@ -134,7 +135,7 @@ def kill_rows(
     kills: Sequence[Killed | None], calm: Sequence[Trial], name: str, about: Mapping[str, object]
 ) -> list[Row]:
     """Whether survivors are identical, how long it took, and what was sent again, net and gross: medians beside undisturbed rounds.
-    Who is killed must not matter, so the worst kill has to keep the targets.
+    The choice of the killed peer must not matter, so the worst kill has to keep the targets.
     """
     name = f"{name}: one killed at half of its upload"
     done = [killed for killed in kills if killed is not None]

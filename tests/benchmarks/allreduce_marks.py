@@ -1,4 +1,4 @@
-"""What a benchmark peer (allreduce_peer.py) notes while its daemon works: when each step of a round was done, and what it cost.
+"""Marks that a benchmark peer (allreduce_peer.py) takes while its daemon works: when each step of a round was done, and what it cost.
 
 The daemon is the real one. Wrapped are public methods at the edges of a round's steps, and the door to threads, which tells what each
 kind of work there costs. Steps, in their order:

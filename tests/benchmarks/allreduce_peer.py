@@ -1,8 +1,8 @@
 """`python -m tests.benchmarks.allreduce_peer join ...`: a peer that hands the rounds given vectors when it is told to.
 
 The daemon is the real one, with its network, credentials, rounds, log and generations. There is no training process: a trainer in the
-daemon gives `anchor - delta`, where delta is noise from the peer's rank, made before the round is ordered. What is noted of each step
-of a round is in allreduce_marks.py; allreduce_files.py says how trials are ordered and told.
+daemon gives `anchor - delta`, where delta is noise from the peer's rank, made before the round is ordered. allreduce_marks.py has the
+marks of each step of a round; allreduce_files.py says how trials are ordered and told.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from peer.training.worker_process import EarlyWorker
 
 FOLDER_VARIABLE: Final = "BENCH_ALLREDUCE_FOLDER"
 TOKENS: Final = 1000
-"""What each member's contribution weighs."""
+"""The weight of each member's contribution."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the all-reduce benchmark measures, in parts of half an hour, and how long each is expected to take."""
+"""The measurements of the all-reduce benchmark, in parts of half an hour, and how long each is expected to take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUICK_IDLE_S: Final = 45.0
 what is said right after a commit.
 """
 PART_S: Final = 1560.0
-"""What the settings of one part are expected to take at most; nothing more is begun after FULL_LIMIT_S."""
+"""The most seconds that the settings of one part are expected to take; nothing more is begun after FULL_LIMIT_S."""
 
 FULL_LIMIT_S: Final = 1770.0
 QUICK_LIMIT_S: Final = 570.0
@@ -28,7 +28,7 @@ WARM_UPS: Final = 6
 """Until our peers take no memory any more that they did not have: they keep the contributions of four rounds and of the one before."""
 
 FEW_WARM_UPS: Final = 3
-"""Where a round is the line's, which is learned after two of them."""
+"""For settings whose rounds are bound by the line, which is learned after two rounds."""
 
 _LINK_SHARE: Final = 0.85
 _RESTART_S: Final = 20.0
@@ -38,7 +38,7 @@ SMALL: Final = tuple(
     Setting(1 * M, peers, 0, ("int8",), has_baselines=False, idle_s=IDLE_OF_MANY_S if peers > 16 else IDLE_S)
     for peers in (2, 4, 8, 16, 32)
 )
-"""Where what is said beside the data weighs most."""
+"""The setting in which messages weigh most beside the data."""
 
 IDLE: Final = tuple(Setting(1 * M, peers, 1000, ("int8",), has_baselines=False, idle_s=IDLE_S) for peers in (2, 4))
 """In places of their own, so that all on their interfaces is seen, too."""
@@ -115,7 +115,7 @@ def parts_of(settings: Sequence[Setting], num_trials: int, num_kills: int) -> li
 
 @dataclass
 class Plan:
-    """What is measured, how often, and after how many seconds nothing more is begun."""
+    """The measurements, their number of repetitions, and the seconds after which nothing more is begun."""
 
     settings: Sequence[Setting]
     num_trials: int

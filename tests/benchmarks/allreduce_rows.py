@@ -222,7 +222,7 @@ def _direct_row(measured: Measured, name: str, about: Mapping[str, object]) -> R
 
 
 def _idle_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
-    """What a peer says and hears between two rounds, ours and all, where there was a long pause, in that alone."""
+    """Bytes that a peer sends and receives between two rounds, ours and all, where there was a long pause, in that alone."""
     if not measured.setting.idle_s:
         return []  # between trials the others use the same interfaces, and the host hears of each commit
     reported = [each["idle"] for trial in measured.ours for each in trial.reported if each["idle"] is not None]
@@ -253,7 +253,7 @@ def _idle_bytes(idle: Mapping[str, float], *lanes: str) -> float:
 
 
 def _part_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
-    """What each step adds to the wall time, and where processor time went."""
+    """The wall time that each step adds, and the use of processor time."""
     steps: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
     for trial in measured.ours:

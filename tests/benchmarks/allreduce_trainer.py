@@ -61,7 +61,7 @@ def _by_way(traffic: TrafficCount) -> dict[str, float]:
 
 
 class Desk:
-    """Where this process's orders come in and its results go out."""
+    """The folder for this process's orders and its results."""
 
     def __init__(self, folder: Path, rank: int, tokens: int) -> None:
         self.marks = Marks()
@@ -135,7 +135,7 @@ class GivenTrainer:
         kept: Sequence[KeptPart] = (),
         unit: int = 0,
     ) -> None:
-        """What was counted is no longer ready."""
+        """Counted tokens are not ready any more."""
         self._ready = max(0, self._ready - credited_tokens)
 
     async def set_anchor(self, anchor_N: torch.Tensor, *, unit: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What it brings that several units speak to one peer in one call: calls and bytes of whole swarms in virtual time, with and without.
+"""The gain when several units send to one peer in one call: calls and bytes of whole swarms in virtual time, with and without.
 
     python -m tests.benchmarks.bundles [--json FILE]
 

@@ -54,7 +54,7 @@ NUM_TIMED: Final = 1 << 22
 """Values a trial of speed: 16 MiB, more than the cores' own caches."""
 
 NUM_MEMBERS: Final = 4
-"""Whose real deltas are averaged."""
+"""The model whose real deltas are averaged."""
 
 RESULT_CODECS: Final = ("int8", "int4", "e3m0", *(codec.name for codec in RESULTS))
 

@@ -133,7 +133,7 @@ def train_all(regimes: Sequence[Regime], seeds: Sequence[int], only: str, runs: 
 
 @dataclass(frozen=True)
 class Table:
-    """What the file of runs says of one regime at the reference's best rate."""
+    """The recorded runs of one regime at the reference's best rate."""
 
     regime: Regime
     rate: float

@@ -54,7 +54,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a training.
+    """The result of a training.
 
     Attributes:
         loss: held-out, nats a byte, of the anchor at the end.
@@ -70,7 +70,7 @@ class Outcome:
 
 
 def data_parallel_bytes(regime: Regime) -> float:
-    """What a peer sends in a ring's all-reduce of float32 gradients at each step."""
+    """The bytes that a peer sends in a ring's all-reduce of float32 gradients at each step."""
     num_peers, num_values = regime.num_peers, model_schema(regime.model).num_elements
     return 2 * (num_peers - 1) / num_peers * FP32_BYTES * num_values * regime.stop_steps
 

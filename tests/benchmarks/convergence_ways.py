@@ -1,4 +1,4 @@
-"""What `tests.benchmarks.convergence` compares: regimes, schedules of rounds, and ways to keep peers together."""
+"""The alternatives that `tests.benchmarks.convergence` compares: regimes, schedules of rounds, and ways to keep peers together."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Regime:
 
     @property
     def stop_steps(self) -> int:
-        """Where the training is looked at for the last time; the learning rate knows nothing of it."""
+        """The point of the training's last evaluation; the learning rate knows nothing of it."""
         return self.stop_after or self.num_steps
 
     def numbers(self) -> dict[str, object]:
@@ -177,7 +177,7 @@ RAMP_E3M0: Final = Way("ramp 1..80, e3m0", ramp=RAMP, codec="e3m0")
 
 @dataclass(frozen=True)
 class Target:
-    """What a way's loss is to keep.
+    """The bound on a way's loss.
 
     Attributes:
         against: the way that it is compared with.
@@ -253,7 +253,7 @@ ALONE: Final = (
         (Target(MUON_RAMP, 0.0),),
     ),
 )
-"""One peer begins alone. What it sends the others then, the model once, as newcomers fetch it, is not counted here."""
+"""One peer begins alone. It then sends the model once to the others, as newcomers fetch it; those bytes are not counted here."""
 
 OUTER: Final = tuple(
     Point(replace(MUON_RAMP, name=f"ramp 1..80, Muon, {name}, e3m0", outer=outer), (Target(MUON_RAMP, 0.0),))

@@ -1,4 +1,4 @@
-"""What a doomed peer (doomed_peer.py) wraps around its daemon, so that it ends at a point of a commit that it leads."""
+"""The wrapper of a doomed peer's daemon (doomed_peer.py), which ends it at a point of a commit that it leads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.benchmarks.points import DOOM_VARIABLE, DoomFile, Struck
 
 
 class Doom:
-    """What is known of the commit that this process leads, and the end of it."""
+    """The known facts about the commit that this process leads, and its end."""
 
     def __init__(self, file: DoomFile) -> None:
         self._file = file
@@ -65,7 +65,7 @@ class Doom:
 
 
 def wrap_log(doom: Doom) -> None:
-    """What the log of the rounds writes for good passes the doom before and after."""
+    """Each durable write to the rounds' log passes the doom before and after."""
     promise, ack = UnitLog.log_promise, UnitLog.log_ack
     certificate, result = UnitLog.log_certificate, UnitLog.write_result
 
@@ -89,7 +89,7 @@ def wrap_log(doom: Doom) -> None:
 
 
 def wrap_signing(doom: Doom) -> None:
-    """Whatever the daemon signs for the round channel is heard first."""
+    """The doom first sees everything that the daemon signs for the round channel."""
 
     def heard(identity: Identity, *arguments: Any) -> bytes:
         doom.hear(identity.peer_id, arguments[-1])

@@ -134,7 +134,7 @@ def end(swarm: Swarm, known: int, *, is_early: bool = False) -> Death:
 
 
 def found_in(swarm: Swarm) -> dict[str, Found]:
-    """What the folders of the dead hold, by name."""
+    """The contents of the dead peers' folders, by name."""
     host: Path = swarm.directory / HOST
     return {HOST: check_host(host), **{p.state_dir.name: check_peer(p.state_dir) for p in swarm.peers.values()}}
 
@@ -190,7 +190,7 @@ def go_on(swarm: Swarm) -> bool:
 
 
 def rows(deaths: Sequence[Death], went_on: bool, settings: dict[str, object]) -> list[Row]:
-    """What was lost, what was torn, and whether it went on."""
+    """Lost and torn data, and whether the run went on."""
     name = "kill -9 of everything"
     lost = sorted(float(death.lost) for death in deaths if death.lost is not None)
     torn = sorted(float(len(death.torn)) for death in deaths)

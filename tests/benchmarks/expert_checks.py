@@ -381,7 +381,7 @@ _X7: Final = (
 
 def x7_killed() -> list[str]:
     """All holders of an expert die in mid-round, in simulated swarms: the others commit on, and it is resumed by them, or by a
-    newcomer. What went wrong in each, "" where nothing did.
+    newcomer. The error of each, "" if there was none.
     """
     _be_quiet()
     stories = [SCENARIOS[name] for name in _X7]
@@ -443,7 +443,7 @@ def _embeddings(texts: Sequence[bytes]) -> Embeddings:
 
 
 def bytes_shares(codec_name: str, num_experts: int) -> tuple[float, float]:
-    """What a peer with one expert sends as contributions in a round, over what it sends of the whole model with all experts: as
+    """Contribution bytes of a round by a peer with one expert, over those of the whole model with all experts: as
     encoded, and as its share of the values says.
     """
     mixture = MixtureConfig(num_experts=num_experts, ffn_dim=704)
@@ -460,7 +460,7 @@ WIRE_HOLDERS: Final = 2
 
 
 def wire_shares(codec_name: str, num_experts: int) -> tuple[float, float]:
-    """What a peer sends in a round of every unit that it holds, over what it sends in a round of the whole model as one unit: on the
+    """Bytes that a peer sends in a round of every unit that it holds, over those of a round of the whole model as one unit: on the
     network's counters, and as the values say. Four peers in virtual time, each expert with two holders.
 
     Of a unit of N values with m holders 2 (m - 1) N values cross in a round: contributions to who sums, and results to all others.

@@ -108,7 +108,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a training: nats a byte on windows of all its domains, as many of each.
+    """The result of a training: nats a byte on windows of all its domains, as many of each.
 
     Attributes:
         loss: each document by its expert, or of the dense model.
@@ -208,7 +208,7 @@ class _Readers(Workers):
 
 
 class Held:
-    """Where the values of a trunk and one expert lie in the dense decoder that computes the same."""
+    """The places of the values of a trunk and one expert in the dense decoder that computes the same."""
 
     def __init__(self, decoder: LlamaConfig, mixture: MixtureConfig) -> None:
         units = held_units(decoder, mixture, [0])
@@ -263,7 +263,9 @@ class Training:
         return Assignment(self._trial, self._corpus)
 
     def _texts(self) -> list[list[Tokens]]:
-        """What each peer reads: a routed expert its documents; others as much of each domain, so that all see the domains alike."""
+        """The documents that each peer reads: a routed expert its documents; others as much of each domain, so that all see the
+        domains alike.
+        """
         if self._trial.way == "routed":
             return [[text] for text in self._assignment.texts]
         if self._trial.way == "random":

@@ -65,7 +65,7 @@ def train_all(trials: Sequence[Trial], runs: Runs) -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """What the file of runs says."""
+    """The recorded runs."""
 
     regime: Regime
     seeds: Sequence[int]

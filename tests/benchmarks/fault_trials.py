@@ -40,7 +40,7 @@ OPENING_EVERY_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is done: by which means, to anybody in mid-exchange, or to an opener at a point of its commit."""
+    """The fault: its means, and its target, which is any peer in mid-exchange or an opener at a point of its commit."""
 
     name: str
     means: Means
@@ -59,7 +59,7 @@ class Fault:
 
 @dataclass
 class Trial:
-    """What was seen.
+    """The observations.
 
     Attributes:
         index: the round that was disturbed.

@@ -76,7 +76,7 @@ class Way:
 
 
 def ways_of(text: str, shares: Sequence[float]) -> list[Way]:
-    """What "--codecs" names, each with these shares: names by commas, "topk/top6" for another codec of the mean."""
+    """The codecs that "--codecs" names, each with these shares: names by commas, "topk/top6" for another codec of the mean."""
     named = [name.partition("/") for name in text.split(",")]
     return [Way(codec, share, result) for codec, _, result in named for share in shares]
 

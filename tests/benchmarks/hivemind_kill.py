@@ -1,4 +1,4 @@
-"""What hivemind's own DecentralizedAverager does when one of four peers is killed in mid-exchange: hung or returned, equal or not.
+"""hivemind's own DecentralizedAverager when one of four peers is killed in mid-exchange: hung or returned, equal or not.
 
 `python -m tests.benchmarks.hivemind_kill FOLDER ...` imports hivemind once and forks four averagers a trial: starting Python for each
 would take most of the time.
@@ -34,7 +34,7 @@ BEGAN_VARIABLE: Final = "BENCH_BEGAN"
 
 @dataclass(frozen=True, slots=True)
 class HivemindTrial:
-    """What the three survivors did within the limit after the kill.
+    """The outcome at the three survivors within the limit after the kill.
 
     Attributes:
         num_returned: whose `step` came back, with success or without.

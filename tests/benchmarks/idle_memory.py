@@ -1,6 +1,7 @@
-"""What peers say to each other between two rounds, counted in virtual time: production services on in-memory seams, 2 to 32 peers.
+"""The bytes that peers send each other between two rounds, counted in virtual time: production services on in-memory seams, 2 to 32
+peers.
 
-Their own payload alone, both ways, and nothing of what libp2p, TLS and TCP put around it. What is said to the directory is in it, but
+Their own payload alone, both ways, and nothing of what libp2p, TLS and TCP put around it. Messages to the directory are included, but
 with empty records: those of real peers are 0.9 kB. Rounds are ten minutes apart. The first span begins a second after a commit, when
 everybody tells everybody once where it stands now; the others are steady.
 """

@@ -48,7 +48,7 @@ class Recovery:
 
     @property
     def recovery_s(self) -> float:
-        """What is judged."""
+        """The judged figures."""
         return self.counted_s - self.waited_s
 
 

@@ -1,9 +1,9 @@
 """`python -m tests.benchmarks.long_lines --json FILE [--quick]`: one stream over a long line that loses packets now and then.
 
 Two processes in namespaces behind lines of their own (slow_wire.py), with Linux's default congestion control, CUBIC, and with BBR.
-Ours as it is, with further connections where they pay (averaging/network/direct/substream_rule.py), beside ours over one
-connection, and a blocking socket with ssl in a process that does nothing else. What the payload took of the line's rate, ends of
-transfers included. All ways take turns; the first transfer of each is not counted.
+Ours as it is, with further connections where they pay (averaging/network/direct/substream_rule.py), beside ours over one connection,
+and a blocking socket with ssl in a process that does nothing else. The payload's share of the line's rate, ends of transfers included.
+All ways take turns; the first transfer of each is not counted.
 """
 
 from __future__ import annotations

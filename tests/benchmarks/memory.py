@@ -265,7 +265,7 @@ def rows_of(codec: str, model: LlamaConfig, peaks: Sequence[Peaks], plain: int) 
 
 
 def growth_rows(codec: str, found: Mapping[int, tuple[Sequence[Peaks], int]]) -> list[Row]:
-    """What a value costs, from the smallest model to the largest; nothing where there is one alone."""
+    """The cost of a value, from the smallest model to the largest; nothing if there is only one model."""
     if len(found) < 2:
         return []
     few, many = min(found), max(found)

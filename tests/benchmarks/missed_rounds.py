@@ -1,4 +1,5 @@
-"""What a peer that missed n rounds downloads, over the fewer bytes of replay and snapshot; in the memory world, which counts exactly.
+"""The bytes that a peer downloads after it missed n rounds, over the fewer bytes of replay and snapshot; in the memory world, which
+counts exactly.
 
 Both ways need the certificates, and what is committed meanwhile, so these are counted on both sides.
 """

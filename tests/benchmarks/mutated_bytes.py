@@ -188,7 +188,7 @@ async def chunk_from_liar_alone(swarm: Swarm, chance: random.Random) -> Reported
 
 
 async def kept_chunk(swarm: Swarm, chance: random.Random) -> Reported:
-    """What was kept of an unfinished download is damaged on our disk: it is fetched again."""
+    """The kept part of an unfinished download is damaged on our disk: it is fetched again."""
     swarm.empty_me()
     _, honest = swarm.pair(chance)
     await swarm.download(honest)

@@ -42,7 +42,7 @@ def _admit(ledger: Ledger, number: int) -> None:
 
 
 def _write(ledger: Ledger, numbers: Sequence[int]) -> None:
-    """What a host writes in so many rounds."""
+    """The files that a host writes in n rounds."""
     for number in numbers:
         commit, parent = (CommitId(bytes([n + 1]) * 32) for n in (number, number - 1))
         _admit(ledger, number)

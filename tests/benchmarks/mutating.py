@@ -18,7 +18,7 @@ LONGEST_RUN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one mutation.
+    """The outcome of one mutation.
 
     Attributes:
         kind: what was mutated.

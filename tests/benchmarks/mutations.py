@@ -77,7 +77,7 @@ def measure(num_each: int = NUM_EACH, seed: int = SEED, kinds: Sequence[str] = t
 
 @contextmanager
 def _everything_reported() -> Iterator[None]:
-    """Who runs this may want only warnings; what is said in the log is what is judged here."""
+    """A developer may want to see only warnings, but the whole log is judged here."""
     before = structlog.get_config()["wrapper_class"]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET))
     try:

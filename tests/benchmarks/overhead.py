@@ -2,15 +2,14 @@
 
 Two real peers with everything on, and a bare loop: the same model, batch, text and AdamW of torch, one thread each, and nothing else.
 A pair is TURNS short blocks of steps of the first peer and as many of the loop, in turn: on a shared machine a step's time drifts by a
-third within a minute, and long blocks show that. Who begins changes from pair to pair.
-Whoever does not have its turn is stopped, the peers with all that belongs to them. On the CPU the first peer, its daemon, its p2pd and
-the loop share one core, and all else has another; so what the daemon does is what the steps lose. The second peer's steps sleep: two
-that compute slow each other down also on cores of their own, and the loop has nobody beside it. A step is counted from the end of the
-one before it: what the training process does in between counts as well. Blocks lie between rounds: one in which the training
-process was ordered a snapshot, a shift or an evaluation is no block, and its pair is taken again. Peak memory is in
-tests.benchmarks.memory.
+third within a minute, and long blocks show that. The order changes from pair to pair. The side that does not have its turn is
+stopped, the peers with all that belongs to them. On the CPU the first peer, its daemon, its p2pd and the loop share one core, and all
+else has another; so what the daemon does is what the steps lose. The second peer's steps sleep: two that compute slow each other down
+also on cores of their own, and the loop has nobody beside it. A step is counted from the end of the one before it: what the training
+process does in between counts as well. Blocks lie between rounds: one in which the training process was ordered a snapshot, a shift or
+an evaluation is no block, and its pair is taken again. Peak memory is in tests.benchmarks.memory.
 
-Where the difference is small beside the machine's drift, two numbers of the same blocks say more: the share of the peer's blocks that
+If the difference is small beside the machine's drift, two numbers of the same blocks say more: the share of the peer's blocks that
 passed outside of its steps (looking for orders, telling the daemon, choosing when to step), and the processor time of its daemon and
 p2pd, which have the same core. Neither is judged.
 """

@@ -62,13 +62,13 @@ IDENTITIES: Final = {name: Identity(name.encode().ljust(32, b"p")) for name in S
 _CA_FILE: Final = "ca.der"
 _LOOK_S: Final = 0.02
 _PATIENCE_S: Final = 3600.0
-"""A lane stands still at the gate in mid-step while others are measured, and is not stuck. Where nobody is to be lost, nobody is taken
-for lost either, however long this machine does something else.
+"""A lane stands still at the gate in mid-step while others are measured, and is not stuck. A setting without losses suspects no peer,
+however long this machine does something else.
 """
 
 
 def write_credentials(folder: Path) -> None:
-    """What all ends need: a CA, and a credential with its key for each."""
+    """The material that all ends need: a CA, and a credential with its key for each."""
     now_s = time.time()
     authority = make_ca(b"c" * 32, now_unix_s=now_s)
     (folder / _CA_FILE).write_bytes(authority.certificate_der)
@@ -125,7 +125,7 @@ class CallLimiter:
 
 
 class End:
-    """What one end is asked about."""
+    """The questions to one end."""
 
     def __init__(self, name: str) -> None:
         self.gate = CallLimiter()
@@ -185,7 +185,7 @@ async def _no_round(share: LaneShare) -> torch.Tensor:
 
 
 async def _bring_nothing(share: LaneShare) -> None:
-    """What a lane leaves behind has no round to go to."""
+    """The work that a lane leaves behind has no round to go to."""
 
 
 def _tools(network: Network, process: StageProcess, end: End, pipeline: PipelineSection, held: int) -> LaneContext:

@@ -1,4 +1,4 @@
-"""What codecs between the stages of a pipeline cost in loss: the same training with int8 and with fp32 between them.
+"""The loss that codecs between the stages of a pipeline cost: the same training with int8 and with fp32 between them.
 
 A small decoder in three stages learns Python's standard library byte by byte. The stages are the product's, and what goes between them
 is encoded, checked and decoded as between peers; all of them are in this process. Held-out loss is that of the whole model, without

@@ -1,4 +1,6 @@
-"""What the lane and torch's pipeline that it is compared with both train: the same stages, text, micro-batches and optimizer."""
+"""The common workload of the lane and of torch's pipeline, with which it is compared: the same stages, text, micro-batches and
+optimizer.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def pipeline_section(codec: Codec, schedule: Literal["gpipe", "1f1b"]) -> Pipeli
 
 
 def stage_plan(folder: Path, stage: int, pipeline: PipelineSection) -> StagePlan:
-    """What a training process is told; one thread."""
+    """The settings of a training process; one thread."""
     return StagePlan(
         run_id=RUN.hex(),
         model=MODEL,

@@ -152,8 +152,8 @@ def petals(simulation: Simulation, now_s: float) -> None:
 
 
 def petals_choice(stages: dict[int, int], server: int, num_stages: int, draw: random.Random) -> int | None:
-    """Where a server goes, None where it stays: it plays through everybody's greedy moves, and goes when the swarm is less than three
-    quarters as fast as it comes out there. A server never leaves a stage that would have nobody.
+    """The new place of a server, None if it stays: it plays through everybody's greedy moves, and goes when the swarm is less than
+    three quarters as fast as it comes out there. A server never leaves a stage that would have nobody.
     """
     rates = [0.0] * num_stages
     for stage in stages.values():

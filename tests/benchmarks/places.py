@@ -1,4 +1,4 @@
-"""Where the processes of a benchmark live: all on loopback, or, as root, each peer in a network namespace of its own.
+"""The network that the processes of a benchmark use: all on loopback, or, as root, each peer in a network namespace of its own.
 
 Namespaces hang on one bridge, so that a peer can be cut off without a word: packets vanish, nothing is reset.
 """

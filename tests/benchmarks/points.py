@@ -40,7 +40,7 @@ POINTS: Final = tuple(Point(step, side) for step in STEPS for side in SIDES)
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """Who killed itself where: peer id, base commit in hex, Unix time."""
+    """The peer that killed itself, and the point: peer id, base commit in hex, Unix time."""
 
     peer: str
     step: str
@@ -50,7 +50,7 @@ class Struck:
 
 
 class DoomFile:
-    """The file that all peers look at. Whoever reaches its point first takes it away, so that nobody else is struck."""
+    """The file that all peers look at. The first process that reaches its point takes it away, so that nobody else is struck."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +68,7 @@ class DoomFile:
         self.path.unlink(missing_ok=True)
 
     def read(self) -> Struck | None:
-        """What became of it."""
+        """Its outcome."""
         try:
             return Struck(**json.loads(self._struck.read_text()))
         except FileNotFoundError:

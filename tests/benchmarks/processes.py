@@ -128,8 +128,8 @@ def signal_all_of(running: Running, number: signal.Signals) -> None:
 
 
 def kill_all_of(running: Running) -> None:
-    """SIGKILL to the process and all its descendants, whatever their groups; returns when it is reaped. What torch shared of them in
-    memory is taken away: a killed process leaves it behind for ever, and hivemind's averagers share whole vectors.
+    """SIGKILL to the process and all its descendants, whatever their groups; returns when it is reaped. Memory that they share by
+    torch is taken away: a killed process leaves it behind for ever, and hivemind's averagers share whole vectors.
     """
     pids = [process.pid for process in family(running)]
     signal_all_of(running, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the parts of the recovery benchmark share: the runs, a swarm that stands, and commits by the peers' logs."""
+"""The common code of the recovery benchmark's parts: the runs, a swarm that stands, and commits by the peers' logs."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Commit:
 
 
 def commits_of(peer: BenchPeer, since_s: float, until_s: float) -> Sequence[Commit]:
-    """What a peer said that it committed in this time (Unix seconds), oldest first."""
+    """The commits that a peer's log has in this time (Unix seconds), oldest first."""
     peer.log.poll()
     found = []
     for line in peer.log.since(since_s):

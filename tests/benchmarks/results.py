@@ -1,4 +1,4 @@
-"""What a benchmark reports: one row a figure, as a JSON line for machines and in a table for people."""
+"""A benchmark's report: one row a figure, as a JSON line for machines and in a table for people."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 - wire: real daemons and training processes with 51.5 million values, each in a namespace behind its own line (slow_wire.py). A step
   sleeps for 0.4 s instead of computing, a round is due at 100 of them. Judged is the share of the time in which a training process
   trains: snapshots, shifts and evaluations are no training, and whatever keeps it from its next step neither. One swarm goes
-  through all rates, so that its pacers have to follow. Who is taken for dead, or left out of a round, is counted.
+  through all rates, so that its pacers have to follow. Peers that are suspected, or left out of a round, are counted.
 - virtual: half an hour of virtual time at the slowest line, the production round machine on the in-memory seams.
 - auto: `local_steps = "auto"` against the best fixed number of steps, in that simulation, at four rates (slow_links_virtual.py).
 - real: the same rule with real processes at one rate.
@@ -160,7 +160,7 @@ def swarm_on(wire: Wire, directory: Path, config: RunConfig) -> Iterator[Swarm]:
 
 
 def times_file(directory: Path, number: int) -> Path:
-    """Where a peer's training process writes."""
+    """The file that a peer's training process writes."""
     return directory / f"times-{number}.jsonl"
 
 
@@ -221,7 +221,7 @@ def _share(directory: Path, number: int, begin_s: float, end_s: float) -> float:
 
 
 def false_deaths(swarm: Swarm, begin_s: float, end_s: float) -> Sequence[str]:
-    """Who said that somebody is gone: nobody is."""
+    """The peers that suspected somebody; no peer is gone."""
     found = set()
     for peer in swarm.peers.values():
         peer.log.poll()

@@ -4,7 +4,7 @@
 target utilisation is kept. So the same swarm is run with fixed numbers around it. In overlap the exchange may take 95% of a round, and
 peers train all the time; in blocking runs they train for 95% of it.
 
-Where training waits, most exchanges of one rate take as long, and some a second or so more, when its two streams are not done at
+While training waits, most exchanges of one rate take as long, and some a second or so more, when its two streams are not done at
 the same time. With one number of steps every round is like the one before, so that one number has such rounds often and the next
 none, by chance, and the smallest that keeps the utilisation in a few rounds is the luckiest, up to 10% below others that keep it. So
 all fixed numbers are asked how long they wait, and the fewest steps are those with which the mean of that is a twentieth of the time.
@@ -34,7 +34,7 @@ trained until word of it has gone round.
 """
 
 BLOCKING_AROUND: Final = tuple(0.9 + 0.0125 * number for number in range(13))
-"""What they wait hardly depends on the number of steps."""
+"""Their waiting time hardly depends on the number of steps."""
 
 FEW_AROUND: Final = (0.9, 1.0, 1.05)
 NUM_ROUNDS: Final = 6
@@ -71,7 +71,7 @@ class Choice:
 
 
 def measured(links: Links, *, is_blocking: bool) -> tuple[Choice, Reported]:
-    """What "auto" comes to."""
+    """The choice of "auto"."""
     timing, num_rounds = RoundTiming(None, UTILISATION, is_blocking), BLOCKING_ROUNDS if is_blocking else NUM_ROUNDS
     reported = run(links, timing, lambda reported: len(reported.rounds) >= SETTLED_AFTER + num_rounds, LIMIT_S)
     return _choice(reported, num_rounds), reported

@@ -2,8 +2,8 @@
 
 This kernel cannot delay packets, so a process does it: each namespace has a tun device as its only way out, and this process reads
 every packet, carries it over the line of who sent it and of who gets it (wire_core.py), and writes it to the device of the other. So
-TCP and its congestion control are the kernel's own. What goes to the host and comes from it is not held up: data is fetched and looks
-are taken over it, which is not what is measured. Each line of its standard input is the `WireSpec` from then on; it ends with that.
+TCP and its congestion control are the kernel's own. Traffic with the host is not delayed: data and status requests use it, and they
+are not measured. Each line of its standard input is the `WireSpec` from then on; it ends with that.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Switch:
         return max(0.0, self._due[0][0] - now_s) if self._due else None
 
     def deliver(self, now_s: float) -> None:
-        """What has arrived by now."""
+        """The bytes that have arrived by now."""
         while self._due and self._due[0][0] <= now_s:
             at_s, _, arrive = heapq.heappop(self._due)
             arrive(at_s)

@@ -73,7 +73,7 @@ def places_of(directory: Path) -> Places:
 
 
 def times_file(directory: Path, speed: int) -> Path:
-    """Where the training process of this speed writes."""
+    """The file that the training process of this speed writes."""
     return directory / f"times-{speed}.jsonl"
 
 

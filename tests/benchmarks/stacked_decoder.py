@@ -1,8 +1,8 @@
 """Several peers' decoders trained beside one another in one process: the parameters of all, stacked.
 
-Shapes: M peers, B sequences, T tokens, D values, V vocabulary, N values of a model. What peer/models/decoder.py computes for one
-peer is computed for all of them by one kernel each, in half the processor time of one after another. The optimizer is the product's
-own: what it does value by value, or matrix by matrix, it does for each peer by itself.
+Shapes: M peers, B sequences, T tokens, D values, V vocabulary, N values of a model. One kernel each computes for all peers the values
+that peer/models/decoder.py computes for one peer. This takes half the processor time of one peer after another. The optimizer is the
+product's own: what it does value by value, or matrix by matrix, it does for each peer by itself.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ _LEFTOVERS: Final = ("*.unfinished", ".writing-*", "*.tmp")
 
 @dataclass
 class Found:
-    """What one state folder holds.
+    """The contents of one state folder.
 
     Attributes:
         index: of the newest round that its log or ledger proves, 0 without one.

@@ -64,7 +64,7 @@ class BenchPeer:
         return self.running.exit_code() is None
 
     def status(self) -> PeerStatus | None:
-        """What it says about itself now."""
+        """Its own status now."""
         return fetch(self.url, PeerStatus) if self.is_reachable and self.is_running else None
 
 

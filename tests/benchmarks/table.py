@@ -36,7 +36,7 @@ known for older figures, so differences below a tenth mean little.
 
 
 class Origin(BaseModel):
-    """Where a figure comes from: the day, the commit, the machine in words, the command from the repository's root."""
+    """The source of a figure: the day, the commit, the machine in words, the command from the repository's root."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

@@ -5,7 +5,7 @@ one whose steps take that long. Everything else, snapshots, shifts, loads and wh
 in which it does not train.
 
 With STEP_VARIABLE a step takes so long on the wall, as one on a graphics card does: the real step, and then a wait for what is left of
-that time. What the daemon does beside it can make such a step longer only by keeping it from its next step.
+that time. The daemon's work at the same time can make such a step longer only by keeping it from its next step.
 
 With SLEEP_VARIABLE nothing is computed: a step moves a hundredth of the parameters a little and sleeps for so long, and obeys nobody
 before its end, as a step of one micro-batch does. So large models train on a small machine. An evaluation takes a third of a step.
@@ -30,7 +30,7 @@ from peer.training.worker_channel import Command, Reply
 from peer.worker import Worker
 
 TIMES_VARIABLE: Final = "TRAINING_TIMES"
-"""Environment of a timed worker: the file to write to. What begins with POTLUCK_ is kept from training processes."""
+"""Environment of a timed worker: the file to write to. Variables that begin with POTLUCK_ are kept from training processes."""
 
 STEP_VARIABLE: Final = "TRAINING_STEP_S"
 """Environment of a timed worker: seconds that a step takes, its wait included. None: as the slowdown says."""

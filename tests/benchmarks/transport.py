@@ -29,7 +29,7 @@ from tests.benchmarks.transport_end import FRAME_BYTES, HOST_VARIABLE, write_cre
 BENCH: Final = "transport"
 WAYS: Final = ("direct", "libp2p", "blocking", "grpc")
 REFERENCE: Final = "grpc"
-"""What all others stand beside: what is to be had without any of ours."""
+"""The reference for all others: the rate without any of our code."""
 
 WARM_UP_BYTES: Final = 32 << 20
 

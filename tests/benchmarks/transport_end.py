@@ -51,7 +51,7 @@ NUM_SUBSTREAMS: Final = {"direct": 1, "one": 0}
 
 
 def write_credentials(folder: Path) -> None:
-    """What both ends need: a CA, and a credential with its key for each."""
+    """The material that both ends need: a CA, and a credential with its key for each."""
     now_s = time.time()
     authority = make_ca(b"c" * 32, now_unix_s=now_s)
     (folder / CA_FILE).write_bytes(authority.certificate_der)

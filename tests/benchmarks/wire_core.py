@@ -13,7 +13,7 @@ LEAST_QUEUE_BYTES: Final = 16 * 1500
 
 @dataclass(frozen=True, slots=True)
 class WireSpec:
-    """What lies between two peers, half of it at each of them.
+    """The path between two peers, half of it at each of them.
 
     Attributes:
         rate_bit_per_s: of each peer, up and down apart; 0 for no limit.

@@ -112,7 +112,7 @@ def moment(folder: Path, now_unix_s: int, num_rounds: int = NUM_ROUNDS) -> Momen
 
 
 def events(folder: Path, now_unix_s: int) -> EventBook:
-    """What happened in its last rounds."""
+    """The events of its last rounds."""
     book = EventBook()
     for back in range(40, -1, -1):
         seen = moment(folder, now_unix_s, NUM_ROUNDS - back)
@@ -121,7 +121,7 @@ def events(folder: Path, now_unix_s: int) -> EventBook:
 
 
 def volunteer() -> PeerStatus:
-    """What its own peer says to a volunteer whose machine is in use."""
+    """The status that a volunteer's own peer shows while the machine is in use."""
     me = Identity(bytes([1]) * 32).peer_id
     return PeerStatus(
         peer=me,

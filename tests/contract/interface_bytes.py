@@ -1,5 +1,5 @@
 """`python -m tests.contract.interface_bytes FOLDER`: three peers speak, and what they counted is told beside what went over the
-loopback interface of a network namespace that nobody else is in. Where this machine gives us none it is everybody's interface.
+loopback interface of a network namespace that nobody else is in. If this machine gives us none, it is everybody's interface.
 """
 
 from __future__ import annotations

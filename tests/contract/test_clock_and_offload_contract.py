@@ -1,4 +1,4 @@
-"""What every form of Clock and Offload keeps."""
+"""The contract of every form of Clock and Offload."""
 
 from __future__ import annotations
 

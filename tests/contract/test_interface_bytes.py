@@ -13,7 +13,7 @@ HEADS_SHARE = 0.015
 """Of what is sent: TLS and Noise (0.2%), TCP and IP (66 bytes for each packet, of up to 64 kB here), acknowledgements."""
 
 LIBP2P_BYTES = 150_000
-"""What three peers' libp2p says meanwhile by itself, and what opening the streams takes."""
+"""The bytes that three peers' libp2p sends meanwhile by itself, and those of opening the streams."""
 
 
 def test_what_is_counted_is_what_goes_over_the_interface_but_for_heads_and_what_libp2p_says_itself(

@@ -1,4 +1,6 @@
-"""What every form of Network keeps: order, caps, backpressure, and what a caller sees when the other side dies or freezes."""
+"""The contract of every form of Network: order, caps, backpressure, and the error that a caller sees when the other side dies or
+freezes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every form of Storage keeps: whole files, ordered logs, nothing unfinished in sight."""
+"""The contract of every form of Storage: whole files, ordered logs, nothing unfinished in sight."""
 
 from __future__ import annotations
 

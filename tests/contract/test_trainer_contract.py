@@ -1,4 +1,4 @@
-"""What every form of Trainer keeps: theta and its token count stay together through load, snapshot, shift and credit."""
+"""The contract of every form of Trainer: theta and its token count stay together through load, snapshot, shift and credit."""
 
 from __future__ import annotations
 

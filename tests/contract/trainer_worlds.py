@@ -73,7 +73,7 @@ class SimulatedWorld:
         yield
 
     async def moved(self, first_step: int, stop_step: int) -> torch.Tensor:
-        """What a second trainer does in the one step for which a snapshot waits, from zero and so without any rounding."""
+        """The shift that a second trainer makes in the one step for which a snapshot waits, from zero and so without any rounding."""
         assert stop_step == first_step + 1
         twin = self._new_trainer(first_step)
         snapshot = await twin.snapshot()
@@ -110,7 +110,7 @@ class WorkerWorld:
             await trio.sleep(0.02)
 
     async def renew(self) -> None:
-        """Whatever the check before left: at the anchor, and training."""
+        """After any earlier check: at the anchor, and training."""
         await self._trainer.set_anchor(self.anchor_N)
         await self._trainer.resume()
 

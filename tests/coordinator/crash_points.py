@@ -34,7 +34,7 @@ _LIMIT_S: Final = 800.0
 
 @dataclass(frozen=True, slots=True)
 class StoryResult:
-    """What became of one way of writing.
+    """The outcome of one way of writing.
 
     Attributes:
         points: operations at which it was killed; the next one is the uncut act.

@@ -34,7 +34,7 @@ RUN_FILE: Final = "run.toml"
 
 
 def in_host(folder: Path, use: Callable[[HostWorld], Awaitable[T]]) -> T:
-    """What `use` says, in a coordinator that has just started on `folder`."""
+    """The answer of `use`, in a coordinator that has just started on `folder`."""
 
     async def main() -> T:
         with open_host(folder) as host:
@@ -60,7 +60,7 @@ class Story(ABC):
     name: str
 
     def prepare(self, folder: Path) -> None:
-        """What is there before the act. Nothing, unless said otherwise."""
+        """The state before the act. Nothing, unless said otherwise."""
         _ = folder
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Story(ABC):
 
     @abstractmethod
     def outcome(self, folder: Path) -> Value:
-        """What must be there once the act was done, however often it was begun."""
+        """The state that the act must leave, however often it was begun."""
 
 
 class HostStory(Story):
@@ -90,19 +90,19 @@ class HostStory(Story):
         in_host(folder, self.before)
 
     def act(self, folder: Path) -> None:
-        """What is cut short."""
+        """The act that is cut short."""
         in_host(folder, self.write)
 
     async def before(self, host: HostWorld) -> None:
-        """What peers did before."""
+        """The peers' earlier acts."""
         host.invite()
 
     @abstractmethod
     async def write(self, host: HostWorld) -> None:
-        """What peers do, or the coordinator of itself."""
+        """The acts of peers, or of the coordinator by itself."""
 
     async def recover(self, host: HostWorld) -> None:
-        """What production does first when it starts, beside reading the ledger."""
+        """The first acts of production when it starts, beside reading the ledger."""
         _ = host
 
     def read(self, folder: Path) -> Value:

@@ -1,7 +1,7 @@
 """A process that ends itself by SIGKILL at its N-th SQL statement or file operation below one folder.
 
 Counted are SQL statements, and of the house's own code: opening for writing, each write (and half of it), fsync, rename, link, unlink,
-rmdir and mkdir. SQLite's own file operations are its own business. What is counted ends the process before it happens; the torn write
+rmdir and mkdir. SQLite's own file operations are its own business. A counted write ends the process before it happens; the torn write
 ends it in the middle.
 """
 

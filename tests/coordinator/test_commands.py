@@ -1,4 +1,4 @@
-"""What the host's command line calls, without a running host."""
+"""The functions that the host's command line calls, without a running host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docker/ holds, read as the programs that use it read it."""
+"""The files of docker/, read as the programs that use them read them."""
 
 from __future__ import annotations
 

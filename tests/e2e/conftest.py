@@ -11,6 +11,8 @@ from tests.forked import Forked, open_forked
 
 @pytest.fixture(scope="session")
 def forked() -> Iterator[Forked]:
-    """What daemons and commands are forked off, in tests that do not ask how they start: those of the demo start as from a shell."""
+    """The process from which daemons and commands are forked, in tests that do not ask how they start: those of the demo start as from
+    a shell.
+    """
     with open_forked("peer.daemon", "peer.worker", "coordinator.daemon") as forked:
         yield forked

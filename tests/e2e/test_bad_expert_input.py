@@ -1,5 +1,5 @@
-"""What no run of experts can be made of, or joined with, at the real commands: one line that says what was found, what was expected
-and what to do, its exit code, and nothing made of it.
+"""Input from which no run of experts can be made, or with which none can be joined, at the real commands: one line that says what was
+found, what was expected and what to do, its exit code, and nothing made of it.
 """
 
 from __future__ import annotations

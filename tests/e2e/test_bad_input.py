@@ -1,4 +1,4 @@
-"""What goes wrong on a volunteer's or a host's machine, with real processes around one host: each is one line on standard error
+"""Errors on a volunteer's or a host's machine, with real processes around one host: each gives one line on standard error
 with its own exit code, and hurts nobody else.
 """
 
@@ -167,7 +167,7 @@ def _lose_the_manifest(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Mishap:
-    """What somebody does, the exit code, and of the one line: what was found (a pattern), and words of what to do."""
+    """The user's act, the exit code, and parts of the one line: a pattern of what was found, and words of what to do."""
 
     do: Callable[[Run], subprocess.CompletedProcess[str]]
     exit_code: int

@@ -57,7 +57,7 @@ Status = Mapping[str, object]
 
 
 def _fetch(url: str) -> Status:
-    """What a process says about itself; empty while nobody answers there."""
+    """A process's own status; empty while no process answers there."""
     with suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=5) as reply:
         return dict(json.loads(reply.read()))
     return {}
@@ -120,7 +120,7 @@ class Scene:
         self.urls[number : number + 1] = [_peer_url(peer)]
 
     def statuses(self) -> list[Status]:
-        """What the peers say."""
+        """The peers' status."""
         return [_fetch(url) for url in self.urls]
 
     def start_host_again(self, name: str) -> None:

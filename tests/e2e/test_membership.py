@@ -1,4 +1,4 @@
-"""Who may take part, with real processes: a ban beside the running host, and one identity on two machines."""
+"""The conditions of taking part, with real processes: a ban beside the running host, and one identity on two machines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Swarm:
         return self.forked.run(*arguments, cwd=ROOT, environment=environment())
 
     def status(self, name: str) -> Mapping[str, object]:
-        """What a peer says about itself; empty while it does not."""
+        """A peer's own status; empty while it gives none."""
         url = self.peers[name].wait_for(r"status page: (http://\S+?)/?\s") + "/status.json"
         with suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=5) as reply:
             return dict(json.loads(reply.read()))

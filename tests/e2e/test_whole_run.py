@@ -1,5 +1,5 @@
 """One small run from its first peer to its end, with real processes: rows of a parquet file as tokens of a vocabulary made from them.
-Who comes while it is full is told to come again, who comes after its end that it has ended.
+A newcomer to a full run is told to come again, and one after its end that the run has ended.
 """
 
 from __future__ import annotations

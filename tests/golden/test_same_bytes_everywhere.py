@@ -23,10 +23,10 @@ EXPECTED = "tests/golden/committed_path.txt"
 """Of chunk by chunk, and of runs."""
 
 COMPILED = (chunk_runs, mean, sparse, weighted_mean)
-"""What asks the library."""
+"""The program that asks the library."""
 
 NUMPY_WITHOUT = {"default": without(), "avx2": without(is_wide), "avx512": without(lambda _: False)}
-"""What NumPy is to do without. It has vector code of its own, for sorting and partitioning above all."""
+"""The features that NumPy is to do without. It has vector code of its own, for sorting and partitioning above all."""
 
 
 NUM_THREADS = ("1", "2")

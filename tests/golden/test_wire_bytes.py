@@ -130,7 +130,7 @@ def _wire() -> dict[str, str]:
 
 
 def _lanes() -> dict[str, str]:
-    """What a lane's members and its keeper say to each other."""
+    """The messages between a lane's members and its keeper."""
     said = {
         f"lane message {number} {type(message).__name__}": encode_lane_message(message)
         for number, message in enumerate(MESSAGES_OF_LANES)
@@ -142,7 +142,7 @@ def _lanes() -> dict[str, str]:
 
 
 def _coordination() -> dict[str, str]:
-    """What peers and the coordinator say to each other, and what stands in the directory."""
+    """The messages between peers and the coordinator, and the records in the directory."""
     heldout = (HeldoutResult(BASE, 4, 400, 1.5),)
     report = PeerReport(
         "training", "why", UNIT, head=BASE, index=4, total_tokens=400, tokens_per_s=12.5, tokens_ready=7, loss_nats=2.25,

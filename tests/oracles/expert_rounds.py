@@ -45,7 +45,7 @@ def _sent(values_N: torch.Tensor) -> torch.Tensor:
 
 
 def first_states(schemas: Sequence[TensorSchema], whole: TensorSchema, seed: int = 1) -> dict[UnitName, Outer]:
-    """What the units of a run begin with."""
+    """The initial values of a run's units."""
     return {schema.unit: Outer(genesis_anchor(schema, seed, whole)) for schema in schemas}
 
 

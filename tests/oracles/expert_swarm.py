@@ -57,7 +57,7 @@ TOKENS_PER_S = 100.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What all peers have in common.
+    """The values that all peers have in common.
 
     Attributes:
         units: of the whole run, the spine first.
@@ -156,7 +156,7 @@ class SwarmPeer:
 
     @property
     def trainer(self) -> LocalTrainer:
-        """What trains them. Raises ValueError where that is none of these."""
+        """The process that trains them. Raises ValueError where that is none of these."""
         if self.local is None:
             raise ValueError("this peer was added without a LocalTrainer")
         return self.local
@@ -220,7 +220,7 @@ class ExpertSwarm:
         return peer
 
     def holders(self, unit: UnitName) -> list[SwarmPeer]:
-        """Who holds a unit."""
+        """The holders of a unit."""
         return [peer for peer in self.peers if unit in peer.units]
 
     async def run(self) -> None:
@@ -336,7 +336,7 @@ async def expert_swarm(settings: Settings) -> AsyncIterator[ExpertSwarm]:
 
 @dataclass(frozen=True)
 class Beside:
-    """What became of a peer beside rounds of an expert that others hold.
+    """The outcome at a peer beside rounds of an expert that others hold.
 
     Attributes:
         before: all that it has of its own experts, before those rounds.

@@ -1,4 +1,4 @@
-"""What computes a stage, with float64 at its boundaries, for tests of what it holds."""
+"""A computation of a stage, with float64 at its boundaries, for tests of its memory."""
 
 from __future__ import annotations
 

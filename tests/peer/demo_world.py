@@ -1,4 +1,4 @@
-"""What the demo may see, built for its tests: peers named one, two, three (and four) and rounds of one hundred tokens."""
+"""Statuses that the demo may see, built for its tests: peers named one, two, three (and four) and rounds of one hundred tokens."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import peer.worker
 from peer.training.local_training import Counters, LocalTrainer
 
 FAILS_VARIABLE: Final = "TRAINING_FAILS"
-"""Environment of a failing worker: the file that tells it. What begins with POTLUCK_ is kept from training processes."""
+"""Environment of a failing worker: the file that tells it. Variables that begin with POTLUCK_ are kept from training processes."""
 
 
 class FailingTrainer(LocalTrainer):

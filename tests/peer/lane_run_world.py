@@ -57,7 +57,7 @@ ROUND_TOKENS = 2 * BATCH_TOKENS
 
 @dataclass
 class Host:
-    """What reports come to, and what is answered."""
+    """The host that gets reports, and its answers."""
 
     reports: list[PeerReport] = field(default_factory=list)
 
@@ -96,7 +96,7 @@ class Trainee:
 
     @property
     def board(self) -> StatusBoard:
-        """What it says of itself."""
+        """Its own status."""
         return self.joined.life.board
 
 

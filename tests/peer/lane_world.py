@@ -290,7 +290,7 @@ def run_data_peers(
 
 
 class _Crossing(torch.autograd.Function):
-    """What two codecs leave of activations and of their gradients, as if nothing had happened to either."""
+    """The values that two codecs leave of activations and of their gradients, as if nothing had happened to either."""
 
     @staticmethod
     def forward(ctx: Any, values_BTD: torch.Tensor, forward: BoundaryCodec, backward: BoundaryCodec) -> torch.Tensor:

@@ -66,7 +66,7 @@ class Asker:
     number: int = 0
 
     def ask(self, op: StageOp, blob: bytes = b"", **fields: object) -> tuple[StageReply, bytes]:
-        """What came of an order."""
+        """The result of an order."""
         self.number += 1
         order = StageOrder.model_validate({"number": self.number, "op": op, "num_bytes": len(blob), **fields})
         self.channel.sendall(frame(order) + blob)

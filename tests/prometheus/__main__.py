@@ -51,7 +51,7 @@ class Server:
         self._log = log
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """What `path` of its interface answers; None while it does not."""
+        """The answer at `path` of its interface; None while there is none."""
         url = f"{self._url}{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with _ANSWER.open(url, timeout=5) as reply:
@@ -141,7 +141,7 @@ def expressions() -> list[str]:
 
 
 def look(server: Server) -> list[str]:
-    """What is wrong; prints what was found."""
+    """The errors; prints the findings."""
     server.wait("both daemons are up", lambda: sorted(server.values("up")) == [1.0, 1.0])
     print(f"up: {', '.join(row['metric']['job'] for row in server.ask('query', query='up')['result'])}")
     for name in MOVES:

@@ -44,7 +44,7 @@ EPILOG = (
 
 @dataclass
 class Totals:
-    """What many stories add up to."""
+    """The sums over many stories."""
 
     seeds: int = 0
     rounds: int = 0
@@ -255,7 +255,7 @@ def _report(args: argparse.Namespace, totals: Totals, wall_s: float) -> int:
 
 
 def _reported(tokens: Counter[str]) -> str:
-    """What became of all tokens that were trained."""
+    """The fate of all trained tokens."""
     trained = max(1, tokens[MINTED])
     parts = (f"{name} {number / trained:.2%}" for name, number in tokens.most_common() if name != MINTED)
     return f"{tokens[MINTED]} trained: " + ", ".join(parts)

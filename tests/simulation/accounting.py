@@ -1,7 +1,7 @@
 """Tokens as sets: each token that a peer trains has a number, and nothing may be lost or applied twice.
 
-A set of tokens is a list of half-open intervals; a contribution's tokens are in the order in which they were trained. What a process
-life trains lies in a range of its own, for the next one may read the same data again: that is another token of the same data.
+A set of tokens is a list of half-open intervals; a contribution's tokens are in the order in which they were trained. The tokens of
+each process life have a range of their own, because the next life may read the same data again; its tokens are others.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ SILENT_S = 3600.0
 
 
 class Donor:
-    """What one peer's answers to fetches suffer at the moment; nothing where `harm` is None."""
+    """The present harm to one peer's answers to fetches; none if `harm` is None."""
 
     def __init__(self) -> None:
         self.harm: Harm | None = None

@@ -59,7 +59,7 @@ class Beside:
                 self._futures[play] = self._players[play.hash_seed].begin(play)
 
     def output(self, *plays: Play) -> list[str]:
-        """What each of these printed, begun before or not; they no longer stand back for anything.
+        """The output of each of these, begun before or not; they no longer stand back for anything.
 
         Raises:
             AssertionError: one printed nothing; with its complaint.
@@ -87,7 +87,7 @@ class _Player:
         self._pool = ThreadPoolExecutor(1)
 
     def begin(self, play: Play) -> Future[str]:
-        """What it will have printed."""
+        """Its output, once it has ended."""
         return self._pool.submit(self._play, play)
 
     def stand_back_no_longer(self) -> None:

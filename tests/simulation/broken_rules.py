@@ -59,7 +59,7 @@ def hides_acks(patch: pytest.MonkeyPatch) -> None:
 
 
 def promises_below_acks(patch: pytest.MonkeyPatch) -> None:
-    """Who asked promises its own ballot once it is wanted, whatever it acked or promised meanwhile."""
+    """The peer that asked promises its own ballot once it is wanted, whatever it acked or promised meanwhile."""
     real = leading._after_pre_votes
 
     def after(step: RoundStep, now_s: float) -> RoundStep:

@@ -49,7 +49,7 @@ _TLS_KEY: Final = ec.derive_private_key(7, ec.SECP256R1())
 
 @contextmanager
 def in_seconds() -> Iterator[None]:
-    """What takes days passes in seconds."""
+    """Days pass in seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(credential, "BACKDATE_S", BACKDATE_S)
         patch.setattr(roster, "HOST_AWAY_S", HOST_AWAY_S)
@@ -84,13 +84,13 @@ class Authority:
         return self._ca.issue(asked, world.run_id, now_unix_s=now_s, days=days, serial=self._num_issued)  # type: ignore[arg-type]
 
     def request(self, signer: Signer) -> bytes:
-        """What a peer that is not running yet asks with."""
+        """The credentials with which a peer asks before it runs."""
         return make_request(signer, self._world.run_id, _TLS_KEY, self.now_s())
 
 
 @dataclass
 class _Disk:
-    """What of its membership a peer has on disk; in the place of an offload it writes nothing but that."""
+    """The part of its membership that a peer has on disk; as an offload it writes only that."""
 
     credential: bytes = b""
     host_heard_s: float | None = None
@@ -115,10 +115,12 @@ class Standing:
     authority: Authority
     disk: _Disk = field(default_factory=_Disk)
     invited_by: tuple[str, ...] = ()
-    """Where those listen whom its invite names beside the host."""
+    """The addresses of the peers that its invite names beside the host."""
 
     dialled: tuple[str, ...] = ()
-    """Whom this process dials beside the host and those that it has listed: as its invite and its disk named them at its start."""
+    """The peers that this process dials beside the host and those that it has listed: as its invite and its disk named them at its
+    start.
+    """
 
     def admitted(self) -> None:
         """By the host, which is there."""

@@ -1,4 +1,4 @@
-"""The disk of a simulated peer. What is on it stays within what production says that it may come to: of each kind of file at every
+"""The disk of a simulated peer. Its size stays within the bounds that production states: of each kind of file at every
 write, and of the log, written anew on another disk, at the end.
 
 The bounds are averaging/rounds/lineage/retention.py's and log_sizes.py's. States are counted without their headers, which weigh
@@ -77,7 +77,7 @@ class BoundedDisk(MemoryDisk):
 
 @dataclass(frozen=True)
 class SlotBuffer:
-    """What the files of a unit may weigh, asked of production once: it is compared at every write."""
+    """The most bytes of a unit's files, asked of production once and compared at every write."""
 
     state_bytes: int
     updates_bytes: int

@@ -1,6 +1,6 @@
 """A disk without room: for a time it takes no more bytes, refusing as ENOSPC does; then somebody makes room.
 
-What must hold meanwhile: no vote is told that is not on the disk, nothing falls with the refusal, and the peer's status says so. That
+Meanwhile no vote is announced that is not on the disk, nothing falls with the refusal, and the peer's status says so. That
 the peer goes on afterwards, and that nothing it acked is lost, is asked of every story at its end.
 """
 
@@ -71,7 +71,7 @@ async def _check_reported(world: World, node: Node) -> None:
 
 
 def reported_of(node: Node) -> str:
-    """What its status says is wrong, as the status page makes it."""
+    """The trouble in its status, as the status page makes it."""
     refused = [service.chain.tools.generations.refused for service in node.services.values()]
     return node.trouble.sentence(refused, node.clock.monotonic_s())
 

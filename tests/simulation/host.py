@@ -53,7 +53,7 @@ class BanBook:
 
 @dataclass(frozen=True)
 class Copy:
-    """What the host has on its disk at one time."""
+    """The host's disk at one time."""
 
     rows: tuple[CommitRow, ...]
     bans: tuple[bytes, ...]
@@ -61,7 +61,7 @@ class Copy:
 
 
 class Host:
-    """One host. What it keeps on its disk outlives `restart`, the rest does not.
+    """One host. Its disk outlives `restart`, the rest does not.
 
     Attributes:
         cut_off: peers whose reports do not get through, whatever else does.
@@ -81,7 +81,7 @@ class Host:
         self._admitted: set[PeerId] = set()
         self.log = self._new_log()
         self._heard: dict[PeerId, tuple[int, ChainLink | None, CommitTree | None]] = {}
-        """What each had to say when it was heard last: nothing new comes of the same again."""
+        """The last report of each: the same report again has no effect."""
 
     def _new_log(self) -> ChainLog:
         world = self._world
@@ -217,7 +217,7 @@ class Host:
         self._hear_bans(node)
 
     def _stand(self, node: Node) -> None:
-        """Whose word it is: one that was admitted; after an old copy its credential says so."""
+        """The sender of a report: an admitted peer; after a restore from an old copy its credential says so."""
         if node.peer not in self._admitted and not node.has_credential:
             raise Violation(f"{node.name} reports and was never admitted")
         self._admitted.add(node.peer)
@@ -236,7 +236,7 @@ class Host:
             self._take(node, asides.values(), chain.head.commit, chain.head.index)
 
     def _take(self, node: Node, certificates: Iterable[bytes], head: CommitId, index: int) -> int:
-        """What it asks for next."""
+        """Its next request."""
         try:
             accepted = self.log.verify(tuple(certificates), head, index)
         except RemoteProtocolError as error:
@@ -313,7 +313,7 @@ class Host:
 
 
 class _Known:
-    """What need not be sent."""
+    """The parts that need not be sent."""
 
     def __init__(self, log: ChainLog) -> None:
         self._log = log

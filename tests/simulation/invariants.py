@@ -1,4 +1,4 @@
-"""What must hold at every commit of every node, and for the tokens on every lineage."""
+"""The invariants at every commit of every node, and for the tokens on every lineage."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Observed:
     """The one commit of a quorum on each base."""
 
     claims: dict[tuple[PeerId, CommitId, Root], Tokens] = field(default_factory=dict)
-    """What each contribution stands for, by its peer, base and root."""
+    """The tokens of each contribution, by its peer, base and root."""
 
     sources: dict[tuple[PeerId, CommitId, Root], tuple[Root | None, ...]] = field(default_factory=dict)
     """With error feedback: by chunk, the contribution that left the residual in this one; None where there was none."""

@@ -1,7 +1,7 @@
 """A stage of a lane that computes with one number instead of a model: passes, steps, snapshots and messages as in a real one.
 
-What a micro-batch adds hangs on its tokens, on the parameters of all stages, and on what came before: one that is left out, folded
-twice or done with other weights leaves other parameters behind, to the last bit.
+The change by a micro-batch depends on its tokens, on the parameters of all stages, and on what came before: one that is left out,
+folded twice or done with other weights leaves other parameters behind, to the last bit.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _HEAD = struct.Struct("<dIQIIH?")
 
 
 def token_value(lane: int, at: Point, number: int) -> float:
-    """What a micro-batch's tokens are: 0 to 1, of its place alone."""
+    """A micro-batch's tokens: 0 to 1, from its place alone."""
     drawn = sha256(struct.pack("<QIII", lane, at.round, at.step, number)).digest()
     return int.from_bytes(drawn[:6], "little") / 2**48
 
 
 def target_value(lane: int, at: Point, number: int) -> float:
-    """What its last stage should have come to."""
+    """The value that its last stage should have."""
     return 4.0 * token_value(lane, at, number + 1000) - 2.0
 
 

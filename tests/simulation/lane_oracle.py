@@ -1,4 +1,6 @@
-"""What lanes bring into rounds, beside what one data peer a lane comes to from the same beginnings; each lane once at every stage."""
+"""The shares that lanes bring into rounds, compared with those of one data peer a lane from the same beginnings; each lane once at
+every stage.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from tests.peer.lane_world import NUM_STAGES
 from tests.simulation.lane_numbers import HALF, moved, target_value, token_value
 
 LATE_OFF_BY_AT_MOST = 1e-12
-"""What moves with the parameters is rounded once a round."""
+"""Values that move with the parameters are rounded once a round."""
 
 GIVEN_OFF_BY_AT_MOST = 1e-5
-"""What a neighbour gives crosses the network in float32."""
+"""A neighbour's gift crosses the network in float32."""
 
 State = tuple[list[torch.Tensor], list[float]]
 """Of all stages: parameters, (N,) each, and moments."""
@@ -82,7 +84,7 @@ class LaneOracle:
 
 @dataclass
 class LaneLedger:
-    """What the stages' commits count of each lane, and what was said to be lost.
+    """The rounds of each lane that the stages' commits count, and those that were reported lost.
 
     Attributes:
         counted: of a lane's round, its tokens at each stage whose commit has it.

@@ -54,7 +54,7 @@ ROOT = Root(bytes(32))
 
 @dataclass
 class _Chain:
-    """What is looked at of a unit's chain."""
+    """The part of a unit's chain that is read."""
 
     state: UnitState
     links: list[ChainLink]
@@ -89,7 +89,7 @@ class LanePeer:
 
 @dataclass(frozen=True)
 class FetchedResults:
-    """What a holder brings into a round, once for each base."""
+    """A holder's contribution to a round, once for each base."""
 
     tokens: int
     lanes: tuple[LanePart, ...]
@@ -297,7 +297,7 @@ class LaneWorld:
         return {place: stages for place, stages in found.items() if stages}
 
     def log(self, _logger: object, _method: str, event: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What is said to be lost is lost for a reason (a structlog processor)."""
+        """Every reported loss has a reason (a structlog processor)."""
         if event["event"] in ("lane_share_lost", "lane_share_withdrawn"):
             for lane in event.get("lanes", [event.get("lane")]):
                 self.ledger.said.add((lane, event.get("stage", -1)))

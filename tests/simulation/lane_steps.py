@@ -106,7 +106,7 @@ class Story:
 
 
 async def play(seed: int, exchange_s: tuple[float, float] = EXCHANGE_S) -> tuple[LaneWorld, Story]:
-    """What happened in a story; fails where a rule was broken."""
+    """The events of a story; fails if a rule was broken."""
     draw = random.Random(seed)
     replicas = draw.choice(REPLICAS)
     async with open_lane_world(CONFIG, replicas=replicas, seed=seed, exchange_s=exchange_s) as world:

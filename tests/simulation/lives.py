@@ -20,7 +20,7 @@ LEFT = "its peer left"
 AWAY = "its lineage was left while its peer was away"
 
 NUM_KEPT_OFFERS = 4
-"""What a peer offered last, and must be able to take out of its parameters when it changes lineages (averaging/README.md, 24)."""
+"""A peer's last offer, which it must be able to take out of its parameters when it changes lineages (averaging/README.md, 24)."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Lives:
             raise Violation(f"tokens of {self._peer} in one life: lost {lost}, ready and never trained {unknown}")
 
     def account(self, head: CommitId) -> Counter[str]:
-        """Where all tokens of all lives are, now that all stand there and every trainer knows it; lost ones by reason.
+        """The places of all tokens of all lives, once all stand there and every trainer knows it; lost ones by reason.
 
         Raises Violation where one is lost without a reason, is both counted and ready, or is counted and was never trained.
         """

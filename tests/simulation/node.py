@@ -110,11 +110,11 @@ class WatchedChain(UnitChain):
 
     @property
     def observed(self) -> Observed:
-        """What was seen of this unit."""
+        """The observations of this unit."""
         return self.world.observed_of[self.tools.unit]
 
     async def restore(self) -> OpenRound:
-        """What was applied before a crash is there after it, whatever was lost with the process."""
+        """Commits that were applied before a crash are there after it, whatever was lost with the process."""
         open_round = await super().restore()
         before = self.node.applied.get(self.tools.unit)
         if before is not None and not self.node.is_disk_damaged and self._is_behind(before):
@@ -158,7 +158,7 @@ class WatchedChain(UnitChain):
         trainer.expect_switch(switch)
 
     async def apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
-        """What is applied are the bytes that the record names; look at the state after it."""
+        """The applied bytes are those that the record names; look at the state after it."""
         record, log, tools = link.record, self.tools.log, self.tools
         parts = record.slices if record is not None else ()
         blobs = [await log.read_result(record.parent, part.result_hash) for part in parts] if record is not None else []
@@ -177,7 +177,7 @@ class WatchedChain(UnitChain):
         return root
 
     async def replace_state(self, state: UnitState) -> torch.Tensor:
-        """What is made again must be right."""
+        """A result that is made again must be right."""
         shift_N = await super().replace_state(state)
         self.node.is_rotten = False
         self.look()
@@ -185,7 +185,7 @@ class WatchedChain(UnitChain):
         return shift_N
 
     def look(self) -> None:
-        """Where it stands; a rotten state is nobody's yardstick."""
+        """Its head; a rotten state is no reference."""
         head, root = self.state.head, self.root if self.rooted == self.state.head else None
         self.node.applied[self.tools.unit] = head
         is_rotten = self.node.is_rotten and self.tools.unit == self.node.units[0]
@@ -217,7 +217,7 @@ class Node:
         """Whether its identity was started on another machine since."""
         self.is_inbound_reachable = True
         self.kept_by: PeerId | None = None
-        """Whom it asks for what nobody who is there holds, where a story is about that."""
+        """The peers that it asks for data that no present peer holds, if a story is about that."""
 
         self.process = Process()
         self.units = world.layout.held(number)
@@ -232,27 +232,27 @@ class Node:
         self.is_disk_damaged = False
         self.donor = Donor()
         self.trouble = HealthNotes()
-        """What this process tells its owner."""
+        """The messages of this process to its owner."""
 
         self.has_credential = False
         """Whether the host ever admitted it; that stays on its disk, as its book of bans does."""
 
         self.ban_book = BanBook()
         self.bans: set[PeerId] = set()
-        """Whom the entries of its book name."""
+        """The peers that the entries of its book name."""
 
         self.roster: CredentialCache | None = None
-        """Who has shown a credential, where a story is about that; everybody is a member otherwise."""
+        """The peers that have shown a credential, if a story is about that; otherwise everybody is a member."""
 
         self.standing = Standing(self, world.authority) if world.authority is not None else None
         """Its credential over all process lives, where the profile asks for that."""
 
         self.applied: dict[UnitName, CommitId] = {}
-        """Where each unit stood last, in any process life."""
+        """The last head of each unit, in any process life."""
 
         self._rooms: dict[UnitName, SlotBuffer] = {}
         self.owed: dict[UnitName, Owed] = {}
-        """What each unit of this process owes the run, with error feedback."""
+        """The debt of each unit of this process to the run, with error feedback."""
 
         self._network: MemoryNetwork | None = None
         self._scope: trio.CancelScope | None = None
@@ -275,7 +275,7 @@ class Node:
 
     @property
     def head(self) -> CommitId | None:
-        """Where its first unit stands."""
+        """The head of its first unit."""
         return self.head_of(self.units[0])
 
     @property
@@ -285,11 +285,11 @@ class Node:
 
     @property
     def traffic(self) -> TrafficCount:
-        """What this process has sent and received so far."""
+        """The bytes that this process has sent and received so far."""
         return TrafficCount(0, 0, 0, 0) if self._network is None else self._network.traffic()
 
     def head_of(self, unit: UnitName) -> CommitId | None:
-        """Where a unit stands: applied, and taken over by its trainer and its round machine."""
+        """The head of a unit: applied, and taken over by its trainer and its round machine."""
         service = self.services.get(unit)
         if not self.is_up or service is None or not service.has_adopted:
             return None

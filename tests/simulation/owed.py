@@ -1,4 +1,4 @@
-"""What a peer with error feedback still owes the run: the work in its local parameters and the residual, together. A commit that
+"""The debt of a peer with error feedback to the run: the work in its local parameters and the residual, together. A commit that
 counts its contribution takes out what was sent, by the bytes of the contribution, and nothing else does.
 
 A commit that is mixed into the parameters changes two things more, in the chunks that it counted alone: of what we sent otherwise than
@@ -73,7 +73,7 @@ class WatchedFeedback(ErrorFeedback):
         self.owed.links.append(link)
 
     def switch(self, state: Feedback, head: CommitId) -> None:
-        """What others' work in the lineage that is left comes to is not known here."""
+        """The sum of others' work in the abandoned lineage is not known here."""
         super().switch(state, head)
         self.owed.links.clear()
         self.owed.is_known = False

@@ -1,4 +1,4 @@
-"""What may befall a swarm, by name."""
+"""The faults that may befall a swarm, by name."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ class Profile:
 
     @property
     def transitions(self) -> tuple[str, ...]:
-        """What a run of many seeds must have come through: rounds, a goodbye where anybody leaves, the spine's moves where there are
-        other units, and what the profile is for.
+        """The events that a run of many seeds must have met: rounds, a goodbye if any peer leaves, the spine's moves if there are
+        other units, and the profile's own.
         """
         leaving = LEAVING if "leave" in self.weights or SLOW_LEAVE in self.weights else ()
         return (*ROUNDS, *leaving, *(SPINE if len(self.layout.units) > 1 else ()), *self.reaches)

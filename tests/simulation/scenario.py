@@ -1,4 +1,4 @@
-"""What a scripted run has in hand: a swarm, hooks on its round machines, and the end at which all must agree.
+"""The handles of a scripted run: a swarm, hooks on its round machines, and the end at which all must agree.
 
 A scenario acts at the very step that it is about: `when` sees every step of every round machine before its orders are performed.
 """
@@ -100,7 +100,7 @@ class Scene:
 
     @property
     def unit(self) -> UnitName:
-        """Whose machines the hooks see: the spine's."""
+        """The unit whose machines the hooks see: the spine."""
         return self.world.layout.spine
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class Scene:
         return self.node(first_opener(link.commit, link.roster))
 
     def tie_holder(self, nodes: Sequence[Node]) -> Node:
-        """Whose half of these is a quorum."""
+        """The roster of which half is a quorum."""
         return self.node(tie_holder(RUN_ID, [node.peer for node in nodes]))
 
     def without(self, *nodes: Node) -> list[Node]:
@@ -190,7 +190,7 @@ class Scene:
 
     @contextmanager
     def held(self, senders: Sequence[Node], receivers: Sequence[Node]) -> Iterator[Callable[[], None]]:
-        """What these send to those is held up on its way until it is let go, or until the end of the block."""
+        """Messages from these to those are delayed until they are let go, or until the end of the block."""
         swarm, waiting = self.world.swarm, list[Callable[[], None]]()
         real = swarm.carry
         ways = {(one.peer, other.peer) for one in senders for other in receivers}
@@ -233,7 +233,7 @@ class Scene:
         await self.world.wait_for(is_true, within_s, what)
 
     def heads(self, nodes: Sequence[Node] | None = None) -> set[CommitId | None]:
-        """Where these stand."""
+        """The heads of these."""
         return {node.head for node in (self.world.live_nodes() if nodes is None else nodes)}
 
     async def rounds(self, number: int, nodes: Sequence[Node] | None = None, within_s: float = 120.0) -> None:
@@ -289,7 +289,7 @@ class Scene:
         return self.world.observed.lineage(node.head) if node.head is not None else []
 
     def work_class(self, node: Node, fork: ChainLink) -> int:
-        """What its lineage did after this commit, as it counts where lineages are compared."""
+        """The work of its lineage after this commit, as it counts when lineages are compared."""
         links = (link_of(encode_record(known.record)) for known in self.lineage(node)[fork.index :])
         return work_class(fork, work_after(fork, links))
 
@@ -301,7 +301,7 @@ class Scene:
         )
 
     def lone_rosters(self) -> list[frozenset[Node]]:
-        """Who made each lone commit so far."""
+        """The maker of each lone commit so far."""
         commits = self.world.observed.commits.values()
         return [frozenset(self.node(peer) for peer in known.record.roster) for known in commits if known.record.lone]
 

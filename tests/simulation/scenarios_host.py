@@ -198,8 +198,8 @@ async def credentials_end_while_the_host_is_away(scene: Scene) -> None:
 
 @scenario(5, QUIET, is_even=True)
 async def ban_on_one_side(scene: Scene) -> None:
-    """The host reaches two of five when it bans one of the other three, and these make rounds with it until they hear of that. What it
-    signed meanwhile stands, also for the two who knew; then it is counted no more.
+    """The host reaches two of five when it bans one of the other three, and these make rounds with it until they hear of that. Its
+    signatures of that time stand, also for the two who knew; then it is counted no more.
     """
     await scene.everybody_votes()
     nodes = scene.chooser.sample(scene.nodes, len(scene.nodes))

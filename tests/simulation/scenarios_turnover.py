@@ -1,4 +1,4 @@
-"""Who is there changes: all the time, by half at once, and until only newcomers are left."""
+"""The members change: all the time, by half at once, and until only newcomers are left."""
 
 from __future__ import annotations
 

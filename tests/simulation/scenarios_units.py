@@ -346,7 +346,7 @@ for _stage, _num_peers in ((STAGES.units[0], 4), (STAGES.units[1], 5)):
 
 
 async def _dies_while_heads_move(scene: Scene, num_writes: int) -> None:
-    """Power goes after so many writes from the record of all heads on. What the record says is so after the restart."""
+    """Power goes after so many writes from the record of all heads on. The record's content holds after the restart."""
     nodes = list(scene.nodes)
     lost, won = nodes[:2], nodes[2:]
     victim, disk = lost[0], lost[0].disk

@@ -178,7 +178,7 @@ async def acks_split_in_two(scene: Scene) -> None:
 @scenario(5)
 async def three_attempts_on_one_base(scene: Scene) -> None:
     """Nothing that the first leader says comes through once it settles; the second one dies with half of its results, and a member
-    starts again; the third one commits, each with other reducers. What the first one settled comes last, and nobody acks it.
+    starts again; the third one commits, each with other reducers. The first one's proposal comes last, and nobody acks it.
     """
     await scene.everybody_votes()
     base = scene.nodes[0].head
@@ -226,7 +226,7 @@ def _brings_settle_of(seen: Seen, leader: Node, base: CommitId | None) -> bool:
 
 
 def _note_reducers(scene: Scene, base: CommitId | None) -> dict[Ballot, list[PeerId]]:
-    """Who reduces each slice, by attempt on this base, as its leader proposes it."""
+    """The reducer of each slice, by attempt on this base, as its leader proposes it."""
     reducers: dict[Ballot, list[PeerId]] = {}
 
     def look(seen: Seen) -> None:
@@ -239,7 +239,7 @@ def _note_reducers(scene: Scene, base: CommitId | None) -> dict[Ballot, list[Pee
 
 
 async def _leader_at_half(scene: Scene, others: list[Node]) -> Node:
-    """Who leads an attempt and has half of its results, but not all."""
+    """The peer that leads an attempt and has half of its results, but not all."""
     found: list[Node] = []
 
     def is_half(seen: Seen) -> bool:

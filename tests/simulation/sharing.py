@@ -1,7 +1,8 @@
-"""What one peer says to many is opened, decoded and checked once in a simulated world: the same bytes make the same frozen answer.
+"""A message from one peer to many is opened, decoded and checked once in a simulated world: the same bytes make the same frozen
+answer.
 
 Every function shared here depends on its arguments alone and answers with what nobody can change, so that a world in which each peer
-judges for itself has the same trace. What is refused is not remembered: it is judged anew each time.
+judges for itself has the same trace. A refusal is not remembered: the message is judged again each time.
 """
 
 from __future__ import annotations

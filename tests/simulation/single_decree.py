@@ -26,7 +26,7 @@ def must(is_so: bool, rule: str) -> None:
 
 @dataclass
 class Acceptor:
-    """What a voter's disk has: it outlives every crash."""
+    """The contents of a voter's disk, which outlive every crash."""
 
     promised: Ballot | None = None
     votes: list[Vote] = field(default_factory=list)

@@ -52,7 +52,7 @@ MOST_STEPS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What lies between the peers, and who trains.
+    """The lines between the peers, and the training peers.
 
     Attributes:
         bits_per_s: of each peer, upwards.
@@ -108,7 +108,7 @@ class RoundTiming:
 
 @dataclass
 class Reported:
-    """What the peers and their openers said.
+    """The reports of the peers and their openers.
 
     Attributes:
         rounds: as their leaders measured them.

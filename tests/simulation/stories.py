@@ -44,7 +44,7 @@ fast has to wait until that is more than what the fast ones trained since they w
 
 @dataclass(frozen=True)
 class Options:
-    """What a run of stories may override."""
+    """The settings that a run of stories may override."""
 
     peers: int | None = None
     hours: float | None = None
@@ -53,7 +53,7 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What a story says at its end; `error` is empty when every promise was kept."""
+    """A story's outcome; `error` is empty when every promise was kept."""
 
     seed: int
     error: str = ""
@@ -212,8 +212,8 @@ def _come(world: World, chooser: random.Random) -> None:
 
 
 async def _end(world: World) -> None:
-    """Everything heals; all live nodes come to one head and one state, and then commit a round together. Who is away in a story with
-    turnover comes back as far as there is room: in a day as many crash for good as it has peers.
+    """Everything heals; all live nodes come to one head and one state, and then commit a round together. The peers that are away in a
+    story with turnover come back as far as there is room: in a day as many crash for good as it has peers.
     """
     world.trace.add("everything heals")
     for node in world.nodes:

@@ -40,7 +40,7 @@ STAGGER = 0.15
 
 
 class Trace:
-    """What happened, in order; its hash says whether two simulations were the same."""
+    """The events, in order; its hash says whether two simulations were the same."""
 
     def __init__(self) -> None:
         self._hash = sha256()
@@ -86,7 +86,7 @@ class World:
         """Share of the peers that went, and of as many that came, between two rounds."""
 
         self.tokens: Counter[str] = Counter()
-        """What became of all tokens that were trained, at the end: lost ones by reason."""
+        """The fate of all trained tokens at the end: lost ones by reason."""
 
         self.authority = Authority(self) if self.profile.has_credentials else None
         if self.authority is not None:
@@ -96,7 +96,7 @@ class World:
 
         self.nodes: list[Node] = []
         self.older: list[Node] = []
-        """Whose identity was started on another machine since; they are to end."""
+        """The processes whose identity was started on another machine since; they are to end."""
 
         for _ in range(num_peers):
             self.add_node()
@@ -125,7 +125,7 @@ class World:
 
     @property
     def observed(self) -> Observed:
-        """What was seen of the spine."""
+        """The observations of the spine."""
         return self.observed_of[self.layout.spine]
 
     def holders(self, unit: UnitName) -> list[Node]:

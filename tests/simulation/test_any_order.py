@@ -120,7 +120,7 @@ def _is_plain(item: Parcel | Answer) -> bool:
 
 
 def _deliver_plain(table: Table) -> None:
-    """What decides nothing comes in time: votes and records are what is shuffled."""
+    """Other messages come in time: only votes and records are shuffled."""
     while any(_is_plain(item) for item in table.queue):
         item = next(item for item in table.queue if _is_plain(item))
         table.queue.remove(item)
@@ -316,7 +316,7 @@ class Babble:
 
 
 def _answers(seat: Seat, action: Action) -> list[Event]:
-    """What a driver would report at once, had it everything that it needs."""
+    """The events that a driver would report at once if it had everything that it needs."""
     match action:
         case PrepareContribution(base):
             return [ContributionReady(base, contribution_root(seat.member, base), 100)]

@@ -247,7 +247,7 @@ def _defined(file: str) -> Counter[str]:
 
 
 def _why_not_run(file: str, name: str) -> str:
-    """What keeps pytest from running this function as a test; empty where nothing does."""
+    """The reason why pytest does not run this function as a test; empty if it does."""
     found = getattr(_module(file), name, None)
     if not inspect.isfunction(found) or _defined(file)[name] != 1:
         return f"is defined {_defined(file)[name]} times as a function"

@@ -1,4 +1,4 @@
-"""What goes wrong within a round, played against the rules that answer it; test_attack_list.py names every attack and its tests.
+"""Attacks within a round, played against the rules that answer them; test_attack_list.py names every attack and its tests.
 The table itself checks after each certificate that its base has no other one of a quorum.
 """
 

@@ -69,7 +69,7 @@ def _contributing(bad: Node) -> Iterator[None]:
 
 @contextmanager
 def _reducing(bad: Node) -> Iterator[None]:
-    """What it signs are the hashes of these very bytes."""
+    """It signs the hashes of these very bytes."""
     real = Reduction._summed
 
     def summed(self: Reduction, chunks: Sequence[int], counted: _Counted, written: _Written) -> dict[int, _Sum]:

@@ -85,7 +85,7 @@ SILENT = st.sampled_from(((1,), (2,), (1,), (2,), (1, 2)))
 SEATS = st.integers(0, NUM_SEATS - 1)
 PICKS = st.integers(0, 1000)
 COMPANIES = st.sampled_from([frozenset(c) for size in (2, 3) for c in combinations(range(1, NUM_SEATS), size)])
-"""Whom an opener talks with, counted from its own seat on: a majority with itself, or one more."""
+"""The peers that an opener talks with, counted from its own seat on: a majority with itself, or one more."""
 
 LIMITS = st.sampled_from((200, 24, 20, 16, 12, 9, 5))
 """Things that happen before a talk breaks off: from its first question to its certificate a ballot is about 25 of them."""
@@ -120,7 +120,7 @@ SELDOM = st.sampled_from((False, False, False, True))
 TURN = st.builds(Turn, OPENERS, SILENT, COMPANIES, ACKS, has_late_pre_votes=SELDOM, ends_others=SELDOM)
 
 PLAIN = Heartbeat | Proposal | Mend | ResultReady
-"""What decides nothing comes at once."""
+"""Messages that decide nothing come at once."""
 
 KINDS = st.permutations((PreVoteRequest, PreVote, PromiseRequest, Promise, Settle, Ack))
 
@@ -223,7 +223,7 @@ class SlowTable(Table):
                 other.feed(MessageArrived(seat.peer, heartbeat, b""))
 
     def talk_plainly(self) -> None:
-        """What decides nothing has come."""
+        """The messages that decide nothing have come."""
         while (plain := next((item for item in self.queue if is_plain(item)), None)) is not None:
             self.queue.remove(plain)
             self.deliver(plain)
@@ -387,7 +387,7 @@ class CrossingBallots(RuleBasedStateMachine):
 
     @rule(numbers=st.frozensets(SEATS, min_size=1, max_size=3), is_back=st.booleans())
     def voters_crash(self, numbers: frozenset[int], is_back: bool) -> None:
-        """What their disks have not taken is gone, and what they took and nobody was told of is not."""
+        """Votes that their disks have not taken are gone; votes that they took are not, even if no peer knows of them."""
         for number in sorted(numbers):
             if self._seat(number).is_up:
                 self._crash(self._seat(number))

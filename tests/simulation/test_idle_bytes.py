@@ -1,4 +1,4 @@
-"""What peers say between two rounds, in bytes: the budget of an idle peer holds in the first seconds after a commit, too."""
+"""The bytes that peers send between two rounds: the budget of an idle peer holds in the first seconds after a commit, too."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _is_in_round(state: RoundState) -> bool:
 
 
 def _summed(node: Node) -> set[Root]:
-    """What it has made of its slices."""
+    """The results that it has made of its slices."""
     exchange = node.service._exchange_driver._exchange if node.service is not None else None
     reductions = exchange._reductions.values() if exchange is not None else ()
     return {reduction.result.header.result_hash for reduction in reductions if reduction.result is not None}

@@ -1,4 +1,4 @@
-"""What goes wrong between lineages: cuts, sleep, liars and bans, played against the rules that answer it; test_attack_list.py names
+"""Attacks between lineages: cuts, sleep, liars and bans, played against the rules that answer them; test_attack_list.py names
 every attack and its tests.
 """
 
@@ -117,7 +117,7 @@ def test_a_liar_that_writes_any_number_of_tokens_into_a_lone_commit_takes_nobody
 
 
 def test_a_ban_of_which_one_side_has_heard_parts_nobody_and_what_counts_the_banned_stands() -> None:
-    """Who has heard refuses the banned peer's words and takes it for lost; the others still take part in rounds with it."""
+    """Peers that know of the ban refuse the banned peer's messages and suspect it; the others still take part in rounds with it."""
     table = Table(5)
     table.run_until(lambda: table.all_at(1))
     banned = table.others(table.opener())[0]

@@ -73,8 +73,8 @@ def _filled(monkeypatch: pytest.MonkeyPatch, killed: float = 0.0, left_bytes: in
 def test_a_full_disk_is_told_stops_nobody_else_and_its_peer_goes_on_once_there_is_room(
     left_bytes: int, killed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the end all are counted in one round, and the restart finds what was acked: the story asks for both. Where 1500 bytes are
-    left an ack fits, and its certificate does not.
+    """At the end all are counted in one round, and the restart finds what was acked: the story asks for both. If 1500 bytes are left,
+    an ack fits, and its certificate does not.
     """
     outcome = simulate(5, _filled(monkeypatch, killed, left_bytes), Options(peers=4, keeps_trace=True))
     assert (outcome.error, outcome.faults["full disk"], outcome.faults["refusal told"]) == ("", 1, 1)

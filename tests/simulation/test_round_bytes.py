@@ -1,4 +1,4 @@
-"""What a whole round costs a peer in payload, both lanes counted, against what its codec makes of the vector."""
+"""The payload of a whole round at a peer, both lanes counted, compared with its codec's size of the vector."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PLAYS = [
 
 @pytest.fixture(scope="module")
 def errors(beside: Beside) -> dict[str, str]:
-    """What went wrong, by case: they are played side by side."""
+    """The errors, by case; the cases are played side by side."""
     return {name: error for printed in beside.output(*PLAYS) for name, error in json.loads(printed).items()}
 
 

@@ -1,4 +1,4 @@
-"""What simulated peers share: every one of them still judges by its own clock, and nothing is shared outside a world."""
+"""The state that simulated peers share: each of them still judges by its own clock, and nothing is shared outside a world."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What goes wrong between votes: votes that come late, goodbyes and restarts in the middle of an attempt, played against the rules
-that answer it.
-"""
+"""Attacks between votes: late votes, goodbyes and restarts in the middle of an attempt, played against the rules that answer them."""
 
 from __future__ import annotations
 

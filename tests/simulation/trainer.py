@@ -67,7 +67,7 @@ class Switch:
 
 @functools.cache
 def _paths(num_elements: int) -> tuple[torch.Tensor, ...]:
-    """Where a walk of n steps ends; a long one comes back to its beginning."""
+    """The end of a walk of n steps; a long one comes back to its beginning."""
     generator = torch.Generator().manual_seed(num_elements)
     num_directions = max(MIN_DIRECTIONS, MAX_DIRECTIONS * 48 // max(48, num_elements))
     steps = 0.02 * torch.rand((num_directions, num_elements), generator=generator, dtype=torch.float64) - 0.01
@@ -153,7 +153,7 @@ class SimulatedTrainer:
 
     @property
     def returning(self) -> Tokens:
-        """What comes back with the switches that it was not told of yet."""
+        """The amount that comes back with the switches that it does not know of yet."""
         return accounting.union(part for switch in self._switches.values() for part in switch.regained)
 
     def _drop(self, reason: str, tokens: Tokens) -> None:

@@ -14,7 +14,7 @@ from protocol.rounds import machine as core
 from protocol.rounds.messages.messages import RoundMessage
 
 _CARRIERS = (events.MessageArrived, orders.Send)
-"""What is counted by the message in it."""
+"""The kinds that are counted by the message in them."""
 
 KNOWN = tuple(
     f"{group} {kind.__name__}"
@@ -56,7 +56,7 @@ ROUNDS = (
     *(f"sent {kind}" for kind in ("Ack", "Committed", "Proposal", "Settle")),
     *(f"stage {kind}" for kind in ("promising", "collecting", "settling")),
 )
-"""What every swarm comes through."""
+"""The transitions that every swarm meets."""
 
 
 @contextmanager
@@ -92,5 +92,5 @@ def _name(group: str, messages: str, kind: type, message: type) -> str:
 
 
 def missing(reached: Counter[str], wanted: Sequence[str] = KNOWN) -> list[str]:
-    """What of this was never met."""
+    """The transitions that were never met."""
     return [kind for kind in wanted if not reached[kind]]

@@ -32,7 +32,7 @@ _frozen: list[Process] = []
 
 
 class _Nothing:
-    """What a task wakes up with when it waits for nothing in particular; trio makes an outcome of it each time."""
+    """The value with which a task wakes up when it waits for nothing in particular; trio makes an outcome of it each time."""
 
     def unwrap(self) -> None:
         """Nothing."""

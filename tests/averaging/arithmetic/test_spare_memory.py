@@ -60,7 +60,7 @@ def test_no_more_of_one_length_is_kept_than_a_round_needs() -> None:
 
 
 def _lent_free_bytes(values: np.ndarray) -> int:
-    """What the kernel may take of the mapping in which these values lie, as it says itself."""
+    """Memory of the values' mapping that the kernel may reclaim, as the kernel reports it."""
     address, found = _address(values), False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         begin, dash, rest = line.partition("-")

@@ -1,4 +1,4 @@
-"""What holds of every codec in the table, whatever its arithmetic."""
+"""Properties that every codec in the table has, whatever its arithmetic."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Peer:
 
 
 class World:
-    """Whoever is open now."""
+    """The peers that are open now."""
 
     def __init__(self) -> None:
         self.peers: dict[PeerId, Peer] = {}

@@ -1,4 +1,4 @@
-"""Whom a ban means, and what it takes to make one."""
+"""The peers that a ban covers, and the conditions of a ban."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other programs load of a merged model gives its logits."""
+"""The files that other programs load of a merged model give its logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host keeps of experts, beside a swarm in virtual time: fetched from holders, kept over a restart, given on."""
+"""The host's copies of experts, beside a swarm in virtual time: fetched from holders, kept over a restart, given on."""
 
 from __future__ import annotations
 
@@ -166,12 +166,12 @@ class HostSide:
 
     @property
     def keeper(self) -> Party:
-        """Whose disk is the host's."""
+        """The peer that has the host's disk."""
         return self.world.parties[2]
 
     @property
     def beside(self) -> Party:
-        """Whose disk is the host's, too: the second one of the unit."""
+        """The peer that has the host's second disk of the unit."""
         return self.world.parties[4]
 
     def start(self) -> None:

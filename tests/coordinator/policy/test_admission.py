@@ -1,4 +1,4 @@
-"""Who may take part."""
+"""The conditions of taking part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened in the run, told from one look to the next."""
+"""The events of the run between one picture and the next."""
 
 from __future__ import annotations
 

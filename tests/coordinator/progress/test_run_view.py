@@ -1,4 +1,4 @@
-"""What the coordinator shows."""
+"""The pages that the coordinator shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages' commits say: who is counted at whichever stage, and which lane's round a stage has no part of."""
+"""The content of stages' commits: the peers that each stage counts, and the lanes' rounds of which a stage has no part."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ async def test_a_peer_speaks_for_its_own_address_only(tmp_path: Path, autojump_c
 
 
 def _reported(chain: Chain, want: int, start_record: bytes = b"") -> PeerReport:
-    """What a peer on this chain says when it is asked for `want`."""
+    """The answer of a peer on this chain that is asked for `want`."""
     commit, index, total = chain.head
     certificates = tuple(chain.certificates[max(0, want - 1) :][:64])
     return PeerReport(

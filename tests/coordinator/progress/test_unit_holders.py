@@ -1,4 +1,4 @@
-"""Who holds which expert, at the start and afterwards, as the host hears it."""
+"""The holders of each expert, at the start and afterwards, as they report to the host."""
 
 from __future__ import annotations
 

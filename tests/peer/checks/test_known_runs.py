@@ -1,6 +1,6 @@
 """Tests of peer/checks/known_runs.py.
 
-What a newcomer is told of a run before joining, by a real coordinator's gRPC port, TLS included.
+The facts that a newcomer gets about a run before joining, by a real coordinator's gRPC port, TLS included.
 """
 
 from __future__ import annotations

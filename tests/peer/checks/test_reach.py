@@ -41,7 +41,7 @@ class _Client:
 async def _find(
     folder: Path, client: _Client, *, is_host_there: bool = True, **settings: object
 ) -> tuple[bool, list[str]]:
-    """What was found, and what the owner was told."""
+    """The findings, and the message to the owner."""
     config = PeerConfig(state_dir=folder, **{"listen_host": "127.0.0.1", **settings})  # type: ignore[arg-type]
     with structlog.testing.capture_logs() as logs:
         found = await find_outbound_only(config, client, CREDENTIAL, is_host_there=is_host_there)  # type: ignore[arg-type]

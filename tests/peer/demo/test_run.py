@@ -197,7 +197,7 @@ class _Story:
         return Path(self.started[f"peer-{number}"][-1].option("--state-dir"))
 
     def read(self, folder: Path, _path: str, model: type[BaseModel]) -> BaseModel | None:
-        """What is served there."""
+        """The page that is served there."""
         if model is HostStatus:
             self.paused.append({number for number in FOUR if (self.folder(number) / PAUSE_FILE).exists()})
             if len(self._statuses) > 1:

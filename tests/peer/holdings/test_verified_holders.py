@@ -48,7 +48,7 @@ async def test_where_nobody_is_listed_nobody_is_asked(autojump_clock: object) ->
 async def _look(
     world: RoundWorld, claims: dict[PeerId, tuple[int, ...]]
 ) -> tuple[dict[PeerId, tuple[int, ...]], float]:
-    """Whom the third party counts, and how long that took."""
+    """The holders that the third party counts, and how long that took."""
     me = world.parties[2]
     proof = CommitProof(me.network, InlineOffload(), VERIFIER, RUN_ID, world.start_record, (UNIT,))
     begin_s = trio.current_time()

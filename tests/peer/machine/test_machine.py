@@ -51,7 +51,7 @@ def test_a_card_that_was_seen_once_is_asked_again_after_a_failure_and_one_that_n
 
 
 class _Card:
-    """What stands for pynvml: a card that tells all, but the figures named."""
+    """A stand-in for pynvml: a card that gives all figures except the named ones."""
 
     NVML_TEMPERATURE_GPU = 0
 

@@ -29,7 +29,7 @@ def test_a_disk_keeps_its_number_and_a_new_one_has_another(tmp_path: Path) -> No
 def test_a_disk_that_lost_the_folder_of_any_unit_has_another_number_from_then_on(
     tmp_path: Path, lost: UnitName
 ) -> None:
-    """What was voted there is not known any more."""
+    """Its votes there are not known any more."""
     number = _held(tmp_path)
     shutil.rmtree(tmp_path / lost)
     other = _held(tmp_path)

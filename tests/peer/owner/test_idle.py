@@ -18,7 +18,7 @@ SHELL = "Type=tty\nState=active\nIdleHint=no\nIdleSinceHint=0\n"
 
 
 class _Machine:
-    """What the meter finds: users, logins, what logind says, interrupts."""
+    """The signs that the meter finds: users, logins, what logind says, interrupts."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.patch, self.now_s = tmp_path, monkeypatch, NOW_S

@@ -33,7 +33,7 @@ ME, OTHER = PeerId("me"), PeerId("other")
 
 @dataclass
 class _Chain:
-    """What is looked at of a chain."""
+    """The part of a chain that is read."""
 
     state: UnitState
     links: list[ChainLink]

@@ -57,7 +57,7 @@ class _Services:
         self.world.start(peer, service.run)
 
     def seated(self) -> list[PeerId]:
-        """Who serves a lane."""
+        """The peers that serve a lane."""
         return sorted(peer for peer, service in self.of.items() if service.member.seat is not None)
 
 

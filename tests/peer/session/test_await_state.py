@@ -38,7 +38,7 @@ class Newcomer(Node):
 
     @property
     def board(self) -> StatusBoard:
-        """Where it says what it waits for."""
+        """The board on which it says why it waits."""
         if not hasattr(self, "_board"):
             self._board = StatusBoard(self.peer, self.clock, 0.0, state="catching up")
         return self._board

@@ -196,7 +196,7 @@ async def test_a_report_before_the_rounds_names_no_certificates() -> None:
 
 
 class _Rounds:
-    """What a reporter reads of the rounds: the followed lineage, and the tree that it is a part of."""
+    """The parts of the rounds that a reporter reads: the followed lineage, and the tree that it is a part of."""
 
     unit = UNIT
 

@@ -17,7 +17,7 @@ SPANS = [
 
 @pytest.fixture(autouse=True)
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, object]]:
-    """What the peer says, by the end of the address."""
+    """The peer's answers, by the end of the address."""
     said: dict[str, dict[str, object]] = {"trace.json": {"spans": SPANS}, "status.json": {"name": "calm otter"}}
     monkeypatch.setattr(trace, "read_status_address", lambda folder: f"http://{folder.name}")
     monkeypatch.setattr(trace, "get_json", lambda url: said[url.rpartition("/")[2]])

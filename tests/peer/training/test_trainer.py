@@ -30,7 +30,7 @@ BACK_WITHIN_S = 300.0
 
 @pytest.fixture(scope="module")
 def forked() -> Iterator[Forked]:
-    """What training processes are forked off: Python's start and the imports are most of the work of one."""
+    """The process from which training processes are forked: Python's start and the imports are most of the work of one."""
     with open_forked("peer.worker") as forked:
         yield forked
 
@@ -216,7 +216,7 @@ async def test_a_model_that_does_not_fit_into_the_cards_share_is_held_and_not_st
         snapshot = await trainer.snapshot()
         assert (snapshot.tokens, trainer.progress().restarts) == (0, 1)
         assert torch.equal(snapshot.theta_N, anchor_N * 2)
-        # Whatever its process dies of, the next one does not try the card again.
+        # After any death of its process, the next one does not try the card again.
         assert (trainer._next_plan().trains, trainer._next_plan().device) == (False, "cpu")
 
 

@@ -1,4 +1,4 @@
-"""What dry runs tell of stages: what each has and takes, and what a lane's member moves in a round."""
+"""The lines of dry runs about stages: their sizes and memory, and the bytes that a lane's member moves in a round."""
 
 from __future__ import annotations
 

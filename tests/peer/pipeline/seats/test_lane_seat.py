@@ -69,7 +69,7 @@ class Played:
     passes: list[tuple[int, bool]] = field(default_factory=list)
     is_silent: bool = False
     refusal: str = ""
-    """What the keeper answers."""
+    """The keeper's answers."""
 
     async def say(self, message: msg.LaneMessage, sender: PeerId = KEEPER) -> str:
         """Why the seat refuses it; empty where it does not."""

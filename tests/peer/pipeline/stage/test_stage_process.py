@@ -22,7 +22,7 @@ START = Point(0, 0)
 
 
 class _Reported:
-    """What the process says of its work."""
+    """The process's reports about its work."""
 
     def __init__(self) -> None:
         self.steps = 0

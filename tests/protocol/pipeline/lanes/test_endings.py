@@ -1,6 +1,6 @@
 """Tests of protocol/pipeline/lanes/endings.py.
 
-Whose it is to give a stage's part of a lane that is no more: the keeper says so, and to one only.
+The member that gives a stage's part of an ended lane: the keeper names it, and only one.
 
 When a run says that it pauses for a stage that nobody holds, and that it does not for one that is away for a moment.
 

@@ -29,7 +29,7 @@ LOPSIDED = {"a": 0, "b": 0, "c": 0, "d": 0, "e": 1, "f": 1, "g": 1, "h": 2, "i":
 
 
 def _settled(placement: Placement, me: str, now_s: float, *, is_needed: bool = False) -> int | None:
-    """Where it goes, when nothing has changed since the time 0."""
+    """Its new stage, when nothing has changed since the time 0."""
     watch = decide(PlacementHistory(), placement, PeerId(me), 0.0, is_needed=is_needed).watch
     move = decide(watch, placement, PeerId(me), now_s, is_needed=is_needed).move
     return None if move is None else move.stage
