@@ -1,4 +1,4 @@
-"""The product's part-by-part arithmetic, done at once for a whole vector. Tests and benchmarks compare the product's results with it."""
+"""The product's part-by-part arithmetic, done at once for a whole vector. Tests and benchmarks compare the product with it."""
 
 from __future__ import annotations
 

@@ -25,6 +25,15 @@ _LAB_WORDS = re.compile(
     r"|tried and left out|no longer|used to be)\b"
 )
 _RELATIVE_SUBJECT = re.compile(r"^(?:Who|Whom|Whose|What|Where|Whoever|Whatever)\b")
+_PATH = re.compile(r"`([^`\s]*/[^`\s]*\.(?:py|md|toml)|[^`\s]*[^`\s/]/)`")
+_PLACEHOLDER = re.compile(r"<\w+>|\*|(?:^|/)(?:NAME|FILE|FOLDER)\b|^(?:tests/)?a/")
+NOT_IN_THE_TREE = {
+    "averaging/arithmetic/outer/heavy_ball.py": "the example of CONTRIBUTING.md",
+    "averaging/codecs/bf16.py": "the example of CONTRIBUTING.md",
+    "units/": "in a host's state folder",
+}
+"""Paths that documents name though no such file is in the tree, and why."""
+
 _ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|cf|vs|etc|Eq|Sec|Fig|No|al)\.")
 
 
@@ -91,6 +100,7 @@ class DocumentCounts:
     relative_subjects: tuple[str, ...]
     figures: tuple[str, ...]
     dead_links: tuple[str, ...]
+    dead_paths: tuple[str, ...]
 
 
 def _dead_links(path: Path, text: str) -> list[str]:
@@ -106,6 +116,17 @@ def _dead_links(path: Path, text: str) -> list[str]:
         ):
             found.append(target)
     return found
+
+
+def _dead_paths(path: Path, text: str) -> list[str]:
+    """Paths in backticks that exist neither from the root nor from the document's folder. Placeholders are none."""
+    named = _PATH.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return [
+        each
+        for each in named
+        if not (_PLACEHOLDER.search(each) or each in NOT_IN_THE_TREE)
+        and not ((ROOT / each).exists() or (path.parent / each).exists())
+    ]
 
 
 def anchors(markdown: str) -> set[str]:
@@ -139,6 +160,7 @@ def counts_of(path: Path) -> DocumentCounts:
         relative_subjects=tuple(each for piece in pieces for each in relative_subjects(piece)),
         figures=() if name in MEASUREMENTS else tuple(match for piece in pieces for match in _FIGURE.findall(piece)),
         dead_links=tuple(_dead_links(path, text)),
+        dead_paths=tuple(_dead_paths(path, text)),
     )
 
 

@@ -15,6 +15,11 @@ NOT_IN_PROTOCOL = {"torch", "numpy", "trio", "grpc", "socket", "asyncio", "threa
 NOWHERE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "multiprocessing"}
 
 
+IMPORTS_BY_NAME = {"import_module", "__import__"}
+BY_NAME_IN_PROTOCOL = {"protocol/tensors/model_families.py"}
+"""The section of a family is in the family's folder. The names come from FAMILIES alone, never from a file or a peer."""
+
+
 def _offences(module: Module, forbidden: set[str]) -> list[str]:
     return [f"{module.path}:{line} {name}" for name, line in module.imports() if name.split(".")[0] in forbidden]
 
@@ -51,6 +56,17 @@ def test_matplotlib_stays_in_the_plot() -> None:
 
 def test_no_module_imports_pickle_or_its_relatives() -> None:
     assert [offence for module in modules() for offence in _offences(module, NOWHERE)] == []
+
+
+def test_protocol_imports_no_module_by_a_name_made_at_run_time() -> None:
+    found = [
+        f"{module.path}:{line} {name}"
+        for module in modules("protocol")
+        for name, line in (*module.imports(), *module.calls())
+        if name.split(".")[-1] in IMPORTS_BY_NAME
+        if module.path not in BY_NAME_IN_PROTOCOL
+    ]
+    assert found == []
 
 
 def test_nobody_imports_generated_grpc_stubs_of_ours() -> None:

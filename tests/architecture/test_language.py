@@ -8,6 +8,7 @@ import pytest
 
 from tests.architecture.language import (
     MEASUREMENTS,
+    NOT_IN_THE_TREE,
     DocumentCounts,
     commentary,
     counts_of,
@@ -20,7 +21,7 @@ from tests.architecture.language import (
     source_lab_notes,
     source_prose,
 )
-from tests.architecture.source import ROOMS
+from tests.architecture.source import ROOMS, ROOT
 
 README_LINES = 150
 ROOT_README_LINES = 200
@@ -50,6 +51,15 @@ def test_a_document_has_short_sentences_and_paragraphs_and_links_that_lead_somew
     assert document.longest_sentence <= LONGEST_SENTENCE
     assert document.longest_paragraph <= LONGEST_PARAGRAPH
     assert document.dead_links == ()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_named)
+def test_a_document_names_paths_that_are_in_the_tree(document: DocumentCounts) -> None:
+    assert document.dead_paths == ()
+
+
+def test_paths_that_are_let_off_are_still_not_in_the_tree() -> None:
+    assert [path for path in NOT_IN_THE_TREE if (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=_named)
@@ -91,6 +101,18 @@ def test_a_relative_clause_as_a_subject_is_found_and_a_question_is_none() -> Non
     text = "Who answers pings tells nothing. Peers answer. What now? Where it stands is said."
     assert relative_subjects(text) == ["Who answers pings tells nothing.", "Where it stands is said."]
     assert len(sentences(text)) == 4
+
+
+def test_a_path_that_leads_nowhere_is_found_and_a_placeholder_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.architecture.language.ROOT", tmp_path)
+    (tmp_path / "room").mkdir()
+    page = tmp_path / "room" / "PAGE.md"
+    page.write_text(
+        "Read `room/PAGE.md` in `room/`, `gone/x.py`, `lost/`, `<name>/y.py`, `NAME/y.py`, `3/4` and `/`.\n"
+    )
+    assert counts_of(page).dead_paths == ("gone/x.py", "lost/")
 
 
 def test_a_link_that_leads_nowhere_and_a_figure_with_a_unit_are_found(
