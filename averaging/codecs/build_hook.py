@@ -26,9 +26,9 @@ LOAD_LIMIT_S: Final = 20.0
 
 _SOURCE_OF: Final = """
 import ctypes, sys
-told = ctypes.CDLL(sys.argv[1]).potluck_source
-told.restype = ctypes.c_char_p
-print(told().decode())
+source_hash = ctypes.CDLL(sys.argv[1]).potluck_source
+source_hash.restype = ctypes.c_char_p
+print(source_hash().decode())
 """
 
 # No -ffast-math and no contraction: each operation rounds once, as in torch's and NumPy's kernels.
