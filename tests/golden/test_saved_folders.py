@@ -159,7 +159,7 @@ async def test_every_certificate_of_a_saved_lineage_verifies_up_to_its_head(peer
 async def test_every_saved_state_has_the_root_that_the_run_committed(peer: SavedPeer) -> None:
     chain, _ = await peer.open_chain()
     generations, attested = chain.tools.generations, attested_roots(chain.links)
-    assert (generations.last_look.index, generations.last_look.problems) == (NUM_ROUNDS - 1, ())
+    assert (generations.last_load.index, generations.last_load.problems) == (NUM_ROUNDS - 1, ())
     loaded = [await generations.load(ref) for ref in await generations.list()]
     assert [state.index for state, _ in loaded] == [2, 4, 5]
     assert [root for _, root in loaded] == [attested[state.head] for state, _ in loaded]
@@ -170,7 +170,7 @@ async def test_every_saved_state_has_the_root_that_the_run_committed(peer: Saved
 async def test_saved_results_lead_from_the_start_to_the_same_state(peer: SavedPeer) -> None:
     shutil.rmtree(peer.folder / WHOLE_MODEL / "generations")
     chain, _ = await peer.open_chain()
-    assert chain.tools.generations.last_look.index == 0
+    assert chain.tools.generations.last_load.index == 0
     assert (chain.head.commit, chain.root.hex()) == (HEAD, HEAD_ROOT)
     assert chain.is_sound
 
