@@ -29,6 +29,7 @@ import yaml
 from tests.docker.assets import DOCKER, boards, exported, yaml_of
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, running_potluck
 from tests.e2e.test_bad_input import RUN_TOML
+from tests.forked import open_forked
 
 WITHIN_S: Final = 90.0
 LOOK_EVERY_S: Final = 0.5
@@ -123,11 +124,12 @@ def daemons(folder: Path) -> Iterator[dict[str, str]]:
     for number in range(4):
         (folder / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
     with ExitStack() as stack:
+        forked = stack.enter_context(open_forked("peer.daemon", "peer.worker", "coordinator.daemon"))
         arguments = ("host", str(folder / "run.toml"), "--state-dir", str(folder / "host"), *LOOPBACK)
-        host = stack.enter_context(running_potluck(folder, "host process", *arguments))
+        host = stack.enter_context(running_potluck(folder, "host process", *arguments, forked=forked))
         invite = host.wait_for(r"(potluck1:\S+)\n")
         joining = ("join", invite, "--state-dir", str(folder / "peer"), *PEER_FLAGS, "--slowdown", "20")
-        peer = stack.enter_context(running_potluck(folder, "peer process", *joining))
+        peer = stack.enter_context(running_potluck(folder, "peer process", *joining, forked=forked))
         at = host.wait_for(r"metrics +http://(\S+)/metrics"), peer.wait_for(r"status page: http://(\S+?)/?\s")
         yield dict(zip(("host", "peer"), at, strict=True))
 
