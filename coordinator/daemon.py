@@ -41,7 +41,7 @@ from coordinator.admission.invites import InviteAddresses, issue_invite, known_r
 from coordinator.admission.qr_code import qr_lines
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
-from coordinator.checkpoints.verify import RunTokenizer, verify_checkpoint
+from coordinator.checkpoints.verify import verify_checkpoint
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.progress.run_events import EventBook, RunEvent
@@ -51,6 +51,7 @@ from coordinator.run.run_files import (
     DATA_FOLDER,
     IDENTITY_FILE,
     RunFiles,
+    RunTokenizer,
     open_run,
     run_tokenizer,
     start_units,

@@ -38,11 +38,11 @@ from protocol.ids import CommitId, PeerId, Root, UnitName
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock, Offload
     from averaging.state.state import UnitState
-    from coordinator.checkpoints.verify import RunTokenizer
     from coordinator.ledger.ledger import CheckpointRow, Ledger
     from coordinator.ledger.ledger_writer import LedgerWriter
     from coordinator.progress.chain_log import ChainLog
     from coordinator.progress.tracker import RunTracker
+    from coordinator.run.run_files import RunTokenizer
     from protocol.tensors.expert_schema import MixtureConfig
     from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 

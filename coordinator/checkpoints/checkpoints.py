@@ -31,7 +31,7 @@ from protocol.tensors.expert_schema import MixtureConfig
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
 
 if TYPE_CHECKING:
-    from coordinator.checkpoints.verify import RunTokenizer
+    from coordinator.run.run_files import RunTokenizer
 
 MANIFEST_NAME: Final = "manifest.json"
 ALL_UNITS: Final = UnitName("model")

@@ -1,8 +1,7 @@
-"""The `verify` command's report on a checkpoint, and the run's tokenizer as checkpoints store it."""
+"""The `verify` command's report on a checkpoint."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.tables import printable
@@ -22,11 +21,3 @@ def verify_checkpoint(path: Path) -> str:
         f"verified: round {manifest.index} of {printable(manifest.run_name)}, {manifest.total_tokens} tokens, "
         f"state root {manifest.state_root}"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class RunTokenizer:
-    """The bytes of the run's tokenizer.json, and the token that ends a document."""
-
-    data: bytes
-    end: int

@@ -28,7 +28,6 @@ from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources.sources import open_source
 from averaging.data.sources.texts import Split
 from averaging.data.vocabulary import open_tokenizer
-from coordinator.checkpoints.verify import RunTokenizer
 from coordinator.run.hosted_runs import MANIFEST_FILE
 from coordinator.run.run_router import check_router, packed_texts, routing_of
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
@@ -124,6 +123,14 @@ def load_run(folder: Path) -> RunFiles:
     except (PotluckError, ValueError) as error:
         raise StorageError(f"the run in {folder} is damaged ({error})", "what was written", "restore a copy") from error
     return RunFiles(folder, manifest, signed, dataset, authority, was_created=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunTokenizer:
+    """The bytes of the run's tokenizer.json, and the token that ends a document."""
+
+    data: bytes
+    end: int
 
 
 def run_tokenizer(run: RunFiles) -> RunTokenizer | None:

@@ -20,7 +20,7 @@ from averaging.models.llama.config import LlamaConfig
 from coordinator.checkpoints import checkpoint_export
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.checkpoints.checkpoints import load_checkpoint
-from coordinator.checkpoints.verify import RunTokenizer
+from coordinator.run.run_files import RunTokenizer
 from peer.models.decoder import Decoder, load_flat
 from peer.models.merging import holder_model
 from protocol.errors import ConfigError, PotluckError, StorageError

@@ -28,8 +28,8 @@ from coordinator.checkpoints.checkpoints import (
     verify_checkpoint,
     write_checkpoint,
 )
-from coordinator.checkpoints.verify import RunTokenizer
 from coordinator.ledger.ledger import CheckpointRow
+from coordinator.run.run_files import RunTokenizer
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import CommitId, Root, UnitName
 from protocol.tensors.expert_schema import MixtureConfig, held_units

@@ -15,8 +15,7 @@ from averaging.data.vocabulary import train_bpe
 from averaging.state.start_state import start_root, start_state
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.checkpoints.checkpoints import load_checkpoint
-from coordinator.checkpoints.verify import RunTokenizer
-from coordinator.run.run_files import load_run, open_run, run_tokenizer, start_units
+from coordinator.run.run_files import RunTokenizer, load_run, open_run, run_tokenizer, start_units
 from protocol.errors import ConfigError, PotluckError, RemoteProtocolError, StorageError, VersionError
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Identity

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from averaging.data.sources.texts import Text
 from averaging.data.vocabulary import train_bpe
-from coordinator.checkpoints.verify import RunTokenizer
+from coordinator.run.run_files import RunTokenizer
 from peer.models import checkpoint_sample
 from peer.models.checkpoint_sample import print_text, read_model, sample_from_checkpoint, text_json
 from peer.models.sampling import Sampling
