@@ -63,8 +63,8 @@ from protocol.errors import PotluckError
 from protocol.host.calls import START_DOMAIN, TLS_SERVER_NAME
 from protocol.identity.credential import BACKDATE_S
 from protocol.identity.envelope import open_envelope
-from protocol.identity.identity import Ed25519Verifier
 from protocol.identity.identity_file import HeldIdentity, open_identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages.wire import genesis_id
 from protocol.tensors.tensor_schema import ChunkGrid
@@ -155,7 +155,7 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
         with open_ledger(folder / LEDGER_FILE) as ledger:
             units = await offload.run(lambda: start_units(run.manifest, ledger.get(START_RECORD), run.start_shards))
             writer = LedgerWriter(ledger, offload)
-            verifier = Ed25519Verifier()
+            verifier = Ed25519Verifier(run.authority.certificate_der)
             checkpoints = (folder / CHECKPOINT_FOLDER).absolute()
             fixed = (run.manifest, run.manifest.run_id, units, held.identity, verifier, checkpoints)
             tracked = TrackedRun(*fixed, run.dataset.heldout_shares)
@@ -378,7 +378,9 @@ async def _unit_keeper(host: HostDaemon, network: Network) -> UnitKeeper:
         return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
 
     reach = partial(_reach, host, network)
-    tools = PlacementContext(host.run, Ed25519Verifier(), host.offload, partial(_start_of, host))
+    tools = PlacementContext(
+        host.run, Ed25519Verifier(host.run.authority.certificate_der), host.offload, partial(_start_of, host)
+    )
     places = await host.offload.run(lambda: kept_places(tools))
     tracker = host.tracker
     view = KeeperView(

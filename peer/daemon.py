@@ -71,6 +71,7 @@ from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
 from peer.settings.signals import watch_signals
+from peer.status.duties_core import EvaluationTurns
 from peer.status.local_view import LOG_NAME
 from peer.status.reporting import ExpertLosses, Reporter, evaluate_commits
 from peer.status.screen import run_screen
@@ -82,12 +83,13 @@ from peer.training.mode_rules import standing_still_s
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.unit_trainer import UnitTrainer
 from peer.training.worker_process import EarlyWorker
-from protocol.identity.identity import Ed25519Verifier
 from protocol.identity.identity_file import HeldIdentity, open_identity
 from protocol.identity.invite import Invite, decode_invite
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body
+from protocol.rounds.queries import idle_patience_s, is_alive
 from protocol.rounds.state import OpenRound
 
 log = structlog.get_logger()
@@ -215,6 +217,7 @@ async def _take_part(life: PeerSession) -> None:
         roster.serve(network)
         revocations.serve(network)
         life.board.network = network
+        life.board.convicted.expel = partial(roster.ban, by_host=False)
         life.controls.cap(network)
         reporter = Reporter(client, life.sources, roster.host_was_heard, lambda: roster.own_credential, revocations)
         async with trio.open_nursery() as nursery:
@@ -401,7 +404,8 @@ async def _rounds(
             whole = partial(whole_anchor, chains)
             held = joined.experts.held
             losses = ExpertLosses(held, joined.roster.listed_experts, trainer.evaluate) if held else None
-            await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole, losses)
+            turns = EvaluationTurns(membership.run_id, life.identity.peer_id, partial(_is_heard, life, service))
+            await evaluate_commits(service, trainer, turns, life.board, is_over, whole, losses)
             await finish(joined, service)
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
             await rounds.leave()
@@ -411,6 +415,12 @@ async def _rounds(
             reporter.is_leaving = True
             await reporter.report_once()
         nursery.cancel_scope.cancel()
+
+
+def _is_heard(life: PeerSession, service: RoundService, peer: PeerId) -> bool:
+    """Whether a peer's heartbeats come, as far as they can come to us in turn."""
+    state = service.state
+    return is_alive(state, peer, life.clock.monotonic_s(), idle_patience_s(state))
 
 
 async def _hand_over(joined: JoinedSession, rounds: PeerRounds, services: Sequence[RoundService]) -> None:

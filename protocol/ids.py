@@ -22,8 +22,11 @@ CommitId = NewType("CommitId", bytes)
 Root = NewType("Root", bytes)
 """32 bytes: a Merkle root, of a contribution, of a slice's result or of a unit's state."""
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Version of everything that two strangers must agree on. Peers with another version are refused before they join."""
+
+READABLE_VERSIONS: Final = frozenset((1, PROTOCOL_VERSION))
+"""Versions of stored statements that are still read: manifests, start records, bans and certificates."""
 
 HASH_BYTES: Final = 32
 

@@ -10,7 +10,7 @@ from averaging.arithmetic.outer_step import moved_vectors, step_into
 from averaging.codecs import Codec
 from averaging.rounds.traffic.contribution import DeltaEncoder, EncodedContribution
 from protocol.errors import LocalProtocolError
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 from protocol.tensors.model_units import ModelUnits
 from protocol.tensors.stage_schema import StageMap, stage_schema
 from protocol.tensors.tensor_schema import ChunkGrid

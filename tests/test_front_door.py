@@ -34,6 +34,7 @@ from peer.settings.config import PeerConfig
 from peer.status.status import PeerStatus, write_final_status
 from protocol.errors import ConfigError
 from protocol.identity.identity import Identity
+from protocol.ids import PROTOCOL_VERSION
 from tests.forked import Forked, open_forked
 from tests.peer.checks.test_known_runs import keep
 from tests.protocol.identity.test_invite import INVITE
@@ -133,7 +134,7 @@ def test_help_groups_the_commands_by_whom_they_are_for() -> None:
 def test_version_names_the_protocol_too() -> None:
     done = _potluck_from_its_start("--version")
     assert done.returncode == 0
-    assert "protocol 1" in done.stdout
+    assert f"protocol {PROTOCOL_VERSION}" in done.stdout
 
 
 def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:

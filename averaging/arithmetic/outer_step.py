@@ -16,7 +16,7 @@ from averaging.bundled_kinds import load_kind
 from averaging.codecs import Codec
 from protocol.errors import RemoteProtocolError
 from protocol.kinds.outer_table import OUTER_STEPS
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 
 KINDS: Final[Mapping[str, OuterKind]] = MappingProxyType(
     {name: load_kind("averaging.arithmetic.outer", name, name, OuterKind) for name in OUTER_STEPS}  # type: ignore[type-abstract]

@@ -30,7 +30,7 @@ from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName, short
 from protocol.rounds.messages.messages import Member, Proposal, ResultReady
 from protocol.rounds.messages.requests import ExchangeHello, FetchResult
-from protocol.rounds.proposal import both_codecs
+from protocol.rounds.schedule.proposal import both_codecs
 from protocol.tensors.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()

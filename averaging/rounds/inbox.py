@@ -13,7 +13,7 @@ from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.identity.envelope import ReplayGuard, open_envelope
 from protocol.identity.identity import Verifier
 from protocol.ids import PeerId, RunId, UnitName, short
-from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.bundle import decode_bundle, encode_answer, is_bundle
 from protocol.rounds.messages.messages import Heartbeat, Leave, RoundMessage
 from protocol.rounds.messages.wire import decode_message

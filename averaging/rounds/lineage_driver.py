@@ -36,9 +36,10 @@ from protocol.errors import LocalProtocolError, PotluckError, StorageError, Unre
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.events import Applied, CommitsFetched, CommitStalled, Switched, SwitchFailed, SwitchPrepared
 from protocol.rounds.following import would_switch
-from protocol.rounds.lineage.chain import ChainLink, attested_roots
+from protocol.rounds.lineage.chain import attested_roots
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, TreeNode, best_head, known_commits
-from protocol.rounds.messages.messages import CommitRecord
+from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record
 from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch
 from protocol.rounds.state import OpenRound, RoundState

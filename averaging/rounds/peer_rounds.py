@@ -36,18 +36,9 @@ from protocol.rounds import heartbeat_interval as cadence
 from protocol.rounds.events import Event, MessageArrived, PeerLost, PeersListed
 from protocol.rounds.leading import leads
 from protocol.rounds.lineage.lineage import SpineView
+from protocol.rounds.messages.bounds import MAX_MEMBERS
 from protocol.rounds.messages.heartbeat_delta import SAY_WHOLE
-from protocol.rounds.messages.messages import (
-    MAX_MEMBERS,
-    Committed,
-    Heartbeat,
-    Leave,
-    Member,
-    Mend,
-    Proposal,
-    RoundMessage,
-    Settle,
-)
+from protocol.rounds.messages.messages import Committed, Heartbeat, Leave, Member, Mend, Proposal, RoundMessage, Settle
 from protocol.rounds.messages.requests import ExchangeHello, FetchCommits, FetchRequest, FetchResult
 from protocol.rounds.messages.wire import decode_body, decode_record, encode_message
 from protocol.rounds.orders import SendHeartbeat

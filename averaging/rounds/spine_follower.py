@@ -21,7 +21,7 @@ from protocol.errors import RemoteProtocolError, StorageError, VersionError
 from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
 from protocol.rounds.lineage import spine
-from protocol.rounds.lineage.chain import genesis_link
+from protocol.rounds.lineage.chain_link import genesis_link
 from protocol.rounds.lineage.lineage import SpineView, TreeNode, known_commits, tree_of
 from protocol.rounds.lineage.spine import FollowedSpine
 from protocol.rounds.messages.messages import Certificate, Committed, Heartbeat

@@ -20,7 +20,7 @@ from averaging.rounds.exchange.exchange_driver import ExchangeDriver
 from averaging.rounds.fetching.gather_results import ExchangeView, Gatherer
 from averaging.rounds.fetching.state_repair import Healer
 from averaging.rounds.lineage.round_context import Peerwide, RoundContext, Tasks
-from averaging.rounds.lineage.round_reports import RoundReason
+from averaging.rounds.lineage.round_reports import RoundReason, VoterConvicted
 from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.lineage_driver import LineageDriver
@@ -46,7 +46,8 @@ from protocol.rounds.events import (
     SwitchFailed,
 )
 from protocol.rounds.lineage.lineage import SpineView
-from protocol.rounds.messages.messages import LAST_ATTEMPT, Ballot, Committed, Heartbeat, Leave, RoundMessage, Settle
+from protocol.rounds.messages.messages import Committed, Heartbeat, Leave, RoundMessage, Settle
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.requests import ExchangeHello, FetchHashes, FetchRequest, FetchState
 from protocol.rounds.messages.wire import decode_certificate, decode_record
 from protocol.rounds.orders import (
@@ -64,6 +65,7 @@ from protocol.rounds.orders import (
     LogPromise,
     PrepareContribution,
     PrepareSwitch,
+    ReportDoubleVote,
     Send,
     SendHeartbeat,
     Switch,
@@ -412,8 +414,10 @@ class RoundService:
             case _:
                 self._pursue(action)
 
-    def _pursue(self, action: Commit | CatchUp | PrepareSwitch | Switch) -> None:
+    def _pursue(self, action: Commit | CatchUp | PrepareSwitch | Switch | ReportDoubleVote) -> None:
         match action:
+            case ReportDoubleVote():
+                self._tools.publish(VoterConvicted(action.voter, action.one, action.other))
             case Commit():
                 self._tasks.spawn(self._lineages.commit, action, self._exchange_driver.contribution)
             case CatchUp():

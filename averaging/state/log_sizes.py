@@ -22,15 +22,24 @@ MAX_DISPLACED_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class _Votes:
-    """Bytes of the live votes on one base: the highest promise, the last ack, and the last ack of a lone record."""
+    """Bytes of the live votes on one base: the highest promise, the last ack, the last ack of another record before it, and the last
+    ack of a lone record. `digest` is that of the record in the last ack.
+    """
 
     promise_bytes: int = 0
     ack_bytes: int = 0
+    before_bytes: int = 0
     lone_ack_bytes: int = 0
+    digest: bytes = b""
 
     @property
     def acks_bytes(self) -> int:
-        return self.ack_bytes + self.lone_ack_bytes
+        return self.ack_bytes + self.before_bytes + self.lone_ack_bytes
+
+    def with_ack(self, num_bytes: int, digest: bytes) -> _Votes:
+        is_other = self.ack_bytes > 0 and digest != self.digest
+        before_bytes = self.ack_bytes if is_other else self.before_bytes
+        return replace(self, ack_bytes=num_bytes, before_bytes=before_bytes, digest=digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +117,19 @@ class LogSizes:
         self.total_bytes += num_bytes
         self._votes[base] = replace(self._votes.pop(base, _Votes()), promise_bytes=num_bytes)
 
-    def add_ack(self, base: CommitId, num_bytes: int, promise_bytes: int, *, lone: bool) -> None:
-        """Add an ack, which replaces the previous one and is also a promise of `promise_bytes`."""
+    def add_ack(self, base: CommitId, num_bytes: int, promise_bytes: int, digest: bytes) -> None:
+        """Add an ack of the record with this hash, which is also a promise of `promise_bytes`. It replaces the previous ack of this
+        record; one of another record is kept beside it.
+        """
         self.total_bytes += num_bytes
         known = replace(self._votes.pop(base, _Votes()), promise_bytes=promise_bytes)
-        self._votes[base] = replace(known, lone_ack_bytes=num_bytes) if lone else replace(known, ack_bytes=num_bytes)
+        self._votes[base] = known.with_ack(num_bytes, digest)
+
+    def add_lone_ack(self, base: CommitId, num_bytes: int, promise_bytes: int) -> None:
+        """Add an ack of a lone record, which replaces the previous one and is also a promise of `promise_bytes`."""
+        self.total_bytes += num_bytes
+        known = self._votes.pop(base, _Votes())
+        self._votes[base] = replace(known, promise_bytes=promise_bytes, lone_ack_bytes=num_bytes)
 
     def whole_bases(self, newest: Collection[CommitId], num_others: int) -> set[CommitId]:
         """The bases whose acks are kept: `newest` of the lineage, and the last voted on of those without a certificate."""

@@ -29,7 +29,8 @@ from averaging.state.log_sizes import LoggedCertificate, LogSizes
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.messages.messages import AckedRecord, Ballot
+from protocol.rounds.messages.messages import AckedRecord
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_certificate, decode_record
 
 log = structlog.get_logger()
@@ -68,12 +69,15 @@ class LoggedContribution:
 
 @dataclass(frozen=True)
 class LoggedBase:
-    """The entries about one base before the process ended; `has_forgotten`: acks on it were dropped since."""
+    """The entries about one base before the process ended; `has_forgotten`: acks on it were dropped since. `acked_before` is the ack
+    of another record before `acked`.
+    """
 
     contributions: tuple[LoggedContribution, ...] = ()
     promised: Ballot | None = None
     acked: AckedRecord | None = None
     acked_lone: AckedRecord | None = None
+    acked_before: AckedRecord | None = None
     has_forgotten: bool = False
 
 
@@ -390,7 +394,11 @@ def _count(entry: bytes, sizes: LogSizes) -> Sequence[tuple[LoggedCertificate, b
         sizes.add_promise(base, num_bytes)
     else:
         _, record = _read_ballot(body)
-        sizes.add_ack(base, num_bytes, num_bytes - len(record), lone=tag == _LONE_ACK)
+        promise_bytes = num_bytes - len(record)
+        if tag == _LONE_ACK:
+            sizes.add_lone_ack(base, num_bytes, promise_bytes)
+        else:
+            sizes.add_ack(base, num_bytes, promise_bytes, sha256(record).digest())
     return ()
 
 
@@ -412,7 +420,8 @@ def _entries_on(base: CommitId, known: LoggedBase, *, is_whole: bool) -> list[by
         _CONTRIBUTION + base + offered.root + _WORK.pack(offered.tokens, offered.next_step)
         for offered in known.contributions
     ]
-    acks = [(tag, entry) for tag, entry in ((_ACK, known.acked), (_LONE_ACK, known.acked_lone)) if entry is not None]
+    votes = ((_ACK, known.acked_before), (_ACK, known.acked), (_LONE_ACK, known.acked_lone))
+    acks = [(tag, entry) for tag, entry in votes if entry is not None]
     if known.promised is not None:
         has_forgotten = known.has_forgotten or (bool(acks) and not is_whole)
         entries.append((_FORGOTTEN if has_forgotten else _PROMISE) + base + _ballot_bytes(known.promised))
@@ -446,7 +455,11 @@ def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
         known = replace(known, promised=promised, has_forgotten=known.has_forgotten or tag == _FORGOTTEN)
         if tag == _ACK:
             is_higher = known.acked is None or ballot >= known.acked.ballot
-            return replace(known, acked=AckedRecord(ballot, rest)) if is_higher else known
+            if not is_higher:
+                return known
+            is_other = known.acked is not None and known.acked.record != rest
+            before = known.acked if is_other else known.acked_before
+            return replace(known, acked=AckedRecord(ballot, rest), acked_before=before)
         return replace(known, acked_lone=AckedRecord(ballot, rest)) if tag == _LONE_ACK else known
     raise _damage(tag, body)
 

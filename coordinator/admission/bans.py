@@ -1,4 +1,4 @@
-"""Bans: the ledger's signed entries, and finding the peer that a user names."""
+"""Bans by a user: finding the peer that the user names, and recording its ban."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.recorded_bans import record_ban
 from protocol.errors import ConfigError, UsageError
 from protocol.identity.names import peer_name
-from protocol.identity.revocation import MAX_REVOCATIONS, Revocation, seal_revocation
 from protocol.ids import PeerId
 
 if TYPE_CHECKING:
@@ -46,11 +46,5 @@ def ban_peer(ledger: Ledger, manifest: RunManifest, host: Signer, who: str, reas
     peer = find_peer(ledger.peers(), who)
     if ledger.is_banned(peer):
         return f"{peer_name(peer)} ({peer}) is banned already"
-
-    def sign(number: int) -> bytes:
-        if number > MAX_REVOCATIONS:
-            raise ConfigError(f"ban number {number}", f"at most {MAX_REVOCATIONS}", "open a new run")
-        return seal_revocation(host, manifest.run_id, Revocation(peer, reason, int(now_unix_s), number))
-
-    ledger.ban(peer, reason, sign)
+    record_ban(ledger, manifest.run_id, host, peer, reason, now_unix_s=now_unix_s)
     return f"banned {peer_name(peer)} ({peer}); its peers hear of it with their next report"

@@ -205,6 +205,7 @@ class CoordinatorService:
         is_banned = await self._standing(envelope, credential, may_be_banned=True)
         self._refuse_replay(envelope, REPORT_DOMAIN)
         report = self._whole(sender, said)
+        await self._tracker.convictions.take(report.double_votes)
         now_unix_s = int(self._clock.unix_s())
         revocations = await self._ledger.run(lambda ledger: self._revocations(ledger, report.revocations, now_unix_s))
         self._tracker.note_bans(len(revocations))

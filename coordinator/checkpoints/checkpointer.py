@@ -161,7 +161,8 @@ def _candidates(peers: Mapping[PeerId, PeerEntry], chain: ChainLog, now_s: float
     for commit in {entry.report.state_commit for entry in live.values()}:
         link = chain.link(commit)
         root = chain.attested_root(commit) or root_by_majority(live, commit)
-        if link is None or root is None or not link.index:
+        is_followed = chain.tree.path(commit, chain.head.commit) is not None
+        if link is None or root is None or not link.index or not is_followed:
             continue
         donors = tuple(
             sorted(p for p, e in live.items() if (e.report.state_commit, e.report.state_root) == (commit, root))

@@ -24,7 +24,7 @@ from coordinator.checkpoints.checkpoints import CheckpointManifest, load_checkpo
 from coordinator.checkpoints.granite_layout import granite_config, granite_tensors
 from coordinator.run.hosted_runs import MANIFEST_FILE
 from protocol.errors import ConfigError, PotluckError, StorageError
-from protocol.identity.identity import Ed25519Verifier
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import UnitName
 from protocol.run.manifest import open_manifest
 from protocol.tables import printable

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Network, Storage, Stream
     from averaging.rounds.lineage.unit_chain import UnitChain
     from averaging.state.state import UnitState
-    from protocol.rounds.lineage.chain import ChainLink
+    from protocol.rounds.lineage.chain_link import ChainLink
     from protocol.rounds.lineage.lineage import SpineView
 
 _log = structlog.get_logger()

@@ -29,6 +29,9 @@ START_RECORD: Final = "start record"
 COUNTED_COMMITS: Final = "counted commits"
 """Key of the restriction to counted commits: their ids concatenated, empty if all commits count."""
 
+REFUSED_COMMITS: Final = "refused commits"
+"""Key of the lone commits that are not followed: their ids concatenated."""
+
 SCHEMA_VERSION: Final = 3
 _BUSY_TIMEOUT_S: Final = 5.0
 
@@ -297,11 +300,17 @@ class Ledger:
         """The signed entries of all bans, oldest first."""
         return [_bytes(entry) for (entry,) in self._rows("SELECT entry FROM revocations ORDER BY number")]
 
-    def add_progress(self, commits: Sequence[CommitRow], points: Sequence[LossPoint]) -> None:
+    def add_progress(
+        self, commits: Sequence[CommitRow], points: Sequence[LossPoint], replaced: Sequence[LossPoint] = ()
+    ) -> None:
         """Store a report's verified commits and loss points, all or nothing. Known commits stay unchanged, and the first value at a
-        place of a curve stands.
+        place of a curve stands unless it is among the `replaced` ones, which are deleted first.
         """
         with self._transaction() as db:
+            db.executemany(
+                "DELETE FROM loss_points WHERE kind = ? AND round_index = ? AND tokens = ? AND peer = ?",
+                [(p.kind, p.index, p.tokens, p.peer) for p in replaced],
+            )
             db.executemany(
                 "INSERT OR IGNORE INTO commits VALUES (?, ?, ?, ?, ?, ?)",
                 [(r.commit, r.unit, r.parent, r.index, r.certificate, r.seen_unix_s) for r in commits],
@@ -311,10 +320,11 @@ class Ledger:
                 [(p.kind, p.index, p.tokens, p.nats, p.peer) for p in points],
             )
 
-    def commits(self, unit: UnitName) -> Sequence[CommitRow]:
-        """All commits of a unit, parents before children."""
-        query = "SELECT * FROM commits WHERE unit = ? ORDER BY round_index, seen_unix_s, commit_id"
-        return [_commit_row(row) for row in self._rows(query, unit)]
+    def commits(self, unit: UnitName, parent: CommitId | None = None) -> Sequence[CommitRow]:
+        """All commits of a unit, parents before children, or only those on one base."""
+        where, values = ("", ()) if parent is None else (" AND parent = ?", (parent,))
+        query = f"SELECT * FROM commits WHERE unit = ?{where} ORDER BY round_index, seen_unix_s, commit_id"
+        return [_commit_row(row) for row in self._rows(query, unit, *values)]
 
     def newest_commit(self, unit: UnitName) -> CommitRow | None:
         """The unit's commit with the highest index; among equals the one seen last. None before the first."""

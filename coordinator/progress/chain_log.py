@@ -15,11 +15,13 @@ from types import MappingProxyType
 from typing import Final
 
 from coordinator.ledger.ledger import CommitRow
+from coordinator.progress.live_lineages import PeerHeads, lone_refused, without
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.host.calls import NO_COMMIT
 from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, short
-from protocol.rounds.lineage.chain import ChainLink, link_of, verify_certificate
+from protocol.rounds.lineage.chain import verify_certificate
+from protocol.rounds.lineage.chain_link import ChainLink, link_of
 from protocol.rounds.lineage.lineage import (
     MAX_DEPTH,
     CommitTree,
@@ -29,7 +31,7 @@ from protocol.rounds.lineage.lineage import (
     best_stood_on,
     tree_of,
 )
-from protocol.rounds.messages.messages import CommitRecord
+from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record
 
 _EAGER: Final = 512
@@ -40,6 +42,8 @@ MAX_ON_BASE: Final = 16
 commit with a quorum. They make a second lone one only where every holder of the last certificate died. Without a bound, one
 admitted member could fill the ledger with commits that only it signs.
 """
+
+_NO_HEADS: Final = PeerHeads()
 
 _STEP_BACK: Final = 32
 """The smallest step back when a peer's certificates start behind an unknown parent: that peer is on a fork."""
@@ -74,12 +78,15 @@ class Accepted:
 @dataclass(frozen=True, slots=True)
 class Growth:
     """The log as it will be once a batch of verified commits counts. It is computed first and taken over when the ledger has the
-    batch.
+    batch. `refused` are the lone commits that are not followed then
+    (live_lineages.py), `forked` the new ones that a quorum made beside another quorum's.
     """
 
     new: tuple[Verified, ...]
     tree: CommitTree
     head: ChainLink
+    refused: frozenset[CommitId] = frozenset()
+    forked: tuple[ChainLink, ...] = ()
 
 
 class _Links:
@@ -137,22 +144,40 @@ class _Links:
         return None if row is None else (row.index, row.parent)
 
 
+def _forked(links: _Links, new: Sequence[Verified]) -> tuple[ChainLink, ...]:
+    made = [item.link for item in new if not item.link.is_lone]
+
+    def beside(link: ChainLink) -> list[ChainLink]:
+        known = links.children(link.parent) if link.parent is not None else ()
+        return [*(each for each in known if not each.is_lone), *(each for each in made if each.parent == link.parent)]
+
+    return tuple(link for link in made if len(beside(link)) > 1)
+
+
 class ChainLog:
     """All verified commits of one unit, and the head of the best lineage."""
 
     def __init__(self, genesis: ChainLink, run_id: RunId, verifier: Verifier) -> None:
         self._links = _Links(genesis)
-        self._roots: dict[CommitId, Root] = {}
+        self._roots: dict[CommitId, dict[CommitId, Root]] = {}
+        """State roots that commits attest, by the attested commit and then by the attesting one."""
+
         self._run_id = run_id
         self._verifier = verifier
-        self._tree = tree_of(genesis)
+        self._tree = self._open_tree = tree_of(genesis)
         self._head = genesis
+        self._refused: frozenset[CommitId] = frozenset()
         self._counted: frozenset[CommitId] = frozenset()
 
     @property
     def tree(self) -> CommitTree:
-        """The commits that may be followed."""
-        return self._tree
+        """The commits that may be followed now."""
+        return self._open_tree
+
+    @property
+    def refused(self) -> frozenset[CommitId]:
+        """The lone commits that are not followed now."""
+        return self._refused
 
     @property
     def head(self) -> ChainLink:
@@ -181,8 +206,11 @@ class ChainLog:
         return self._links.get(commit)
 
     def attested_root(self, commit: CommitId) -> Root | None:
-        """The state root that a later commit attests for `commit`, or None."""
-        return self._roots.get(commit)
+        """The state root that a later commit of the followed lineage attests for `commit`, or None."""
+        found = self._roots.get(commit, {})
+        return next(
+            (root for each, root in found.items() if self._tree.path(each, self._head.commit) is not None), None
+        )
 
     def lineage(self, limit: int) -> Sequence[ChainLink]:
         """At most `limit` newest commits of the head's lineage, oldest first, without genesis."""
@@ -266,22 +294,29 @@ class ChainLog:
             return after_ours
         return max(1, here - max(_STEP_BACK, min(after_ours, reported) - here))
 
-    def grown(self, new: Sequence[Verified]) -> Growth:
-        """The log with what `verify` returned added. Write it to the ledger before `take` makes it count."""
+    def grown(self, new: Sequence[Verified], heads: PeerHeads = _NO_HEADS) -> Growth:
+        """The log with what `verify` returned added, where live peers have these heads. Write it to the ledger before `take` makes
+        it count.
+        """
         tree = self._tree
         for item in new:
             tree = self._reaching(tree, item.parent)
             # A commit on a fork that lies too deep is known and recorded, but never followed.
             if item.parent in tree.nodes:
                 tree = tree.add(item.link, decode_certificate(item.certificate))
-        return Growth(tuple(new), tree, tree.nodes[self._best(tree, new)].link)
+        refused = lone_refused(tree, self._head.commit, heads)
+        head = tree.nodes[self._best(without(tree, refused), new)].link
+        return Growth(tuple(new), tree, head, refused, _forked(self._links, new))
 
-    def count(self, commits: frozenset[CommitId]) -> bool:
+    def count(self, commits: frozenset[CommitId], refused: frozenset[CommitId] | None = None) -> bool:
         """Restrict the lineage to these commits, their ancestors and the descendants of the best of them. With none given, all
-        commits count. Returns whether the head moved.
+        commits count. None of `refused` is followed, nor what comes after them; without it, those refused now stay so. Returns
+        whether the head moved.
         """
         self._counted, before = commits, self._head
-        self._head = self._tree.nodes[self._best(self._tree, ())].link
+        self._refused = self._refused if refused is None else refused
+        self._open_tree = without(self._tree, self._refused)
+        self._head = self._open_tree.nodes[self._best(self._open_tree, ())].link
         return self._head is not before
 
     def with_later(self, commits: frozenset[CommitId]) -> frozenset[CommitId]:
@@ -310,7 +345,8 @@ class ChainLog:
             if ours.commit == theirs.commit:
                 older = sorted([ours, *between], key=lambda link: link.index)
                 nodes = {link.commit: TreeNode(link, None) for link in older}
-                return CommitTree(ours.commit, tree.tip, MappingProxyType({**nodes, **tree.nodes}), has_fork=True)
+                whole, has_lone = MappingProxyType({**nodes, **tree.nodes}), any(link.is_lone for link in older)
+                return CommitTree(ours.commit, tree.tip, whole, has_fork=True, has_lone=has_lone or tree.has_lone)
             if ours.index >= theirs.index:
                 between.append(ours)
                 ours = self._links.get(ours.parent) if ours.parent is not None else None
@@ -325,7 +361,9 @@ class ChainLog:
         for item in growth.new:
             self._know(item.link)
         self._head = growth.head
+        self._refused = growth.refused
         self._tree = growth.tree.pruned(self._head.commit)
+        self._open_tree = without(self._tree, self._refused)
         return self._head is not before
 
     def add(self, new: Sequence[Verified]) -> bool:
@@ -377,7 +415,8 @@ class ChainLog:
                 nodes[row.commit] = TreeNode(self._decoded(row.commit), None)
                 children[row.parent] += 1
         has_fork = any(count > 1 for count in children.values())
-        return CommitTree(root, tip.commit, MappingProxyType(nodes), has_fork)
+        has_lone = any(node.link.is_lone for node in nodes.values())
+        return CommitTree(root, tip.commit, MappingProxyType(nodes), has_fork, has_lone)
 
     def _decoded(self, commit: CommitId) -> ChainLink:
         link = self._links.get(commit)
@@ -389,4 +428,5 @@ class ChainLog:
     def _know(self, link: ChainLink) -> None:
         self._links.add(link)
         if link.record is not None and link.record.attested is not None:
-            self._roots.setdefault(link.record.attested.commit, link.record.attested.state_root)
+            attested = link.record.attested
+            self._roots.setdefault(attested.commit, {})[link.commit] = attested.state_root

@@ -2,15 +2,21 @@
 
 The host has certificates but no states. If all holders of the preferred lineage are gone, nobody can continue from its head. The
 host must not report that head, nor wait for its last checkpoint, while the peers continue and finish on another lineage.
+
+A lone commit is made when most voters are gone (R18). Then nobody who is live stands against it, and the host follows. A peer that
+commits alone while the others are here must not end the run, nor give it a curve or a checkpoint. Peers refuse such commits likewise.
+
+Rules: R18 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
-from protocol.ids import HASH_BYTES, CommitId
+from protocol.ids import HASH_BYTES, CommitId, PeerId
 from protocol.rounds.lineage.lineage import CommitTree, best_head, best_stood_on
 
 PATIENCE_S: Final = 60.0
@@ -191,3 +197,58 @@ def is_lost(tree: CommitTree, heads: frozenset[CommitId]) -> bool:
     if fork == held or not path:
         return False
     return all(tree.path(path[0].link.commit, head) is None for head in heads)
+
+
+# --- lone commits ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHeads:
+    """The reported heads of live peers that have one.
+
+    `are_all_heard`: peers had the time to report since the host started. Until then no new lone commit is followed.
+    """
+
+    of_peer: Mapping[PeerId, CommitId] = field(default_factory=lambda: MappingProxyType({}))
+    are_all_heard: bool = True
+
+
+def lone_refused(tree: CommitTree, head: CommitId, heads: PeerHeads) -> frozenset[CommitId]:
+    """The lone commits that may not be followed now. Those behind `head`, which is followed, were accepted before.
+
+    A voter stands elsewhere unless its head comes after some lone commit on the base: those who committed alone on their own could not
+    reach the others either. A head that is not known here may come after anything; it counts as elsewhere until it is proven.
+    """
+    if not tree.has_lone:
+        return frozenset()
+    behind = {tree.root, *(node.link.commit for node in tree.path(tree.root, head) or ())}
+    on_base: dict[CommitId, list[CommitId]] = {}
+    for commit, node in tree.nodes.items():
+        if node.link.is_lone and node.link.parent is not None and commit not in behind:
+            on_base.setdefault(node.link.parent, []).append(commit)
+    refused: list[CommitId] = []
+    for base, lone in on_base.items():
+        if not heads.are_all_heard or _stand_most_elsewhere(tree, base, lone, heads):
+            refused += lone
+    return frozenset(refused)
+
+
+def _stand_most_elsewhere(tree: CommitTree, base: CommitId, lone: list[CommitId], heads: PeerHeads) -> bool:
+    voters = tree.nodes[base].link.roster
+    stands = [heads.of_peer[peer] for peer in voters if peer in heads.of_peer]
+    elsewhere = [head for head in stands if all(tree.path(commit, head) is None for commit in lone)]
+    return 2 * len(elsewhere) > len(voters)
+
+
+def without(tree: CommitTree, refused: frozenset[CommitId]) -> CommitTree:
+    """The tree without these commits and all that come after them."""
+    if not refused & tree.nodes.keys():
+        return tree
+    nodes = {tree.root: tree.nodes[tree.root]}
+    for commit, node in tree.nodes.items():  # in the order of adding: parents come before their children
+        if node.link.parent in nodes and commit not in refused:
+            nodes[commit] = node
+    parents = [node.link.parent for commit, node in nodes.items() if commit != tree.root]
+    tip = tree.tip if tree.tip in nodes else max(nodes, key=lambda commit: nodes[commit].link.index)
+    has_lone = any(node.link.is_lone for node in nodes.values())
+    return CommitTree(tree.root, tip, MappingProxyType(nodes), len(set(parents)) < len(parents), has_lone)

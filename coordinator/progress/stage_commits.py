@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.ids import PeerId, UnitName
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.round_row import Counted
 
 LATE_ROUNDS: Final = 2

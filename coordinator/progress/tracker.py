@@ -13,23 +13,32 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from coordinator.ledger.ledger import COUNTED_COMMITS, START_RECORD, CheckpointRow, CommitRow, LossPoint
+from coordinator.ledger.convictions import Convictions
+from coordinator.ledger.ledger import (
+    COUNTED_COMMITS,
+    REFUSED_COMMITS,
+    START_RECORD,
+    CheckpointRow,
+    CommitRow,
+    LossPoint,
+)
 from coordinator.progress import run_core
-from coordinator.progress.chain_log import MAX_ON_BASE, Accepted, ChainLog, Growth, Refused
-from coordinator.progress.heldout_core import heldout_points
-from coordinator.progress.live_lineages import LiveLineages, Seen, looked_at, of_bytes, restored, to_bytes
+from coordinator.progress.chain_log import MAX_ON_BASE, ChainLog, Growth, Refused
+from coordinator.progress.followed_lineage import FollowedLineage
+from coordinator.progress.heldout_core import Turns
+from coordinator.progress.live_lineages import Seen
+from coordinator.progress.loss_curves import LossCurves
+from coordinator.progress.missing_commits import MissingLog
 from coordinator.progress.restart_report import Restart, restart_sentence, stand_of, was_nothing_lost
 from coordinator.progress.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
 from coordinator.progress.run_view import (
     FORGET_S,
-    MissingCommits,
     PeerEntry,
     RunPicture,
     TimedRound,
     heard,
     live_peers,
     mean_train_loss,
-    missed,
 )
 from coordinator.progress.unit_holders import UnitHolders, check_claims, founding_units, without_rosters
 from coordinator.progress.unit_keeper_core import UnitClaims, unit_claims
@@ -39,7 +48,8 @@ from protocol.host.calls import NO_COMMIT, START_DOMAIN, RunNews
 from protocol.host.reports import PeerReport, ReportReply
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, RunId, UnitName
-from protocol.rounds.lineage.chain import genesis_link
+from protocol.rounds.lineage.chain_link import genesis_link
+from protocol.rounds.lineage.record_rules import SIGNED
 from protocol.rounds.lineage.round_row import round_row
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import decode_body, encode_body
@@ -93,17 +103,17 @@ class RunTracker:
         self._peers: dict[PeerId, PeerEntry] = {}
         self._rounds: list[TimedRound] = []
         self._seen_unix_s: dict[CommitId, int] = {}
-        self._loss_points: list[LossPoint] = []
+        self._curves = LossCurves(run.heldout_shares)
+        self._convictions = Convictions(run.run_id, run.signer, run.verifier, ledger, clock)
         self._checkpoints: tuple[CheckpointRow, ...] = ()
-        self._missing: dict[PeerId, MissingCommits] = {}
+        self._missing = MissingLog()
         self._refused_logged: set[str] = set()
-        self._unlinked: list[MissingCommits] = []
         self._num_bans = 0
         self._parts = run.manifest.parts
         self._units = UnitWatch(self._parts, are_stages=run.manifest.config.stages is not None)
         self._restart: Restart | None = None
         self._restart_sentence = ""
-        self._stood_on = LiveLineages()
+        self._lineage = FollowedLineage(ledger, clock)
         self._turn = trio.Lock()
         self._changed = trio.Event()
 
@@ -135,10 +145,11 @@ class RunTracker:
     async def restore(self) -> None:
         """Read the state back from the ledger."""
         spine = self._run.spine
-        start, counted, commits, points, checkpoints, bans = await self._ledger.run(
+        start, counted, refused, commits, points, checkpoints, bans = await self._ledger.run(
             lambda ledger: (
                 ledger.get(START_RECORD),
                 ledger.get(COUNTED_COMMITS),
+                ledger.get(REFUSED_COMMITS),
                 ledger.commits(spine),
                 ledger.loss_points(),
                 ledger.checkpoints(),
@@ -146,17 +157,16 @@ class RunTracker:
             )
         )
         self.note_bans(len(bans))
-        self._loss_points, self._checkpoints = list(points), tuple(checkpoints)
+        self._curves.restore(points)
+        self._checkpoints = tuple(checkpoints)
         self._seen_unix_s = {row.commit: row.seen_unix_s for row in commits}
         if start is None:
             return
         chain = await self._begin(start)
         unlinked = await self._offload.run(lambda: chain.replay(commits), cost_s=_READ_COST_S * len(commits))
-        self._note_unlinked(unlinked, commits)
+        self._missing.note_unlinked(unlinked, commits, self._clock.monotonic_s())
         seen = Seen(self._seen_unix_s, self._clock.unix_s())
-        counted_commits = chain.with_later(of_bytes(counted or b""))
-        self._stood_on = restored(chain.tree, counted_commits, self._clock.monotonic_s(), seen)
-        chain.count(self._stood_on.counted)
+        self._lineage.restore(chain, counted or b"", refused or b"", seen)
         await self._follow_head(chain)
         _log.info("run_restored", index=self._state.index, total_tokens=self._state.total_tokens)
         lineage = dict(chain.behind(chain.head.commit))
@@ -182,6 +192,11 @@ class RunTracker:
             await self._step(run_core.PeerLeft(peer) if is_leaving else reported)
         return self._reply(want)
 
+    @property
+    def convictions(self) -> Convictions:
+        """Bans voters that their own acks convict."""
+        return self._convictions
+
     def note_bans(self, num_bans: int) -> None:
         """Set the number of bans in the ledger."""
         self._num_bans = num_bans
@@ -193,26 +208,14 @@ class RunTracker:
             self._peers = {p: e for p, e in self._peers.items() if now - e.seen_s <= FORGET_S}
             await self._step(run_core.RunTicked())
             self._tell_restart(now)
-            await self._look_where_peers_stand(now)
+            if self._chain is not None:
+                if await self._lineage.look(self._chain, self._heads()):
+                    await self._follow_head(self._chain)
+                await self._show_what_waited(self._chain)
             self._units.tick(self.units_held() if self._state.phase is Phase.TRAINING else (), now)
 
-    async def _look_where_peers_stand(self, now_s: float) -> None:
-        chain = self._chain
-        if chain is None:
-            return
-        heads = (self._peers[peer].report.head for peer in live_peers(self._peers, now_s))
-        before = self._stood_on
-        looked = looked_at(before, chain.tree, frozenset(heads) - {NO_COMMIT}, now_s)
-        if looked.counted != before.counted:
-            try:
-                await self._ledger.run(lambda ledger: ledger.put(COUNTED_COMMITS, to_bytes(looked.counted)))
-            except PotluckError as error:
-                _log.warning("lineage_not_changed", reason=error.one_line())
-                return  # the next tick tries again
-        self._stood_on = looked
-        if looked.counted != before.counted and chain.count(looked.counted):
-            _log.warning("lineage_changed", index=chain.head.index, reason="where live peers stand has changed")
-            await self._follow_head(chain)
+    def _heads(self) -> dict[PeerId, CommitId]:
+        return {peer: self._peers[peer].report.head for peer in self.live_peers()}
 
     def _tell_restart(self, now_s: float) -> None:
         """After a restart: log whether the peers still have what the ledger records, until nothing is missing or FORGET_S is over."""
@@ -307,12 +310,12 @@ class RunTracker:
             target_tokens=self._rules.target_tokens,
             peers=dict(self._peers),
             rounds=tuple(self._rounds),
-            loss_points=tuple(self._loss_points),
+            loss_points=self._curves.points,
             checkpoints=self._checkpoints,
             checkpoint_folder=self._run.checkpoint_folder,
             zlib_bits_per_byte=manifest.zlib_bits_per_byte,
             pairs_nats_per_byte=manifest.pairs_nats_per_byte,
-            missing=(*self._unlinked, *missed(self._missing, self._clock.monotonic_s())),
+            missing=self._missing.shown(self._clock.monotonic_s()),
             restarted=self._restart_sentence,
             num_bans=self._num_bans,
             num_forks=self._chain.num_forks if self._chain is not None else 0,
@@ -370,6 +373,7 @@ class RunTracker:
             target_tokens=run.manifest.config.round_target.planned(0, len(roster)),
             started_unix_s=int(self._clock.unix_s()),
             incarnations=disks if all(disks) else (),
+            rules=SIGNED,
         )
         sealed = seal(run.signer, START_DOMAIN, run.run_id, 0, NEVER_MS, encode_body(record))
         # If another start record was stored meanwhile, that one is the start.
@@ -415,17 +419,25 @@ class RunTracker:
             cost_s=_VERIFY_COST_S * len(report.certificates),
         )
         self._check_refused(peer, accepted.refused)
-        growth = chain.grown(accepted.new)
+        stands = self._heads() | ({peer: report.head} if report.state != "left" else {})
+        growth = chain.grown(accepted.new, self._lineage.heads(stands))
         now = int(self._clock.unix_s())
         rows = [CommitRow(v.link.commit, v.link.unit, v.parent, v.link.index, v.certificate, now) for v in growth.new]
-        points = [*self._heldout_points(peer, report, chain, growth), *self._train_points(chain, growth)]
+        fresh, trained = {item.link.commit: item.link for item in growth.new}, self._train_points(chain, growth)
+        turns = self._turns(peer, report) if report.heldout else Turns(self._run.run_id)
+        # Index and tokens come from the verified commit, not from the claim.
+        measured = self._curves.heard(peer, report.heldout, lambda c: fresh.get(c) or chain.link(c), turns)
+        losses = self._curves.settled(measured, growth.tree, growth.head, self.live_peers() | {peer})
+        points = (*losses.added, *trained)
+        await self._lineage.keep_refused(chain, growth.refused)
         if rows or points:
-            await self._ledger.run(lambda ledger: ledger.add_progress(rows, points))
+            await self._ledger.run(lambda ledger: ledger.add_progress(rows, points, losses.replaced))
+        await self._convictions.look_at(growth.forked)
         self._seen_unix_s.update((row.commit, now) for row in rows)
-        self._loss_points.extend(points)
+        self._curves.take(losses, trained)
         if chain.take(growth):
             await self._follow_head(chain)
-        self._note_missing(peer, report, chain, accepted)
+        self._missing.note(peer, report, chain, accepted, self._clock.monotonic_s())
         return accepted.want_from_index
 
     def _check_refused(self, peer: PeerId, refused: Sequence[Refused]) -> None:
@@ -441,48 +453,30 @@ class RunTracker:
                     "start this peer again; should that not help, give it a fresh --state-dir",
                 )
 
-    def _heldout_points(self, peer: PeerId, report: PeerReport, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:
-        fresh = {item.link.commit: item.link for item in growth.new}
-        points: list[LossPoint] = []
-        for result in report.heldout:
-            # Index and tokens come from the verified commit, not from the claim.
-            link = fresh.get(result.commit) or chain.link(result.commit)
-            if link is not None:
-                known = (*self._loss_points, *points)
-                points += heldout_points(peer, result, link, known, self._run.heldout_shares)
-        return points
+    def _turns(self, peer: PeerId, report: PeerReport) -> Turns:
+        """The peers that may measure, by the live peers' reports and this one."""
+        reports = {each: self._peers[each].report for each in self.live_peers()}
+        held = self._units.held({**reports, peer: report})
+        if not held or self._run.manifest.config.stages is None:
+            return Turns(self._run.run_id, tuple(unit.holders for unit in held))
+        return Turns(self._run.run_id, last_stage=held[-1].unit, stage_holders=held[-1].holders)
+
+    async def _show_what_waited(self, chain: ChainLog) -> None:
+        """Show the held-out losses of peers that stand in for those that are not live any more."""
+        losses = self._curves.settled((), chain.tree, chain.head, self.live_peers())
+        if losses.added:
+            try:
+                await self._ledger.run(lambda ledger: ledger.add_progress((), losses.added, losses.replaced))
+            except PotluckError as error:
+                _log.warning("losses_not_recorded", reason=error.one_line())
+                return  # the next tick tries again
+        self._curves.take(losses)
 
     def _train_points(self, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:
         nats = mean_train_loss(self._peers, self._clock.monotonic_s())
         if nats is None or growth.head.commit == chain.head.commit:
             return ()
         return (LossPoint("train", growth.head.index, growth.head.total_tokens, nats, PeerId("")),)
-
-    def _note_missing(self, peer: PeerId, report: PeerReport, chain: ChainLog, accepted: Accepted) -> None:
-        """Remember an unproven head even after the peer that reported it is gone. Forget heads that are known now."""
-        now = self._clock.monotonic_s()
-        if report.head == NO_COMMIT or chain.knows(report.head):
-            self._missing.pop(peer, None)
-        else:
-            old = self._missing.get(peer)
-            since = old.since_s if old else now
-            heard = now if accepted.new or old is None else old.heard_s
-            self._missing[peer] = MissingCommits(
-                peer, report.head, report.index, accepted.want_from_index, since, heard
-            )
-        if accepted.new:
-            self._missing = {p: m for p, m in self._missing.items() if not chain.knows(m.head)}
-            self._unlinked = [m for m in self._unlinked if not chain.knows(m.head)]
-
-    def _note_unlinked(self, unlinked: Sequence[CommitId], rows: Sequence[CommitRow]) -> None:
-        """Note commits in the ledger whose ancestors are missing, one entry for each end of such a piece."""
-        wanted = set(unlinked) - {row.parent for row in rows}
-        now = self._clock.monotonic_s()
-        self._unlinked = [
-            MissingCommits(PeerId(""), r.commit, r.index, 0, now, now) for r in rows if r.commit in wanted
-        ]
-        if unlinked:
-            _log.warning("ledger_has_gaps", unlinked=len(unlinked), reason="commits without those before them")
 
     async def _follow_head(self, chain: ChainLog) -> None:
         head = chain.head

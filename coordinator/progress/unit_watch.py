@@ -26,7 +26,7 @@ from coordinator.progress.unit_keeper_core import frozen_sentence
 from protocol.host.reports import PeerReport
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId, UnitName
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 
 _log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from averaging.host.run_folder import run_row
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, open_ledger
 from coordinator.progress.run_core import Phase
 from protocol.errors import StorageError
-from protocol.identity.identity import Ed25519Verifier
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.rounds.messages.wire import decode_certificate, decode_record
 from protocol.run.manifest import open_manifest
 from protocol.tensors.expert_schema import TRUNK

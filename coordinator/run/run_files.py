@@ -34,7 +34,8 @@ from protocol.errors import ConfigError, MachineError, PotluckError, StorageErro
 from protocol.host.calls import START_DOMAIN
 from protocol.identity.credential import CertificateAuthority, load_ca, make_ca
 from protocol.identity.envelope import open_envelope
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import decode_body
 from protocol.run.manifest import (

@@ -35,9 +35,10 @@ from peer.settings.config import PeerConfig
 from protocol.errors import CallTimeout, PotluckError, RefusedError, RemoteProtocolError, VersionError
 from protocol.host.calls import DIAL_BACK_NONCE_BYTES, MAX_PROBE_BYTES, MAX_PROBE_DOWN_BYTES, MAX_PROBE_UP_BYTES
 from protocol.identity.envelope import first_sequence, next_session
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
 from protocol.identity.identity_file import read_identity
 from protocol.identity.invite import decode_invite
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.run.manifest import open_manifest
 
 ALL_WITHIN_S: Final = 30.0

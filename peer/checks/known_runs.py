@@ -22,7 +22,7 @@ from peer.membership.saved_membership import last_run_folder, load_membership, r
 from peer.settings.config import PeerConfig
 from protocol.errors import CallTimeout
 from protocol.identity.envelope import first_sequence, next_session
-from protocol.identity.identity import Ed25519Verifier
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import RunId
 from protocol.run.manifest import RunManifest, open_manifest
 

@@ -21,7 +21,8 @@ from peer.holdings.verified_holders_core import Believed, HolderReply, Shown, be
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.identity.identity import Verifier
 from protocol.ids import PeerId, RunId, UnitName, short
-from protocol.rounds.lineage.chain import genesis_link, verify_certificate
+from protocol.rounds.lineage.chain import verify_certificate
+from protocol.rounds.lineage.chain_link import genesis_link
 from protocol.rounds.messages.requests import FetchCommits
 from protocol.rounds.messages.wire import decode_certificate
 

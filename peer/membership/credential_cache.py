@@ -19,7 +19,7 @@ from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, Tra
 from protocol.identity.credential import check_credential
 from protocol.identity.identity import Signer, Verifier
 from protocol.ids import PeerId, RunId, short
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 
 log = structlog.get_logger()
 
@@ -88,6 +88,7 @@ class CredentialCache:
         self._host_heard_s = now_s if host_heard_s is None else min(host_heard_s, now_s)
         self._host_heard = trio.Event()
         self._banned: frozenset[PeerId] = frozenset()
+        self._convicted: frozenset[PeerId] = frozenset()
 
     def rely_on(self, voters: Callable[[], Collection[PeerId]]) -> None:
         """Set the source of voters (`recent_voters`). While the host is away, their credentials are judged as of its last answer
@@ -121,9 +122,14 @@ class CredentialCache:
         is_judged_then = self.is_host_away(now_unix_s) and peer in self._voters()
         return self._host_heard_s if is_judged_then else now_unix_s
 
-    def ban(self, peers: Collection[PeerId]) -> None:
-        """Mark peers that the host revoked. They are not members from now on, whatever credential they present."""
-        self._banned |= frozenset(peers)
+    def ban(self, peers: Collection[PeerId], *, by_host: bool = True) -> None:
+        """Mark peers that the host revoked. They are not members from now on, whatever credential they present. Peers that their own
+        acks convict are banned without the host, which may be away, while this process lives.
+        """
+        if by_host:
+            self._banned |= frozenset(peers)
+        else:
+            self._convicted |= frozenset(peers)
         for peer in peers:
             self._valid_until_s.pop(peer, None)
             self._values.pop(peer, None)
@@ -132,12 +138,12 @@ class CredentialCache:
             self._bulk.pop(peer, None)
 
     def is_banned(self, peer: PeerId) -> bool:
-        """Whether the host revoked the peer's credential. Thread-safe."""
-        return peer in self._banned
+        """Whether the host revoked the peer's credential, or its own acks convict it. Thread-safe."""
+        return peer in self._banned or peer in self._convicted
 
     @property
     def num_banned(self) -> int:
-        """Number of known bans."""
+        """Number of known bans by the host."""
         return len(self._banned)
 
     def listed(self) -> tuple[PeerId, ...]:
@@ -238,7 +244,7 @@ class CredentialCache:
         """As `is_member`; None if the peer cannot be asked (yet), which says nothing about it."""
         if peer == self._coordinator or self._is_known(peer):
             return True
-        if peer in self._banned:
+        if self.is_banned(peer):
             return False
         if self._network is None:
             return None
@@ -263,7 +269,7 @@ class CredentialCache:
         return self._valid_until_s.get(peer, 0.0) > self.judged_as_of_s(peer, self._clock.unix_s())
 
     def _admit(self, peer: PeerId, credential: bytes) -> None:
-        if peer in self._banned:
+        if self.is_banned(peer):
             raise RefusedError(f"{short(peer)} is banned from this run", "a peer in good standing")
         now_s = self.judged_as_of_s(peer, self._clock.unix_s())
         checked = check_credential(credential, self._ca, peer_id=peer, run_id=self._run_id, now_unix_s=now_s)

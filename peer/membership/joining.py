@@ -37,8 +37,9 @@ from protocol.errors import (
 from protocol.host.calls import START_DOMAIN
 from protocol.identity.credential import check_credential, key_pem, make_request, make_tls_key
 from protocol.identity.envelope import open_envelope
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
 from protocol.identity.invite import Invite
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, Root, RunId, short
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body

@@ -45,7 +45,7 @@ from protocol.ids import PeerId, RunId, UnitName
 from protocol.pipeline.lanes import endings as last_round
 from protocol.pipeline.placement.rebalancing import SETTLED_S
 from protocol.pipeline.stage_machine import LaneConfig
-from protocol.rounds.lineage.chain import genesis_link
+from protocol.rounds.lineage.chain_link import genesis_link
 from protocol.rounds.queries import idle_patience_s, is_alive, is_over
 from protocol.rounds.state import OpenRound
 from protocol.run.manifest import RunConfig

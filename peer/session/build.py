@@ -40,7 +40,8 @@ from peer.training.local_training import TextPlan, TrainingPlan
 from protocol.errors import LocalProtocolError
 from protocol.identity.identity import Verifier
 from protocol.ids import PeerId, UnitName
-from protocol.rounds.messages.messages import Member, OuterStep
+from protocol.rounds.messages.messages import Member
+from protocol.rounds.messages.record import OuterStep
 from protocol.rounds.messages.wire import genesis_id
 from protocol.rounds.schedule.stagger import UNSTAGGERED, Stagger
 from protocol.rounds.schedule.target import RoundTarget

@@ -33,7 +33,15 @@ def unit_service(
     publish = life.board.publish if is_first else life.board.publish_other_unit
     mixing = mixing_of(joined.membership.manifest.config)
     tools = RoundContext(
-        joined.network, life.clock, ThreadOffload(), trainer, life.sealed, publish, mixing, life.board.spans.record
+        joined.network,
+        life.clock,
+        ThreadOffload(),
+        trainer,
+        life.sealed,
+        publish,
+        mixing,
+        life.board.spans.record,
+        credential=lambda: joined.roster.own_credential,
     )
     return RoundService(config, chain, open_round, tools, rounds)
 

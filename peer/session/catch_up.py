@@ -21,7 +21,8 @@ from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, fetch_commits
 from averaging.state.state import STATE_BYTES_PER_VALUE
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, short
-from protocol.rounds.lineage.chain import ChainLink, attested_roots, verify_certificate
+from protocol.rounds.lineage.chain import attested_roots, verify_certificate
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.messages import Certificate
 from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record
 

@@ -21,10 +21,11 @@ from peer.status.status_board import StatusBoard
 from peer.status.status_of import Sources
 from peer.training.worker_process import EarlyWorker
 from protocol.identity.envelope import first_sequence, seal
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
 from protocol.identity.identity_file import HeldIdentity
 from protocol.identity.invite import Invite
-from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.identity.verifier import Ed25519Verifier
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.messages import Member
 
 MESSAGE_LIFE_S: Final = 120.0
@@ -97,4 +98,8 @@ class JoinedSession:
     is_outbound_only: bool
     experts: OwnParts
     poller: DirectoryPoller
-    verifier: Ed25519Verifier = field(default_factory=Ed25519Verifier)
+
+    @property
+    def verifier(self) -> Ed25519Verifier:
+        """Checks signatures, and who was admitted by the run's authority."""
+        return Ed25519Verifier(self.life.invite.ca_certificate_der)

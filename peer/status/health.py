@@ -13,7 +13,7 @@ from typing import Final
 
 from averaging.rounds.lineage.round_reports import RoundReport, StateDiffers, StateHealed, TaskFailed
 from protocol.ids import CommitId
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.tables import duration
 
 SHOWN_S: Final = 3600.0

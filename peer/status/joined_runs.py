@@ -10,7 +10,7 @@ from averaging.host.daemon_views import Row
 from averaging.host.run_folder import run_row
 from peer.membership.saved_membership import FILE_NAME, load_membership, run_folders
 from protocol.errors import StorageError
-from protocol.identity.identity import Ed25519Verifier
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.run.manifest import open_manifest
 
 _KEPT_STATE: Final = re.compile(r"(\d{12})-[0-9a-f]{64}")

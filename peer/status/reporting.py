@@ -18,7 +18,7 @@ from averaging.rounds.traffic.spans import EVALUATE, spanned
 from averaging.rounds.unit_service import RoundService
 from peer.membership.coordinator_client import CoordinatorClient
 from peer.membership.revocations import Revocations
-from peer.status.duties_core import evaluator_of, is_bringer, place_to_evaluate
+from peer.status.duties_core import EvaluationTurns, is_bringer, place_to_bring
 from peer.status.status import PeerStatus
 from peer.status.status_board import StatusBoard
 from peer.status.status_of import Sources, status_of
@@ -34,8 +34,9 @@ from protocol.host.reports import (
     cut_certificates,
 )
 from protocol.ids import CommitId, PeerId, UnitName
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.wire import encode_certificate
+from protocol.tensors.expert_schema import expert_unit
 from protocol.tensors.model_config import WHOLE_MODEL
 
 log = structlog.get_logger()
@@ -112,6 +113,7 @@ def make_report(
         state_root=service.chain.root if service is not None else NO_ROOT,
         is_ready_to_start=is_ready_to_start,
         heldout=tuple(board.heldout),
+        double_votes=board.convicted.next_for_host,
         certificates=certificates,
         addresses=board.network.addresses()[:8] if board.network is not None else (),
         start_record=start_record,
@@ -223,6 +225,7 @@ class Reporter:
         sent = set(report.certificates)
         self._sent_asides.update(commit for commit, raw in asides.items() if raw in sent)
         self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
+        self._board.convicted.host_has(report.double_votes)
         self._note(reply)
         await self._take_revocations(reply)
         return True
@@ -297,7 +300,7 @@ class Reporter:
         service, board = self._sources.of_spine, self._board
         if service is None or not self._is_up_to_date or is_bringer(service.chain.head, board.peer):
             return False
-        wait_s = GIVE_WAY_S * (1.0 + place_to_evaluate(service.chain.head, board.peer)[0] / 256)
+        wait_s = GIVE_WAY_S * (1.0 + place_to_bring(service.chain.head, board.peer)[0] / 256)
         await trio.sleep(max(0.0, board.rounds.came_at_s + wait_s - board.clock.monotonic_s()))
         return not is_bringer(service.chain.head, board.peer)  # another commit may have come
 
@@ -314,7 +317,7 @@ class Reporter:
         if reply is None or reply.phase != _UNDER_WAY or self._is_fetching or reply.asks_revocations:
             return False
         is_same = reply.like == report_digest(report) and self._reported_numbers == _numbers(report)
-        brings = report.heldout or report.certificates or report.start_record
+        brings = report.heldout or report.certificates or report.start_record or report.double_votes
         return is_same and not brings and trio.current_time() - self._reported_at_s < IDLE_REPORT_S - REPORT_EVERY_S / 2
 
     def _is_asked(self) -> bool:
@@ -333,7 +336,7 @@ class ExpertLosses:
     Attributes:
         held: experts held here, in numeric order.
         listed: holders of each expert, according to the directory. Two peers that see different holders may both measure; the host
-        takes the first result.
+        shows the result of the one whose turn it is.
         measure: (whole model (N,) float32, expert) -> nats per byte.
     """
 
@@ -341,24 +344,20 @@ class ExpertLosses:
     listed: Callable[[], Mapping[PeerId, tuple[int, ...]]]
     measure: Callable[[torch.Tensor, int], Awaitable[float]]
 
-    def ours(self, link: ChainLink, me: PeerId) -> tuple[int, ...]:
-        """The experts that we have to measure at a commit. Of the holders in its roster, the first by hash measures an expert."""
+    def ours(self, link: ChainLink, turns: EvaluationTurns) -> tuple[int, ...]:
+        """The experts that we have to measure at a commit: of the holders in its roster, the one whose turn it is measures."""
         listed = self.listed()
-        return tuple(
-            expert
-            for expert in self.held
-            if me
-            == min(
-                {me, *(peer for peer in link.roster if expert in listed.get(peer, ()))},
-                key=partial(place_to_evaluate, link),
-            )
-        )
+
+        def can_measure(expert: int) -> list[PeerId]:
+            return [peer for peer in link.roster if peer == turns.me or expert in listed.get(peer, ())]
+
+        return tuple(e for e in self.held if turns.is_ours(expert_unit(e), link.index, can_measure(e)))
 
 
 async def evaluate_commits(
     service: RoundService,
     trainer: Trainer,
-    me: PeerId,
+    turns: EvaluationTurns,
     board: StatusBoard,
     is_over: Callable[[], bool],
     whole: Callable[[], torch.Tensor],
@@ -371,7 +370,7 @@ async def evaluate_commits(
     while not (is_over() and done == service.chain.head.commit):
         link, state = service.chain.head, service.chain.state
         if link.commit != done and state.head == link.commit:
-            is_ours, ours = evaluator_of(link) == me, experts.ours(link, me) if experts is not None else ()
+            is_ours, ours = turns.is_commit_ours(link), experts.ours(link, turns) if experts is not None else ()
             if board.allowed.may_compute and experts is not None and ours:
                 of_experts = partial(_of_experts, trainer, experts, ours, has_prose=is_ours)
                 await _evaluate(of_experts, link, whole(), board)

@@ -149,8 +149,8 @@ class PeerStatus(BaseModel):
         allowed_share: share of full speed that the owner's controls allow now, 0 for no training. `allowed_reason` names the limit
             and when it ends; empty if there is none.
         units: the other units held here.
-        trouble: problems that the owner should fix or know of: a disk that refuses, or a state that is not the attested one. Empty
-            if there are none.
+        trouble: problems that the owner should fix or know of: a disk that refuses, a state that is not the attested one, or voters
+            that contradicted themselves. Empty if there are none.
         writes_refused: number of writes of this process that the disk refused; `generations_damaged` counts states on it that were
             found damaged.
         lane: in a pipeline run, the lane served here, None if there is none; `lane_reason` gives lane and stage, or why there is

@@ -25,6 +25,7 @@ from averaging.rounds.traffic.spans import SpanRing
 from peer.holdings.move_costs import DownloadRate
 from peer.machine.machine import MachineMeter
 from peer.owner.controls_core import TrainingAllowance
+from peer.status.convicted_voters import ConvictedVoters
 from peer.status.duties_core import is_bringer
 from peer.status.health import HealthNotes, LineageDivergence, after_report
 from peer.status.round_progress import EtaEstimator
@@ -32,7 +33,7 @@ from peer.status.status import LastRound
 from peer.status.traffic import RoundBytes, RoundTraffic, traffic_fields
 from protocol.host.reports import HeldoutResult
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree
 from protocol.rounds.lineage.round_row import coverage, lost_share
 
@@ -117,7 +118,7 @@ class StatusBoard:
     service.
 
     `known_commits` returns the commits that the rounds know, None before they run. `for_host` is set by a round that we must send
-    to the host at once: one that we have to upload, or one of an expert that no other peer votes on.
+    to the host at once: one that we have to upload, or one of an expert that no other peer votes on. So does a convicted voter.
     """
 
     peer: PeerId
@@ -151,6 +152,7 @@ class StatusBoard:
 
     def __post_init__(self) -> None:
         self.rounds = RoundTally(self.peer)
+        self.convicted = ConvictedVoters(self.peer)
 
     def has_restarted(self, sentence: str) -> None:
         """Append a sentence about the state that this process found on its disk."""
@@ -195,7 +197,7 @@ class StatusBoard:
 
     def publish(self, report: RoundReport) -> None:
         """Note a report of the rounds that show the run's progress."""
-        self.health.take(report, self.clock.monotonic_s())
+        self._note(report)
         match report:
             case Contributed(root):
                 self.rounds.own_roots.append(root)
@@ -212,7 +214,7 @@ class StatusBoard:
 
     def publish_other_unit(self, report: RoundReport) -> None:
         """Note a report of the rounds of another unit."""
-        self.health.take(report, self.clock.monotonic_s())
+        self._note(report)
         if not isinstance(report, RoundCommitted) or report.link.record is None:
             return
         link, traffic = report.link, self._traffic()
@@ -226,6 +228,12 @@ class StatusBoard:
             bytes_down=moved.down,
         )
         if link.roster == (self.peer,):
+            self.for_host.set()
+
+    def _note(self, report: RoundReport) -> None:
+        """Note a report of the rounds of any unit."""
+        self.health.take(report, self.clock.monotonic_s())
+        if self.convicted.take(report):
             self.for_host.set()
 
     def latest_spans(self) -> list[dict[str, object]]:

@@ -17,7 +17,7 @@ from peer.status.traffic import since_start, traffic_fields, traffic_row
 from protocol.errors import RefusedError
 from protocol.identity.credential import credential_ends_unix_s
 from protocol.identity.names import peer_name
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.round_row import Counted, counted_by_peer, round_json, round_row
 from protocol.rounds.queries import idle_patience_s, is_alive, is_suspected
 from protocol.rounds.state import PeerView
@@ -193,8 +193,9 @@ def _of_trouble(sources: Sources) -> dict[str, object]:
     board = sources.board
     services = (sources.service, *sources.others) if sources.service is not None else ()
     kept = [service.chain.tools.generations for service in services]
+    health = board.health.sentence([each.refused for each in kept], board.clock.monotonic_s())
     return {
-        "trouble": board.health.sentence([each.refused for each in kept], board.clock.monotonic_s()),
+        "trouble": "; ".join(filter(None, (health, board.convicted.sentence))),
         "writes_refused": board.health.num_refused + sum(each.num_refused for each in kept),
         "generations_damaged": sum(each.num_damaged for each in kept),
     }

@@ -23,7 +23,7 @@ _MOVING: Final = (
     "unit_bytes",
     "could_tokens_per_s",
 )
-_BROUGHT: Final = ("heldout", "certificates", "start_record", "revocations")
+_BROUGHT: Final = ("heldout", "certificates", "start_record", "revocations", "double_votes")
 _EMPTY: Final = PeerReport("", "", UnitName(""))
 
 

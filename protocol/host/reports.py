@@ -29,6 +29,11 @@ MAX_CERTIFICATE_BYTES: Final = 640 << 10
 REPORT_DIGEST_BYTES: Final = 8
 """Length of a report's digest (protocol/host/report_delta.py): enough to tell apart the few reports that one peer sends."""
 
+MAX_DOUBLE_VOTES: Final = 8
+"""Proofs of double votes in one report."""
+
+MAX_ACK_BYTES: Final = 1024
+
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
 _MAX_UNITS: Final = 1024
@@ -98,6 +103,18 @@ class UnitBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class AckPair:
+    """Two signed acks of one voter that contradict each other (protocol/rounds/lineage/double_votes.py). The host checks them."""
+
+    one: bytes
+    other: bytes
+
+    def __post_init__(self) -> None:
+        longest = max(len(self.one), len(self.other))
+        require(longest <= MAX_ACK_BYTES, f"an ack of {longest} bytes", f"at most {MAX_ACK_BYTES}")
+
+
+@dataclass(frozen=True, slots=True)
 class PeerReport:
     """A peer's report of itself, every few seconds, signed.
 
@@ -125,6 +142,7 @@ class PeerReport:
         unit_bytes: of a run of several units the bulk part of `bytes_up` and `bytes_down` by unit.
         lane: of a pipeline run, the lane or group of replicas that it serves in; None where it serves in none.
         could_tokens_per_s: the rate of its stage if it never had to wait for others; 0 before it is known.
+        double_votes: proofs that voters contradicted themselves, which this peer found or was shown.
     """
 
     state: str
@@ -157,6 +175,7 @@ class PeerReport:
     unit_bytes: tuple[UnitBytes, ...] = ()
     lane: int | None = None
     could_tokens_per_s: float = 0.0
+    double_votes: tuple[AckPair, ...] = ()
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
@@ -177,6 +196,7 @@ class PeerReport:
         sizes["units"] = max(len(self.beside), len(self.unit_bytes)), _MAX_UNITS
         sizes["experts"] = max((len(self.experts), *(e + 1 for e in self.experts), self.expert_room)), MAX_EXPERTS
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
+        sizes["double votes"] = len(self.double_votes), MAX_DOUBLE_VOTES
         for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
             require(found <= most, f"{found} {what}", f"at most {most}")
 
@@ -222,6 +242,8 @@ def encode_report(report: PeerReport) -> bytes:
         body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
     for moved in report.unit_bytes:
         body.unit_bytes.add(unit=moved.unit, bytes_up=moved.bytes_up, bytes_down=moved.bytes_down)
+    for pair in report.double_votes:
+        body.double_votes.add(one=pair.one, other=pair.other)
     for result in report.heldout:
         part_body = body.heldout.add(
             commit=result.commit,
@@ -255,6 +277,7 @@ def decode_report(data: bytes) -> PeerReport:
         "beside": tuple(_decode_standing(part) for part in body.beside),
         "experts": tuple(body.experts[: MAX_EXPERTS + 1]),
         "unit_bytes": tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
+        "double_votes": tuple(AckPair(p.one, p.other) for p in body.double_votes[: MAX_DOUBLE_VOTES + 1]),
     }
     return PeerReport(**values)
 

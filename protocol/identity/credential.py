@@ -251,6 +251,16 @@ def _issued(der: bytes, ca_der: bytes) -> _Issued:
     )
 
 
+def issued_to(der: bytes, ca_der: bytes, *, peer_id: PeerId, run_id: RunId) -> bool:
+    """Whether the CA issued this credential to this peer of this run, whenever that was.
+
+    Raises:
+        RefusedError: another CA issued it, or it cannot be read.
+    """
+    uris = _issued(der, ca_der).uris
+    return f"{_SCHEME}{peer_id}" in uris and f"{_RUN_SCHEME}{run_id.hex()}" in uris
+
+
 def check_credential(der: bytes, ca_der: bytes, *, peer_id: PeerId, run_id: RunId, now_unix_s: float) -> Credential:
     """Check that `der` lets `peer_id` take part in the run now.
 
@@ -258,7 +268,7 @@ def check_credential(der: bytes, ca_der: bytes, *, peer_id: PeerId, run_id: RunI
         RefusedError: another CA, peer or run, or outside its time; a clock that is far off is named as the likely cause.
     """
     leaf = _issued(der, ca_der)
-    if f"{_SCHEME}{peer_id}" not in leaf.uris or f"{_RUN_SCHEME}{run_id.hex()}" not in leaf.uris:
+    if not issued_to(der, ca_der, peer_id=peer_id, run_id=run_id):
         raise RefusedError("a credential of another peer or run", f"one for {peer_id}", "join the run again")
     begin, end = leaf.not_before_unix_s, leaf.not_after_unix_s
     if now_unix_s < begin:

@@ -16,9 +16,11 @@ from typing import Final
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError, SupersededError, VersionError
 from protocol.identity.identity import SIGNATURE_BYTES, Signer, Verifier
-from protocol.ids import PROTOCOL_VERSION, PeerId
+from protocol.ids import PROTOCOL_VERSION, READABLE_VERSIONS, PeerId
 
 _HEADER: Final = struct.Struct(">16sH32s32sQQI")
+_SEAL: Final = struct.Struct(">HQQ64s")
+SEAL_BYTES: Final = _SEAL.size
 DOMAIN_BYTES: Final = 16
 MAX_PAYLOAD_BYTES: Final = 1 << 20
 NEVER_MS: Final = (1 << 64) - 1
@@ -73,7 +75,7 @@ def open_envelope(
 
     Args:
         run_id: the run it must belong to; None only before one is known (opening a manifest).
-        now_unix_ms: judge the expiry at this time; None where records are judged as of their round.
+        now_unix_ms: judge the expiry at this time; None where records are judged as of their round, also those of older releases.
 
     Raises:
         VersionError: made by another protocol version.
@@ -84,7 +86,7 @@ def open_envelope(
     tag, version, run, public_key, sequence, expires_unix_ms, length = _HEADER.unpack_from(data)
     if tag != _domain_bytes(domain):
         raise RemoteProtocolError(f"an envelope for {tag.rstrip(bytes(1))!r}", f"{domain!r}")
-    if version != PROTOCOL_VERSION:
+    if version != PROTOCOL_VERSION and (now_unix_ms is not None or version not in READABLE_VERSIONS):
         raise VersionError(
             f"a message of protocol version {version}",
             f"version {PROTOCOL_VERSION}",
@@ -105,6 +107,48 @@ def open_envelope(
     if not verifier.verify(public_key, body, signature):
         raise RemoteProtocolError(f"a bad signature in the name of {sender}", "the sender's own")
     return Envelope(sender, public_key, sequence, expires_unix_ms, data[_HEADER.size : -SIGNATURE_BYTES], data)
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """The part of an envelope that its reader does not know already, without the payload: 82 bytes.
+
+    A record carries these for statements whose content it names anyway. The envelope is built again from both to be checked.
+    """
+
+    version: int
+    sequence: int
+    expires_unix_ms: int
+    signature: bytes
+
+    def packed(self) -> bytes:
+        """The wire form: version u16 | sequence u64 | expiry u64 | signature 64, big-endian."""
+        return _SEAL.pack(self.version, self.sequence, self.expires_unix_ms, self.signature)
+
+
+def seal_of(envelope: bytes) -> bytes:
+    """The packed `Seal` of an envelope.
+
+    Raises:
+        RemoteProtocolError: the bytes are too short to be an envelope.
+    """
+    if len(envelope) < _HEADER.size + SIGNATURE_BYTES:
+        raise RemoteProtocolError(f"an envelope of {len(envelope)} bytes", "a whole one")
+    _, version, _, _, sequence, expires_unix_ms, _ = _HEADER.unpack_from(envelope)
+    return Seal(version, sequence, expires_unix_ms, envelope[-SIGNATURE_BYTES:]).packed()
+
+
+def enveloped(packed: bytes, *, domain: str, run_id: bytes, public_key: bytes, payload: bytes) -> bytes:
+    """The envelope that this seal and this payload make; `open_envelope` judges it.
+
+    Raises:
+        RemoteProtocolError: not a packed seal.
+    """
+    if len(packed) != SEAL_BYTES:
+        raise RemoteProtocolError(f"a seal of {len(packed)} bytes", f"{SEAL_BYTES} bytes")
+    version, sequence, expires_unix_ms, signature = _SEAL.unpack(packed)
+    header = _HEADER.pack(_domain_bytes(domain), version, run_id, public_key, sequence, expires_unix_ms, len(payload))
+    return header + payload + bytes(signature)
 
 
 def next_session(last: int, now_unix_s: float) -> int:

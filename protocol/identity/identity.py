@@ -6,14 +6,14 @@ fit inside, so the key can be read back from the id.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Final, Protocol
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from protocol.errors import ConfigError, RemoteProtocolError
-from protocol.ids import PeerId
+from protocol.ids import PeerId, RunId
 
 KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
@@ -45,7 +45,7 @@ class Signer(Protocol):
         ...
 
 
-class Verifier(Protocol):
+class Verifier(Hashable, Protocol):
     """Checks signatures of any key."""
 
     def verify(self, public_key: bytes, message: bytes, signature: bytes) -> bool:
@@ -54,6 +54,14 @@ class Verifier(Protocol):
 
     def peer_id_of(self, public_key: bytes) -> PeerId:
         """The peer id of a public key. Raises RemoteProtocolError for a malformed key."""
+        ...
+
+    def public_key_of(self, peer: PeerId) -> bytes:
+        """The public key of a peer. Raises RemoteProtocolError for a malformed id."""
+        ...
+
+    def admits(self, credential: bytes, peer: PeerId, run_id: RunId) -> bool:
+        """Whether the run's authority issued this credential to this peer, at any time. False for malformed ones, too."""
         ...
 
 
@@ -152,21 +160,3 @@ def identity_from_libp2p_bytes(data: bytes) -> Identity:
             "an identity whose two halves do not belong together", "an intact file", "restore your backup"
         )
     return identity
-
-
-class Ed25519Verifier:
-    """The real verifier."""
-
-    def verify(self, public_key: bytes, message: bytes, signature: bytes) -> bool:
-        """Whether the signature is good; False for malformed keys and signatures too."""
-        if len(public_key) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
-            return False
-        try:
-            Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
-        except (InvalidSignature, ValueError):
-            return False
-        return True
-
-    def peer_id_of(self, public_key: bytes) -> PeerId:
-        """The libp2p peer id of the key."""
-        return peer_id_from_public_key(public_key)

@@ -44,7 +44,7 @@ class OuterStep(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("unit", "base", "index", "ballot", "members", "slices", "codec", "weight_cap_tokens", "reduce_within_s", "level", "lone", "spine", "result_codec")
+    __slots__ = ("unit", "base", "index", "ballot", "members", "slices", "codec", "weight_cap_tokens", "reduce_within_s", "level", "lone", "spine", "result_codec", "pre_votes")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class Proposal(_message.Message):
     LONE_FIELD_NUMBER: _ClassVar[int]
     SPINE_FIELD_NUMBER: _ClassVar[int]
     RESULT_CODEC_FIELD_NUMBER: _ClassVar[int]
+    PRE_VOTES_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     index: int
@@ -71,7 +72,8 @@ class Proposal(_message.Message):
     lone: bool
     spine: bytes
     result_codec: str
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SliceSpec, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., reduce_within_s: _Optional[float] = ..., level: _Optional[int] = ..., lone: bool = ..., spine: _Optional[bytes] = ..., result_codec: _Optional[str] = ...) -> None: ...
+    pre_votes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SliceSpec, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., reduce_within_s: _Optional[float] = ..., level: _Optional[int] = ..., lone: bool = ..., spine: _Optional[bytes] = ..., result_codec: _Optional[str] = ..., pre_votes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LanePart(_message.Message):
     __slots__ = ("lane", "round", "tokens")
@@ -106,15 +108,17 @@ class ContributionHeader(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., tokens: _Optional[int] = ..., codec: _Optional[str] = ..., root: _Optional[bytes] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ...) -> None: ...
 
 class Omission(_message.Message):
-    __slots__ = ("peer", "reason")
+    __slots__ = ("peer", "reason", "code")
     PEER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     peer: str
     reason: str
-    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    code: int
+    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ..., code: _Optional[int] = ...) -> None: ...
 
 class Included(_message.Message):
-    __slots__ = ("peer", "incarnation", "root", "tokens", "attested", "attested_root", "lanes")
+    __slots__ = ("peer", "incarnation", "root", "tokens", "attested", "attested_root", "lanes", "session", "seal", "credential")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +126,9 @@ class Included(_message.Message):
     ATTESTED_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_ROOT_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     root: bytes
@@ -129,10 +136,13 @@ class Included(_message.Message):
     attested: bytes
     attested_root: bytes
     lanes: _containers.RepeatedCompositeFieldContainer[LanePart]
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ...) -> None: ...
+    session: int
+    seal: bytes
+    credential: bytes
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ..., session: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class ResultHeader(_message.Message):
-    __slots__ = ("unit", "base", "ballot", "first_chunk", "stop_chunk", "reducer", "included", "omitted", "weight_sum", "result_hash", "lost_ppm")
+    __slots__ = ("unit", "base", "ballot", "first_chunk", "stop_chunk", "reducer", "included", "omitted", "weight_sum", "result_hash", "lost_ppm", "sum_seal")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +154,7 @@ class ResultHeader(_message.Message):
     WEIGHT_SUM_FIELD_NUMBER: _ClassVar[int]
     RESULT_HASH_FIELD_NUMBER: _ClassVar[int]
     LOST_PPM_FIELD_NUMBER: _ClassVar[int]
+    SUM_SEAL_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     ballot: Ballot
@@ -155,39 +166,50 @@ class ResultHeader(_message.Message):
     weight_sum: int
     result_hash: bytes
     lost_ppm: int
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., included: _Optional[_Iterable[_Union[Included, _Mapping]]] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., weight_sum: _Optional[int] = ..., result_hash: _Optional[bytes] = ..., lost_ppm: _Optional[int] = ...) -> None: ...
+    sum_seal: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., included: _Optional[_Iterable[_Union[Included, _Mapping]]] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., weight_sum: _Optional[int] = ..., result_hash: _Optional[bytes] = ..., lost_ppm: _Optional[int] = ..., sum_seal: _Optional[bytes] = ...) -> None: ...
 
 class SliceRecord(_message.Message):
-    __slots__ = ("first_chunk", "stop_chunk", "reducer", "result_hash", "omitted", "lost_ppm")
+    __slots__ = ("first_chunk", "stop_chunk", "reducer", "result_hash", "omitted", "lost_ppm", "seal")
     FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
     STOP_CHUNK_FIELD_NUMBER: _ClassVar[int]
     REDUCER_FIELD_NUMBER: _ClassVar[int]
     RESULT_HASH_FIELD_NUMBER: _ClassVar[int]
     OMITTED_FIELD_NUMBER: _ClassVar[int]
     LOST_PPM_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
     first_chunk: int
     stop_chunk: int
     reducer: str
     result_hash: bytes
     omitted: _containers.RepeatedCompositeFieldContainer[Omission]
     lost_ppm: int
-    def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., lost_ppm: _Optional[int] = ...) -> None: ...
+    seal: bytes
+    def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., lost_ppm: _Optional[int] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class Contributor(_message.Message):
-    __slots__ = ("peer", "incarnation", "root", "tokens", "credited_tokens", "lanes")
+    __slots__ = ("peer", "incarnation", "root", "tokens", "credited_tokens", "lanes", "session", "seal", "attests", "credential")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CREDITED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    ATTESTS_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     root: bytes
     tokens: int
     credited_tokens: int
     lanes: _containers.RepeatedCompositeFieldContainer[LanePart]
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., credited_tokens: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ...) -> None: ...
+    session: int
+    seal: bytes
+    attests: int
+    credential: bytes
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., credited_tokens: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ..., session: _Optional[int] = ..., seal: _Optional[bytes] = ..., attests: _Optional[int] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class Attestation(_message.Message):
     __slots__ = ("commit", "state_root")
@@ -198,7 +220,7 @@ class Attestation(_message.Message):
     def __init__(self, commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ...) -> None: ...
 
 class CommitRecord(_message.Message):
-    __slots__ = ("unit", "parent", "index", "ballot", "slices", "contributors", "codec", "weight_cap_tokens", "total_tokens", "outer", "next_target_tokens", "roster", "incarnations", "attested", "lone", "level", "spine", "result_codec")
+    __slots__ = ("unit", "parent", "index", "ballot", "slices", "contributors", "codec", "weight_cap_tokens", "total_tokens", "outer", "next_target_tokens", "roster", "incarnations", "attested", "lone", "level", "spine", "result_codec", "rules", "attestations")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +239,8 @@ class CommitRecord(_message.Message):
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     SPINE_FIELD_NUMBER: _ClassVar[int]
     RESULT_CODEC_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATIONS_FIELD_NUMBER: _ClassVar[int]
     unit: str
     parent: bytes
     index: int
@@ -235,7 +259,9 @@ class CommitRecord(_message.Message):
     level: int
     spine: bytes
     result_codec: str
-    def __init__(self, unit: _Optional[str] = ..., parent: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[SliceRecord, _Mapping]]] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., outer: _Optional[_Union[OuterStep, _Mapping]] = ..., next_target_tokens: _Optional[int] = ..., roster: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Iterable[int]] = ..., attested: _Optional[_Union[Attestation, _Mapping]] = ..., lone: bool = ..., level: _Optional[int] = ..., spine: _Optional[bytes] = ..., result_codec: _Optional[str] = ...) -> None: ...
+    rules: int
+    attestations: _containers.RepeatedCompositeFieldContainer[Attestation]
+    def __init__(self, unit: _Optional[str] = ..., parent: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[SliceRecord, _Mapping]]] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., outer: _Optional[_Union[OuterStep, _Mapping]] = ..., next_target_tokens: _Optional[int] = ..., roster: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Iterable[int]] = ..., attested: _Optional[_Union[Attestation, _Mapping]] = ..., lone: bool = ..., level: _Optional[int] = ..., spine: _Optional[bytes] = ..., result_codec: _Optional[str] = ..., rules: _Optional[int] = ..., attestations: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ...) -> None: ...
 
 class StartUnit(_message.Message):
     __slots__ = ("unit", "schema_fingerprint", "state_root", "roster")
@@ -250,32 +276,52 @@ class StartUnit(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., schema_fingerprint: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., roster: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StartRecord(_message.Message):
-    __slots__ = ("run_id", "units", "roster", "target_tokens", "started_unix_s", "incarnations")
+    __slots__ = ("run_id", "units", "roster", "target_tokens", "started_unix_s", "incarnations", "rules")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
     units: _containers.RepeatedCompositeFieldContainer[StartUnit]
     roster: _containers.RepeatedScalarFieldContainer[str]
     target_tokens: int
     started_unix_s: int
     incarnations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run_id: _Optional[bytes] = ..., units: _Optional[_Iterable[_Union[StartUnit, _Mapping]]] = ..., roster: _Optional[_Iterable[str]] = ..., target_tokens: _Optional[int] = ..., started_unix_s: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+    rules: int
+    def __init__(self, run_id: _Optional[bytes] = ..., units: _Optional[_Iterable[_Union[StartUnit, _Mapping]]] = ..., roster: _Optional[_Iterable[str]] = ..., target_tokens: _Optional[int] = ..., started_unix_s: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ..., rules: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("unit", "base", "ballot", "commit")
+    __slots__ = ("unit", "base", "ballot", "commit", "lone", "before", "before_commit", "version")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    LONE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_COMMIT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     ballot: Ballot
     commit: bytes
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., commit: _Optional[bytes] = ...) -> None: ...
+    lone: bool
+    before: Ballot
+    before_commit: bytes
+    version: int
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., commit: _Optional[bytes] = ..., lone: bool = ..., before: _Optional[_Union[Ballot, _Mapping]] = ..., before_commit: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
+
+class DoubleVote(_message.Message):
+    __slots__ = ("unit", "one", "other")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ONE_FIELD_NUMBER: _ClassVar[int]
+    OTHER_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    one: bytes
+    other: bytes
+    def __init__(self, unit: _Optional[str] = ..., one: _Optional[bytes] = ..., other: _Optional[bytes] = ...) -> None: ...
 
 class Certificate(_message.Message):
     __slots__ = ("record", "acks", "leaves")
@@ -288,18 +334,22 @@ class Certificate(_message.Message):
     def __init__(self, record: _Optional[bytes] = ..., acks: _Optional[_Iterable[bytes]] = ..., leaves: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Settle(_message.Message):
-    __slots__ = ("unit", "base", "ballot", "record", "holders")
+    __slots__ = ("unit", "base", "ballot", "record", "holders", "leaves", "promises")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    PROMISES_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     ballot: Ballot
     record: bytes
     holders: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
+    leaves: _containers.RepeatedScalarFieldContainer[bytes]
+    promises: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ..., leaves: _Optional[_Iterable[bytes]] = ..., promises: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Mend(_message.Message):
     __slots__ = ("unit", "base", "ballot", "revision", "slices")
@@ -344,14 +394,18 @@ class PreVote(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., objection: _Optional[str] = ..., leads_s: _Optional[float] = ...) -> None: ...
 
 class PromiseRequest(_message.Message):
-    __slots__ = ("unit", "base", "ballot")
+    __slots__ = ("unit", "base", "ballot", "pre_votes", "lone")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
+    PRE_VOTES_FIELD_NUMBER: _ClassVar[int]
+    LONE_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     ballot: Ballot
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ...) -> None: ...
+    pre_votes: _containers.RepeatedScalarFieldContainer[bytes]
+    lone: bool
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., pre_votes: _Optional[_Iterable[bytes]] = ..., lone: bool = ...) -> None: ...
 
 class AckedRecord(_message.Message):
     __slots__ = ("ballot", "record")
@@ -454,7 +508,7 @@ class Leave(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., unit: _Optional[str] = ..., base: _Optional[bytes] = ..., promised: _Optional[_Union[Ballot, _Mapping]] = ..., acked: _Optional[_Union[AckedRecord, _Mapping]] = ...) -> None: ...
 
 class ExchangeHello(_message.Message):
-    __slots__ = ("unit", "base", "ballot", "first_chunk", "contribution", "chunk_hashes", "path", "no_part")
+    __slots__ = ("unit", "base", "ballot", "first_chunk", "contribution", "chunk_hashes", "path", "no_part", "credential")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
@@ -463,6 +517,7 @@ class ExchangeHello(_message.Message):
     CHUNK_HASHES_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     NO_PART_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     ballot: Ballot
@@ -471,7 +526,8 @@ class ExchangeHello(_message.Message):
     chunk_hashes: bytes
     path: bytes
     no_part: bool
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., contribution: _Optional[bytes] = ..., chunk_hashes: _Optional[bytes] = ..., path: _Optional[bytes] = ..., no_part: bool = ...) -> None: ...
+    credential: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., contribution: _Optional[bytes] = ..., chunk_hashes: _Optional[bytes] = ..., path: _Optional[bytes] = ..., no_part: bool = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class FetchResult(_message.Message):
     __slots__ = ("unit", "base", "first_chunk", "stop_chunk", "result_hash")
@@ -528,7 +584,7 @@ class FetchRequest(_message.Message):
     def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_hashes: _Optional[_Union[FetchHashes, _Mapping]] = ...) -> None: ...
 
 class RoundMessage(_message.Message):
-    __slots__ = ("heartbeat", "leave", "proposal", "result_ready", "settle", "ack", "committed", "promise_request", "promise", "refusal", "mend", "pre_vote_request", "pre_vote")
+    __slots__ = ("heartbeat", "leave", "proposal", "result_ready", "settle", "ack", "committed", "promise_request", "promise", "refusal", "mend", "pre_vote_request", "pre_vote", "double_vote")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
@@ -542,6 +598,7 @@ class RoundMessage(_message.Message):
     MEND_FIELD_NUMBER: _ClassVar[int]
     PRE_VOTE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
+    DOUBLE_VOTE_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     leave: Leave
     proposal: Proposal
@@ -555,4 +612,5 @@ class RoundMessage(_message.Message):
     mend: Mend
     pre_vote_request: PreVoteRequest
     pre_vote: PreVote
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., result_ready: _Optional[_Union[ResultReady, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., promise_request: _Optional[_Union[PromiseRequest, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., pre_vote_request: _Optional[_Union[PreVoteRequest, _Mapping]] = ..., pre_vote: _Optional[_Union[PreVote, _Mapping]] = ...) -> None: ...
+    double_vote: DoubleVote
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., result_ready: _Optional[_Union[ResultReady, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., promise_request: _Optional[_Union[PromiseRequest, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., pre_vote_request: _Optional[_Union[PreVoteRequest, _Mapping]] = ..., pre_vote: _Optional[_Union[PreVote, _Mapping]] = ..., double_vote: _Optional[_Union[DoubleVote, _Mapping]] = ...) -> None: ...

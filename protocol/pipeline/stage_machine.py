@@ -15,7 +15,7 @@ from typing import Literal
 from protocol.errors import ConfigError, LocalProtocolError
 from protocol.frozen import replace
 from protocol.pipeline.schedule import Pass, passes
-from protocol.rounds.liveness_timing import LANE_SUSPECT_AFTER_S
+from protocol.rounds.schedule.liveness_timing import LANE_SUSPECT_AFTER_S
 
 Phase = Literal["passing", "agreeing", "stepping", "copying", "ending", "loading", "loaded", "averaging", "over"]
 

@@ -14,11 +14,12 @@ from typing import Final
 
 from protocol.frozen import replace
 from protocol.ids import PeerId, short
+from protocol.rounds.expulsion import convict
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.quorum import electorate, is_quorum
+from protocol.rounds.lineage.record_rules import SignatureCheck, record_problem, weight_cap
+from protocol.rounds.messages.bounds import MAX_SLICES, MAX_TOKENS
 from protocol.rounds.messages.messages import (
-    MAX_SLICES,
-    NO_SPINE,
     Ack,
     AckedRecord,
     Certificate,
@@ -30,20 +31,27 @@ from protocol.rounds.messages.messages import (
     Settle,
     SliceSpec,
 )
+from protocol.rounds.messages.record import NO_SPINE, Included
 from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import Action, GiveTime, Send
-from protocol.rounds.participants import brought_before, others_here
-from protocol.rounds.proposal import ReducerOffer, make_record, mend_slices, plan_slices, weight_cap
+from protocol.rounds.participants import (
+    brought_before,
+    expected_tokens,
+    others_here,
+    reducer_offers,
+    withholders,
+    without_slices,
+)
 from protocol.rounds.queries import (
     due_at_tokens,
     is_suspected,
-    lenders,
     may_hand_on,
     quorum_in_reach,
     ready_tokens,
     until_first_unit,
 )
 from protocol.rounds.schedule.outer_rule import outer_of_round
+from protocol.rounds.schedule.proposal import Voters, make_record, mend_slices, plan_slices
 from protocol.rounds.schedule.target import MeasuredRound
 from protocol.rounds.state import Leading, PeerView, RoundState, RoundStep
 
@@ -56,9 +64,7 @@ GROWS: Final = 1.1
 """Slices are given more time only when it grows by this factor: the forecast of an upload's end changes at each tick."""
 
 GONE_GRACE_S: Final = 0.5
-"""A peer that holds all bytes of a settled record has acked after this time. A reducer that is suspected by then will not bring
-them.
-"""
+"""A peer that holds all bytes of a settled record has acked after this time. A reducer suspected by then will not bring them."""
 
 LEAST_REDUCE_S: Final = 5.0
 """A deadline below this would measure the load of a machine, not of its link."""
@@ -82,8 +88,6 @@ def propose(state: RoundState, now_s: float) -> RoundStep:
     here = {config.me.peer: config.me}
     here.update({view.peer: view.member for view in others if view.member is not None})
     members = here | brought_before(state, led, here)
-    views = [state.peers[peer] for peer in members if peer in state.peers]
-    ready = [state.tokens_ready, *(view.head.tokens_ready for view in views if view.head is not None)]
     proposal = Proposal(
         unit=config.unit,
         base=state.link.commit,
@@ -92,11 +96,12 @@ def propose(state: RoundState, now_s: float) -> RoundStep:
         members=tuple(m for _, m in sorted(members.items())),
         slices=_slices(state, here, now_s),
         codec=config.codec,
-        weight_cap_tokens=weight_cap([tokens for tokens in ready if tokens > 0] or [1]),
+        weight_cap_tokens=min(MAX_TOKENS, weight_cap(expected_tokens(state, members))),
         reduce_within_s=_reduce_within_s(state, others),
         lone=bool(led.lone_voters),
         spine=NO_SPINE if state.spine is None else state.spine.head,
         result_codec=config.result_codec,
+        pre_votes=tuple(raw for _, raw in sorted(led.pre_vote_envelopes.items())),
     )
     led = replace(led, stage="collecting", deadline_s=_collect_until_s(state, proposal.reduce_within_s, now_s))
     state = replace(state, open=replace(state.open, leading=led))
@@ -109,28 +114,9 @@ def _collect_until_s(state: RoundState, reduce_within_s: float, now_s: float) ->
     return now_s + reduce_within_s + state.config.suspect_after_s
 
 
-def _offers(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -> list[ReducerOffer]:
-    """Offers to reduce: from reachable members that let no attempt of ours run out of time, and from ourselves. If these are fewer
-    than half of the members, reachable peers that do not hold the unit fill up the number (R7).
-    """
-    config = state.config
-    offers = [
-        ReducerOffer(peer, state.peers[peer].upload_bytes_per_s)
-        for peer in members
-        if peer != config.me.peer and state.peers[peer].is_inbound_reachable and peer not in state.open.unfit
-    ]
-    if config.is_inbound_reachable and config.me.peer not in state.open.unfit:
-        offers.append(ReducerOffer(config.me.peer, state.upload_bytes_per_s))
-    num_missing = -(-len(members) // 2) - len(offers)
-    if num_missing > 0 and len(members) > 1:
-        borrowed = lenders(state, now_s)[:num_missing]
-        offers += [ReducerOffer(view.peer, view.upload_bytes_per_s) for view in borrowed]
-    return offers or [ReducerOffer(config.me.peer, state.upload_bytes_per_s)]
-
-
 def _slices(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -> tuple[SliceSpec, ...]:
     """Reuse the slices of the previous attempt while their reducers are still there: scattered chunks are not sent again (R16)."""
-    offers = _offers(state, members, now_s)
+    offers = reducer_offers(state, members, now_s)
     before = state.open.proposal
     if before is None:
         return plan_slices(state.config.num_chunks, offers, len(members))
@@ -157,8 +143,8 @@ def _uploads_s(state: RoundState, others: Iterable[PeerView]) -> list[float]:
 
 
 def results_changed(state: RoundState, now_s: float) -> RoundStep:
-    """A result arrived at the leader: settle when every slice has one (R13). The result of a dead reducer counts only if its bytes
-    are here: a record that names bytes which nobody can give costs a whole attempt, and another sum of the slice costs little.
+    """A result arrived at the leader: settle when the bytes of every slice's result are here (R13). A record that names bytes which
+    nobody can give costs a whole attempt, and another sum of the slice costs little.
     """
     led, proposal = state.open.leading, state.open.proposal
     if led is None or proposal is None or led.stage != "collecting" or proposal.ballot != led.ballot:
@@ -170,24 +156,50 @@ def results_changed(state: RoundState, now_s: float) -> RoundStep:
         return RoundStep(
             state, remark=f"{len(results)} of {len(proposal.slices)} results are here; expected all before settling"
         )
-    lost = [
-        part
-        for part in proposal.slices
-        if part.first_chunk not in state.open.held and is_suspected(state, part.reducer, now_s)
-    ]
+    missing = [part for part in proposal.slices if part.first_chunk not in state.open.held]
+    lost = [part for part in missing if is_suspected(state, part.reducer, now_s)]
     if lost:
         return give_away(state, led, proposal, lost, now_s)
-    config = state.config
-    roster = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
+    if missing:  # an announced result may never come; a record must not name bytes that nobody can give
+        waited = f"the bytes of {len(proposal.slices) - len(missing)} of {len(proposal.slices)} results are here"
+        return RoundStep(state, remark=f"{waited}; expected all before settling")
+    return _settle(state, led, proposal, results, now_s)
+
+
+def two_claims(results: Sequence[ResultHeader]) -> PeerId | None:
+    """A member of which two reducers have different claims, both signed: no record can be made of their results."""
+    known: dict[PeerId, Included] = {}
+    for entry in (entry for header in results for entry in header.included):
+        plain = dataclasses.replace(entry, seal=b"", credential=b"")
+        if known.setdefault(entry.peer, plain) != plain:
+            return entry.peer
+    return None
+
+
+def _settle(
+    state: RoundState, led: Leading, proposal: Proposal, results: Sequence[ResultHeader], now_s: float
+) -> RoundStep:
+    """Every slice has a result and its bytes are here: make the record and send it."""
+    config, liar = state.config, two_claims(results)
+    if liar is not None and liar != state.config.me.peer:
+        state = replace(state, barred=state.barred.expelling(liar))
+        return failed(state, now_s, f"{short(liar)} signed two claims on one base: it is out", wait_s=0.0)
+    alive = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
+    voters = Voters(frozenset(alive), frozenset(state.open.leaves))
     offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
     until_first = until_first_unit(state, now_s)
     if until_first is not None:  # from now: tokens trained since the snapshots belong to the next round already
         until_first += ready_tokens(state, now_s) - offered
-    whole = _next_target(state, offered, len(roster), now_s)
+    whole = _next_target(state, offered, len(alive), now_s)
     target = config.stagger.next_target(whole, due_at_tokens(state), offered, until_first)
     outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link)
-    record = make_record(state.link, proposal, led.ballot, results, roster, outer, target)
-    settle = Settle(config.unit, state.link.commit, led.ballot, encode_record(record), ())
+    record = make_record(state.link, proposal, led.ballot, results, voters, outer, target)
+    problem = record_problem(state.link, record, SignatureCheck(config.verifier, config.run_id), voters.left)
+    if problem:  # nobody would ack it: another attempt plans with what is known now
+        return failed(state, now_s, f"no record can be made of these results: {problem}")
+    leaves = tuple(signed.raw for _, signed in sorted(state.open.leaves.items()))
+    promises = tuple(raw for _, raw in sorted(led.promise_envelopes.items()))
+    settle = Settle(config.unit, state.link.commit, led.ballot, encode_record(record), (), leaves, promises)
     to = {m.peer for m in proposal.members} | (set() if led.lone_voters else set(state.link.roster))
     return _settling(
         state, settle, tuple(sorted(to)), now_s, f"settling round {proposal.index}: every slice has a result"
@@ -227,7 +239,9 @@ def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, .
     led = state.open.leading
     if led is None:
         return RoundStep(state, remark=NOT_LEADING)
-    settle = Settle(state.config.unit, state.link.commit, led.ballot, acked.record, holders)
+    promises = tuple(raw for _, raw in sorted(led.promise_envelopes.items()))
+    leaves = tuple(signed.raw for _, signed in sorted(state.open.leaves.items()))
+    settle = Settle(state.config.unit, state.link.commit, led.ballot, acked.record, holders, leaves, promises)
     to = tuple(dict.fromkeys((*state.link.roster, state.config.me.peer)))
     return _settling(state, settle, to, now_s, f"finishing the acked record of attempt {acked.ballot.attempt}")
 
@@ -269,11 +283,11 @@ def give_time(state: RoundState) -> RoundStep:
     opened, proposal = state.open, state.open.proposal
     if proposal is None or opened.exchange != proposal.ballot:
         return RoundStep(state)
-    within_s, before_s = reduce_within_s(state), max(proposal.reduce_within_s, opened.reduce_within_s)
+    within_s, before_s = reduce_within_s(state), max(proposal.reduce_within_s, opened.told.reduce_within_s)
     if within_s < GROWS * before_s:
         return RoundStep(state)
     reason = f"slices wait {within_s:.0f} s: an upload takes longer than was known when they were proposed"
-    state = replace(state, open=replace(opened, reduce_within_s=within_s))
+    state = replace(state, open=replace(opened, told=replace(opened.told, reduce_within_s=within_s)))
     orders: tuple[Action, ...] = (GiveTime(proposal.ballot, within_s, reason),)
     external = _external_reducers(proposal, proposal.slices)
     if external and opened.leading is not None and opened.leading.ballot == proposal.ballot:
@@ -354,9 +368,12 @@ def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> RoundStep
         if now_s >= led.deadline_s:
             return failed(state, now_s, "the attempt did not begin")
         return RoundStep(state, waiting=f"{leading_of(state, led)} waits for its own proposal")
-    missing = [part for part in proposal.slices if part.first_chunk not in state.open.results]
-    is_late = now_s >= _results_until_s(state, led, proposal)
-    lost = [part for part in missing if is_late or is_suspected(state, part.reducer, now_s)]
+    missing = [part for part in proposal.slices if part.first_chunk not in state.open.held]
+    unsummed = [part for part in missing if part.first_chunk not in state.open.results]
+    late_s = now_s - _results_until_s(state, led, proposal)
+    # an announced result may take as long again: its reducer sends it to all members, on the line that the deadline was made for
+    late = missing if late_s >= reduce_within_s(state) else unsummed if late_s >= 0.0 else []
+    lost = [part for part in missing if part in late or is_suspected(state, part.reducer, now_s)]
     if not lost:
         return RoundStep(state, waiting=f"{leading_of(state, led)} waits for results of its reducers")
     return give_away(state, led, proposal, lost, now_s)
@@ -367,6 +384,7 @@ def give_away(
 ) -> RoundStep:
     """Take slices from reducers that are gone, late, or wrong as `why` says. They get none in our next attempts either (R7)."""
     unfit = {part.reducer for part in lost} - {state.config.me.peer}
+    state = without_slices(state, withholders(state, lost, now_s))
     state = replace(state, open=replace(state.open, unfit=tuple(sorted({*state.open.unfit, *unfit}))))
     return _mend(state, led, proposal, lost, now_s, why)
 
@@ -377,7 +395,9 @@ def _mend(
     """Give slices to other reducers; only moved slices are sent again (R12)."""
     why = why or _what_is_wrong(state, lost[0], now_s)
     alive = {m.peer: m for m in proposal.members if not is_suspected(state, m.peer, now_s)}
-    offers = [offer for offer in _offers(state, alive, now_s) if all(offer.peer != part.reducer for part in lost)]
+    offers = [
+        offer for offer in reducer_offers(state, alive, now_s) if all(offer.peer != part.reducer for part in lost)
+    ]
     revision = state.open.revision + 1
     if not offers or revision >= min(MAX_SLICES, len(proposal.members) + 1):
         return failed(state, now_s, f"{why} and nobody can take its slice")
@@ -395,8 +415,9 @@ def _mend(
 
 def _what_is_wrong(state: RoundState, part: SliceSpec, now_s: float) -> str:
     """Do not call a reducer gone that was only slow: a host finds lines that are too thin by these words."""
-    wrong = "is gone" if is_suspected(state, part.reducer, now_s) else "is late or has nothing to sum"
-    return f"reducer {short(part.reducer)} {wrong}"
+    is_announced = part.first_chunk in state.open.results
+    late = "announced a result that did not come here" if is_announced else "is late or has nothing to sum"
+    return f"reducer {short(part.reducer)} {'is gone' if is_suspected(state, part.reducer, now_s) else late}"
 
 
 def _external_reducers(proposal: Proposal, slices: Sequence[SliceSpec]) -> tuple[PeerId, ...]:
@@ -411,6 +432,10 @@ def _external_reducers(proposal: Proposal, slices: Sequence[SliceSpec]) -> tuple
 def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> RoundStep:
     """An ack came in. With a quorum of them the commit exists (R15), a lone one with everybody's (R18)."""
     led = state.open.leading
+    if led is not None and sender in led.acks and led.acks[sender] != raw:
+        convicted = convict(state, ((led.acks[sender], raw),))
+        if convicted.actions:
+            return convicted
     if led is None or led.settle is None or message.ballot != led.ballot or message.commit != led.commit:
         settled = led is not None and led.settle is not None
         expected = (

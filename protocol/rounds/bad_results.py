@@ -1,4 +1,5 @@
-"""Results that cannot be used: other bytes than their reducer named, or meaningless bytes (R10, R14 and R16).
+"""Results that cannot be used: headers that say what nobody signed, other bytes than their reducer named, or meaningless bytes (R10,
+R14 and R16).
 
 Everybody agrees on whether bytes mean anything. So no honest peer acks a record that names meaningless bytes, and a quorum of acks
 for it cannot exist. If a voter claims to have acked such a record, that decided nothing.
@@ -8,13 +9,90 @@ Rules: R10, R14, R16 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from protocol.errors import RemoteProtocolError
 from protocol.frozen import replace
-from protocol.ids import Root, short
+from protocol.identity.envelope import open_envelope
+from protocol.ids import PeerId, Root, short
+from protocol.kinds.codec_table import leaves_out
 from protocol.rounds import attempt
 from protocol.rounds.events import ResultRefused
-from protocol.rounds.messages.wire import decode_record
-from protocol.rounds.state import RoundState, RoundStep
+from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.record_rules import (
+    ROUND_DOMAIN,
+    SIGNED,
+    SignatureCheck,
+    member_of,
+    record_problem,
+    result_problem,
+)
+from protocol.rounds.messages.messages import Proposal, ResultHeader, ResultReady, SliceSpec
+from protocol.rounds.messages.wire import decode_body, decode_record
+from protocol.rounds.participants import without_slices
+from protocol.rounds.state import RoundConfig, RoundState, RoundStep
+
+
+class FalseResultError(RemoteProtocolError):
+    """A result whose reducer signed what is not so; `part` is its slice."""
+
+    def __init__(self, part: SliceSpec, found: str, expected: str) -> None:
+        super().__init__(found, expected)
+        self.part = part
+
+
+def open_result(
+    config: RoundConfig, proposal: Proposal, message: ResultReady, voters: Collection[PeerId] | None = None
+) -> ResultHeader:
+    """The signed header of a slice's result, checked against the proposal; `voters` are the base roster, where it is known.
+
+    Raises:
+        FalseResultError: its reducer counts somebody who takes no part, or what a member did not sign.
+        RemoteProtocolError: another slice or attempt, or another's signature.
+        VersionError: signed by another version of the protocol.
+    """
+    envelope = open_envelope(
+        message.header, verifier=config.verifier, domain=ROUND_DOMAIN, run_id=config.run_id, now_unix_ms=None
+    )
+    header = decode_body(ResultHeader, envelope.payload)
+    part = next((s for s in proposal.slices if s.first_chunk == header.first_chunk), None)
+    if part is None or (part.reducer, part.stop_chunk) != (header.reducer, header.stop_chunk):
+        raise RemoteProtocolError(f"a result of {short(header.reducer)} for another slice", "its own slice")
+    if header.reducer != envelope.sender or (header.base, header.ballot) != (proposal.base, proposal.ballot):
+        raise RemoteProtocolError(f"a result signed by {short(envelope.sender)}", "its reducer's, of this attempt")
+    _require_true(config, proposal, part, header, voters)
+    return header
+
+
+def _require_true(
+    config: RoundConfig, proposal: Proposal, part: SliceSpec, header: ResultHeader, voters: Collection[PeerId] | None
+) -> None:
+    peers = [entry.peer for entry in header.included]
+    here = {m.peer: m for m in proposal.members}
+    if len(set(peers)) < len(peers) or any(here.get(e.peer) != member_of(e) for e in header.included):
+        raise FalseResultError(part, "a result that counts strangers, or somebody twice", "members, each once")
+    problem = (
+        result_problem(header, proposal, SignatureCheck(config.verifier, config.run_id), voters)
+        if header.included
+        else ""
+    )
+    if problem:
+        raise FalseResultError(part, problem, "what its contributors and its reducer signed")
+    codec = proposal.result_codec or proposal.codec
+    if header.lost_ppm and not leaves_out(codec):
+        raise FalseResultError(
+            part, f"a result in {codec} that leaves out {header.lost_ppm} millionths", "0: all is written"
+        )
+
+
+def false_result(state: RoundState, proposal: Proposal, error: FalseResultError, now_s: float) -> RoundStep:
+    """A reducer signed a result that says what is not so. If we lead its attempt, its slice goes to another at once."""
+    found = f"dropped a result of {short(error.part.reducer)}: {error.one_line()}"
+    led = state.open.leading
+    if led is None or led.stage != "collecting" or led.ballot != proposal.ballot:
+        return RoundStep(state, (), found)
+    state = without_slices(state, [error.part.reducer])
+    return attempt.give_away(state, led, proposal, [error.part], now_s, found)
 
 
 def names_useless(record: bytes, useless: frozenset[Root]) -> bool:
@@ -25,6 +103,20 @@ def names_useless(record: bytes, useless: frozenset[Root]) -> bool:
         return any(part.result_hash in useless for part in decode_record(record).slices)
     except RemoteProtocolError:
         return False
+
+
+def may_have_been_acked(state: RoundState, record: bytes) -> bool:
+    """Whether a voter that keeps the rules can have acked this record on our base, whatever goodbyes it knew. A peer that names
+    another one in its promise is not believed: nobody could finish it.
+    """
+    try:
+        link = link_after(state.link, record)
+    except RemoteProtocolError:
+        return False
+    if link.record is None or link.record.rules < SIGNED or names_useless(record, state.open.useless):
+        return False
+    check = SignatureCheck(state.config.verifier, state.config.run_id)
+    return not record_problem(state.link, link.record, check, state.link.roster)
 
 
 def result_refused(state: RoundState, event: ResultRefused, now_s: float) -> RoundStep:

@@ -9,16 +9,10 @@ import math
 from dataclasses import dataclass
 
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, TreeNode
-from protocol.rounds.messages.messages import (
-    Ballot,
-    Certificate,
-    Heartbeat,
-    Leave,
-    RoundMessage,
-    Settle,
-)
+from protocol.rounds.messages.messages import Certificate, Heartbeat, Leave, RoundMessage, Settle
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.state import OpenRound
 
 

@@ -7,6 +7,7 @@ Rules: R4, R15, R22, R24 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from protocol.errors import RemoteProtocolError, VersionError
@@ -22,13 +23,14 @@ from protocol.rounds.events import (
     SwitchFailed,
     SwitchPrepared,
 )
-from protocol.rounds.lineage.chain import ChainLink, verify_certificate
+from protocol.rounds.expulsion import convict_by
+from protocol.rounds.lineage.chain import verify_certificate
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, TreeNode, best_head, known_commits
-from protocol.rounds.lineage.quorum import first_opener
 from protocol.rounds.messages.messages import Certificate, Committed, UnitHead
 from protocol.rounds.messages.wire import commit_id, decode_record
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
-from protocol.rounds.queries import is_gone, is_suspected, may_hold, own_heartbeat
+from protocol.rounds.queries import base_opener, is_gone, is_suspected, lone_refused, may_hold, own_heartbeat
 from protocol.rounds.state import Ahead, OpenRound, RoundState, RoundStep, Switching
 from protocol.rounds.unavailable_commits import looked_for, passed_over, reviewed, without_found
 
@@ -93,10 +95,42 @@ def committed(state: RoundState, sender: PeerId, message: Committed, now_s: floa
     try:
         added = _with_certificate(state, message.certificate)
     except (RemoteProtocolError, VersionError) as error:
-        return RoundStep(state, remark=f"dropped a certificate of {short(sender)}: {error.one_line()}")
+        return RoundStep(state, (), f"dropped a certificate of {short(sender)}: {error.one_line()}")
     if added is None:
         return catch_up(state, sender, f"{short(sender)} sent a commit on a base that we do not know")
-    return consider(added, sender, now_s)
+    return _judged(added, (message.certificate,), sender, now_s)
+
+
+def _judged(state: RoundState, certificates: Sequence[Certificate], source: PeerId, now_s: float) -> RoundStep:
+    """Consider the new commits, after a look at whose acks are on two sides of a fork."""
+    orders: tuple[Action, ...] = ()
+    for certificate in certificates if state.tree.has_fork else ():
+        convicted = convict_by(state, certificate, _siblings(state, certificate))
+        state, orders = convicted.state, (*orders, *convicted.actions)
+    considered = consider(state, source, now_s)
+    reason = considered.reason or _why_not_followed(considered.state, certificates[-1:], source)
+    return RoundStep(considered.state, (*orders, *considered.actions), reason, considered.remark)
+
+
+def _why_not_followed(state: RoundState, newest: Sequence[Certificate], source: PeerId) -> str:
+    """Name the peer that sent a lineage which left ours without a quorum, where ours has one. Empty for any other commit."""
+    tree, head = state.tree, state.link.commit
+    for certificate in newest if tree.has_lone and tree.has_fork else ():
+        commit = commit_id(decode_record(certificate.record).parent, certificate.record)
+        fork = tree.common(head, commit)
+        theirs, ours = (tree.path(fork, end) if fork is not None else None for end in (commit, head))
+        if fork is not None and theirs and ours and theirs[0].link.is_lone and not ours[0].link.is_lone:
+            index = tree.nodes[fork].link.index
+            return (
+                f"{short(source)} sent commits after round {index} that no quorum signed: not followed, ours have one"
+            )
+    return ""
+
+
+def _siblings(state: RoundState, certificate: Certificate) -> list[Certificate]:
+    base = decode_record(certificate.record).parent
+    same = (node.certificate for node in state.tree.nodes.values() if node.link.parent == base)
+    return [other for other in same if other is not None and other.record != certificate.record]
 
 
 def commits_fetched(state: RoundState, event: CommitsFetched, now_s: float) -> RoundStep:
@@ -105,11 +139,11 @@ def commits_fetched(state: RoundState, event: CommitsFetched, now_s: float) -> R
         try:
             added = _with_certificate(state, certificate)
         except (RemoteProtocolError, VersionError) as error:
-            return RoundStep(state, remark=f"dropped a certificate of {short(event.source)}: {error.one_line()}")
+            return RoundStep(state, (), f"dropped a certificate of {short(event.source)}: {error.one_line()}")
         if added is None:
             return RoundStep(state, remark=f"{short(event.source)} sent commits on a base that we do not know")
         state = added
-    return consider(state, event.source, now_s)
+    return _judged(state, event.certificates, event.source, now_s)
 
 
 def _with_certificate(state: RoundState, certificate: Certificate) -> RoundState | None:
@@ -135,19 +169,19 @@ def consider(state: RoundState, source: PeerId | None, now_s: float) -> RoundSte
         return RoundStep(state, remark="nothing else is followed while the lineage is being switched")
     if state.switching is not None and state.switching.is_prepared:
         return _flip(state, state.switching, now_s)
-    target = _preferred(state)
+    target = _preferred(state, now_s)
     if target == state.link.commit:
         return RoundStep(state, remark="nothing to follow: no commit that is known is preferred to our head")
     ahead = state.tree.path(state.link.commit, target)
     if ahead and not _needs_state(state, ahead):
         return _commit_next(state, ahead[0].link, ahead[0].certificate, source)
     preparing = _prepare_switch(state, target, source)
-    return preparing if ahead else _go_on(preparing, source)
+    return preparing if ahead else _go_on(preparing, source, now_s)
 
 
-def _preferred(state: RoundState) -> CommitId:
-    """The best head of which somebody may have the bytes."""
-    return best_head(state.tree, spine=state.spine, without=passed_over(state))
+def _preferred(state: RoundState, now_s: float) -> CommitId:
+    """The best head of which somebody may have the bytes, and that was not committed alone while a quorum was here."""
+    return best_head(state.tree, spine=state.spine, without=passed_over(state) | lone_refused(state, now_s))
 
 
 def look_again(state: RoundState, now_s: float) -> RoundStep:
@@ -156,10 +190,11 @@ def look_again(state: RoundState, now_s: float) -> RoundStep:
     return RoundStep(state) if updated is state else consider(updated, None, now_s)
 
 
-def _go_on(preparing: RoundStep, source: PeerId | None) -> RoundStep:
+def _go_on(preparing: RoundStep, source: PeerId | None, now_s: float) -> RoundStep:
     """Our lineage goes on until the other one is here completely: fetching it may take hours (R24)."""
     state = preparing.state
-    own_head = best_head(state.tree, state.link.commit, state.spine, passed_over(state))
+    refused = passed_over(state) | lone_refused(state, now_s)
+    own_head = best_head(state.tree, state.link.commit, state.spine, refused)
     ahead = state.tree.path(state.link.commit, own_head)
     if not ahead or _needs_state(state, ahead):
         return preparing
@@ -229,7 +264,7 @@ def _flip(state: RoundState, switching: Switching, now_s: float) -> RoundStep:
     target = switching.target
     fork = state.tree.common(state.link.commit, target)
     path = state.tree.path(fork, target) if fork is not None else None
-    is_best = state.tree.path(target, _preferred(state)) is not None
+    is_best = state.tree.path(target, _preferred(state, now_s)) is not None
     if not is_best or fork != switching.fork or not path:  # our own lineage moved in the meantime, or it is ours now
         return consider(replace(state, switching=None), None, now_s)
     opened = replace(state.open, leading=None, gathering=None)
@@ -335,7 +370,7 @@ def _report_head(state: RoundState, is_announced: bool, now_s: float) -> tuple[A
     """
     me, others = state.config.me.peer, () if is_announced else _reachable(state)
     after = [p for p in others if p > me] + [p for p in others if p < me]
-    opener = first_opener(state.link.commit, state.link.roster)
+    opener = base_opener(state)
     to = dict.fromkeys((*after[:NUM_SUCCESSORS], *((opener,) if opener in state.peers else ())))
     why = "we are at this commit now"
     return (SendHeartbeat(tuple(to), own_heartbeat(state, now_s), True, why),) if to else ()
@@ -354,6 +389,7 @@ def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> 
         snapshot_at_s=state.open.snapshot_at_s if was_heard else 0.0,
         committed_at_s=now_s,
         alone_since_s=None,
+        is_head_seen=True,
     )
     return without_found(moved) if moved.missing else moved
 

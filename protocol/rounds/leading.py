@@ -14,10 +14,10 @@ from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds import attempt
 from protocol.rounds.bad_results import names_useless
-from protocol.rounds.lineage.quorum import first_opener, is_quorum, opener_order
+from protocol.rounds.ballot_proofs import Acked, highest_first, may_be_decided
+from protocol.rounds.lineage.quorum import is_quorum, opener_order
 from protocol.rounds.messages.messages import (
-    LAST_ATTEMPT,
-    Ballot,
+    AckedRecord,
     PreVote,
     PreVoteRequest,
     Promise,
@@ -25,9 +25,11 @@ from protocol.rounds.messages.messages import (
     Proposal,
     Refusal,
 )
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.orders import LogPromise, Send
 from protocol.rounds.participants import known_at_base
 from protocol.rounds.queries import (
+    base_opener,
     caught_up,
     due_at_tokens,
     due_within_s,
@@ -37,6 +39,7 @@ from protocol.rounds.queries import (
     is_base_quorum,
     is_due,
     is_gone,
+    is_refused,
     is_suspected,
     may_be_lone,
     may_hand_on,
@@ -64,7 +67,7 @@ def expected_opener(state: RoundState) -> PeerId:
     """The peer that we expect to lead next: the leader of the running attempt, else the owner of attempt 0."""
     if state.open.proposal is not None:
         return state.open.proposal.ballot.peer
-    return first_opener(state.link.commit, state.link.roster)
+    return base_opener(state)
 
 
 def leads(state: RoundState, ballot: Ballot) -> bool:
@@ -156,7 +159,7 @@ def _until_take_over(state: RoundState) -> str:
 def _may_open_first(state: RoundState) -> bool:
     """Attempt 0 is ours, and nobody has gone beyond it, nor have we before a crash."""
     opened = state.open
-    is_first = first_opener(state.link.commit, state.link.roster) == state.config.me.peer
+    is_first = base_opener(state) == state.config.me.peer
     return is_first and state.may_vote and opened.promised is None and opened.proposal is None and opened.acked is None
 
 
@@ -201,9 +204,12 @@ def _waited_s(state: RoundState, now_s: float) -> float | None:
         waited_s = now_s - opened.due_since_s if opened.due_since_s is not None else 0.0
         is_lost = opener != config.me.peer and not is_alive(state, opener, now_s, opener_patience_s(state))
         wait_s = config.suspect_after_s * (1.0 if is_lost else OVERDUE_FACTOR)
-        if is_gone(state, opener):
+        if is_gone(state, opener) or is_refused(state, opener, now_s):
             wait_s = 0.0  # it said goodbye, or its process is gone: nobody will open in its place unless we do
     elif has_turn:
+        waited_s, wait_s = now_s - opened.proposal_at_s, 0.0
+    elif is_refused(state, opener, now_s):  # its record broke a rule: nobody waits for another one of it
+        is_lost = True
         waited_s, wait_s = now_s - opened.proposal_at_s, 0.0
     elif is_suspected(state, opener, now_s):
         is_lost = True
@@ -234,7 +240,8 @@ def _rank(state: RoundState, now_s: float, *, without: PeerId | None) -> int:
     """
     views = [view for view in caught_up(state, now_s) if view.peer != without]
     me = state.config.me.peer
-    order = opener_order(state.link.commit, state.open.highest_attempt + 1, [*(view.peer for view in views), me])
+    link, others = state.link, [view.peer for view in views]
+    order = opener_order(state.config.run_id, link.unit, link.index, state.open.highest_attempt + 1, [*others, me])
     inbound = {view.peer for view in views if view.is_inbound_reachable}
     if state.config.is_inbound_reachable:
         inbound.add(me)
@@ -281,7 +288,8 @@ def _running_leader(state: RoundState, led: Leading, now_s: float) -> PeerId | N
     if proposal is None or led.lone_voters or led.has_leaders_word:
         return None
     leader = proposal.ballot.peer
-    return None if leader == state.config.me.peer or is_suspected(state, leader, now_s) else leader
+    is_ours = leader == state.config.me.peer
+    return None if is_ours or is_refused(state, leader, now_s) or is_suspected(state, leader, now_s) else leader
 
 
 def _answer_patience_s(state: RoundState, leader: PeerId | None) -> float:
@@ -301,7 +309,7 @@ def has_all_votes(state: RoundState, led: Leading, votes: frozenset[PeerId]) -> 
     return is_base_quorum(state, led.ballot, votes)
 
 
-def pre_vote(state: RoundState, sender: PeerId, message: PreVote, now_s: float) -> RoundStep:
+def pre_vote(state: RoundState, sender: PeerId, message: PreVote, raw: bytes, now_s: float) -> RoundStep:
     """An answer to our question came. One objection is enough to wait if it makes a quorum impossible for now."""
     led = state.open.leading
     if led is None or led.stage != "asking" or message.ballot != led.ballot:
@@ -309,11 +317,12 @@ def pre_vote(state: RoundState, sender: PeerId, message: PreVote, now_s: float) 
     if sender == expected_opener(state):
         led = replace(led, has_leaders_word=True)
         state = replace(state, open=replace(state.open, leading=led))
-        if message.leads_s > 0.0 and state.open.proposal is not None:
+        if message.leads_s > 0.0 and state.open.proposal is not None and not is_refused(state, sender, now_s):
             return _given_time(state, state.open.proposal, message.leads_s, now_s)
     if message.objection:
         return _after_pre_votes(RoundStep(state, (), f"{short(sender)} objects: {message.objection}"), now_s)
-    led = replace(led, pre_votes=led.pre_votes | {sender})
+    envelopes = MappingProxyType({**led.pre_vote_envelopes, sender: raw})
+    led = replace(led, pre_votes=led.pre_votes | {sender}, pre_vote_envelopes=envelopes)
     remark = f"{short(sender)} wants attempt {led.ballot.attempt}, too: {len(led.pre_votes)} do; expected a quorum"
     return _after_pre_votes(RoundStep(replace(state, open=replace(state.open, leading=led)), remark=remark), now_s)
 
@@ -376,23 +385,26 @@ def own_promise_logged(state: RoundState, now_s: float) -> RoundStep:
     led = replace(led, is_promised=True)
     if led.ballot.attempt == 0:
         return attempt.propose(replace(state, open=replace(state.open, leading=led)), now_s)
-    if state.may_vote or led.lone_voters:
-        own = Promise(config.unit, state.link.commit, led.ballot, state.open.acked)
-        led = replace(led, promises=MappingProxyType({config.me.peer: own}))
     state = replace(state, open=replace(state.open, leading=led))
     others = tuple(peer for peer in _voters(state, led) if peer != config.me.peer)
-    request = PromiseRequest(config.unit, state.link.commit, led.ballot)
+    pre_votes = tuple(raw for _, raw in sorted(led.pre_vote_envelopes.items()))
+    request = PromiseRequest(config.unit, state.link.commit, led.ballot, pre_votes, lone=bool(led.lone_voters))
     why = f"attempt {led.ballot.attempt} is wanted: it needs the promises of a quorum"
-    return _after_promises(RoundStep(state, (Send(others, request, why),) if others else (), remark=why), now_s)
+    orders = (Send(others, request, why),) if others else ()
+    if state.may_vote or led.lone_voters:  # to ourselves as to anybody else: others want to see our signature, too
+        own = Promise(config.unit, state.link.commit, led.ballot, state.open.acked)
+        orders = (*orders, Send((config.me.peer,), own, why))
+    return RoundStep(state, orders, remark=why)
 
 
-def promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -> RoundStep:
+def promise(state: RoundState, sender: PeerId, message: Promise, raw: bytes, now_s: float) -> RoundStep:
     """A promise came in. With a quorum of them, finish the record that may be decided, or propose (R16)."""
     led = state.open.leading
     if led is None or led.stage != "promising" or not led.is_promised or message.ballot != led.ballot:
         return RoundStep(state, remark=_unasked(f"a promise of {short(sender)}", message.ballot, led))
     state = known_at_base(state, (sender,))
-    led = replace(led, promises=MappingProxyType({**led.promises, sender: message}))
+    envelopes = MappingProxyType({**led.promise_envelopes, sender: raw})
+    led = replace(led, promises=MappingProxyType({**led.promises, sender: message}), promise_envelopes=envelopes)
     remark = f"{len(led.promises)} promised attempt {led.ballot.attempt}; expected a quorum"
     return _after_promises(RoundStep(replace(state, open=replace(state.open, leading=led)), remark=remark), now_s)
 
@@ -413,11 +425,33 @@ def _after_promises(step: RoundStep, now_s: float) -> RoundStep:
         acked += [(peer, leave.acked) for peer, leave in state.open.departures.items() if leave.acked is not None]
     # a record that nobody can apply was never decided, whoever claims to have acked it
     acked = [(peer, entry) for peer, entry in acked if not names_useless(entry.record, state.open.useless)]
-    if not acked or led.lone_voters:
+    top = None if led.lone_voters else _to_finish(state, acked, led)
+    if top is None:
         return _joined(step, attempt.propose(state, now_s))
-    top = max((entry for _, entry in acked), key=lambda entry: entry.ballot)
+    if not _is_ours(state, top) and now_s < led.deadline_s and _may_promise(state, led, now_s):
+        return step  # their promises may show that it was not decided; nobody may have the bytes of a record that we did not ack
     holders = tuple(sorted(peer for peer, entry in acked if entry.record == top.record))
     return _joined(step, attempt.settle_again(state, top, holders, now_s))
+
+
+def _to_finish(state: RoundState, acked: Acked, led: Leading) -> AckedRecord | None:
+    """The acked record of the highest ballot that may be decided, or that we acked ourselves: its bytes are here."""
+    found = (
+        entry
+        for _, entry in highest_first(acked)
+        if _is_ours(state, entry) or may_be_decided(state, entry.record, acked, led.promises)
+    )
+    return next(found, None)
+
+
+def _is_ours(state: RoundState, entry: AckedRecord) -> bool:
+    return state.open.acked is not None and state.open.acked.record == entry.record
+
+
+def _may_promise(state: RoundState, led: Leading, now_s: float) -> bool:
+    """Whether a voter is here that did not promise yet."""
+    missing = [peer for peer in state.link.roster if peer not in led.promises and has_vote(state, peer)]
+    return any(not is_suspected(state, peer, now_s) for peer in missing)
 
 
 def _joined(first: RoundStep, then: RoundStep) -> RoundStep:
@@ -432,6 +466,10 @@ def _tick_leading(state: RoundState, led: Leading, now_s: float) -> RoundStep:
         asked = _after_pre_votes(RoundStep(state), now_s)
         if asked.reason:
             return asked
+    if led.stage == "promising" and led.is_promised:
+        promised = _after_promises(RoundStep(state), now_s)
+        if promised.reason:
+            return promised
     if led.stage in ("asking", "promising"):
         if now_s < led.deadline_s:
             needed = "a quorum that wants it" if led.stage == "asking" else "promises of a quorum"

@@ -19,7 +19,8 @@ from protocol.rounds import heartbeat_interval as cadence
 from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, RoundTicked
 from protocol.rounds.failure_probes import do_watch, is_everybody_pinged, is_ours_to_ask, missed_by_others, whom_we_ping
 from protocol.rounds.lineage.chain import link_after
-from protocol.rounds.messages.messages import LAST_ATTEMPT, Ballot, Heartbeat, Leave, UnitHead
+from protocol.rounds.messages.messages import Heartbeat, Leave, UnitHead
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
 from protocol.rounds.participants import known_at_base
 from protocol.rounds.peer_survey import surveyed, with_views
@@ -170,10 +171,10 @@ def _announce_late_upload(state: RoundState, now_s: float) -> RoundStep:
         return RoundStep(state)
     # no announcement where slices wait long enough anyway and the upload does not allow us a longer silence
     allowed_s = min(opened.proposal.reduce_within_s / attempt.DEADLINE_FACTOR, thin_from_s(state))
-    if state.exchange_s < LONGER * max(opened.announced_upload_s, allowed_s):
+    if state.exchange_s < LONGER * max(opened.told.upload_s, allowed_s):
         return RoundStep(state)
     others = tuple(peer for peer in opened.proposal.participants if peer != me and not is_gone(state, peer))
-    state = replace(state, open=replace(opened, announced_upload_s=state.exchange_s))
+    state = replace(state, open=replace(opened, told=replace(opened.told, upload_s=state.exchange_s)))
     if not others:
         return RoundStep(state)
     reason = f"our upload takes {state.exchange_s:.0f} s, longer than others allow for"

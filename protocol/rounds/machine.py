@@ -12,16 +12,16 @@ Rules: R4, R12, R19, R23 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionError
 from protocol.frozen import replace
-from protocol.identity.envelope import open_envelope
 from protocol.ids import PeerId, Root, short
-from protocol.kinds.codec_table import leaves_out
 from protocol.rounds import attempt, following, leading, liveness, voting
 from protocol.rounds import bad_results as refusing
+from protocol.rounds.ballot_proofs import consent_problem
 from protocol.rounds.events import (
     AckLogged,
     Applied,
@@ -48,15 +48,14 @@ from protocol.rounds.events import (
     SwitchFailed,
     SwitchPrepared,
 )
-from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink, link_after
+from protocol.rounds.expulsion import accused
+from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, SpineView, Standing, tree_of
-from protocol.rounds.lineage.quorum import first_opener
 from protocol.rounds.messages.messages import (
-    LAST_ATTEMPT,
-    NO_SPINE,
     Ack,
-    Ballot,
     Committed,
+    DoubleVote,
     Heartbeat,
     Leave,
     Mend,
@@ -66,14 +65,22 @@ from protocol.rounds.messages.messages import (
     PromiseRequest,
     Proposal,
     Refusal,
-    ResultHeader,
     ResultReady,
     Settle,
 )
-from protocol.rounds.messages.wire import decode_body
+from protocol.rounds.messages.record import LAST_ATTEMPT, NO_SPINE, Ballot
 from protocol.rounds.orders import AnswerWithCertificate, BeginExchange, PrepareContribution
-from protocol.rounds.proposal import both_codecs
-from protocol.rounds.state import Contribution, OpenRound, RoundConfig, RoundState, RoundStep
+from protocol.rounds.queries import base_opener
+from protocol.rounds.schedule.proposal import both_codecs
+from protocol.rounds.state import (
+    AnnouncedTimes,
+    Contribution,
+    LeaderAttempts,
+    OpenRound,
+    RoundConfig,
+    RoundState,
+    RoundStep,
+)
 
 MAX_ATTEMPT_JUMP: Final = 1024
 """A ballot this far above all that we heard of is refused: it would use up the numbers that honest attempts need."""
@@ -111,6 +118,7 @@ def start(
         state_commit=link.commit,
         state_root=state_root,
         spine=spine,
+        is_head_seen=link.record is None,
     )
 
 
@@ -219,7 +227,11 @@ def _message(state: RoundState, event: MessageArrived, now_s: float) -> RoundSte
     if isinstance(message, Heartbeat):
         return _heartbeat(state, sender, message, now_s)
     state = liveness.heard(state, sender, now_s)
+    if sender in state.barred.expelled:
+        return RoundStep(state, remark=f"dropped a message of {short(sender)}, which acked two records on one base")
     match message:
+        case DoubleVote():
+            return accused(state, sender, message)
         case Leave():
             return liveness.peer_left(state, sender, message, event.raw, now_s)
         case Committed():
@@ -238,13 +250,13 @@ def _message(state: RoundState, event: MessageArrived, now_s: float) -> RoundSte
         case Ack():
             return attempt.ack(state, sender, message, event.raw)
         case _:
-            return _ballot_message(state, sender, message, now_s)
+            return _ballot_message(state, sender, message, event.raw, now_s)
 
 
 _BallotMessage = Settle | PreVoteRequest | PreVote | PromiseRequest | Promise | Refusal
 
 
-def _ballot_message(state: RoundState, sender: PeerId, message: _BallotMessage, now_s: float) -> RoundStep:
+def _ballot_message(state: RoundState, sender: PeerId, message: _BallotMessage, raw: bytes, now_s: float) -> RoundStep:
     ballot = message.promised if isinstance(message, Refusal) else message.ballot
     has_no_vote = isinstance(message, Refusal) and ballot == Ballot(LAST_ATTEMPT, sender)
     if is_absurd(state, ballot) and not has_no_vote:
@@ -255,11 +267,11 @@ def _ballot_message(state: RoundState, sender: PeerId, message: _BallotMessage, 
         case PreVoteRequest():
             return voting.pre_vote_request(state, sender, message, now_s)
         case PreVote():
-            return leading.pre_vote(state, sender, message, now_s)
+            return leading.pre_vote(state, sender, message, raw, now_s)
         case PromiseRequest():
-            return voting.promise_request(state, sender, message)
+            return voting.promise_request(state, sender, message, now_s)
         case Promise():
-            return _promise(state, sender, message, now_s)
+            return _promise(state, sender, message, raw, now_s)
         case Refusal():
             return leading.refused(state, sender, message, now_s)
 
@@ -273,16 +285,16 @@ def is_absurd(state: RoundState, ballot: Ballot) -> bool:
     return ballot.attempt > max(promised, state.open.highest_attempt) + MAX_ATTEMPT_JUMP
 
 
-def _promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -> RoundStep:
+def _promise(state: RoundState, sender: PeerId, message: Promise, raw: bytes, now_s: float) -> RoundStep:
     """A promise is evidence about records, so the record that it names is checked before it counts."""
     if message.acked is not None:
         try:
             link = link_after(state.link, message.acked.record)
         except RemoteProtocolError as error:
             return RoundStep(state, remark=f"dropped a promise of {short(sender)}: {error.one_line()}")
-        if link.is_lone:
+        if link.is_lone or not refusing.may_have_been_acked(state, message.acked.record):
             message = dataclasses.replace(message, acked=None)
-    return leading.promise(state, sender, message, now_s)
+    return leading.promise(state, sender, message, raw, now_s)
 
 
 _OnBase = Proposal | Mend | ResultReady | Ack | _BallotMessage
@@ -325,7 +337,7 @@ def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: flo
 
 def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: float) -> RoundStep:
     opened = state.open
-    refusal = _why_not_join(state, sender, proposal)
+    refusal = _why_not_join(state, sender, proposal, now_s)
     if refusal:
         return RoundStep(state, (), refusal)
     if opened.promised is not None and proposal.ballot < opened.promised:
@@ -341,10 +353,10 @@ def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: floa
         results=MappingProxyType({}),
         held=frozenset(),
         revision=0,
-        reduce_within_s=0.0,
-        announced_upload_s=state.exchange_s,
+        told=AnnouncedTimes(upload_s=state.exchange_s),
         given_s=0.0,
         highest_attempt=max(opened.highest_attempt, proposal.ballot.attempt),
+        leaders=_proposed(opened, sender),
     )
     reason = f"round {proposal.index}, attempt {proposal.ballot.attempt}: {len(proposal.members)} members, by {short(sender)}"
     state = replace(state, open=opened)
@@ -355,15 +367,20 @@ def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: floa
     return RoundStep(state, (PrepareContribution(proposal.base, reason), BeginExchange(proposal, reason)), reason)
 
 
+def _proposed(opened: OpenRound, leader: PeerId) -> Mapping[PeerId, LeaderAttempts]:
+    known = opened.leaders.get(leader, LeaderAttempts())
+    return MappingProxyType({**opened.leaders, leader: replace(known, num_proposed=known.num_proposed + 1)})
+
+
 def _named(ballot: Ballot) -> str:
     return f"attempt {ballot.attempt} of {short(ballot.peer)}"
 
 
-def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal) -> str:
+def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal, now_s: float) -> str:
     config, ballot = state.config, proposal.ballot
     if ballot.peer != sender:
         return f"{short(sender)} proposed under a ballot of {short(ballot.peer)}; expected its own"
-    if ballot.attempt == 0 and sender != first_opener(state.link.commit, state.link.roster):
+    if ballot.attempt == 0 and sender != base_opener(state):
         return f"{short(sender)} proposed attempt 0, which belongs to the first of the base roster"
     if is_absurd(state, ballot):
         return f"{short(sender)} proposed attempt {ballot.attempt}: {_TOO_HIGH}"
@@ -380,6 +397,12 @@ def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal) -> str:
     if (proposal.spine == NO_SPINE) != config.is_spine:
         which, expected = ("with", "none") if config.is_spine else ("without", "one")
         return f"{short(sender)} proposed a round of {proposal.unit} {which} a spine; expected {expected}"
+    if proposal.lone and (state.open.promised is None or state.open.promised < proposal.ballot):
+        return f"{short(sender)} proposed a lone attempt that we did not promise"
+    if not proposal.lone:
+        problem = consent_problem(state, ballot, proposal.pre_votes, lone=False, now_s=now_s)
+        if problem:
+            return f"{short(sender)} proposed attempt {ballot.attempt}: {problem}"
     if state.spine is not None and state.spine.standing(proposal.spine) is Standing.OTHER:
         return f"{short(sender)} stands on another lineage of the spine than we, at {short(proposal.spine)}"
     return _why_closed(state)
@@ -446,39 +469,16 @@ def _result(state: RoundState, sender: PeerId, message: ResultReady, now_s: floa
         )
         return RoundStep(state, remark=f"dropped a result of {_named(message.ballot)}: {expected}")
     try:
-        header = open_result(state.config, opened.proposal, message)
+        header = refusing.open_result(state.config, opened.proposal, message, state.link.roster)
+    except refusing.FalseResultError as error:
+        return refusing.false_result(state, opened.proposal, error, now_s)
     except (RemoteProtocolError, VersionError) as error:
         return RoundStep(state, remark=f"dropped a result: {error.one_line()}")
     if not header.included:
         return attempt.nothing_to_sum(state, header, now_s)
     results = MappingProxyType({**opened.results, header.first_chunk: header})
     held = opened.held | {header.first_chunk} if sender == state.config.me.peer else opened.held
+    claimed = {entry.peer: entry.tokens for entry in header.included}
+    if not claimed.items() <= opened.claimed.items():
+        opened = replace(opened, claimed=MappingProxyType({**opened.claimed, **claimed}))
     return attempt.results_changed(replace(state, open=replace(opened, results=results, held=held)), now_s)
-
-
-def open_result(config: RoundConfig, proposal: Proposal, message: ResultReady) -> ResultHeader:
-    """The signed header of a slice's result, checked against the proposal.
-
-    Raises:
-        RemoteProtocolError: another slice or attempt, another's signature, or contributions of nobody who takes part.
-        VersionError: signed by another version of the protocol.
-    """
-    envelope = open_envelope(
-        message.header, verifier=config.verifier, domain=ROUND_DOMAIN, run_id=config.run_id, now_unix_ms=None
-    )
-    header = decode_body(ResultHeader, envelope.payload)
-    part = next((s for s in proposal.slices if s.first_chunk == header.first_chunk), None)
-    if part is None or (part.reducer, part.stop_chunk) != (header.reducer, header.stop_chunk):
-        raise RemoteProtocolError(f"a result of {short(header.reducer)} for another slice", "its own slice")
-    if header.reducer != envelope.sender or (header.base, header.ballot) != (proposal.base, proposal.ballot):
-        raise RemoteProtocolError(f"a result signed by {short(envelope.sender)}", "its reducer's, of this attempt")
-    peers = [entry.peer for entry in header.included]
-    incarnations = {m.peer: m.incarnation for m in proposal.members}
-    if len(set(peers)) < len(peers) or any(incarnations.get(e.peer) != e.incarnation for e in header.included):
-        raise RemoteProtocolError("a result that counts strangers, or somebody twice", "members, each once")
-    codec = proposal.result_codec or proposal.codec
-    if header.lost_ppm and not leaves_out(codec):
-        raise RemoteProtocolError(
-            f"a result in {codec} that leaves out {header.lost_ppm} millionths", "0: all is written"
-        )
-    return header

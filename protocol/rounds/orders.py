@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import TreeNode
-from protocol.rounds.messages.messages import Ballot, Certificate, Heartbeat, Leave, Proposal, RoundMessage, Settle
+from protocol.rounds.messages.messages import Certificate, Heartbeat, Leave, Proposal, RoundMessage, Settle
+from protocol.rounds.messages.record import Ballot
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,16 @@ class Switch:
     reason: str = field(default="", compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ReportDoubleVote:
+    """Keep the two acks that convict a voter, and show them to the host, which bans it."""
+
+    voter: PeerId
+    one: bytes
+    other: bytes
+    reason: str = field(default="", compare=False)
+
+
 Action = (
     Send
     | SendHeartbeat
@@ -181,4 +192,5 @@ Action = (
     | CatchUp
     | PrepareSwitch
     | Switch
+    | ReportDoubleVote
 )

@@ -1,4 +1,5 @@
-"""The peers that take part in an attempt besides its leader, and absent peers whose contribution still counts (R7 and R16).
+"""The peers that take part in an attempt besides its leader and that may reduce in it, and absent peers whose contribution still
+counts (R7 and R16).
 
 Rules: R7, R16 (protocol/rounds/RULES.md).
 """
@@ -6,14 +7,20 @@ Rules: R7, R16 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
 
 from protocol.frozen import replace
 from protocol.ids import PeerId
 from protocol.rounds.lineage.quorum import electorate
-from protocol.rounds.messages.messages import Member, UnitHead
+from protocol.rounds.messages.messages import Member, SliceSpec, UnitHead
 from protocol.rounds.peer_survey import with_views
-from protocol.rounds.queries import caught_up, is_gone, is_suspected, ready_at
+from protocol.rounds.queries import caught_up, is_gone, is_suspected, lenders, may_reduce, ready_at
+from protocol.rounds.schedule.proposal import ReducerOffer
 from protocol.rounds.state import NO_ROOT, Leading, PeerView, RoundState
+
+NUM_ROUNDS_WITHOUT_SLICE: Final = 64
+"""So many rounds a reducer that withheld a result, or signed a false one, gets no slice of us. A broken line may heal."""
 
 
 def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ...]:
@@ -69,8 +76,59 @@ def brought_before(state: RoundState, led: Leading, here: Mapping[PeerId, Member
         return {}
     ours = [header for header in state.open.results.values() if header.reducer == state.config.me.peer]
     counted = {entry.peer for header in ours for entry in header.included}
-    found = [m for m in before.members if m.peer not in here and (m.peer in counted or is_gone(state, m.peer))]
+    absent = [m for m in before.members if m.peer not in here and m.peer not in state.barred.expelled]
+    found = [m for m in absent if m.peer in counted or is_gone(state, m.peer)]
     return {member.peer: member for member in found[: max(0, state.config.max_members - len(here))]}
+
+
+def expected_tokens(state: RoundState, members: Iterable[PeerId]) -> list[int]:
+    """The tokens that these members will claim: as signed on this base already, else as last reported. A contribution is taken once
+    on a base, while the ready tokens grow on from attempt to attempt; a cap made from these would be far above what the claims allow.
+    """
+    expected: list[int] = []
+    for peer in members:
+        view, is_own = state.peers.get(peer), peer == state.config.me.peer
+        reported = state.tokens_ready if is_own else view.head.tokens_ready if view and view.head else 0
+        if is_own and state.open.contribution is not None:
+            reported = state.open.contribution.tokens
+        expected.append(state.open.claimed.get(peer, reported))
+    return [tokens for tokens in expected if tokens > 0]
+
+
+def reducer_offers(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -> list[ReducerOffer]:
+    """Offers to reduce: from reachable members that let no attempt of ours run out of time, and from ourselves. If these are fewer
+    than half of the members, reachable peers that do not hold the unit fill up the number (R7).
+    """
+    config = state.config
+    offers = [
+        ReducerOffer(peer, state.peers[peer].upload_bytes_per_s)
+        for peer in members
+        if peer != config.me.peer and state.peers[peer].is_inbound_reachable and may_reduce(state, peer)
+    ]
+    if config.is_inbound_reachable and may_reduce(state, config.me.peer):
+        offers.append(ReducerOffer(config.me.peer, state.upload_bytes_per_s))
+    num_missing = -(-len(members) // 2) - len(offers)
+    if num_missing > 0 and len(members) > 1:
+        borrowed = lenders(state, now_s)[:num_missing]
+        offers += [ReducerOffer(view.peer, view.upload_bytes_per_s) for view in borrowed]
+    return offers or [ReducerOffer(config.me.peer, state.upload_bytes_per_s)]
+
+
+def withholders(state: RoundState, lost: Iterable[SliceSpec], now_s: float) -> tuple[PeerId, ...]:
+    """The reducers of these slices that are here, announced a result, and did not give its bytes."""
+    announced = (part.reducer for part in lost if part.first_chunk in state.open.results)
+    return tuple(peer for peer in announced if peer != state.config.me.peer and not is_suspected(state, peer, now_s))
+
+
+def without_slices(state: RoundState, reducers: Iterable[PeerId]) -> RoundState:
+    """Give these reducers no slice in the next rounds that we lead: they announced what they did not give, or what is not so. Each
+    such result costs everybody its deadline.
+    """
+    until = dict.fromkeys(reducers, state.link.index + NUM_ROUNDS_WITHOUT_SLICE)
+    if not until:
+        return state
+    barred = state.barred
+    return replace(state, barred=replace(barred, no_slices_until=MappingProxyType({**barred.no_slices_until, **until})))
 
 
 def _cohort(state: RoundState, led: Leading, others: tuple[PeerView, ...]) -> tuple[PeerView, ...]:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.state import PeerView, RoundState, Survey
 
 

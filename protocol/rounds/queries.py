@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from protocol.ids import PeerId
+from protocol.ids import CommitId, PeerId
 from protocol.rounds.failure_probes import FULL_MESH, do_ping, says_silent, whom_we_ping
 from protocol.rounds.lineage.lineage import Standing
-from protocol.rounds.lineage.quorum import electorate, is_quorum, opener_order
-from protocol.rounds.messages.messages import Ballot, Heartbeat, UnitHead
+from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order
+from protocol.rounds.messages.messages import Heartbeat, UnitHead
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.peer_survey import most_tokens_of_others, voters_heard
 from protocol.rounds.state import PeerView, RoundConfig, RoundState
 
@@ -58,6 +59,12 @@ def is_alive(state: RoundState, peer: PeerId, now_s: float, patience_s: float) -
         return True
     view = state.peers.get(peer)
     return view is not None and not view.lost and not view.left and now_s - view.heard_at_s <= patience_s
+
+
+def base_opener(state: RoundState) -> PeerId:
+    """The owner of attempt 0 on our head."""
+    link = state.link
+    return first_opener(state.config.run_id, link.unit, link.index, link.roster)
 
 
 def is_gone(state: RoundState, peer: PeerId) -> bool:
@@ -213,6 +220,11 @@ def may_hold(state: RoundState, peer: PeerId) -> bool:
     return view is not None and (view.member is None or view.head is not None)
 
 
+def may_reduce(state: RoundState, peer: PeerId) -> bool:
+    """Whether we may give a peer a slice, as far as its earlier results tell (R7)."""
+    return peer not in state.open.unfit and state.barred.no_slices_until.get(peer, 0) <= state.link.index
+
+
 def lenders(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
     """Live, reachable peers that do not hold the unit and may be asked to reduce (R7). Those with twice the upload come first.
     Equals are ordered by the base, so that not every unit's opener asks the same few.
@@ -223,11 +235,15 @@ def lenders(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
         for peer, view in state.peers.items()
         if not may_hold(state, peer)
         and view.is_inbound_reachable
-        and peer not in state.open.unfit
+        and may_reduce(state, peer)
         and is_alive(state, peer, now_s, patience_s)
     ]
-    drawn = {peer: rank for rank, peer in enumerate(opener_order(state.link.commit, 0, [view.peer for view in able]))}
+    drawn = {peer: rank for rank, peer in enumerate(_drawn_order(state, [view.peer for view in able]))}
     return tuple(sorted(able, key=lambda view: (-view.upload_bytes_per_s.bit_length(), drawn[view.peer])))
+
+
+def _drawn_order(state: RoundState, peers: list[PeerId]) -> tuple[PeerId, ...]:
+    return opener_order(state.config.run_id, state.link.unit, state.link.index, 0, peers)
 
 
 def caught_up(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
@@ -248,6 +264,7 @@ def _caught_up(state: RoundState, now_s: float) -> list[PeerView]:
         and head.can_contribute
         and view.member is not None
         and not (view.lost or view.left)
+        and view.peer not in state.barred.expelled
     ]
     return views if state.spine is None else [view for view in views if stands_with_us(state, view)]
 
@@ -345,6 +362,15 @@ def has_vote(state: RoundState, peer: PeerId) -> bool:
     return member is None or state.link.may_vote(peer, member.incarnation)
 
 
+def is_refused(state: RoundState, leader: PeerId, now_s: float) -> bool:
+    """Whether a record of this leader broke a rule lately. Not for good: honest peers may have seen different things, and a quorum may
+    need a leader that each of them refused once.
+    """
+    attempts = state.open.leaders.get(leader)
+    at_s = None if attempts is None else attempts.refused_at_s
+    return at_s is not None and now_s - at_s < state.config.longest_interval_s
+
+
 def quorum_in_reach(state: RoundState, ballot: Ballot, now_s: float) -> bool:
     """Whether enough of the base roster is alive to commit; a voter need not be caught up in its training."""
     voters, _ = voters_heard(state, now_s - idle_patience_s(state))
@@ -375,6 +401,25 @@ def may_be_lone(state: RoundState, now_s: float) -> bool:
     patience_s = idle_patience_s(state)
     missing = [peer for peer in state.link.roster if not is_alive(state, peer, now_s, patience_s)]
     return waited_s >= GONE_PATIENCE_S and all(is_gone(state, peer) for peer in missing)
+
+
+def lone_refused(state: RoundState, now_s: float) -> frozenset[CommitId]:
+    """Lone commits on our head that nobody had a reason to make: more than half of its voters are here and may vote, ourselves
+    included, and none of them stands on it. A process that has just started may have missed the reason: it judges a little later.
+    """
+    tree, link = state.tree, state.link
+    if not tree.has_lone or (not state.is_head_seen and now_s - state.committed_at_s < GONE_PATIENCE_S):
+        return frozenset()
+    children = [node.link for node in tree.nodes.values() if node.link.parent == link.commit and node.link.is_lone]
+    return frozenset(child.commit for child in children if _are_most_voters_here(state, child.commit, now_s))
+
+
+def _are_most_voters_here(state: RoundState, lone: CommitId, now_s: float) -> bool:
+    patience_s = idle_patience_s(state)
+    here = [peer for peer in state.link.roster if has_vote(state, peer) and is_alive(state, peer, now_s, patience_s)]
+    heads = {peer: view.head.head for peer in here if (view := state.peers.get(peer)) and view.head is not None}
+    without = [peer for peer in here if peer not in heads or state.tree.path(lone, heads[peer]) is None]
+    return 2 * len(without) > len(state.link.roster)
 
 
 def own_head(state: RoundState) -> UnitHead:

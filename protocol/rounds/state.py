@@ -16,22 +16,21 @@ from typing import Final
 from protocol.frozen import replace
 from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, SpineView
-from protocol.rounds.liveness_timing import PROMISE_WITHIN_S, SUSPECT_AFTER_S
 from protocol.rounds.messages.messages import (
     AckedRecord,
-    Ballot,
     Leave,
     Member,
-    OuterStep,
     Promise,
     Proposal,
     ResultHeader,
     Settle,
     UnitHead,
 )
+from protocol.rounds.messages.record import Ballot, OuterStep
 from protocol.rounds.orders import Action
+from protocol.rounds.schedule.liveness_timing import PROMISE_WITHIN_S, SUSPECT_AFTER_S
 from protocol.rounds.schedule.stagger import UNSTAGGERED, Stagger
 from protocol.rounds.schedule.target import RoundTarget
 
@@ -138,6 +137,7 @@ class Leading:
         lone_voters: without a quorum, all of these must agree, promise and ack (R18); empty otherwise.
         is_promised: our own promise for the ballot is on disk. Nobody hears of the ballot before that, so a crash cannot make us
             lead two attempts under one name.
+        pre_vote_envelopes, promise_envelopes: the same from others as they signed them: our proof to those who did not hear them.
         settled_s: when the record was settled, 0 before.
         has_leaders_word: the leader of the running attempt has answered whether this one is wanted.
     """
@@ -148,7 +148,9 @@ class Leading:
     lone_voters: tuple[PeerId, ...] = ()
     is_promised: bool = False
     pre_votes: frozenset[PeerId] = frozenset()
+    pre_vote_envelopes: Mapping[PeerId, bytes] = field(default_factory=lambda: MappingProxyType({}))
     promises: Mapping[PeerId, Promise] = field(default_factory=lambda: MappingProxyType({}))
+    promise_envelopes: Mapping[PeerId, bytes] = field(default_factory=lambda: MappingProxyType({}))
     acks: Mapping[PeerId, bytes] = field(default_factory=lambda: MappingProxyType({}))
     settle: Settle | None = None
     settled_s: float = 0.0
@@ -204,16 +206,39 @@ class Ahead:
 
 
 @dataclass(frozen=True)
+class AnnouncedTimes:
+    """How long the slices of an attempt wait, 0 where it is as the proposal says, and how long our upload takes, in seconds."""
+
+    reduce_within_s: float = 0.0
+    upload_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class LeaderAttempts:
+    """The attempts of one leader on a base.
+
+    Attributes:
+        num_proposed: the attempts that it has proposed to us.
+        refused_at_s: when its last settled record broke a rule; for a while we agree to no further attempt of it.
+    """
+
+    num_proposed: int = 0
+    refused_at_s: float | None = None
+
+
+@dataclass(frozen=True)
 class OpenRound:
     """Everything about the round on the current head; dropped whole when the head moves.
 
     Attributes:
         promised: no ballot below it is acked from now on (durable before anybody is told).
         acked: the highest ballot acked here and its record (durable likewise). Lone records are separate, in `acked_lone`: they
-            decide nothing for peers that still have a quorum.
+            decide nothing for peers that still have a quorum. `acked_before` is our ack of another record before `acked`: the next ack
+            names it.
         snapshot_at_s: when our contribution was taken, 0 where there is none.
         proposal: the plan of the highest ballot seen, and `proposal_at_s` when it came.
         results: reducers' signed results of the proposal's ballot, by first chunk; `held` are those whose bytes are on our disk.
+        claimed: tokens that others signed for this base, as results of any attempt showed them.
         gathering: the settled record whose bytes are being fetched to disk.
         committing: the commit that is being written and applied.
         stalled: a commit of which no peer that answered had the bytes.
@@ -226,19 +251,20 @@ class OpenRound:
             next ones (R7).
         useless: results whose bytes came here and mean nothing (R10).
         revision: how often the proposal was mended.
-        reduce_within_s: how long its slices wait as we last announced, 0 where that is the proposal's.
-        announced_upload_s: how long our upload takes, as last announced to all participants.
+        told: the times of it that we last announced.
         given_s: how long after `proposal_at_s` its leader gives it time, as it told us; 0 before it was asked.
         asked: pre-votes that wait for a sign of the opener.
         asked_since: participants of a large exchange whom others miss, and since when we ask them ourselves (failure_probes.py).
         leaves: the signed goodbyes of peers that left on this base, with their votes.
         voteless: peers that reported that no vote of theirs counts on this base, without a goodbye that we have.
+        leaders: the attempts of each leader on this base, as we saw them (R6).
         has_left: we said goodbye on this base in an earlier process, or do not know our votes: no vote of ours counts on it.
     """
 
     promised: Ballot | None = None
     acked: AckedRecord | None = None
     acked_lone: AckedRecord | None = None
+    acked_before: AckedRecord | None = None
     contribution: Contribution | None = None
     snapshot_at_s: float = 0.0
     is_preparing: bool = False
@@ -247,6 +273,7 @@ class OpenRound:
     exchange: Ballot | None = None
     results: Mapping[int, ResultHeader] = field(default_factory=lambda: MappingProxyType({}))
     held: frozenset[int] = frozenset()
+    claimed: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
     gathering: Settle | None = None
     committing: CommitId | None = None
     stalled: CommitId | None = None
@@ -260,12 +287,12 @@ class OpenRound:
     unfit: tuple[PeerId, ...] = ()
     useless: frozenset[Root] = frozenset()
     revision: int = 0
-    reduce_within_s: float = 0.0
-    announced_upload_s: float = 0.0
+    told: AnnouncedTimes = AnnouncedTimes()
     given_s: float = 0.0
     asked: tuple[PendingPreVote, ...] = ()
     asked_since: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     has_left: bool = False
+    leaders: Mapping[PeerId, LeaderAttempts] = field(default_factory=lambda: MappingProxyType({}))
     leaves: Mapping[PeerId, SignedLeave] = field(default_factory=lambda: MappingProxyType({}))
     voteless: frozenset[PeerId] = frozenset()
 
@@ -323,6 +350,23 @@ class Survey:
 
 
 @dataclass(frozen=True)
+class Barred:
+    """Peers that are left out, for good or for a while.
+
+    Attributes:
+        expelled: peers that two acks of their own convict (lineage/double_votes.py); nothing of theirs counts any more.
+        no_slices_until: the commit from which on these reducers may get a slice of us again; they withheld a result or lied in one.
+    """
+
+    expelled: frozenset[PeerId] = frozenset()
+    no_slices_until: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def expelling(self, *peers: PeerId) -> Barred:
+        """These peers are out, too."""
+        return replace(self, expelled=self.expelled.union(peers))
+
+
+@dataclass(frozen=True)
 class RoundState:
     """The round machine of one unit at one peer.
 
@@ -330,6 +374,8 @@ class RoundState:
         link: the head: the newest commit that is applied here.
         tree: the verified commits that are known here, on any lineage.
         switching: the lineage that is being fetched to be followed.
+        is_head_seen: whether this process saw the head committed, or it is the start of the run. Else others may have gone on alone
+            before this process began.
         alone_since_s: since when no quorum of the base roster was in reach, in awake time.
         exchange_s: how long our last upload took, 0 before the first.
         proposed_at_s: when the head's round was proposed, 0 where unheard.
@@ -339,6 +385,7 @@ class RoundState:
             last commit's target decides when a round is due. Peers need not agree on when one is opened.
         spine_ready: tokens that we have ready for its next round; None where we do not hold it.
         missing: commits of other lineages whose bytes nobody had (unavailable_commits.py).
+        barred: peers that broke a rule provably, and reducers that get no slice of us for a while.
     """
 
     config: RoundConfig
@@ -355,6 +402,7 @@ class RoundState:
     switching: Switching | None = None
     is_leaving: bool = False
     alone_since_s: float | None = None
+    is_head_seen: bool = False
     exchange_s: float = 0.0
     proposed_at_s: float = 0.0
     snapshot_at_s: float = 0.0
@@ -364,6 +412,7 @@ class RoundState:
     due_tokens: int = 0
     spine_ready: int | None = None
     missing: Mapping[CommitId, UnavailableCommit] = field(default_factory=lambda: MappingProxyType({}))
+    barred: Barred = Barred()
     survey: Survey | None = field(default=None, compare=False, repr=False)
 
     @property

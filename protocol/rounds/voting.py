@@ -8,21 +8,23 @@ Rules: R6, R13, R14, R16 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, VersionError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import attempt, leading
+from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_problem
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, PromiseLogged
-from protocol.rounds.lineage.chain import ChainLink, link_after
-from protocol.rounds.lineage.quorum import first_opener
+from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, record_problem
 from protocol.rounds.messages.messages import (
-    LAST_ATTEMPT,
-    NO_SPINE,
+    NO_COMMIT_NAMED,
     Ack,
     AckedRecord,
-    Ballot,
     Leave,
     PreVote,
     PreVoteRequest,
@@ -32,14 +34,31 @@ from protocol.rounds.messages.messages import (
     Refusal,
     Settle,
 )
+from protocol.rounds.messages.record import LAST_ATTEMPT, NO_SPINE, Ballot
+from protocol.rounds.messages.wire import commit_id
 from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
-from protocol.rounds.proposal import both_codecs
-from protocol.rounds.queries import is_gone, is_suspected, may_be_lone, own_heartbeat
+from protocol.rounds.queries import (
+    base_opener,
+    idle_patience_s,
+    is_alive,
+    is_gone,
+    is_refused,
+    is_suspected,
+    may_be_lone,
+    own_heartbeat,
+)
 from protocol.rounds.schedule.outer_rule import outer_of_round
-from protocol.rounds.state import PendingPreVote, RoundState, RoundStep
+from protocol.rounds.schedule.proposal import both_codecs
+from protocol.rounds.state import LeaderAttempts, PendingPreVote, RoundState, RoundStep
+
+ACK_VERSION: Final = 1
+"""Of acks that name the one before them."""
 
 MAX_ASKED = 64
 """Pre-votes that wait for a sign of the opener; one for each member that may ask."""
+
+MOST_LED: Final = 3
+"""Attempts on one base that a leader may make in a row while others could lead."""
 
 NOTICED_WITHIN_S: Final = 0.3
 """A dead leader is mostly noticed by then by a peer that waits for it. A goodbye must still be out within half a second."""
@@ -59,7 +78,7 @@ def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> 
     try:
         link = link_after(state.link, settle.record)
     except RemoteProtocolError as error:
-        return RoundStep(state, remark=f"refused a settled record of {short(sender)}: {error.one_line()}")
+        return RoundStep(state, (), f"refused a record of {short(sender)}: {error.one_line()}")
     acked = opened.acked_lone if link.is_lone else opened.acked
     if acked is not None and acked.ballot == settle.ballot:
         if acked.record != settle.record:  # a ballot has one record (R13)
@@ -74,6 +93,13 @@ def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> 
     problem = _why_not_ack(state, link, now_s)
     if problem:
         return RoundStep(state, (), problem)
+    problem = _broken_rule(state, settle, link, now_s)
+    if problem:
+        if sender != state.config.me.peer:
+            attempts = replace(opened.leaders.get(sender, LeaderAttempts()), refused_at_s=now_s)
+            leaders = MappingProxyType({**opened.leaders, sender: attempts})
+            state = replace(state, open=replace(opened, leaders=leaders))
+        return RoundStep(state, (), f"refused a record of {short(sender)}: {problem}")
     state = replace(state, open=replace(opened, gathering=settle))
     why = f"attempt {settle.ballot.attempt} of round {link.index} is settled: its bytes come to our disk before our ack"
     return RoundStep(state, (GatherBytes(settle, why),))
@@ -86,7 +112,7 @@ def _why_not_settled(state: RoundState, sender: PeerId, settle: Settle) -> str:
         return f"{short(sender)} settled a record, but {short(state.open.committing)} is being applied on this base"
     if state.is_leaving:
         return f"{short(sender)} settled a record, but we are leaving: nothing more is acked"
-    if settle.ballot.attempt == 0 and sender != first_opener(state.link.commit, state.link.roster):
+    if settle.ballot.attempt == 0 and sender != base_opener(state):
         return f"{short(sender)} settled attempt 0, which belongs to the first of the base roster"
     return ""
 
@@ -128,6 +154,50 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
     return ""
 
 
+def _broken_rule(state: RoundState, settle: Settle, link: ChainLink, now_s: float) -> str:
+    """Which rule of records its leader broke; empty for an honest one."""
+    try:
+        leaves = {**leaves_in(state, settle), **state.open.departures}
+    except (RemoteProtocolError, VersionError) as error:
+        return f"a goodbye that does not count: {error.one_line()}"
+    problem = _why_not_right(state, settle, link, leaves)
+    if problem or (link.record is not None and link.record.ballot != settle.ballot):
+        return problem  # a record that was acked before has to be finished as it is, whoever came back since
+    return _why_not_fair(state, link, leaves, now_s)
+
+
+def _why_not_right(state: RoundState, settle: Settle, link: ChainLink, leaves: Mapping[PeerId, Leave]) -> str:
+    """Why the record breaks a rule that everybody can check, now or years later."""
+    config, record = state.config, link.record
+    if record is None or record.rules < SIGNED:
+        return "it has no signatures of those whom it counts; its leader runs an older release"
+    problem = record_problem(state.link, record, SignatureCheck(config.verifier, config.run_id), leaves)
+    return problem or ("" if link.is_lone else promise_problem(state, settle))
+
+
+def _why_not_fair(state: RoundState, link: ChainLink, leaves: Mapping[PeerId, Leave], now_s: float) -> str:
+    """Why the record contradicts what we saw ourselves. Others may have seen something else, so it is no proof."""
+    me, opened, record = state.config.me.peer, state.open, link.record
+    if record is None or record.lone or opened.proposal is None:
+        return ""
+    offered = opened.contribution is not None and opened.contribution.tokens > 0
+    is_counted = record.contributor(me) is not None
+    if offered and not is_counted and len(record.contributors) <= len(opened.proposal.members) // 2:
+        return "it counts nothing of ours, nor of most members"
+    dropped = (peer for peer in state.link.roster if peer not in record.roster)
+    alive = [peer for peer in dropped if _takes_part(state, peer, leaves.get(peer), now_s)]
+    return f"it drops {short(alive[0])} from the voters, which takes part and answers us" if alive else ""
+
+
+def _takes_part(state: RoundState, peer: PeerId, leave: Leave | None, now_s: float) -> bool:
+    """Whether a voter is in the exchange and answers. A goodbye ends that, but for a process that came back after it."""
+    if peer == state.config.me.peer:
+        return state.can_contribute
+    member = state.open.proposal.member(peer) if state.open.proposal is not None else None
+    has_left = member is not None and leave is not None and member.session <= leave.member.session
+    return member is not None and not has_left and not is_suspected(state, peer, now_s)
+
+
 def bytes_held(state: RoundState, event: BytesHeld) -> RoundStep:
     """All bytes are on disk: write the ack."""
     opened, settle = state.open, event.settle
@@ -145,7 +215,9 @@ def bytes_held(state: RoundState, event: BytesHeld) -> RoundStep:
     if link.is_lone:
         opened = replace(opened, acked_lone=entry, promised=settle.ballot)
     else:
-        opened = replace(opened, acked=entry, promised=settle.ballot)
+        is_other = opened.acked is not None and opened.acked.record != entry.record
+        before = opened.acked if is_other else opened.acked_before
+        opened = replace(opened, acked=entry, acked_before=before, promised=settle.ballot)
     why = f"all bytes of round {link.index} are on our disk"
     order = LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, why)
     return RoundStep(replace(state, open=opened), (order,))
@@ -155,7 +227,21 @@ def ack_logged(state: RoundState, event: AckLogged) -> RoundStep:
     """The ack is on disk: send it."""
     if event.base != state.link.commit:
         return RoundStep(state, remark=_moved("an ack", event.base, state))
-    ack = Ack(state.config.unit, event.base, event.ballot, event.commit)
+    opened = state.open
+    is_lone = opened.acked_lone is not None and opened.acked_lone.ballot == event.ballot
+    if not is_lone and (opened.acked is None or opened.acked.ballot != event.ballot):
+        return RoundStep(state, remark=f"the ack of attempt {event.ballot.attempt} is on disk; another was made since")
+    before = None if is_lone else opened.acked_before
+    ack = Ack(
+        state.config.unit,
+        event.base,
+        event.ballot,
+        event.commit,
+        is_lone,
+        None if before is None else before.ballot,
+        NO_COMMIT_NAMED if before is None else commit_id(event.base, before.record),
+        ACK_VERSION,
+    )
     reason = f"acked round {state.link.index + 1}"
     return RoundStep(state, (Send((event.ballot.peer,), ack, reason),), reason)
 
@@ -198,6 +284,10 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
     opened, config = state.open, state.config
     if opened.promised is not None and request.ballot < opened.promised:
         return f"attempt {opened.promised.attempt} is promised already"
+    if _had_its_turns(state, sender, now_s):
+        return f"it led {_num_proposed(state, sender)} attempts on this base; it is the turn of others"
+    if is_refused(state, sender, now_s):
+        return "its record on this base broke a rule"
     if request.lone and not may_be_lone(state, now_s):
         return "a quorum of the base roster was in reach lately"
     if opened.committing is not None:
@@ -206,7 +296,9 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
     if led is not None and led.stage in ("collecting", "settling"):
         return f"leading attempt {led.ballot.attempt}"
     opener = leading.expected_opener(state)
-    if opener in (sender, config.me.peer) or is_gone(state, opener) or opener not in state.peers:
+    if opener in (sender, config.me.peer) or opener not in state.peers:
+        return ""
+    if is_gone(state, opener) or is_refused(state, opener, now_s):
         return ""
     if opened.proposal is not None:
         # the leader itself decides how long it gives the attempt: the asker asks it, too (leading.py)
@@ -219,6 +311,22 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
     if now_s - view.heard_at_s <= config.suspect_after_s:
         return f"{short(opener)} is alive"
     return None
+
+
+def _had_its_turns(state: RoundState, asker: PeerId, now_s: float) -> bool:
+    """Whether the leader of the last attempt wants one more after several that came to nothing. Others get a longest interval for
+    theirs: a leader that proposes and never settles could lead for ever.
+    """
+    opened = state.open
+    if opened.proposal is None or opened.proposal.ballot.peer != asker or _num_proposed(state, asker) < MOST_LED:
+        return False
+    if all(peer == asker or not is_alive(state, peer, now_s, idle_patience_s(state)) for peer in state.link.roster):
+        return False
+    return now_s - opened.proposal_at_s < leading.overdue_s(state) + state.config.longest_interval_s
+
+
+def _num_proposed(state: RoundState, leader: PeerId) -> int:
+    return state.open.leaders.get(leader, LeaderAttempts()).num_proposed
 
 
 def answer_pre_votes(state: RoundState, now_s: float) -> RoundStep:
@@ -241,7 +349,7 @@ def answer_pre_votes(state: RoundState, now_s: float) -> RoundStep:
 # --- promises -----------------------------------------------------------------------------------------------------------------
 
 
-def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) -> RoundStep:
+def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest, now_s: float) -> RoundStep:
     """A peer takes over: promise, durably, or report what is promised already (R16)."""
     opened = state.open
     found = f"attempt {request.ballot.attempt} of {short(request.ballot.peer)}"
@@ -260,6 +368,9 @@ def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) 
     # Each ballot is promised once: a leader that lost its disk may not know that it had this one before.
     if opened.promised is not None and request.ballot <= opened.promised:
         return RoundStep(state, (refusal(sender, request, opened.promised, above=""),))
+    problem = consent_problem(state, request.ballot, request.pre_votes, lone=request.lone, now_s=now_s)
+    if problem:
+        return RoundStep(state, remark=f"nothing is promised to {found}: {problem}")
     opened = replace(
         opened,
         promised=request.ballot,

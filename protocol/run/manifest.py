@@ -18,7 +18,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.identity.identity import Signer, Verifier
-from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
+from protocol.ids import PROTOCOL_VERSION, READABLE_VERSIONS, RunId, UnitName
 from protocol.kinds.codec_table import leaves_out
 from protocol.plain_file import check_plain_file
 from protocol.rounds.schedule.target import RoundTarget
@@ -388,7 +388,7 @@ def open_manifest(data: bytes, *, verifier: Verifier, expected_run_id: RunId | N
     """
     envelope = open_envelope(data, verifier=verifier, domain=MANIFEST_DOMAIN, run_id=_NO_RUN, now_unix_ms=None)
     version = _version_of(envelope.payload)
-    if version != PROTOCOL_VERSION:
+    if version not in READABLE_VERSIONS:
         raise VersionError(
             f"a run of protocol version {version}", f"version {PROTOCOL_VERSION}", "install the run's version"
         )

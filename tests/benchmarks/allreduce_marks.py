@@ -39,8 +39,9 @@ from averaging.state.generations import GenerationRef, Generations
 from averaging.state.state import UnitState
 from averaging.state.unit_log import LoggedContribution, UnitLog
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.messages import Certificate, CommitRecord
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.messages import Certificate
+from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.requests import ExchangeHello
 
 T = TypeVar("T")

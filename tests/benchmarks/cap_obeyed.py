@@ -29,7 +29,8 @@ from averaging.network.seams.interfaces import Stream
 from peer.owner.controls import Controls
 from peer.owner.controls_core import ControlSettings, Readings
 from peer.status.status_board import StatusBoard
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, RunId
 
 PROMISED_S: Final = 5.0

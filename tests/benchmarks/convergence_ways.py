@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from averaging.models.llama.config import LlamaConfig
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 from protocol.rounds.schedule.target import RoundTarget
 
 MEAN: Final = OuterStep("mean", 1.0, 0.0)

@@ -33,8 +33,8 @@ from averaging.state.partial_download import PartialDownload
 from averaging.state.state import UnitState, state_root
 from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
-from protocol.identity.identity import Ed25519Verifier
 from protocol.identity.identity_file import open_identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.tensors.tensor_schema import ChunkGrid
 

@@ -16,7 +16,8 @@ from protocol.errors import LocalProtocolError, PotluckError
 from protocol.identity.envelope import seal
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.messages.messages import Ballot, Settle
+from protocol.rounds.messages.messages import Settle
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_certificate, decode_message, decode_record
 from tests.benchmarks.points import DOOM_VARIABLE, DoomFile, Struck
 

@@ -49,7 +49,7 @@ from peer.models.merging import holder_model, merge, without_expert
 from peer.models.mixture import MixtureDecoder, Routed
 from peer.models.optimizer import make_optimizer
 from protocol.ids import CommitId, UnitName
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 from protocol.run.experts_section import RouterFeatures
 from protocol.run.traffic import update_bytes
 from protocol.run.training_sections import InnerSection

@@ -34,7 +34,7 @@ from averaging.data.sources.corpus import python_stdlib_documents
 from averaging.models.llama.config import LlamaConfig
 from averaging.rounds.traffic.contribution import encode_chunks
 from peer.training.local_training import LocalTrainer, TrainingPlan
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid

@@ -20,8 +20,9 @@ from protocol.host.reports import HeldoutResult, PeerReport
 from protocol.identity.envelope import open_envelope
 from protocol.ids import Root
 from protocol.pb import coordinator_pb2 as pb
-from protocol.rounds.lineage.chain import ChainLink, verify_certificate
-from protocol.rounds.messages.messages import Ballot
+from protocol.rounds.lineage.chain import verify_certificate
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_certificate
 from tests.averaging.rounds.round_world import (
     CODEC,

@@ -47,7 +47,8 @@ from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, open_st
 from peer.pipeline.transport.lane_network import OwnLoop
 from peer.pipeline.transport.lane_work import LaneContext, LaneShare
 from protocol.identity.credential import make_ca
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point

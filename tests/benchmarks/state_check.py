@@ -24,7 +24,7 @@ from averaging.storage.file_storage import FileStorage
 from coordinator.checkpoints.checkpoints import verify_checkpoint
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.progress.chain_log import ChainLog
-from coordinator.run.run_files import CHECKPOINT_FOLDER, IDENTITY_FILE, load_run
+from coordinator.run.run_files import CHECKPOINT_FOLDER, IDENTITY_FILE, RunFiles, load_run
 from peer.membership.joining import check_membership, open_start_record
 from peer.membership.saved_membership import SavedMembership, is_known, last_run_folder, load_membership
 from peer.session.build import result_codec
@@ -32,9 +32,10 @@ from peer.status.status import FINAL_STATUS_FILE, PeerStatus
 from protocol.errors import PotluckError
 from protocol.host.calls import START_DOMAIN
 from protocol.identity.envelope import open_envelope
-from protocol.identity.identity import Ed25519Verifier
 from protocol.identity.identity_file import open_identity
-from protocol.rounds.lineage.chain import ChainLink, genesis_link, verify_certificate
+from protocol.identity.verifier import Ed25519Verifier
+from protocol.rounds.lineage.chain import verify_certificate
+from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.messages.wire import decode_certificate
 from protocol.run.manifest import RunManifest, open_manifest
 from protocol.tensors.model_config import WHOLE_MODEL
@@ -115,11 +116,14 @@ def _check_run(state_dir: Path, run_folder: Path, saved: SavedMembership, found:
         if cache.path(entry.sha256).exists() and not cache.has(entry):
             found.torn.append(f"data shard {entry.sha256[:8]}")
     if saved.start_record:
-        trio.run(_check_unit, run_folder, manifest, open_start_record(saved.start_record, manifest), found)
+        start, verifier = open_start_record(saved.start_record, manifest), Ed25519Verifier(saved.ca_certificate_der)
+        trio.run(_check_unit, run_folder, manifest, start, verifier, found)
 
 
-async def _check_unit(run_folder: Path, manifest: RunManifest, start: bytes, found: Found) -> None:
-    offload, verifier = ThreadOffload(), Ed25519Verifier()
+async def _check_unit(
+    run_folder: Path, manifest: RunManifest, start: bytes, verifier: Ed25519Verifier, found: Found
+) -> None:
+    offload = ThreadOffload()
     storage = FileStorage(run_folder / WHOLE_MODEL, offload)
     schema = manifest.unit_schemas()[WHOLE_MODEL]
     grid = ChunkGrid(schema.num_elements, manifest.config.chunk_elements)
@@ -158,11 +162,11 @@ def check_host(folder: Path) -> Found:
     try:
         with open_identity(folder / IDENTITY_FILE):
             pass
-        manifest = load_run(folder).manifest
+        run = load_run(folder)
         for row in _integrity(folder / LEDGER_FILE):
             found.torn.append(f"ledger: {row}")
         with open_ledger(folder / LEDGER_FILE) as ledger:
-            _check_ledger(ledger, manifest, found)
+            _check_ledger(ledger, run, found)
             known = {row.path for row in ledger.checkpoints()}
         for path in sorted((folder / CHECKPOINT_FOLDER).glob("[0-9]*")):
             checkpoint = verify_checkpoint(path)
@@ -181,13 +185,13 @@ def _integrity(path: Path) -> list[str]:
     return [] if reported == ["ok"] else reported
 
 
-def _check_ledger(ledger: Ledger, manifest: RunManifest, found: Found) -> None:
+def _check_ledger(ledger: Ledger, run: RunFiles, found: Found) -> None:
     start = ledger.get(START_RECORD)
     if start is None:
         return
-    verifier = Ed25519Verifier()
-    envelope = open_envelope(start, verifier=verifier, domain=START_DOMAIN, run_id=manifest.run_id, now_unix_ms=None)
-    chain = ChainLog(genesis_link(envelope.payload, WHOLE_MODEL), manifest.run_id, verifier)
+    verifier, run_id = Ed25519Verifier(run.authority.certificate_der), run.manifest.run_id
+    envelope = open_envelope(start, verifier=verifier, domain=START_DOMAIN, run_id=run_id, now_unix_ms=None)
+    chain = ChainLog(genesis_link(envelope.payload, WHOLE_MODEL), run_id, verifier)
     chain.replay(ledger.commits(WHOLE_MODEL))
     found.index = chain.head.index
 

@@ -36,7 +36,8 @@ from averaging.network.seams.asyncio_thread import open_asyncio_thread
 from averaging.network.seams.directory import signed_record_rule
 from averaging.network.seams.interfaces import Network, Stream, Way
 from protocol.identity.credential import make_ca
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, RunId
 
 FRAME_BYTES: Final = 1 << 20

@@ -27,7 +27,8 @@ from averaging.network.seams.asyncio_thread import AsyncioThread, open_asyncio_t
 from averaging.network.seams.bulk_address import BulkAddress
 from averaging.network.seams.directory import RecordRule, signed_record_rule
 from averaging.network.seams.interfaces import Network, Way
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, RunId
 from tests.averaging.network.direct_world import options_of
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.ledger.ledger import CommitRow
 from protocol.host.calls import START_DOMAIN
-from protocol.identity.envelope import NEVER_MS, seal
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.credential import make_ca
+from protocol.identity.envelope import NEVER_MS, seal, seal_of
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
-from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink, genesis_link
-from protocol.rounds.messages.messages import (
-    Ack,
+from protocol.rounds.lineage.chain_link import ChainLink, genesis_link, link_of
+from protocol.rounds.lineage.evaluators import evaluator_order
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, sum_in
+from protocol.rounds.messages.claim import encode_claim, encode_sum
+from protocol.rounds.messages.messages import Ack, Certificate, Member, Proposal, ResultHeader, SliceSpec
+from protocol.rounds.messages.record import (
     Attestation,
     Ballot,
-    Certificate,
     CommitRecord,
     Contributor,
+    Included,
     Omission,
+    OmissionCode,
     OuterStep,
     SliceRecord,
 )
+from protocol.rounds.messages.requests import ContributionHeader
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import (
     commit_id,
@@ -32,10 +40,13 @@ from protocol.rounds.messages.wire import (
     encode_message,
     encode_record,
 )
+from protocol.rounds.schedule.proposal import Voters, make_record
 
 UNIT = UnitName("fragment-0")
 RUN_ID = RunId(bytes(range(32)))
-VERIFIER = Ed25519Verifier()
+CA_KEY = b"a" * 32
+CA = make_ca(CA_KEY, now_unix_s=1_700_000_000.0)
+VERIFIER = Ed25519Verifier(CA.certificate_der)
 START_ROOT = Root(b"s" * 32)
 HOST = Identity(b"h" * 32)
 PEERS = tuple(sorted((Identity(bytes([n]) * 32) for n in (1, 2, 3)), key=lambda identity: identity.peer_id))
@@ -51,9 +62,19 @@ def rows_of(certificates: Sequence[bytes]) -> list[CommitRow]:
     return sorted(rows, key=lambda row: row.index)
 
 
+@functools.cache
+def admission_of(peer: PeerId, run_id: RunId) -> bytes:
+    """The credential that the run's authority issued."""
+    credential, _ = CA.issue_own(peer, run_id, now_unix_s=1_700_000_000.0)
+    return credential
+
+
 @dataclass
 class Chain:
-    """Grows a lineage; `clone` begins a fork."""
+    """Grows a lineage; `clone` begins a fork. Its commits are signed where the start record asks for that, else as in older runs.
+
+    `ack_version`: 0 for acks as in older runs, which convict nobody who acks both sides of a fork.
+    """
 
     run_id: RunId = RUN_ID
     start_root: Root = START_ROOT
@@ -61,6 +82,7 @@ class Chain:
     commits: list[tuple[CommitId, int, int]] = field(default_factory=list)
     certificates: list[bytes] = field(default_factory=list)
     given_start: bytes = b""
+    ack_version: int = 0
 
     @property
     def start_payload(self) -> bytes:
@@ -82,10 +104,15 @@ class Chain:
     def head(self) -> tuple[CommitId, int, int]:
         return self.commits[-1] if self.commits else (self.genesis.commit, 0, 0)
 
+    @property
+    def evaluator(self) -> Identity:
+        """The peer that measures the newest commit: its loss counts at once."""
+        _, index, _ = self.head
+        first, *_ = evaluator_order(self.run_id, UNIT, index, (p.peer_id for p in self.members))
+        return next(p for p in self.members if p.peer_id == first)
+
     def clone(self) -> Chain:
-        return Chain(
-            self.run_id, self.start_root, self.members, list(self.commits), list(self.certificates), self.given_start
-        )
+        return replace(self, commits=list(self.commits), certificates=list(self.certificates))
 
     def commit(
         self,
@@ -96,6 +123,26 @@ class Chain:
         omitted: tuple[tuple[PeerId, str], ...] = (),
         lone: bool = False,
     ) -> CommitId:
+        parent, index, _ = self.head
+        makes = self._signed_record if self.genesis.rules else self._old_record
+        record = makes(tokens, attested, omitted, lone=lone)
+        raw = encode_record(record)
+        commit = commit_id(parent, raw)
+        ack = encode_message(Ack(UNIT, parent, record.ballot, commit, lone=lone, version=self.ack_version))
+        acks = tuple(seal(p, ROUND_DOMAIN, self.run_id, index, NEVER_MS, ack) for p in self.members[:voters])
+        self.certificates.append(encode_certificate(Certificate(raw, acks)))
+        self.commits.append((commit, index + 1, record.total_tokens))
+        return commit
+
+    def _old_record(
+        self,
+        tokens: tuple[int, ...],
+        attested: tuple[CommitId, Root] | None,
+        omitted: tuple[tuple[PeerId, str], ...],
+        *,
+        lone: bool,
+    ) -> CommitRecord:
+        """As peers of older releases made it."""
         parent, index, total = self.head
         contributors = tuple(
             Contributor(p.peer_id, 1, Root(b"c" * 32), t, min(t, 300))
@@ -103,7 +150,7 @@ class Chain:
         )
         left_out = tuple(Omission(peer, reason) for peer, reason in omitted)
         reducer = self.members[0].peer_id
-        record = CommitRecord(
+        return CommitRecord(
             unit=UNIT,
             parent=parent,
             index=index + 1,
@@ -123,10 +170,80 @@ class Chain:
             attested=Attestation(*attested) if attested else None,
             lone=lone,
         )
-        raw = encode_record(record)
-        commit = commit_id(parent, raw)
-        ack = encode_message(Ack(UNIT, parent, record.ballot, commit))
-        acks = tuple(seal(p, ROUND_DOMAIN, self.run_id, index, NEVER_MS, ack) for p in self.members[:voters])
-        self.certificates.append(encode_certificate(Certificate(raw, acks)))
-        self.commits.append((commit, index + 1, record.total_tokens))
-        return commit
+
+    def _signed_record(
+        self,
+        tokens: tuple[int, ...],
+        attested: tuple[CommitId, Root] | None,
+        omitted: tuple[tuple[PeerId, str], ...],
+        *,
+        lone: bool,
+    ) -> CommitRecord:
+        """With the signatures of its contributors and of its reducer."""
+        parent = link_of(decode_certificate(self.certificates[-1]).record) if self.commits else self.genesis
+        reducer, members = self.members[0], tuple(Member(p.peer_id, 1, 1) for p in self.members)
+        slices = (SliceSpec(0, 3, reducer.peer_id), SliceSpec(3, 4, reducer.peer_id))
+        proposal = Proposal(
+            UNIT,
+            parent.commit,
+            parent.index + 1,
+            Ballot(0, reducer.peer_id),
+            members,
+            slices,
+            "int8",
+            300,
+            5.0,
+            lone=lone,
+        )
+        pair = attested or (self.genesis.commit, self.start_root)
+        included = [
+            self._included(identity, ContributionHeader(UNIT, parent.commit, member, t, "int8", Root(b"c" * 32), *pair))
+            for identity, member, t in zip(self.members, members, tokens, strict=False)
+        ]
+        left_out = {peer for peer, _ in omitted}
+        headers = (
+            self._summed(
+                proposal, slices[0], [entry for entry in included if entry.peer not in left_out], b"r", omitted
+            ),
+            self._summed(proposal, slices[1], included, b"q"),
+        )
+        voters = Voters(frozenset(p.peer_id for p in self.members), frozenset())
+        return make_record(parent, proposal, proposal.ballot, headers, voters, OuterStep("mean", 1.0, 0.0), 300)
+
+    def _seal_of(self, identity: Identity, payload: bytes) -> bytes:
+        return seal_of(seal(identity, ROUND_DOMAIN, self.run_id, 0, NEVER_MS, payload))
+
+    def _included(self, identity: Identity, claim: ContributionHeader) -> Included:
+        return Included(
+            identity.peer_id,
+            1,
+            claim.root,
+            claim.tokens,
+            claim.attested,
+            claim.attested_root,
+            session=1,
+            seal=self._seal_of(identity, encode_claim(claim)),
+            credential=admission_of(identity.peer_id, self.run_id),
+        )
+
+    def _summed(
+        self,
+        proposal: Proposal,
+        part: SliceSpec,
+        included: Sequence[Included],
+        result: bytes,
+        omitted: tuple[tuple[PeerId, str], ...] = (),
+    ) -> ResultHeader:
+        header = ResultHeader(
+            UNIT,
+            proposal.base,
+            proposal.ballot,
+            part.first_chunk,
+            part.stop_chunk,
+            part.reducer,
+            tuple(included),
+            tuple(Omission(peer, reason, OmissionCode.LATE) for peer, reason in omitted),
+            sum(min(entry.tokens, proposal.weight_cap_tokens) for entry in included),
+            Root(result * 32),
+        )
+        return replace(header, sum_seal=self._seal_of(self.members[0], encode_sum(sum_in(header, proposal))))

@@ -315,7 +315,7 @@ class Rounds(HostStory):
         self._chain = await start(host)
         for _ in range(2):
             self._chain.commit((20, 20, 20))
-        await host.service.report(host.report(PEERS[0], self._report(2.75)))
+        await host.service.report(host.report(self._chain.evaluator, self._report(2.75)))
         for _ in range(3):
             self._chain.commit((20, 20, 20))
 
@@ -337,7 +337,7 @@ class Rounds(HostStory):
         """A peer that is heard for the second time reports three more rounds."""
         early = PeerReport("training", "", UNIT, tokens_per_s=100.0, loss_nats=3.0)
         await host.service.report(host.report(PEERS[1], early))
-        await host.service.report(host.report(PEERS[0], self._report(2.5)))
+        await host.service.report(host.report(self._chain.evaluator, self._report(2.5)))
 
 
 class Checkpoints(HostStory):

@@ -15,7 +15,7 @@ from coordinator.ledger.ledger import Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.progress.tracker import RunTracker, TrackedRun
 from protocol.host.reports import PeerReport, encode_report
-from protocol.identity.credential import CertificateAuthority, load_ca, make_ca, make_request, make_tls_key
+from protocol.identity.credential import CertificateAuthority, load_ca, make_request, make_tls_key
 from protocol.identity.envelope import seal
 from protocol.identity.identity import Identity
 from protocol.identity.invite import hash_secret
@@ -24,7 +24,7 @@ from protocol.pb import coordinator_pb2 as pb
 from protocol.rounds.messages.start import StartUnit
 from protocol.run.manifest import RunManifest, parse_run_config, sign_manifest
 from protocol.tensors.tensor_schema import ChunkGrid
-from tests.coordinator.chain_world import HOST, VERIFIER
+from tests.coordinator.chain_world import CA, CA_KEY, HOST, VERIFIER
 from tests.virtual import InlineOffload, VirtualClock
 
 UNIT = UnitName("fragment-0")
@@ -121,8 +121,8 @@ def open_host(folder: Path, clock: Clock | None = None) -> Iterator[HostWorld]:
     clock = clock or VirtualClock()
     authority_file = folder / "ca.der"
     if not authority_file.exists():
-        authority_file.write_bytes(make_ca(b"a" * 32, now_unix_s=1_700_000_000.0).certificate_der)
-    authority = load_ca(b"a" * 32, authority_file.read_bytes())
+        authority_file.write_bytes(CA.certificate_der)
+    authority = load_ca(CA_KEY, authority_file.read_bytes())
     manifest = tiny_manifest(authority)
     schema = manifest.unit_schemas()[UNIT]
     grid = ChunkGrid(schema.num_elements, manifest.config.chunk_elements)

@@ -27,11 +27,12 @@ from coordinator.policy.admission import AdmissionDecision, Verdict
 from coordinator.run.hosted_folder import fetch_status
 from coordinator.run.run_files import IDENTITY_FILE, load_run, open_run
 from protocol.errors import ConfigError, UnreachableError
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
 from protocol.identity.identity_file import open_identity
 from protocol.identity.invite import decode_invite, hash_secret
 from protocol.identity.names import peer_name
 from protocol.identity.revocation import open_revocation
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
 from protocol.run.manifest import load_run_config
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, content, decoder, write_checkpoint

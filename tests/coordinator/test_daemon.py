@@ -23,8 +23,8 @@ from coordinator.policy.config import HostConfig
 from peer.membership.coordinator_client import Caller, CoordinatorEndpoint, open_coordinator_client
 from protocol.host.reports import PeerReport
 from protocol.identity.credential import make_request, make_tls_key
-from protocol.identity.identity import Ed25519Verifier
 from protocol.identity.invite import Invite, decode_invite
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.run.manifest import open_manifest
 from tests.coordinator.chain_world import PEERS
 from tests.coordinator.host_world import UNIT

@@ -61,7 +61,7 @@ def replaced(name, value):
         if name in vars(module):
             setattr(module, name, value)
 """
-VERSION = f"{REPLACED}\nreplaced('PROTOCOL_VERSION', 2)"
+VERSION = f"{REPLACED}\nreplaced('PROTOCOL_VERSION', 3)"
 SCHEMA = f"""{REPLACED}
 import protocol.tensors.model_config as models, protocol.tensors.tensor_schema as tensors
 ours = models.model_schema
@@ -182,7 +182,7 @@ MISHAPS: Mapping[str, Mishap] = {
     ),
     "wrong authority": Mishap(_wrong_authority, 6, "not the coordinator that made the invite", "check the address"),
     "other protocol version": Mishap(
-        lambda run: _joining(run, "version", run.invite.encode(), before=VERSION), 7, "protocol version 1", "install"
+        lambda run: _joining(run, "version", run.invite.encode(), before=VERSION), 7, "protocol version 2", "install"
     ),
     "other schema": Mishap(
         lambda run: _joining(run, "schema", run.invite.encode(), before=SCHEMA), 7, "other tensors", "same release"

@@ -25,8 +25,8 @@ from averaging.state.state import StateHashes, UnitState, state_root
 from protocol.ids import CommitId, UnitName
 from protocol.kinds.outer_table import OUTER_STEPS
 from protocol.merkle import leaf_hash
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import OuterStep
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.at_once import apply_outer_step, encode_contribution

@@ -39,12 +39,14 @@ from peer.membership.saved_membership import host_heard_s, last_run_folder, take
 from peer.session.build import open_chains
 from peer.status.local_view import runs as joined_runs
 from peer.status.status import last_status
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
 from protocol.identity.identity_file import read_identity
 from protocol.identity.names import peer_name
 from protocol.identity.revocation import Revocation, open_revocation
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.lineage.chain import attested_roots, genesis_link, verify_certificate
+from protocol.rounds.lineage.chain import attested_roots, verify_certificate
+from protocol.rounds.lineage.chain_link import genesis_link
 from protocol.rounds.messages.wire import decode_certificate
 from protocol.run.manifest import load_run_config
 from protocol.tensors.model_config import WHOLE_MODEL

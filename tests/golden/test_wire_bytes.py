@@ -31,14 +31,16 @@ from protocol.host.reports import (
     encode_report,
     encode_report_reply,
 )
-from protocol.identity.envelope import seal
+from protocol.identity.envelope import seal, seal_of
 from protocol.identity.identity import Identity
 from protocol.identity.invite import Invite
 from protocol.identity.revocation import Revocation, join_entries, seal_revocation
-from protocol.ids import RunId, UnitName
+from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
 from protocol.merkle import leaf_hash, merkle_root
 from protocol.pipeline.messages.lane_wire import encode_lane_message, encode_parcel
+from protocol.rounds.lineage.record_rules import sum_of
 from protocol.rounds.messages.bundle import encode_answer, encode_bundle
+from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.heartbeat_delta import encode_moved, encode_short, report_digest
 from protocol.rounds.messages.messages import Heartbeat
 from protocol.rounds.messages.wire import (
@@ -58,12 +60,15 @@ from tests.protocol.rounds.messages.test_wire import (
     BASE,
     FETCHES,
     HEADER,
+    LANES,
     LOSSY,
     MEMBERS,
     MESSAGES,
     OF_LANES,
     RECORD,
     ROOT,
+    SEALED,
+    SIGNED,
     UNIT,
 )
 
@@ -71,8 +76,9 @@ GOLDEN = Path(__file__).with_name("wire_bytes.json")
 ALICE = Identity(bytes(range(32)))
 
 
-def _manifest() -> RunManifest:
+def _manifest(version: int = PROTOCOL_VERSION) -> RunManifest:
     return RunManifest(
+        protocol_version=version,
         config=parse_run_config(default_run_toml().replace("optimizer = ", "# optimizer = ")),
         dataset_id="ab" * 32,
         dataset_tokens=1000,
@@ -99,22 +105,31 @@ def _wire() -> dict[str, str]:
         "envelope": seal(ALICE, "potluck test", b"r" * 32, 7, 1_800_000_000_000, b"payload").hex(),
         "manifest": _manifest().canonical_bytes().decode(),
         "run id": _manifest().run_id.hex(),
+        "manifest of a run of version 1": _manifest(1).canonical_bytes().decode(),
+        "run id of version 1": _manifest(1).run_id.hex(),
         "schema fingerprint": model_schema(config).fingerprint().hex(),
         "merkle root of 5": merkle_root([leaf_hash(bytes([i])) for i in range(5)]).hex(),
         "invite": invite.encode(),
         "commit record": encode_record(RECORD).hex(),
         "commit record of lanes": encode_record(OF_LANES).hex(),
         "commit record of a lossy result": encode_record(LOSSY).hex(),
+        "commit record with signatures": encode_record(SIGNED).hex(),
         "ResultHeader": encode_body(HEADER).hex(),
         "ResultHeader of a lossy result": encode_body(replace(HEADER, lost_ppm=1234)).hex(),
+        "ResultHeader with signatures": encode_body(SEALED).hex(),
         "commit id": commit_id(BASE, encode_record(RECORD)).hex(),
         "start record": start.hex(),
         "start record that names disks": encode_body(
             replace(decode_body(StartRecord, start), incarnations=(1 << 63,))
         ).hex(),
+        "start record that asks for signatures": encode_body(replace(decode_body(StartRecord, start), rules=1)).hex(),
         "genesis id": genesis_id(start).hex(),
-        "ContributionHeader": encode_body(header).hex(),
+        "claim": encode_claim(header).hex(),
+        "claim of lanes": encode_claim(replace(header, tokens=10, lanes=LANES)).hex(),
+        "sum": encode_sum(sum_of(SIGNED, SIGNED.slices[0])).hex(),
+        "seal of an envelope": seal_of(seal(ALICE, "potluck test", b"r" * 32, 7, 1_800_000_000_000, b"payload")).hex(),
         "ExchangeHello": encode_body(hello).hex(),
+        "ExchangeHello of a newcomer": encode_body(replace(hello, credential=b"credential")).hex(),
     }
     for number, message in enumerate(MESSAGES):
         values[f"round message {number} {type(message).__name__}"] = encode_message(message).hex()

@@ -13,7 +13,7 @@ from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import codec_by_name
 from peer.training.local_training import LocalTrainer
 from protocol.ids import UnitName
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 from protocol.tensors.tensor_schema import TensorSchema
 from tests.at_once import apply_outer_step
 

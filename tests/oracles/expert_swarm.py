@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -33,8 +34,9 @@ from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from peer.training.local_training import LocalTrainer
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.ids import CommitId, PeerId, RunId, UnitName
-from protocol.rounds.lineage.chain import ROUND_DOMAIN
-from protocol.rounds.messages.messages import Member, OuterStep
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SIGNED
+from protocol.rounds.messages.messages import Member
+from protocol.rounds.messages.record import OuterStep
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import encode_body, genesis_id
 from protocol.rounds.schedule.stagger import UNSTAGGERED, Stagger
@@ -45,7 +47,7 @@ from protocol.tensors.model_units import ModelUnits
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 from tests.averaging.rounds.service_world import HandTrainer
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
-from tests.simulation.signing import HashSigner, HashVerifier
+from tests.simulation.signing import HashSigner, HashVerifier, admission_of
 from tests.virtual import InlineOffload, VirtualClock
 
 RUN_ID = RunId(sha256(b"a swarm with experts").digest())
@@ -247,7 +249,7 @@ class ExpertSwarm:
             holders = tuple(sorted(peer.peer for peer in self.holders(schema.unit)))
             units.append(StartUnit(schema.unit, schema.fingerprint(), root, holders))
         roster = tuple(sorted(peer.peer for peer in self.peers))
-        return encode_body(StartRecord(RUN_ID, tuple(units), roster, self.settings.target_tokens, 0))
+        return encode_body(StartRecord(RUN_ID, tuple(units), roster, self.settings.target_tokens, 0, rules=SIGNED))
 
     async def _open(self, peer: SwarmPeer, start: bytes) -> PeerRounds:
         members = {each.peer for each in self.peers}
@@ -272,7 +274,15 @@ class ExpertSwarm:
             open_round = await chain.restore()
             if peer.local is not None:
                 await trainer.load(chain.state.anchor_N, schedule_tokens=0)
-            round_tools = RoundContext(peer.network, clock, offload, trainer, sealed, _unsaid)
+            round_tools = RoundContext(
+                peer.network,
+                clock,
+                offload,
+                trainer,
+                sealed,
+                _unsaid,
+                credential=partial(admission_of, peer.peer, RUN_ID),
+            )
             service = RoundService(self._config(peer, unit), chain, open_round, round_tools, rounds)
             peer.services[unit] = service
             rounds.add(service)

@@ -39,8 +39,10 @@ from protocol.host.calls import START_DOMAIN
 from protocol.host.reports import PeerReport, ReportReply
 from protocol.identity.credential import CertificateAuthority, make_ca
 from protocol.identity.envelope import NEVER_MS, seal
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId
+from protocol.rounds.lineage.record_rules import SIGNED
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import decode_body, encode_body
 from protocol.run.manifest import RunManifest
@@ -144,7 +146,7 @@ class LaneRun:
             root = start_root(schema, grid, manifest.config.run.seed, (), manifest.model_schema)
             units.append(StartUnit(schema.unit, schema.fingerprint(), root, (self._identities[stage].peer_id,)))
         roster = tuple(sorted(identity.peer_id for identity in self._identities))
-        start = encode_body(StartRecord(manifest.run_id, tuple(units), roster, ROUND_TOKENS, 1))
+        start = encode_body(StartRecord(manifest.run_id, tuple(units), roster, ROUND_TOKENS, 1, rules=SIGNED))
         return seal(HOST, START_DOMAIN, manifest.run_id, 1, NEVER_MS, start)
 
     async def open(self, stage: int) -> Trainee:
@@ -183,8 +185,9 @@ class LaneRun:
         self._num_opened += 1
         session = self._num_opened
         sources, controls = Sources(StatusBoard(identity.peer_id, self._clock, 0.0)), Controls()
+        invite = SimpleNamespace(run_id=run_id, ca_certificate_der=self._ca.certificate_der)
         life = PeerSession(
-            config, cast("Any", SimpleNamespace(run_id=run_id)), cast("Any", SimpleNamespace(identity=identity)), folder,
+            config, cast("Any", invite), cast("Any", SimpleNamespace(identity=identity)), folder,
             take_incarnation(folder), session, SequenceNumbers(session), cast("Any", self._clock), sources, None,
             cast("Any", controls), Departure(),
         )  # fmt: skip

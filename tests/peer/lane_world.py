@@ -21,7 +21,7 @@ from protocol.pipeline import stage_machine as lane_stage
 from protocol.pipeline.lanes import lane_machine as lane
 from protocol.pipeline.schedule import most_in_flight
 from protocol.pipeline.stage_machine import LaneConfig, Point
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 from protocol.run.training_sections import InnerSection
 from tests.at_once import apply_outer_step
 from tests.peer.stage_world import (

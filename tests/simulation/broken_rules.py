@@ -21,11 +21,7 @@ def ignores_acks(patch: pytest.MonkeyPatch) -> None:
 
 def finishes_the_lowest(patch: pytest.MonkeyPatch) -> None:
     """A take-over finishes the lowest ack that it is told of."""
-
-    def lowest(*values: Any, key: Any = None) -> Any:
-        return min(*values, key=key) if key is not None else max(*values)
-
-    patch.setattr(leading, "max", lowest, raising=False)
+    patch.setattr(leading, "highest_first", lambda acked: sorted(acked, key=lambda item: item[1].ballot))
 
 
 def forgets_promises(patch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,12 @@ def _awake(world: World) -> list[Node]:
     return [node for node in world.live_nodes() if not node.process.is_frozen]
 
 
+def _may_be_too_few(world: World) -> bool:
+    """Whether one more that is away could leave a roster of which liars are half."""
+    honest = [node for node in world.nodes if node.peer not in world.liars]
+    return bool(world.liars) and any(not node.is_up or node.process.is_frozen for node in honest)
+
+
 async def _join(world: World, chooser: random.Random, lasts_s: float) -> None:
     node = world.add_node()
     world.happened("join", node.name)
@@ -108,7 +114,7 @@ async def _mid_round(
 
 async def _crash(world: World, chooser: random.Random, lasts_s: float) -> None:
     nodes = world.live_nodes()
-    if not nodes:
+    if not nodes or _may_be_too_few(world):
         return
     node = chooser.choice(nodes)
     world.happened("crash", node.name)
@@ -170,7 +176,7 @@ async def _disk_rot(world: World, chooser: random.Random, lasts_s: float) -> Non
 
 async def _freeze(world: World, chooser: random.Random, lasts_s: float) -> None:
     nodes = _awake(world)
-    if not nodes:
+    if not nodes or _may_be_too_few(world):
         return
     node = chooser.choice(nodes)
     session = node.session

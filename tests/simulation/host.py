@@ -21,7 +21,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal, superseded
 from protocol.identity.revocation import REVOKE_DOMAIN, fingerprint, has_others, missing
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.lineage.chain import ChainLink, genesis_link
+from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import CommitTree
 from tests.simulation.invariants import Violation
 from tests.simulation.signing import HashSigner
@@ -192,7 +192,7 @@ class Host:
         every_s = max(REPORT_EVERY_S, 2 * world.profile.heartbeat_s)
         while True:
             await world.swarm.timers.sleep(every_s)
-            for node in [*world.live_nodes(), *world.older]:
+            for node in [*world.honest_nodes(), *world.older]:
                 self.hear(node)
 
     def hear(self, node: Node) -> None:
@@ -276,7 +276,7 @@ class Host:
         return self.log.head.parent in {node.head_of(self._spine) for node in self._world.holders(self._spine)}
 
     def _hear_all(self) -> None:
-        nodes = self._world.live_nodes()
+        nodes = self._world.honest_nodes()
         for _ in range(2):  # what the first ones lack the last ones may have brought
             for node in nodes:
                 self.hear(node)
@@ -291,7 +291,7 @@ class Host:
             self._check_holder(node)
         if len({row.commit for row in self.rows}) < len(self.rows):
             raise Violation("the host recorded a commit twice")
-        for node in self._world.live_nodes():
+        for node in self._world.honest_nodes():
             if node.ban_book.known != self._bans.known:
                 raise Violation(
                     f"{node.name} knows {len(node.ban_book.entries)} bans, the host {len(self._bans.entries)}"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from averaging.codecs import Codec
 from averaging.rounds.traffic.contribution import result_root, split_chunks
 from protocol.host.calls import NO_COMMIT
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.messages import CommitRecord, SliceRecord
-from protocol.rounds.proposal import consumed_tokens, covered_chunks
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import CommitRecord, SliceRecord
+from protocol.rounds.schedule.proposal import consumed_tokens, covered_chunks
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.simulation import accounting
 from tests.simulation.accounting import Tokens
@@ -50,7 +50,13 @@ class Observed:
     """With error feedback: by chunk, the contribution that left the residual in this one; None where there was none."""
 
     start: CommitId = NO_COMMIT
+    founders: tuple[PeerId, ...] = ()
+    """The voters of the first round."""
+
     num_lone: int = 0
+    liars: Collection[PeerId] = ()
+    """Peers of whose tokens nothing is asked; by acks of theirs a base may have two commits of a quorum."""
+
     had_two: set[PeerId] = field(default_factory=set)
     """Peers that had two processes at once for a while, which may have read the same data."""
 
@@ -81,11 +87,14 @@ class Observed:
             return
         if record.lone:
             self.num_lone += 1
-        elif self.certified.setdefault(record.parent, link.commit) != link.commit:
+        elif self.certified.setdefault(record.parent, link.commit) != link.commit and not self.liars:
             first = self.certified[record.parent].hex()[:8]
             raise Violation(f"two commits of a quorum on one base: {first} and {link.commit.hex()[:8]}")
         counted: dict[PeerId, Tokens] = {}
         for entry in record.contributors:
+            if entry.peer in self.liars:
+                counted[entry.peer] = []
+                continue
             claim = self.claims.get((entry.peer, record.parent, entry.root))
             if claim is None:
                 raise Violation(f"commit {link.index} counts a contribution that {entry.peer} never made")
@@ -104,7 +113,7 @@ class Observed:
         while ancestor is not None:
             for entry in commit.record.contributors:
                 earlier = ancestor.record.contributor(entry.peer)
-                if earlier is None:
+                if earlier is None or entry.peer in self.liars:
                     continue
                 where = f"of {entry.peer} in commits {ancestor.index} and {commit.index}"
                 if earlier.root == entry.root:
@@ -177,9 +186,10 @@ class Observed:
     def check_preferred(
         self, head: CommitId, first_target_tokens: int, is_there: Callable[[KnownCommit], bool]
     ) -> None:
-        """At every fork behind this head the kept child has the most work below it, in classes that double, of each member in each
-        round at most the cap of the commit at the fork; then it is not lone, then its roster is the larger one, then its id the
-        lower one. Of other lineages only those commits count whose bytes are there.
+        """At every fork behind this head a child of a quorum is kept before a lone one, whatever the work; of two lone ones that which
+        more of the fork's voters made. Then the kept child has the most work below it, in classes that double, of each member in
+        each round at most the cap of the commit at the fork; then its roster is the larger one, then its id the lower one. Of
+        other lineages only those commits count whose bytes are there.
         """
         kept = {known.parent for known in self.lineage(head)} | {head}
         commits = {commit: known for commit, known in self.commits.items() if commit in kept or is_there(known)}
@@ -195,13 +205,15 @@ class Observed:
                 most[commit] = own + max((most[child] for child in children.get(commit, ())), default=0)
             return most[first]
 
-        def merit(commit: CommitId) -> tuple[int, bool, int, int]:
+        def merit(commit: CommitId) -> tuple[bool, int, int, int, int]:
             record = commits[commit].record
             fork = commits.get(record.parent)
             cap = fork.record.weight_cap_tokens if fork is not None else first_target_tokens
             target = fork.record.next_target_tokens if fork is not None else first_target_tokens
             rounds = work(commit, cap) // target
-            return rounds.bit_length(), not record.lone, len(record.roster), -int.from_bytes(commit, "big")
+            voters = fork.record.roster if fork is not None else self.founders
+            came = len(set(voters).intersection(record.roster)) if record.lone else 0
+            return not record.lone, came, rounds.bit_length(), len(record.roster), -int.from_bytes(commit, "big")
 
         for commit in kept & commits.keys():
             siblings = children[commits[commit].parent]

@@ -30,10 +30,10 @@ from peer.pipeline.transport.lane_work import LaneContext, LaneShare
 from protocol.ids import CommitId, PeerId, Root
 from protocol.pipeline.lanes.lane_machine import Dissolve
 from protocol.pipeline.stage_machine import LaneConfig
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages import lane_parts
 from protocol.rounds.messages.lane_parts import LanePart
-from protocol.rounds.messages.messages import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
+from protocol.rounds.messages.record import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
 from protocol.tensors.stage_schema import stage_unit
 from tests.peer.lane_swarm import SHAPE
 from tests.peer.lane_world import NUM_STAGES, averaged

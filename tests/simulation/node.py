@@ -36,7 +36,8 @@ from peer.status.health import HealthNotes
 from protocol.errors import PotluckError
 from protocol.identity.envelope import seal
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.messages import Certificate, Member
 from protocol.rounds.state import OpenRound
 from tests.simulation.bad_donor import Donor
@@ -47,7 +48,7 @@ from tests.simulation.host import BanBook
 from tests.simulation.invariants import Observed, Violation, check_applied_bytes
 from tests.simulation.lives import Lives
 from tests.simulation.owed import Owed, WatchedFeedback
-from tests.simulation.signing import HashSigner
+from tests.simulation.signing import HashSigner, admission_of
 from tests.simulation.trainer import SimulatedTrainer, Switch
 from tests.simulation.virtual_time import PROCESS, Process
 from tests.virtual import VirtualClock
@@ -317,10 +318,20 @@ class Node:
                 self.is_up = True
                 await self._serve(process)
         except* PotluckError as group:
-            if process.is_alive:
+            if self.peer in self.world.liars:
+                self._fails(group)
+            elif process.is_alive:
                 raise AssertionError(f"{self.name} died of {group.exceptions}") from group
+        except* Exception as group:
+            if self.peer not in self.world.liars:
+                raise
+            self._fails(group)
         if self.process is process:
             self.is_up = False
+
+    def _fails(self, group: BaseExceptionGroup[Exception]) -> None:
+        """A liar's node comes upon its own lies."""
+        self._end(f"fails over its own lies: {group.exceptions[0]!r}", is_killed=True)
 
     async def _serve(self, process: Process) -> None:
         world = self.world
@@ -329,6 +340,8 @@ class Node:
 
         async def sealed(payload: bytes) -> bytes:
             process.check_alive()
+            if world.liars and payload.startswith((b"potluck claim", b"potluck sum")):
+                world.facts.signed.add((self.peer, payload))
             if self.disk.is_full:
                 check_reported_vote(self.name, self.disk, payload, world.layout.spine)
             expires_ms = int((self.clock.unix_s() + MESSAGE_LIFE_S) * 1000)
@@ -391,7 +404,8 @@ class Node:
         open_round = await chain.restore()
         if self.kept_by is not None and await take_kept(tools.network, chain, self.kept_by):
             open_round = await chain.votes_on_head()
-        chain.look()
+        if isinstance(chain, WatchedChain):
+            chain.look()
         first_step = chain.data_position(self.peer)
         trainer = SimulatedTrainer(
             world.grid.num_elements,
@@ -404,12 +418,17 @@ class Node:
             owed=self.owed.get(unit),
         )
         await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
-        self.lives[unit].begin(trainer)
+        if self.peer not in world.liars:
+            self.lives[unit].begin(trainer)
         me = Member(self.peer, self.incarnation, self.session)
         config = replace(world.round_config(me, unit), is_inbound_reachable=self.is_inbound_reachable)
         publish = partial(self._published, process, unit)
         mixing = world.profile.mixing
-        round_tools = RoundContext(tools.network, self.clock, chain.tools.offload, trainer, tools.seal, publish, mixing)
+        admission = partial(admission_of, self.peer, world.run_id)
+        clock, work = self.clock, chain.tools.offload
+        round_tools = RoundContext(
+            tools.network, clock, work, trainer, tools.seal, publish, mixing, credential=admission
+        )
         service = RoundService(config, chain, open_round, round_tools, rounds)
         self._rooms[unit] = room_of(chain)
         self.services[unit], self.trainers[unit] = service, trainer
@@ -439,7 +458,7 @@ class Node:
             await self.world.wait_for(partial(_is_kept, service), TIDY_WITHIN_S, f"the log of {self.name} written anew")
             await check_log(self.name, self.disk, folder, service.chain, self.world.profile.log_limits)
 
-    def _chain(self, unit: UnitName, log: UnitLog) -> WatchedChain:
+    def _chain(self, unit: UnitName, log: UnitLog) -> UnitChain:
         world = self.world
         offload = SimulatedOffload(world.swarm.timers)
         generations = Generations(self._storage(self._folder(unit)), world.grid, offload)
@@ -456,6 +475,8 @@ class Node:
             feedback,
             world.results,
         )
+        if self.peer in world.liars:
+            return UnitChain(tools, world.start_record, world.genesis(unit))
         chain = WatchedChain(tools, world.start_record, world.genesis(unit))
         chain.world, chain.node = world, self
         return chain
@@ -482,7 +503,7 @@ class Node:
         self.trouble.take(report, self.clock.monotonic_s())
         name = self.name if unit == self.world.layout.spine else f"{self.name}/{unit}"
         self.world.trace.add(f"{name} {_in_short(report)}")
-        if isinstance(report, Contributed):
+        if isinstance(report, Contributed) and self.peer not in self.world.liars:
             base = self.services[unit].chain.head.commit
             self.lives[unit].tell(base, report.root, self.trainers[unit].last_snapshot)
             if unit in self.owed:

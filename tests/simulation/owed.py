@@ -20,7 +20,7 @@ from averaging.network.seams.interfaces import KeptPart
 from averaging.rounds.lineage.adoption import Mixing
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback, counts_of
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.simulation.invariants import Violation
 

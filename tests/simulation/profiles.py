@@ -71,6 +71,7 @@ class Profile:
         codec: of contributions and results.
         mixing: how commits are mixed into theta, in stories whose units are staggered; None where neither is so.
         error_feedback: the share of what that left out which is offered again; 0 for none.
+        has_liars: up to a third of the founders lie (liars.py), and at most one honest peer is away at a time.
         has_credentials: credentials end, within minutes, and are renewed.
         grain_s: what comes within so much virtual time comes at once, in any order.
         log_slack_bytes: a log may hold so much that says nothing any more before it is written anew.
@@ -105,6 +106,7 @@ class Profile:
     mixing: Mixing | None = None
     error_feedback: float = 0.0
     has_credentials: bool = False
+    has_liars: bool = False
     log_slack_bytes: int = 0
     grain_s: float = GRAIN_S
 
@@ -227,6 +229,19 @@ PROFILES = {
         ),
         _FEEDBACK,
         replace(_FEEDBACK, name="streaming-feedback", layout=FRAGMENTS, mixing=Mixing(0.5, 500)),
+        Profile(
+            "liars",
+            {"crash": 5, "freeze": 2, "join": 2, "pair": 2, "lossy link": 1, "duplicates": 1, "reordering": 1},
+            num_peers=(4, 7),
+            num_faults=(1, 2),
+            fault_s=(1.0, 8.0),
+            spread_s=10.0,
+            min_rounds=3,
+            round_s=4.0,
+            longest_interval_s=12.0,
+            num_elements=16,
+            has_liars=True,
+        ),
         Profile("rot", {"bit rot": 4, "join": 1, "crash": 1}, num_faults=(3, 6)),
         Profile(
             "recovery",

@@ -17,7 +17,7 @@ import trio
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds import machine as core
 from protocol.rounds.events import Event, Switched
-from protocol.rounds.lineage.chain import ChainLink, link_of
+from protocol.rounds.lineage.chain_link import ChainLink, link_of
 from protocol.rounds.lineage.lineage import work_after, work_class
 from protocol.rounds.lineage.quorum import first_opener, tie_holder
 from protocol.rounds.messages.wire import encode_record
@@ -133,7 +133,7 @@ class Scene:
     def opener(self) -> Node:
         """The first opener of the round on the newest head."""
         link = self.state(max(self.world.live_nodes(), key=lambda node: node.index)).link
-        return self.node(first_opener(link.commit, link.roster))
+        return self.node(first_opener(RUN_ID, link.unit, link.index, link.roster))
 
     def tie_holder(self, nodes: Sequence[Node]) -> Node:
         """The roster of which half is a quorum."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from averaging.network.memory.memory_network import LinkSpeed
 from protocol.rounds.orders import BeginExchange
-from protocol.rounds.proposal import consumed_tokens, covered_chunks
+from protocol.rounds.schedule.proposal import consumed_tokens, covered_chunks
 from tests.simulation import accounting
 from tests.simulation.invariants import KnownCommit
 from tests.simulation.node import Node
@@ -64,7 +64,7 @@ async def heaviest_is_always_late(scene: Scene) -> None:
     scene.boot(heavy)
     await scene.back(heavy)
     before = scene.world.rounds()
-    with scene.thin([heavy], others, 50.0):
+    with scene.thin([heavy], others, 100.0):
         await scene.rounds(2, others)
 
         def is_counted() -> bool:

@@ -10,9 +10,10 @@ from typing import Final
 from averaging.network.seams.interfaces import Snapshot
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.events import MessageArrived
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.messages import Ack, Ballot, Committed, Promise, Settle
-from protocol.rounds.orders import GatherBytes, LogAck
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.messages import Ack, Committed, Promise, Settle
+from protocol.rounds.messages.record import Ballot
+from protocol.rounds.orders import GatherBytes, LogAck, Send
 from tests.simulation.node import Node
 from tests.simulation.scenario import Scene, Seen, expect, scenario
 
@@ -146,6 +147,12 @@ def _has_quorum_of_acks(seen: Seen) -> bool:
     return led is not None and led.stage == "settling" and seen.sends(Committed)
 
 
+def _promises_another(seen: Seen) -> bool:
+    """Whether it promises the ballot of another peer; a leader tells itself of its own promise, too."""
+    sent = [order for order in seen.step.actions if isinstance(order, Send) and isinstance(order.message, Promise)]
+    return any(order.to != (seen.node.peer,) for order in sent)
+
+
 @scenario(4)
 async def acks_split_in_two(scene: Scene) -> None:
     """Half of the voters ack, without the one that breaks ties; the other half takes over and commits something else, and the old
@@ -154,13 +161,21 @@ async def acks_split_in_two(scene: Scene) -> None:
     await scene.everybody_votes()
     tie = scene.tie_holder(scene.nodes)
     settled: list[Seen] = []
-    settling = scene.when(lambda seen: seen.stage == "settling" and seen.node is not tie, settled.append)
-    await scene.happened(settling, "a leader that does not break ties")
-    leader, base = settled[0].node, settled[0].before.link.commit
-    rest = [node for node in scene.nodes if node not in (leader, tie)]
-    first, second = [leader, rest[0]], [tie, rest[1]]
-    with scene.held([leader], second) as let_go, scene.cut(first[1:], second):
-        promised = scene.when(lambda seen: seen.node in second and seen.sends(Promise), lambda seen: let_go())
+    let_go: list[Callable[[], None]] = []
+    with ExitStack() as links:
+
+        def settles(seen: Seen) -> None:
+            settled.append(seen)
+            rest = [node for node in scene.nodes if node not in (seen.node, tie)]
+            let_go.append(links.enter_context(scene.held([seen.node], [tie, rest[1]])))
+
+        settling = scene.when(lambda seen: seen.stage == "settling" and seen.node is not tie, settles)
+        await scene.happened(settling, "a leader that does not break ties")
+        leader, base = settled[0].node, settled[0].before.link.commit
+        rest = [node for node in scene.nodes if node not in (leader, tie)]
+        first, second = [leader, rest[0]], [tie, rest[1]]
+        links.enter_context(scene.cut(first[1:], second))
+        promised = scene.when(lambda seen: seen.node in second and _promises_another(seen), lambda seen: let_go[0]())
         with scene.cut(second, [leader], both_ways=False):
             await scene.happened(promised, "a promise of the other half")
             await scene.until(lambda: base in scene.world.observed.certified, "a commit of the other half")

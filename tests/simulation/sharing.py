@@ -26,9 +26,9 @@ from protocol.identity import envelope
 from protocol.identity.envelope import Envelope
 from protocol.identity.identity import Verifier
 from protocol.ids import Root
-from protocol.rounds import machine as core
+from protocol.rounds import bad_results
 from protocol.rounds.lineage import chain
-from protocol.rounds.messages import wire
+from protocol.rounds.messages import claim, wire
 from protocol.tensors.tensor_schema import ChunkGrid
 
 NUM_MESSAGES = 1024
@@ -50,8 +50,9 @@ def shared_decoding() -> Iterator[None]:
         (inbox, "decode_message", functools.lru_cache(NUM_MESSAGES)(wire.decode_message)),
         (inbox, "open_envelope", open_envelope),
         (chain, "open_ack", functools.lru_cache(NUM_ACKS)(chain.open_ack)),
-        *((module, "decode_body", decode_body) for module in (core, exchange, offers, wire)),
-        *((module, "open_envelope", open_envelope) for module in (core, exchange, offers)),
+        *((module, "decode_body", decode_body) for module in (bad_results, exchange, wire)),
+        (offers, "decode_claim", functools.lru_cache(NUM_SIGNED)(claim.decode_claim)),
+        *((module, "open_envelope", open_envelope) for module in (bad_results, exchange, offers)),
         (transfer, "check_result", check_result),
         (next_state, "decode_run", _decoding()),
     ]

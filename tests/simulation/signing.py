@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from protocol.ids import PeerId
+from protocol.errors import RemoteProtocolError
+from protocol.ids import PeerId, RunId
 
 WORLD_KEY = b"one key for the whole simulated world"
+_PREFIX = "sim"
+_NAMED_BYTES = 6
+"""So many bytes of a key are in a peer id; the rest of the key is zeros."""
 
 
 class HashSigner:
     """Signs as one simulated peer; its public key is the hash of its name."""
 
     def __init__(self, seed: bytes) -> None:
-        self._public_key = blake2b(seed, digest_size=32).digest()
-        self._peer_id = PeerId("sim" + self._public_key.hex()[:12])
+        self._public_key = blake2b(seed, digest_size=32).digest()[:_NAMED_BYTES].ljust(32, b"\0")
+        self._peer_id = PeerId(_PREFIX + self._public_key[:_NAMED_BYTES].hex())
 
     @property
     def peer_id(self) -> PeerId:
@@ -40,4 +44,20 @@ class HashVerifier:
 
     def peer_id_of(self, public_key: bytes) -> PeerId:
         """The peer id of a key."""
-        return PeerId("sim" + public_key.hex()[:12])
+        return PeerId(_PREFIX + public_key[:_NAMED_BYTES].hex())
+
+    def public_key_of(self, peer: PeerId) -> bytes:
+        """The key that a peer id names."""
+        try:
+            return bytes.fromhex(peer.removeprefix(_PREFIX)).ljust(32, b"\0")
+        except ValueError as error:
+            raise RemoteProtocolError(f"peer id {peer}", "the id of a simulated peer") from error
+
+    def admits(self, credential: bytes, peer: PeerId, run_id: RunId) -> bool:
+        """Whether it is the credential that `admission_of` gives this peer."""
+        return credential == admission_of(peer, run_id)
+
+
+def admission_of(peer: PeerId, run_id: RunId) -> bytes:
+    """The credential of a simulated peer, as the authority of the run would issue it."""
+    return blake2b(b"admitted" + run_id + peer.encode(), key=WORLD_KEY).digest()

@@ -6,18 +6,19 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 import trio
 
 from protocol.ids import UnitName
-from protocol.rounds.messages.messages import MAX_MEMBERS
+from protocol.rounds.messages.bounds import MAX_MEMBERS
 from tests.simulation import transitions, virtual_time
 from tests.simulation.credentials import in_seconds
 from tests.simulation.faults import FAULTS, restart
 from tests.simulation.invariants import Violation
+from tests.simulation.liars import keep_up, lying
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.sharing import shared_decoding
 from tests.simulation.swarm import World
@@ -100,26 +101,30 @@ def summary(error: BaseException) -> str:
 async def _tell(outcome: Outcome, profile: Profile, options: Options) -> None:
     chooser = random.Random(f"story {outcome.seed}")
     num_peers = options.peers or chooser.randint(*profile.num_peers)
-    async with trio.open_nursery() as nursery:
-        world = World(outcome.seed, nursery, num_peers, num_peers, profile)
-        if options.keeps_trace:
-            world.trace.lines = outcome.lines
-        outcome.faults, outcome.turnover, outcome.tokens = world.faults, world.turnover, world.tokens
-        nursery.start_soon(world.host.serve)
-        for node in world.nodes:
-            world.boot(node)
-        try:
-            if profile.turnover:
-                await _hours(world, chooser, options.hours or profile.hours)
-            else:
-                await _faults(world, chooser)
-            await _end(world)
-        finally:
-            outcome.rounds = world.rounds()
-            outcome.virtual_s = trio.current_time()
-            world.trace.add(f"{world.swarm.num_messages} messages, {sum(outcome.reached.values())} transitions")
-            outcome.trace = world.trace.digest()
-        nursery.cancel_scope.cancel()
+    with ExitStack() as stack:
+        async with trio.open_nursery() as nursery:
+            world = World(outcome.seed, nursery, num_peers, num_peers, profile)
+            if options.keeps_trace:
+                world.trace.lines = outcome.lines
+            stack.enter_context(lying(world))
+            outcome.faults, outcome.turnover, outcome.tokens = world.faults, world.turnover, world.tokens
+            nursery.start_soon(world.host.serve)
+            for node in world.nodes:
+                world.boot(node)
+            if world.liars:
+                nursery.start_soon(keep_up, world)
+            try:
+                if profile.turnover:
+                    await _hours(world, chooser, options.hours or profile.hours)
+                else:
+                    await _faults(world, chooser)
+                await _end(world)
+            finally:
+                outcome.rounds = world.rounds()
+                outcome.virtual_s = trio.current_time()
+                world.trace.add(f"{world.swarm.num_messages} messages, {sum(outcome.reached.values())} transitions")
+                outcome.trace = world.trace.digest()
+            nursery.cancel_scope.cancel()
 
 
 # --- what happens -------------------------------------------------------------------------------------------------------------
@@ -262,12 +267,12 @@ async def come_together(world: World) -> None:
     world.host.check()
     check_spine(world)
     _check_tokens(world)
-    for node in world.live_nodes():
+    for node in world.honest_nodes():
         for unit, service in node.services.items():
             head = node.head_of(unit)
             if head is not None:
                 world.observed_of[unit].hold(service.chain.links, head, service.chain.root)
-    for node in world.live_nodes():
+    for node in world.honest_nodes():
         await node.check_disk()
 
 
@@ -308,5 +313,7 @@ def _check_tokens(world: World) -> None:
     for unit in world.layout.units:
         head = next((node.head_of(unit) for node in world.holders(unit)), None)
         for node in world.nodes if head is not None else ():
+            if node.peer in world.liars:
+                continue
             if head is not None and unit in node.lives:
                 world.tokens.update(node.lives[unit].account(head))

@@ -14,8 +14,11 @@ import trio
 from averaging.codecs import codec_by_name
 from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
 from averaging.state.state import UnitState, state_root
-from protocol.ids import CommitId, RunId, UnitName
-from protocol.rounds.messages.messages import MAX_MEMBERS, Member, OuterStep
+from protocol.ids import CommitId, PeerId, RunId, UnitName
+from protocol.rounds.lineage.record_rules import SIGNED
+from protocol.rounds.messages.bounds import MAX_MEMBERS
+from protocol.rounds.messages.messages import Member
+from protocol.rounds.messages.record import OuterStep
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import encode_body, genesis_id
 from protocol.rounds.schedule.stagger import Stagger
@@ -24,8 +27,10 @@ from protocol.rounds.state import RoundConfig
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.simulation import virtual_time
 from tests.simulation.credentials import Authority
+from tests.simulation.facts import Facts
 from tests.simulation.host import Host
 from tests.simulation.invariants import KnownCommit, Observed, Violation
+from tests.simulation.liars import Liar, draw_liars
 from tests.simulation.node import Node
 from tests.simulation.profiles import Profile
 from tests.simulation.seeds import has_way_in
@@ -94,6 +99,14 @@ class World:
         self.has_dead_seed = False
         """Whether a peer that others came in by is dead for good."""
 
+        self.facts = Facts()
+        self.liars: dict[PeerId, Liar] = {}
+        """Members that lie, where the profile asks for that; what follows is about the honest ones."""
+
+        self.lies: Counter[str] = Counter()
+        self.looked_at: set[CommitId] = set()
+        """Commits that an honest peer knows and that were held against the facts."""
+
         self.nodes: list[Node] = []
         self.older: list[Node] = []
         """The processes whose identity was started on another machine since; they are to end."""
@@ -105,10 +118,13 @@ class World:
         roster = tuple(sorted(node.peer for node in founders))
         units = tuple(self._start_unit(unit, founders) for unit in self.layout.units)
         disks = tuple(1 for _ in roster)  # the first incarnation of each
-        self.start_record = encode_body(StartRecord(RUN_ID, units, roster, self.target_tokens, 0, disks))
-        for observed in self.observed_of.values():
-            observed.start = genesis_id(self.start_record)
+        self.start_record = encode_body(StartRecord(RUN_ID, units, roster, self.target_tokens, 0, disks, SIGNED))
+        for part in units:
+            observed = self.observed_of[part.unit]
+            observed.start, observed.founders = genesis_id(self.start_record), part.roster or roster
         self.host = Host(self)
+        if self.profile.has_liars:
+            draw_liars(self)
 
     def _start_unit(self, unit: UnitName, founders: list[Node]) -> StartUnit:
         root = state_root(self._zeros(unit, CommitId(bytes(32))), self.grid)
@@ -129,8 +145,8 @@ class World:
         return self.observed_of[self.layout.spine]
 
     def holders(self, unit: UnitName) -> list[Node]:
-        """Live nodes that hold a unit."""
-        return [node for node in self.live_nodes() if unit in node.units]
+        """Live nodes that hold a unit, liars apart."""
+        return [node for node in self.honest_nodes() if unit in node.units]
 
     def add_node(self) -> Node:
         """One more peer, not running yet."""
@@ -143,6 +159,7 @@ class World:
         if self.profile.outbound:
             node.is_inbound_reachable = self.chooser.random() >= self.profile.outbound
         self.nodes.append(node)
+        self.facts.admitted.add(node.peer)
         return node
 
     def start_elsewhere(self, older: Node) -> Node:
@@ -217,6 +234,10 @@ class World:
         """Nodes whose process runs, frozen or not."""
         return [node for node in self.nodes if node.is_up]
 
+    def honest_nodes(self) -> list[Node]:
+        """Nodes whose process runs and that do not lie."""
+        return [node for node in self.live_nodes() if node.peer not in self.liars]
+
     def has_room(self) -> bool:
         """Whether one more may run: with turnover no more than by its share above those at the start."""
         turnover = self.profile.turnover
@@ -225,7 +246,7 @@ class World:
     def rounds(self) -> int:
         """Commits on the longest chain of the spine that anybody holds."""
         spine = self.layout.spine
-        return max(node.index_of(spine) for node in self.nodes)
+        return max(node.index_of(spine) for node in self.nodes if node.peer not in self.liars)
 
     def describe(self) -> str:
         """One word per node on where it stands."""

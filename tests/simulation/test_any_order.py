@@ -27,21 +27,18 @@ from protocol.rounds.events import (
     Switched,
     SwitchPrepared,
 )
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.bounds import MAX_TOKENS
 from protocol.rounds.messages.messages import (
-    LAST_ATTEMPT,
-    MAX_TOKENS,
     Ack,
     AckedRecord,
-    Ballot,
     Certificate,
     Committed,
+    DoubleVote,
     Heartbeat,
-    Included,
     Leave,
     Member,
     Mend,
-    OuterStep,
     PreVote,
     PreVoteRequest,
     Promise,
@@ -55,6 +52,7 @@ from protocol.rounds.messages.messages import (
     SliceSpec,
     UnitHead,
 )
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot, Included, OuterStep
 from protocol.rounds.messages.wire import decode_message, encode_body, encode_message, encode_record
 from protocol.rounds.orders import (
     Action,
@@ -224,6 +222,13 @@ class Babble:
     def acked(self) -> AckedRecord | None:
         return self.one_of(None, AckedRecord(self.ballot(self.who()), self.record()))
 
+    def acks(self, commit: CommitId) -> tuple[bytes, bytes]:
+        """Two acks on a base, which may prove that their voter lied."""
+        base, ballot, voter = self.base().commit, self.ballot(self.seats[0]), self.one_of(*self.seats[1:])
+        other = self.one_of(commit, base)
+        one, two = (voter.sealed(encode_message(Ack(UNIT, base, ballot, each, version=1))) for each in (commit, other))
+        return self.one_of((one, two), (one, b"junk"))
+
     def slices(self) -> tuple[SliceSpec, ...]:
         cut = self.one_of(1, 5, NUM_CHUNKS - 1)
         stop = self.one_of(NUM_CHUNKS, NUM_CHUNKS, NUM_CHUNKS + 1)
@@ -311,6 +316,7 @@ class Babble:
             PromiseRequest: lambda: PromiseRequest(UNIT, base, ballot),
             Promise: lambda: Promise(UNIT, base, ballot, self.acked()),
             Refusal: lambda: Refusal(UNIT, base, ballot),
+            DoubleVote: lambda: DoubleVote(UNIT, *self.acks(commit)),
         }
         return makers[kind]()
 

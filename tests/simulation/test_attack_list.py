@@ -42,14 +42,14 @@ ATTACKS: Final[dict[str, tuple[str, ...]]] = {
     "a commit is announced and its bytes die with those who had them": (
         f"{ROUND}::test_a_record_whose_bytes_only_the_dead_had_is_never_committed_and_the_round_is",
         f"{ROUND}::test_a_quorum_holds_all_bytes_of_a_commit_before_it_exists",
-        f"{ROUND}::test_a_heavier_lineage_whose_holder_dies_before_giving_it_costs_nothing",
+        f"{ROUND}::test_a_heavier_lone_lineage_costs_a_quorum_nothing_whether_its_holder_lives_or_not",
     ),
     "the same update with other counters makes two histories of one name": (
         f"{ROUND}::test_a_report_that_comes_too_late_changes_nothing_in_a_record_that_somebody_acked",
         "protocol/rounds/messages/test_wire::test_a_commit_id_names_its_parent_and_every_byte_of_its_record",
     ),
     "the same history with another state: a bit flipped in memory": (
-        "protocol/rounds/test_proposal::test_the_state_that_most_contributors_computed_is_attested_and_a_tie_goes_to_the_lower_root",
+        "protocol/rounds/schedule/test_proposal::test_the_state_that_most_contributors_computed_is_attested_and_a_tie_goes_to_the_lower_root",
         "averaging/rounds/fetching/test_state_repair::test_a_flipped_value_is_found_by_the_attested_root_and_the_state_is_made_again_from_the_own_disk",
         "averaging/rounds/fetching/test_state_repair::test_meanwhile_it_serves_no_state",
         "averaging/rounds/test_unit_service::test_who_found_its_own_state_wrong_opens_nothing_and_contributes_nothing_until_it_is_healed",
@@ -79,7 +79,7 @@ ATTACKS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "too few can be reached to place all slices": (
         f"{ROUND}::test_five_members_of_whom_few_can_be_reached_still_sum_the_whole_vector",
-        "protocol/rounds/test_proposal::test_two_reachable_reducers_of_five_members_still_place_the_whole_vector",
+        "protocol/rounds/schedule/test_proposal::test_two_reachable_reducers_of_five_members_still_place_the_whole_vector",
         "one-of-five-is-reachable",
         "holders-behind-walls",
     ),
@@ -114,11 +114,11 @@ ATTACKS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "total tokens mean one thing here and another there": (
         "protocol/rounds/lineage/test_chain::test_a_record_whose_sums_are_wrong_is_refused",
-        "protocol/rounds/test_proposal::test_a_record_credits_tokens_in_proportion_to_covered_chunks",
+        "protocol/rounds/schedule/test_proposal::test_a_record_credits_tokens_in_proportion_to_covered_chunks",
     ),
     "one large node cut off by itself outweighs all others, for its cap is made of its own tokens": (
         "protocol/rounds/lineage/test_lineage::test_the_cap_that_counts_is_that_of_the_commit_behind_both_and_of_no_commit_after_it",
-        "protocol/rounds/lineage/test_lineage::test_within_one_class_of_work_a_quorum_goes_before_a_lone_commit",
+        "protocol/rounds/lineage/test_lineage::test_a_commit_of_a_quorum_goes_before_a_lone_one_whatever_work_follows_that",
     ),
     "a liar alone writes 10^18 tokens": (
         f"{SIDES}::test_a_liar_that_writes_any_number_of_tokens_into_a_lone_commit_takes_nobody_along",
@@ -160,7 +160,7 @@ ATTACKS: Final[dict[str, tuple[str, ...]]] = {
         "averaging/rounds/lineage/test_adoption::test_work_that_was_counted_and_is_no_longer_here_is_rather_lost_than_applied_twice",
         "averaging/rounds/lineage/test_trainer_updates::test_work_counted_elsewhere_that_is_no_longer_here_makes_the_trainer_start_from_the_anchor",
         "averaging/rounds/exchange/test_reduction::test_a_delta_beyond_all_measure_is_left_out_and_named",
-        "protocol/rounds/test_proposal::test_a_late_member_is_credited_with_its_share_below_the_cap_and_spends_what_is_covered",
+        "protocol/rounds/schedule/test_proposal::test_a_late_member_is_credited_with_its_share_below_the_cap_and_spends_what_is_covered",
     ),
     "the index goes down, for the lineage that won has fewer rounds": (
         f"{CORE}following::test_a_lineage_may_be_left_for_one_with_fewer_rounds_and_more_tokens",
@@ -186,7 +186,7 @@ ATTACKS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "an upload reaches some of the reducers only": (
         "averaging/rounds/lineage/test_adoption::test_chunks_that_were_not_counted_keep_all_work_and_only_the_counted_tokens_are_spent",
-        "protocol/rounds/test_proposal::test_a_record_credits_tokens_in_proportion_to_covered_chunks",
+        "protocol/rounds/schedule/test_proposal::test_a_record_credits_tokens_in_proportion_to_covered_chunks",
         "part-of-the-slices",
     ),
     "tokens of a training process that died are still offered": (

@@ -46,7 +46,6 @@ from protocol.rounds.events import (
 )
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.quorum import first_opener
-from protocol.rounds.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.messages import messages as wire
 from protocol.rounds.messages.messages import (
     Ack,
@@ -63,7 +62,8 @@ from protocol.rounds.messages.messages import (
     Settle,
 )
 from protocol.rounds.orders import Action, LogAck, LogLeave, LogPromise, SendHeartbeat
-from tests.protocol.rounds.round_table import Answer, Parcel, Seat, Table, acquaint, heartbeat_of
+from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
+from tests.protocol.rounds.round_table import RUN_ID, UNIT, Answer, Parcel, Seat, Table, acquaint, heartbeat_of
 from tests.simulation.broken_rules import BREAKS
 from tests.simulation.single_decree import Ballot, Broken, SingleDecree, Vote
 
@@ -152,7 +152,7 @@ class SlowTable(Table):
             settle_within_s=PATIENCE_S,
             lone_patience_s=1e9,
         )
-        first = first_opener(self.genesis.commit, self.genesis.roster)
+        first = first_opener(RUN_ID, UNIT, 0, self.genesis.roster)
         self.model = SingleDecree(self.seats, first)
         self.order = [self.seats[first], *(seat for seat in self.seats.values() if seat.peer != first)]
         """The owner of attempt 0, the other openers, and two who open nothing."""

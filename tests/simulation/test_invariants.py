@@ -14,8 +14,9 @@ from averaging.codecs import codec_by_name
 from averaging.rounds.traffic.contribution import result_root, split_chunks
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds import following
-from protocol.rounds.lineage.chain import ChainLink, link_after
-from protocol.rounds.messages.messages import NO_SPINE, SliceRecord
+from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import NO_SPINE, SliceRecord
 from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.state import RoundStep
 from protocol.tensors.tensor_schema import ChunkGrid
@@ -151,23 +152,35 @@ def _is_on(known: KnownCommit, head: ChainLink) -> bool:
 
 
 def test_a_lineage_that_is_kept_beside_one_of_more_rounds_is_found_however_many_tokens_it_names() -> None:
-    observed = Observed()
+    observed = Observed(founders=PEERS)
     links = [_commit(observed, START, 1, lone=True)]
     for salt in (2, 3, 4):
         links.append(_commit(observed, links[-1], salt))
     better = _seen(observed, *links)
-    worse = _seen(observed, _commit(observed, START, 5, tokens=1 << 40))
+    worse = _seen(observed, _commit(observed, START, 5, tokens=1 << 40, lone=True))
     _check_preferred(observed, better, worse)
 
 
-def test_a_lone_commit_that_is_kept_beside_one_of_a_quorum_is_found() -> None:
-    observed = Observed()
+def test_a_lone_commit_that_is_kept_beside_one_of_a_quorum_is_found_whatever_the_work_after_it() -> None:
+    observed = Observed(founders=PEERS)
     better = _seen(observed, _commit(observed, START, 1))
-    _check_preferred(observed, better, _seen(observed, _commit(observed, START, 2, lone=True)))
+    links = [_commit(observed, START, 2, lone=True)]
+    for salt in (3, 4, 5):
+        links.append(_commit(observed, links[-1], salt))
+    _check_preferred(observed, better, _seen(observed, *links))
 
 
-def test_a_lone_commit_that_is_kept_beside_one_of_more_peers_is_found() -> None:
-    observed = Observed()
+def test_a_lone_commit_that_is_kept_beside_one_of_more_voters_is_found_whatever_the_work_after_it() -> None:
+    observed = Observed(founders=PEERS)
+    links = [_commit(observed, START, 1, lone=True, roster=PEERS[:1])]
+    for salt in (3, 4, 5):
+        links.append(_commit(observed, links[-1], salt))
+    better = _seen(observed, _commit(observed, START, 2, lone=True, roster=PEERS[:2]))
+    _check_preferred(observed, better, _seen(observed, *links))
+
+
+def test_of_two_lone_commits_of_as_many_voters_the_one_of_fewer_peers_is_not_kept() -> None:
+    observed = Observed(founders=PEERS[1:])
     better = _seen(observed, _commit(observed, START, 1, lone=True, roster=PEERS[:2]))
     _check_preferred(observed, better, _seen(observed, _commit(observed, START, 2, lone=True, roster=PEERS[:1])))
 

@@ -15,8 +15,8 @@ from protocol.ids import PeerId
 from protocol.rounds import machine as core
 from protocol.rounds.events import Event
 from protocol.rounds.failure_probes import NUM_BESIDE, do_watch
-from protocol.rounds.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.orders import DropMember, SendHeartbeat
+from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.state import RoundState, RoundStep
 from tests.simulation import virtual_time
 from tests.simulation.node import Node

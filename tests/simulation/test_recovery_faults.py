@@ -13,7 +13,7 @@ from averaging.state.unit_log import UnitLog
 from peer.membership import saved_membership as membership_file
 from peer.status.health import HealthNotes
 from protocol.errors import StorageError
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from tests.simulation import faults, full_disk, seeds
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.stories import Options, simulate

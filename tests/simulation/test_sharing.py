@@ -13,7 +13,7 @@ from averaging.rounds.lineage import next_state
 from averaging.rounds.traffic import transfer
 from protocol.errors import RemoteProtocolError
 from protocol.identity.envelope import seal
-from protocol.rounds import machine as core
+from protocol.rounds import bad_results
 from protocol.rounds.lineage import chain
 from protocol.rounds.messages import wire
 from protocol.tensors.tensor_schema import ChunkGrid
@@ -68,9 +68,9 @@ def test_nothing_is_shared_once_the_world_has_ended() -> None:
         (inbox, "decode_message"),
         (inbox, "open_envelope"),
         (chain, "open_ack"),
-        (core, "decode_body"),
-        (core, "open_envelope"),
-        (offers, "decode_body"),
+        (bad_results, "decode_body"),
+        (bad_results, "open_envelope"),
+        (offers, "decode_claim"),
         (wire, "decode_body"),
         (transfer, "check_result"),
         (next_state, "decode_run"),

@@ -9,7 +9,6 @@ import pytest
 from protocol.rounds.events import LeaveOrdered, PeerLost, RoundTicked
 from protocol.rounds.messages.messages import (
     Ack,
-    Ballot,
     Committed,
     Heartbeat,
     PreVote,
@@ -20,9 +19,10 @@ from protocol.rounds.messages.messages import (
     ResultReady,
     Settle,
 )
-from protocol.rounds.messages.wire import encode_record
+from protocol.rounds.messages.record import Ballot
+from protocol.rounds.messages.wire import encode_message, encode_record
 from protocol.rounds.orders import LogAck
-from tests.protocol.rounds.made_commits import record_on
+from tests.protocol.rounds.made_commits import signed_record
 from tests.protocol.rounds.round_table import UNIT, Answer, Parcel, Seat, Table, acquaint
 
 Judge = Callable[[Parcel], bool]
@@ -63,6 +63,16 @@ def _lose(seats: list[Seat], *gone: Seat) -> None:
             seat.feed(PeerLost(other.peer))
 
 
+def _settled_by_three(table: Table, ballot: Ballot, *members: Seat) -> Settle:
+    """A record of these members, with promises to its ballot, whose bytes everybody has."""
+    record = signed_record(table.genesis, members, ballot=ballot)
+    for seat in table.live():
+        seat.disk.results |= {part.result_hash for part in record.slices}
+    promise = encode_message(Promise(UNIT, table.genesis.commit, ballot, None))
+    promises = tuple(seat.sealed(promise) for seat in members)
+    return Settle(UNIT, table.genesis.commit, ballot, encode_record(record), (), promises=promises)
+
+
 def test_late_pre_votes_do_not_take_a_promise_back_that_was_given_meanwhile() -> None:
     """A peer asks whether attempt 1 is wanted, acks a record of attempt 2 meanwhile, and then gets its yes."""
     table = Table(5)
@@ -72,16 +82,12 @@ def test_late_pre_votes_do_not_take_a_promise_back_that_was_given_meanwhile() ->
     _lose([asking, leader, liar, other], first)
     _until_asking(table, asking)
     table.queue.clear()
-    high = record_on(table.genesis, [s.peer for s in (asking, leader, first)], salt=2, ballot=Ballot(2, leader.peer))
-    asking.disk.results.add(high.slices[0].result_hash)
-    asking.hear(leader, Settle(UNIT, table.genesis.commit, Ballot(2, leader.peer), encode_record(high), ()))
+    asking.hear(leader, _settled_by_three(table, Ballot(2, leader.peer), asking, leader, first))
     _talk(table, _nothing)
     assert asking.sent(Ack)
     for seat in (first, other):
         asking.hear(seat, PreVote(UNIT, table.genesis.commit, Ballot(1, asking.peer), ""))
-    low = record_on(table.genesis, [liar.peer], salt=1, ballot=Ballot(1, liar.peer))
-    asking.disk.results.add(low.slices[0].result_hash)
-    asking.hear(liar, Settle(UNIT, table.genesis.commit, Ballot(1, liar.peer), encode_record(low), ()))
+    asking.hear(liar, _settled_by_three(table, Ballot(1, liar.peer), first, liar, other))
     _talk(table, _nothing)
     assert [order.ballot.attempt for order in asking.ordered(LogAck)] == [2]
     assert asking.state.open.promised == Ballot(2, leader.peer)

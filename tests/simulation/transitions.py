@@ -37,6 +37,9 @@ STUCK = ("event ContributionFailed", "event CommitStalled", "event SwitchFailed"
 USELESS = ("event ResultRefused",)
 """A reducer signs a result that nobody can decode: nobody does so by accident, and no profile has one (test_bad_frames.py)."""
 
+ACCUSING = ("message DoubleVote", "sent DoubleVote", "order ReportDoubleVote")
+"""Two acks of one voter on one base: only liars send them (liars.py)."""
+
 TAKING_OVER = (
     *(
         f"{way} {kind}"
@@ -49,7 +52,19 @@ REFUSING = ("message Refusal", "sent Refusal")
 """A promise asked for below one that was given: in a few of a hundred seeds, so that no profile demands it."""
 
 MENDING = ("message Mend", "sent Mend", "order DropMember", "event PeerLost")
-_SELDOM = {*LEAVING, *SWITCHING, *ANSWERING, *SPINE, *FLIPPING, *STUCK, *USELESS, *TAKING_OVER, *REFUSING, *MENDING}
+_SELDOM = {
+    *LEAVING,
+    *SWITCHING,
+    *ANSWERING,
+    *SPINE,
+    *FLIPPING,
+    *STUCK,
+    *USELESS,
+    *TAKING_OVER,
+    *REFUSING,
+    *MENDING,
+    *ACCUSING,
+}
 
 ROUNDS = (
     *(kind for kind in KNOWN if kind not in _SELDOM),

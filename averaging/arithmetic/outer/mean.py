@@ -9,7 +9,7 @@ import torch
 from averaging.arithmetic.outer.outer_kind import OuterKind, Vectors
 from averaging.codecs import Codec
 from averaging.codecs.compiled import BLOCKS
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 
 
 class Mean(OuterKind):

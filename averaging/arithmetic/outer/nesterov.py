@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from averaging.arithmetic.outer.outer_kind import OuterKind, Vectors
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 
 
 class Nesterov(OuterKind):

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from averaging.codecs import Codec
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 
 Vectors: TypeAlias = tuple[torch.Tensor, ...]
 """The anchor, followed by as many state vectors as the step's line in protocol/kinds/outer_table.py says."""

@@ -21,6 +21,7 @@ from averaging.rounds.traffic.spans import Moving
 from protocol.errors import RemoteProtocolError, TransportError
 from protocol.ids import PeerId, short
 from protocol.rounds.messages.messages import Proposal
+from protocol.rounds.messages.record import OmissionCode
 from protocol.rounds.messages.requests import ExchangeHello
 from protocol.rounds.messages.wire import decode_body
 
@@ -77,7 +78,8 @@ class Receiving:
         return offer
 
     async def _take_nothing(self, sender: PeerId, hello: ExchangeHello, reduction: Reduction, stream: Stream) -> None:
-        reduction.set_absent(sender, hello.why_nothing)
+        code = OmissionCode.NO_PART if hello.no_part else OmissionCode.NOTHING
+        reduction.set_absent(sender, hello.why_nothing, code)
         if await stream.receive_frame() != END:
             raise RemoteProtocolError("another frame than expected", "an end mark: this member offers no chunks")
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -37,6 +38,7 @@ from averaging.rounds.exchange.reduction import Reduction, SliceResult
 from averaging.rounds.exchange.result_receiver import RefusedResult, take_result
 from averaging.rounds.exchange.streamed_contribution import GrowingContribution
 from averaging.rounds.lineage.next_state import SliceBytes
+from averaging.rounds.lineage.round_context import Seal
 from averaging.rounds.traffic.arrivals import Arrivals
 from averaging.rounds.traffic.contribution import EncodedContribution
 from averaging.rounds.traffic.fair_sending import FairSending, send_evenly
@@ -44,11 +46,13 @@ from averaging.rounds.traffic.partial_results import HalfResults, PartialResult
 from averaging.rounds.traffic.result_ref import NamedResult, need_from, read_need, read_ref, ref_of
 from averaging.rounds.traffic.spans import Moving
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError, VersionError
-from protocol.identity.envelope import open_envelope
+from protocol.identity.envelope import open_envelope, seal_of
 from protocol.ids import PeerId, Root, short
 from protocol.rounds.events import ResultRefused
-from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, sum_in
+from protocol.rounds.messages.claim import encode_sum
 from protocol.rounds.messages.messages import Proposal, ResultHeader, ResultReady, SliceSpec
+from protocol.rounds.messages.record import OmissionCode
 from protocol.rounds.messages.requests import NO_PART, NOTHING_TO_OFFER, ExchangeHello
 from protocol.rounds.messages.wire import decode_body, encode_body
 
@@ -101,7 +105,7 @@ class Exchange:
         self._reductions: dict[int, Reduction] = {}
         self._scopes: dict[SliceSpec, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
-        self._left_out: dict[PeerId, str] = {}
+        self._left_out: dict[PeerId, tuple[str, OmissionCode]] = {}
         self._sending = Scattering(tools, last_upload_s)
         self.arrivals = Arrivals()
         self._receiving = Receiving(tools, offers, self.arrivals.came)
@@ -156,9 +160,10 @@ class Exchange:
             return
         me = self._tools.me.peer
         if contribution is None:
-            self.drop(me, NO_PART if no_part else NOTHING_TO_OFFER)
+            told = (NO_PART, OmissionCode.NO_PART) if no_part else (NOTHING_TO_OFFER, OmissionCode.NOTHING)
+            self.drop(me, *told)
         else:
-            offer = self._offers.admit_own(me, self.proposal, contribution.header, contribution.hashes)
+            offer = self._offers.admit_own(me, self.proposal, contribution)
             offer.chunks.update(enumerate(contribution.chunks))
             for reduction in self._reductions.values():
                 reduction.wake()
@@ -180,11 +185,11 @@ class Exchange:
                     gone.close()
         self._start_slices()
 
-    def drop(self, peer: PeerId, reason: str) -> None:
+    def drop(self, peer: PeerId, reason: str, code: OmissionCode = OmissionCode.GONE) -> None:
         """Stop waiting for a member in our own slices."""
-        self._left_out.setdefault(peer, reason)
+        self._left_out.setdefault(peer, (reason, code))
         for reduction in self._reductions.values():
-            reduction.set_absent(peer, reason)
+            reduction.set_absent(peer, reason, code)
 
     def give_time(self, reduce_within_s: float) -> None:
         """Let our slices wait this long from their beginning, if that is longer than now."""
@@ -216,8 +221,8 @@ class Exchange:
             if is_ours:
                 tools = self._tools
                 reduction = Reduction(self.proposal, part, self._offers, tools.result_codec, tools.grid, self._results)
-                for peer, reason in self._left_out.items():
-                    reduction.set_absent(peer, reason)
+                for peer, (reason, code) in self._left_out.items():
+                    reduction.set_absent(peer, reason, code)
                 self._reductions[part.first_chunk] = reduction
                 self._nursery.start_soon(self._in_scope, scope, part, self._reduce, reduction)
             else:
@@ -255,6 +260,7 @@ class Exchange:
             log.warning("slice_without_contributions", first_chunk=reduction.part.first_chunk)
             await self._announce(await self._tools.seal(encode_body(reduction.without_contributions())))
             return
+        result = replace(result, header=await _with_sum(result.header, self.proposal, self._tools.seal))
         reduction.signed_header = await self._tools.seal(encode_body(result.header))
         reduction.result = result
         reduction.close()  # members take it while we write it; each acks only what is on its own disk
@@ -456,3 +462,8 @@ async def _until_it_leaves(stream: Stream, sending: trio.CancelScope) -> None:
     with suppress(PotluckError):
         await stream.receive_frame()
     sending.cancel()
+
+
+async def _with_sum(header: ResultHeader, proposal: Proposal, seal: Seal) -> ResultHeader:
+    """The header with the seal of its sum, which goes into the record."""
+    return replace(header, sum_seal=seal_of(await seal(encode_sum(sum_in(header, proposal)))))

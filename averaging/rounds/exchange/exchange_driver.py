@@ -36,9 +36,10 @@ from averaging.state.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, StorageError, TransportError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
-from protocol.rounds.messages.messages import Ballot, Proposal, ResultReady
+from protocol.rounds.messages.claim import encode_claim
+from protocol.rounds.messages.messages import Proposal, ResultReady
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
-from protocol.rounds.messages.wire import encode_body
 from protocol.rounds.schedule.outer_rule import outer_of_round
 from protocol.rounds.state import RoundConfig
 
@@ -156,9 +157,10 @@ class ExchangeDriver:
         header = ContributionHeader(
             config.unit, base, config.me, snapshot.tokens, config.codec, encoded.root, base, root, snapshot.lanes
         )
-        signed = await tools.seal(encode_body(header))
+        signed = await tools.seal(encode_claim(header))
         self._check_head(base)
-        return replace(encoded, header=signed), fed, taken_s
+        is_voter = config.me.peer in chain.head.roster
+        return replace(encoded, header=signed, credential=b"" if is_voter else tools.credential()), fed, taken_s
 
     async def _encode(self, base: CommitId, encoder: DeltaEncoder) -> tuple[EncodedContribution, FedDelta | None]:
         """Encode the delta. A long vector is sent chunk by chunk while it is still being encoded; it does not count until its
@@ -240,7 +242,8 @@ class ExchangeDriver:
             self._base = base
             self._contribution = self._growing = None
             self._halves = HalfResults()
-            self._offers = Offers(self._config.run_id, self._config.verifier, tools.codec, tools.grid)
+            voters = frozenset(self._chain.head.roster)
+            self._offers = Offers(self._config.run_id, self._config.verifier, tools.codec, tools.grid, voters)
 
     async def _run(self, exchange: Exchange) -> None:
         with trio.CancelScope() as scope:

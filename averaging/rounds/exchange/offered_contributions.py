@@ -8,21 +8,20 @@ Rules: R9 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from averaging.codecs import Codec
 from averaging.rounds.traffic.batches import Batch
-from averaging.rounds.traffic.contribution import split_hashes
+from averaging.rounds.traffic.contribution import EncodedContribution, split_hashes
 from protocol.errors import RemoteProtocolError
-from protocol.identity.envelope import open_envelope
+from protocol.identity.envelope import open_envelope, seal_of
 from protocol.identity.identity import Verifier
 from protocol.ids import HASH_BYTES, PeerId, RunId
 from protocol.merkle import leaf_hash, range_root
-from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
+from protocol.rounds.messages.claim import decode_claim
 from protocol.rounds.messages.messages import Proposal, SliceSpec
 from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
-from protocol.rounds.messages.wire import decode_body
 from protocol.tensors.tensor_schema import ChunkGrid
 
 
@@ -31,6 +30,8 @@ class OfferedContribution:
     """One member's checked header, its known chunk hashes, and its chunks that are here; both by number, over all attempts."""
 
     header: ContributionHeader
+    seal: bytes = b""
+    credential: bytes = b""
     hashes: dict[int, bytes] = field(default_factory=dict)
     chunks: dict[int, bytes | memoryview] = field(default_factory=dict)
 
@@ -42,11 +43,20 @@ class OfferedContribution:
 class Offers:
     """All offers on one base: chunks that a reducer has are never sent again, in any attempt (R9)."""
 
-    def __init__(self, run_id: RunId, verifier: Verifier, codec: Codec, grid: ChunkGrid) -> None:
+    def __init__(
+        self,
+        run_id: RunId,
+        verifier: Verifier,
+        codec: Codec,
+        grid: ChunkGrid,
+        voters: frozenset[PeerId] | None = None,
+    ) -> None:
+        """Args: voters: the base roster. Others must show the credential that admitted them; None where it is not known here."""
         self._run_id = run_id
         self._verifier = verifier
         self.codec = codec
         self._grid = grid
+        self._voters = voters
         self._offers: dict[PeerId, OfferedContribution] = {}
 
     def admit(self, sender: PeerId, proposal: Proposal, part: SliceSpec, hello: ExchangeHello) -> OfferedContribution:
@@ -56,6 +66,7 @@ class Offers:
             RemoteProtocolError: anything that does not fit; the stream is reset.
         """
         offer = self._headed(sender, proposal, hello.contribution)
+        self._let_in(sender, offer, hello.credential)
         hashes = split_hashes(hello.chunk_hashes, part.stop_chunk - part.first_chunk)
         path = split_hashes(hello.path, len(hello.path) // HASH_BYTES)
         if range_root(self._grid.num_chunks, part.first_chunk, hashes, path) != offer.header.root:
@@ -64,10 +75,17 @@ class Offers:
         self._offers[sender] = offer
         return offer
 
-    def admit_own(self, me: PeerId, proposal: Proposal, header: bytes, hashes: Sequence[bytes]) -> OfferedContribution:
+    def _let_in(self, sender: PeerId, offer: OfferedContribution, credential: bytes) -> None:
+        must_show = self._voters is not None and sender not in self._voters
+        if must_show and not self._verifier.admits(credential, sender, self._run_id):
+            raise RemoteProtocolError(f"a contribution of {sender} without its admission", "its credential")
+        offer.credential = credential
+
+    def admit_own(self, me: PeerId, proposal: Proposal, mine: EncodedContribution) -> OfferedContribution:
         """Our own contribution, with the hashes of all of its chunks. Raises as `admit`."""
-        offer = self._headed(me, proposal, header)
-        offer.hashes.update(enumerate(hashes))
+        offer = self._headed(me, proposal, mine.header)
+        offer.credential = mine.credential
+        offer.hashes.update(enumerate(mine.hashes))
         self._offers[me] = offer
         return offer
 
@@ -78,7 +96,7 @@ class Offers:
         envelope = open_envelope(
             signed, verifier=self._verifier, domain=ROUND_DOMAIN, run_id=self._run_id, now_unix_ms=None
         )
-        header = decode_body(ContributionHeader, envelope.payload)
+        header = decode_claim(envelope.payload)
         if envelope.sender != sender or header.member != proposal.member(sender):
             raise RemoteProtocolError(
                 f"a contribution of {header.member.peer} from {sender}", "the member's own, of its session"
@@ -90,7 +108,7 @@ class Offers:
             if known.header.root != header.root:
                 raise RemoteProtocolError(f"two contributions of {sender} on one base", "one, whatever the attempts")
             return known
-        return OfferedContribution(header)
+        return OfferedContribution(header, seal_of(signed))
 
     def check_batch(self, offer: OfferedContribution, batch: Batch) -> None:
         """Check that these are chunks of the offer; may run in a thread. Raises as `check_chunk`."""

@@ -31,13 +31,8 @@ from protocol.ids import HASH_BYTES, PeerId, Root
 from protocol.merkle import leaf_hash, merkle_root
 from protocol.received import shown
 from protocol.rounds.messages.lane_parts import brought_twice
-from protocol.rounds.messages.messages import (
-    Included,
-    Omission,
-    Proposal,
-    ResultHeader,
-    SliceSpec,
-)
+from protocol.rounds.messages.messages import Proposal, ResultHeader, SliceSpec
+from protocol.rounds.messages.record import Included, Omission, OmissionCode
 from protocol.tensors.tensor_schema import ChunkGrid
 
 MAX_DELTA: Final = 1e18
@@ -117,8 +112,8 @@ class Reduction:
         self._offers = offers
         self._result_codec = result_codec
         self._grid = grid
-        self._absent: dict[PeerId, str] = {}
-        self._refused: dict[PeerId, str] = {}
+        self._absent: dict[PeerId, Omission] = {}
+        self._refused: dict[PeerId, Omission] = {}
         self._changed = trio.Event()
         self._waiting = trio.CancelScope(deadline=-inf)
         self._began_s = 0.0
@@ -153,16 +148,17 @@ class Reduction:
             raise RemoteProtocolError(f"a frame of {num_bytes} bytes", f"at most {self._whole_bytes}, the whole slice")
         return self._room.take(num_bytes)
 
-    def set_absent(self, peer: PeerId, reason: str) -> None:
+    def set_absent(self, peer: PeerId, reason: str, code: OmissionCode = OmissionCode.GONE) -> None:
         """Stop waiting for a member: it offers nothing, or is suspected."""
-        self._absent.setdefault(peer, reason)
+        self._absent.setdefault(peer, Omission(peer, reason, code))
         self.wake()
 
     def set_refused(self, peer: PeerId, error: PotluckError) -> None:
         """Note why something that a member sent was refused. The member may still send correct data until the slice closes;
         otherwise this is the reason for leaving it out.
         """
-        self._refused[peer] = shown(f"what it sent was refused: {error.one_line()}")
+        why = shown(f"what it sent was refused: {error.one_line()}")
+        self._refused[peer] = Omission(peer, why, OmissionCode.REFUSED)
 
     def set_present(self, peer: PeerId) -> None:
         """A suspect answered again: wait for it as for any member."""
@@ -270,7 +266,8 @@ class Reduction:
             try:
                 return self._closed(*_each_lane_once(whole))
             except _UndecodableError as error:
-                self._absent[error.peer] = f"not decodable: {error}"
+                why = f"not decodable: {error}"
+                self._absent[error.peer] = Omission(error.peer, why, OmissionCode.REFUSED)
                 whole = [(peer, offer) for peer, offer in whole if peer != error.peer]
         return None
 
@@ -278,7 +275,7 @@ class Reduction:
         """The header that tells the leader that nothing was summed: the members waited for, and why each one is not counted."""
         return self._header((), 0, Root(bytes(HASH_BYTES)), self._absent)
 
-    def _closed(self, counted: _Counted, twice: Mapping[PeerId, str]) -> SliceResult:
+    def _closed(self, counted: _Counted, twice: Mapping[PeerId, Omission]) -> SliceResult:
         written = self._written_of(_names(counted))
         # a copy in one step: another thread may be summing the last chunks now
         early = {chunk: each for chunk, each in dict(self._sums).items() if each.written is written}
@@ -371,12 +368,14 @@ class Reduction:
         return values_n
 
     def _header(
-        self, included: _Counted, weight_sum: int, result_hash: Root, reasons: Mapping[PeerId, str]
+        self, included: _Counted, weight_sum: int, result_hash: Root, reasons: Mapping[PeerId, Omission]
     ) -> ResultHeader:
         proposal = self._proposal
         counted = {peer for peer, _ in included}
         omitted = tuple(
-            Omission(member.peer, reasons.get(member.peer) or self._refused.get(member.peer, "late"))
+            reasons.get(member.peer)
+            or self._refused.get(member.peer)
+            or Omission(member.peer, "late", OmissionCode.LATE)
             for member in sorted(proposal.members, key=lambda member: member.peer)
             if member.peer not in counted
         )
@@ -404,10 +403,11 @@ def _new(offer: OfferedContribution, batch: Batch) -> Batch:
     return new if len(new) == len(batch) else [(chunk, memoryview(bytes(data))) for chunk, data in new]
 
 
-def _each_lane_once(whole: _Counted) -> tuple[list[tuple[PeerId, OfferedContribution]], dict[PeerId, str]]:
-    """The members that are counted, and the reason for each one that is not because another member brings one of its lanes."""
+def _each_lane_once(whole: _Counted) -> tuple[list[tuple[PeerId, OfferedContribution]], dict[PeerId, Omission]]:
+    """The members that are counted, and each one that is not because another member brings one of its lanes."""
     twice = brought_twice({peer: offer.header.lanes for peer, offer in whole})
-    return [(peer, offer) for peer, offer in whole if peer not in twice], twice
+    omitted = {peer: Omission(peer, why, OmissionCode.LANE_TWICE) for peer, why in twice.items()}
+    return [(peer, offer) for peer, offer in whole if peer not in twice], omitted
 
 
 def _scattered_bytes(proposal: Proposal, part: SliceSpec, codec: Codec, grid: ChunkGrid) -> int:
@@ -422,5 +422,15 @@ def _names(counted: _Counted) -> _Names:
 
 def _included(peer: PeerId, offer: OfferedContribution) -> Included:
     header = offer.header
-    attested = (header.attested, header.attested_root)
-    return Included(peer, header.member.incarnation, header.root, header.tokens, *attested, header.lanes)
+    return Included(
+        peer,
+        header.member.incarnation,
+        header.root,
+        header.tokens,
+        header.attested,
+        header.attested_root,
+        header.lanes,
+        header.member.session,
+        offer.seal,
+        offer.credential,
+    )

@@ -19,9 +19,9 @@ from averaging.rounds.traffic.arrivals import Arrivals
 from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, OPEN_WITHIN_S, fetch_result
 from protocol.errors import PotluckError, StorageError
 from protocol.ids import CommitId, PeerId, Root, short
-from protocol.rounds.liveness_timing import STALLED_STREAM_S
-from protocol.rounds.messages.messages import CommitRecord, SliceRecord
+from protocol.rounds.messages.record import CommitRecord, SliceRecord
 from protocol.rounds.messages.requests import FetchResult
+from protocol.rounds.schedule.liveness_timing import STALLED_STREAM_S
 
 log = structlog.get_logger()
 

@@ -26,7 +26,8 @@ from averaging.rounds.traffic.transfer import fetch_commits
 from averaging.state.state import STATE_BYTES_PER_VALUE, UnitState
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, short
-from protocol.rounds.lineage.chain import ChainLink, attested_roots, verify_certificate
+from protocol.rounds.lineage.chain import attested_roots, verify_certificate
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, TreeNode, best_head, tree_of
 from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record
 

@@ -35,9 +35,9 @@ from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch
 from averaging.rounds.lineage.unit_feedback import counted_chunks, counts_of
 from averaging.rounds.traffic.contribution import EncodedContribution
 from protocol.ids import PeerId, Root
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.messages import CommitRecord
-from protocol.rounds.proposal import consumed_tokens, covered_chunks
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import CommitRecord
+from protocol.rounds.schedule.proposal import consumed_tokens, covered_chunks
 from protocol.tensors.tensor_schema import ChunkGrid
 
 

@@ -14,7 +14,7 @@ import structlog
 from averaging.state.unit_log import UnitLog
 from protocol.errors import StorageError
 from protocol.ids import CommitId, Root
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import TreeNode
 
 log = structlog.get_logger()

@@ -17,8 +17,8 @@ from averaging.rounds.traffic.batches import consecutive
 from averaging.state.state import UnitState
 from protocol.errors import LocalProtocolError
 from protocol.merkle import leaf_hash
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import OuterStep
 from protocol.tensors.tensor_schema import ChunkGrid
 
 Encoded: TypeAlias = Sequence[bytes | memoryview]

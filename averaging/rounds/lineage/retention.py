@@ -18,7 +18,7 @@ from averaging.state.generations import MAX_PINNED
 from averaging.state.state import STATE_BYTES_PER_VALUE, UnitState
 from protocol.errors import StorageError
 from protocol.ids import CommitId, Root
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.tensors.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()

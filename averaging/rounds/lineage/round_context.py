@@ -90,7 +90,7 @@ class Peerwide(Protocol):
 @dataclass(frozen=True)
 class RoundContext:
     """The interfaces and keys of one unit's rounds. `trainer` is its part of the local training, `mixing` says how commits are
-    mixed into it, if they are, and `record` takes the durations of the work.
+    mixed into it, if they are, and `record` takes the durations of the work. `credential` is our newest proof of admission.
     """
 
     network: Network
@@ -101,6 +101,7 @@ class RoundContext:
     publish: Publish
     mixing: Mixing | None = None
     record: Record = nowhere
+    credential: Callable[[], bytes] = bytes
 
 
 class Changes:

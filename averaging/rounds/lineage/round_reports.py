@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from protocol.ids import Root, UnitName
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.ids import PeerId, Root, UnitName
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import TreeNode
 from protocol.tables import several
 
@@ -97,6 +97,15 @@ class RoundReason:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class VoterConvicted:
+    """A voter acked two records on one base and hid the first; `one` and `other` are the signed acks that prove it."""
+
+    voter: PeerId
+    one: bytes
+    other: bytes
+
+
 RoundReport = (
     RoundCommitted
     | Contributed
@@ -108,6 +117,7 @@ RoundReport = (
     | StateDiffers
     | StateHealed
     | RoundReason
+    | VoterConvicted
 )
 
 Publish = Callable[[RoundReport], None]

@@ -29,9 +29,9 @@ from averaging.rounds.traffic.spans import Record, nowhere, spanned
 from averaging.state.state import UnitState
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.messages import CommitRecord
-from protocol.rounds.proposal import consumed_tokens
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import CommitRecord
+from protocol.rounds.schedule.proposal import consumed_tokens
 from protocol.tensors.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()

@@ -21,7 +21,8 @@ from averaging.state.state import UnitState
 from averaging.state.unit_log import LoggedContribution, LoggedRounds
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.lineage.chain import ChainLink, attested_roots, genesis_link, verify_certificate
+from protocol.rounds.lineage.chain import attested_roots, verify_certificate
+from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import CommitTree, TreeNode, tree_of
 from protocol.rounds.messages.messages import Certificate
 from protocol.rounds.messages.wire import commit_id, decode_certificate, encode_certificate

@@ -18,9 +18,9 @@ from averaging.network.seams.interfaces import Offload, Storage
 from averaging.state.residual_files import ResidualFiles, bound_bytes
 from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree
-from protocol.rounds.proposal import covered_chunks
+from protocol.rounds.schedule.proposal import covered_chunks
 from protocol.tensors.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()

@@ -17,9 +17,10 @@ import structlog
 from averaging.state.unit_log import LoggedBase, LoggedRounds
 from protocol.errors import RemoteProtocolError, VersionError
 from protocol.ids import CommitId, short
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree
-from protocol.rounds.messages.messages import LAST_ATTEMPT, Certificate
+from protocol.rounds.messages.messages import Certificate
+from protocol.rounds.messages.record import LAST_ATTEMPT
 from protocol.rounds.messages.wire import decode_certificate
 from protocol.rounds.state import OpenRound
 
@@ -52,6 +53,7 @@ class EarlierVotes:
             promised=promised,
             acked=known.acked,
             acked_lone=known.acked_lone,
+            acked_before=known.acked_before,
             highest_attempt=promised.attempt if promised is not None else 0,
             has_left=has_left,
         )

@@ -21,8 +21,8 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageErro
 from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, Root, RunId, UnitName
 from protocol.merkle import leaf_hash, merkle_root
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.messages import CommitRecord, OuterStep, SliceRecord
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import CommitRecord, OuterStep, SliceRecord
 from protocol.tensors.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()

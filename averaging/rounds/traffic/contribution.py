@@ -47,7 +47,8 @@ class EncodedContribution:
         data: all encoded chunks, in grid order, joined.
         chunks: each of them, as a view of `data`.
         tree: over their leaf hashes.
-        header: the signed ContributionHeader envelope.
+        header: our claim (protocol/rounds/messages/claim.py), in its signed envelope.
+        credential: proof of our admission, where the base roster does not have us.
     """
 
     theta_N: torch.Tensor
@@ -56,6 +57,7 @@ class EncodedContribution:
     chunks: tuple[bytes | memoryview, ...]
     tree: MerkleTree
     header: bytes = b""
+    credential: bytes = b""
 
     @property
     def hashes(self) -> Sequence[bytes]:
@@ -231,7 +233,7 @@ def hello_of(
         return ExchangeHello(*named, b"", b"", no_part=no_part)
     hashes = mine.hashes[part.first_chunk : part.stop_chunk]
     path = mine.tree.path(part.first_chunk, part.stop_chunk)
-    return ExchangeHello(*named, mine.header, b"".join(hashes), b"".join(path))
+    return ExchangeHello(*named, mine.header, b"".join(hashes), b"".join(path), credential=mine.credential)
 
 
 def hello_before(proposal: Proposal, part: SliceSpec) -> ExchangeHello:

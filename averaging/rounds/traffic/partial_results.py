@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from averaging.arithmetic.slot_buffer import SlotBuffer
 from averaging.rounds.traffic.result_ref import NamedResult, ResultRef, ref_of
 from protocol.ids import PeerId
-from protocol.rounds.messages.messages import Ballot, SliceSpec
+from protocol.rounds.messages.messages import SliceSpec
+from protocol.rounds.messages.record import Ballot
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from protocol.pipeline.messages.lane_wire import (
     encode_lane_message,
     encode_parcel,
 )
-from protocol.rounds.liveness_timing import SEAT_WAIT_S
+from protocol.rounds.schedule.liveness_timing import SEAT_WAIT_S
 from protocol.tensors.stage_schema import StageMap, stage_schema
 
 log = structlog.get_logger()

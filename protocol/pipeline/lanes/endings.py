@@ -26,8 +26,8 @@ from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.pipeline.lanes.lane_machine import Dissolve
 from protocol.pipeline.messages.lane_messages import LaneClaim
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.proposal import consumed_tokens
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.schedule.proposal import consumed_tokens
 
 
 def counted_tokens(links: Iterable[ChainLink], lane: int, round_: int) -> int:

@@ -1,79 +1,24 @@
 """The chain of commits, which any peer can check: start record, certificates, and the roster that each commit hands on.
 
-Rules: R3, R15, R18, R19, R25 (protocol/rounds/RULES.md).
+Rules: R15, R18, R25 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from protocol.errors import RemoteProtocolError
 from protocol.identity.envelope import open_envelope
 from protocol.identity.identity import Verifier
-from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
+from protocol.ids import CommitId, PeerId, Root, RunId
+from protocol.rounds.lineage.chain_link import ChainLink, link_of
 from protocol.rounds.lineage.quorum import electorate, is_quorum
-from protocol.rounds.messages.messages import MAX_MEMBERS, Ack, Ballot, Certificate, CommitRecord, Leave
-from protocol.rounds.messages.start import StartRecord
-from protocol.rounds.messages.wire import commit_id, decode_body, decode_message, decode_record, genesis_id
-
-ROUND_DOMAIN = "potluck round"
-"""Domain tag of every signed round message; contribution and result headers use it too."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChainLink:
-    """A verified commit of one unit, or its genesis.
-
-    Attributes:
-        roster: the voters of the round that follows.
-        total_tokens: W, tokens credited on this lineage so far.
-        target_tokens: ready tokens at which the round that follows is due.
-        record: None for the genesis.
-        disks: the incarnations that they vote with, by peer; empty for the genesis of a run that an older host started.
-    """
-
-    unit: UnitName
-    commit: CommitId
-    index: int
-    roster: tuple[PeerId, ...]
-    total_tokens: int
-    target_tokens: int
-    record: CommitRecord | None = None
-    disks: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
-
-    @property
-    def parent(self) -> CommitId | None:
-        """The commit that this one continues; None for the genesis."""
-        return self.record.parent if self.record is not None else None
-
-    def may_vote(self, peer: PeerId, incarnation: int) -> bool:
-        """Whether the peer's votes on the round that follows count: not if its disk is newer than its place in the roster (R3 and
-        R19). If the start record does not name the disks of founders, any disk of theirs counts.
-        """
-        return self.disks.get(peer, incarnation) == incarnation
-
-    @property
-    def is_lone(self) -> bool:
-        """Committed without a quorum of the base roster."""
-        return self.record is not None and self.record.lone
-
-
-def genesis_link(start_record: bytes, unit: UnitName) -> ChainLink:
-    """The link before the first commit, from the payload of the host-signed start record.
-
-    Raises:
-        RemoteProtocolError: not a start record, or one without this unit.
-    """
-    start = decode_body(StartRecord, start_record)
-    part = next((part for part in start.units if part.unit == unit), None)
-    if part is None:
-        raise RemoteProtocolError(f"a start record without unit {unit}", "every unit of the manifest")
-    roster, genesis = part.roster or start.roster, genesis_id(start_record)
-    named = zip(start.roster, start.incarnations, strict=True) if start.incarnations else ()
-    disks = MappingProxyType({peer: incarnation for peer, incarnation in named if peer in roster})
-    return ChainLink(unit, genesis, 0, roster, 0, start.target_tokens, disks=disks)
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck, record_problem
+from protocol.rounds.messages.bounds import MAX_MEMBERS
+from protocol.rounds.messages.messages import Ack, Certificate, Leave
+from protocol.rounds.messages.record import Ballot
+from protocol.rounds.messages.wire import decode_message, decode_record
 
 
 def link_after(parent: ChainLink, record_bytes: bytes) -> ChainLink:
@@ -93,25 +38,6 @@ def link_after(parent: ChainLink, record_bytes: bytes) -> ChainLink:
     if any(c.credited_tokens > min(c.tokens, record.weight_cap_tokens) for c in record.contributors):
         raise RemoteProtocolError("a contributor credited with more than it offered", "at most its tokens and the cap")
     return link_of(record_bytes)
-
-
-def link_of(record_bytes: bytes) -> ChainLink:
-    """The link that a record makes, for callers that have checked that it continues its parent.
-
-    Raises:
-        RemoteProtocolError: not a record.
-    """
-    record = decode_record(record_bytes)
-    return ChainLink(
-        record.unit,
-        commit_id(record.parent, record_bytes),
-        record.index,
-        record.roster,
-        record.total_tokens,
-        record.next_target_tokens,
-        record,
-        MappingProxyType(dict(zip(record.roster, record.incarnations, strict=True))),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +85,12 @@ def attested_roots(links: Iterable[ChainLink]) -> dict[CommitId, Root]:
 def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier: Verifier, run_id: RunId) -> ChainLink:
     """The link that a certificate proves on `parent` (R15).
 
-    A lone commit is proven by the acks of its whole roster (R18), any other by a quorum of the parent's roster.
+    A lone commit is proven by the acks of its whole roster (R18), any other by a quorum of the parent's roster. Everything else that
+    the record says is judged by `record_problem`, so that every voter of the lineage was admitted by the run's authority.
 
     Raises:
-        RemoteProtocolError: the record does not continue `parent`, or the acks are no quorum of its roster in one ballot.
+        RemoteProtocolError: the record does not continue `parent`, says what nobody signed, or the acks are no quorum of its roster
+            in one ballot.
     """
     link = link_after(parent, certificate.record)
     if len(certificate.acks) > MAX_MEMBERS or len(certificate.leaves) > MAX_MEMBERS:
@@ -181,6 +109,10 @@ def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier:
     leaves = dict(open_leave(raw, verifier=verifier, run_id=run_id) for raw in certificate.leaves)
     if any(leave.base != parent.commit or leave.unit != parent.unit for leave in leaves.values()):
         raise RemoteProtocolError("a goodbye on another base in a certificate", "goodbyes on its own base")
+    if link.record is not None:
+        problem = record_problem(parent, link.record, SignatureCheck(verifier, run_id), leaves)
+        if problem:
+            raise RemoteProtocolError(problem, "a record that keeps the rules")
     if link.is_lone:
         if set(link.roster) - voters:
             raise RemoteProtocolError(f"{len(voters)} acks of a lone commit", f"all {len(link.roster)} of its roster")

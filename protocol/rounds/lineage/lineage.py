@@ -1,9 +1,9 @@
 """The tree of verified commits, and which of its branches to follow (R22). Pure.
 
-Lineages are compared only when their certificates were verified here. At every fork, keep the child whose best descendant has the
-most work. Work is compared in classes that double, so nearly equal sides are decided by constants and no peer switches back and
-forth. Work is the tokens credited to members, of each in each round at most the cap that both sides of the fork agreed on before
-it.
+Lineages are compared only when their certificates were verified here. At every fork, a child that a quorum of the fork's voters
+acked comes before a lone one, whatever follows. Then the child whose best descendant has the most work is kept. Work is compared
+in classes that double, so nearly equal sides are decided by constants and no peer switches back and forth. Work is the tokens
+credited to members, of each in each round at most the cap that both sides of the fork agreed on before it.
 
 In a run with several units one of them, the spine, decides for all (R23). A branch of another unit that was trained with the
 spine's followed lineage is preferred to one that was trained with another.
@@ -21,8 +21,9 @@ from typing import Final
 
 from protocol.errors import LocalProtocolError
 from protocol.ids import CommitId
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.messages import NO_SPINE, Certificate
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.messages import Certificate
+from protocol.rounds.messages.record import NO_SPINE
 from protocol.rounds.messages.requests import MAX_KNOWN
 
 MAX_DEPTH: Final = 4096
@@ -47,6 +48,7 @@ class CommitTree:
     tip: CommitId
     nodes: Mapping[CommitId, TreeNode]
     has_fork: bool = False
+    has_lone: bool = False
 
     def add(self, link: ChainLink, certificate: Certificate) -> CommitTree:
         """The tree with one more commit, whose parent must be in it."""
@@ -54,7 +56,7 @@ class CommitTree:
 
     def add_all(self, found: Iterable[tuple[ChainLink, Certificate]]) -> CommitTree:
         """As `add`, one after another, at the cost of a single one."""
-        nodes, tip, has_fork = dict(self.nodes), self.tip, self.has_fork
+        nodes, tip, has_fork, has_lone = dict(self.nodes), self.tip, self.has_fork, self.has_lone
         for link, certificate in found:
             if link.commit in nodes:
                 continue
@@ -62,9 +64,10 @@ class CommitTree:
                 raise LocalProtocolError("a commit whose parent is not in the tree", "its parent first")
             # the commit added last has no children yet, and mostly the chain grows there
             has_fork = has_fork or (link.parent != tip and any(n.link.parent == link.parent for n in nodes.values()))
+            has_lone = has_lone or link.is_lone
             nodes[link.commit] = TreeNode(link, certificate)
             tip = link.commit
-        return replace(self, tip=tip, nodes=MappingProxyType(nodes), has_fork=has_fork)
+        return replace(self, tip=tip, nodes=MappingProxyType(nodes), has_fork=has_fork, has_lone=has_lone)
 
     def path(self, ancestor: CommitId, commit: CommitId) -> tuple[TreeNode, ...] | None:
         """The nodes after `ancestor` up to `commit`, oldest first; None when `ancestor` is not behind it."""
@@ -107,7 +110,8 @@ class CommitTree:
                 nodes[commit] = node
         parents = [node.link.parent for commit, node in nodes.items() if commit != root]
         tip = self.tip if self.tip in nodes else max(nodes, key=lambda commit: nodes[commit].link.index)
-        return CommitTree(root, tip, MappingProxyType(nodes), has_fork=len(set(parents)) < len(parents))
+        has_lone = any(node.link.is_lone for node in nodes.values())
+        return CommitTree(root, tip, MappingProxyType(nodes), len(set(parents)) < len(parents), has_lone)
 
 
 def tree_of(root: ChainLink) -> CommitTree:
@@ -241,11 +245,16 @@ def work_class(fork: ChainLink, work_tokens: int) -> int:
     return (work_tokens // max(1, fork.target_tokens)).bit_length()
 
 
-def _preference(fork: ChainLink, child: ChainLink, merit: _Merit) -> tuple[bool, int, bool, int, int]:
+def _preference(fork: ChainLink, child: ChainLink, merit: _Merit) -> tuple[bool, bool, int, int, int, int]:
+    """A quorum of the fork's roster comes before any work: peers that commit alone can sign as much work as they like. Among lone
+    commits the one with more of the fork's voters comes first, for the same reason.
+    """
+    voters = frozenset(fork.roster)
     return (
         merit.is_with_spine,
-        work_class(fork, merit.work_tokens),
         not child.is_lone,
+        sum(peer in voters for peer in child.roster) if child.is_lone else 0,
+        work_class(fork, merit.work_tokens),
         len(child.roster),
         -int.from_bytes(child.commit, "big"),
     )

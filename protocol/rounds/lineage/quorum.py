@@ -9,8 +9,9 @@ import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 
-from protocol.ids import CommitId, PeerId
-from protocol.rounds.messages.messages import Ballot, Leave
+from protocol.ids import PeerId, RunId, UnitName
+from protocol.rounds.messages.messages import Leave
+from protocol.rounds.messages.record import Ballot
 
 
 def tie_holder(run_id: bytes, roster: Iterable[PeerId]) -> PeerId:
@@ -47,15 +48,19 @@ def electorate(roster: Sequence[PeerId], ballot: Ballot, leaves: Mapping[PeerId,
     return tuple(peer for peer in roster if not has_left(peer))
 
 
-def opener_order(base: CommitId, attempt: int, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
-    """Peers in the order in which they may open: by hash(base, attempt, peer), so that no peer is always first."""
-    prefix = b"opener" + base + attempt.to_bytes(8, "big")
+def opener_order(
+    run_id: RunId, unit: UnitName, index: int, attempt: int, peers: Iterable[PeerId]
+) -> tuple[PeerId, ...]:
+    """Peers in the order in which they may open the round after commit `index`, so that no peer is always first. The hash is of run,
+    unit, index, attempt and peer: no leader can choose the next one by what it writes into its record.
+    """
+    prefix = b"opener" + run_id + unit.encode() + index.to_bytes(8, "big") + attempt.to_bytes(8, "big")
     return tuple(sorted(peers, key=lambda peer: (sha256(prefix + peer.encode()).digest(), peer)))
 
 
 @functools.lru_cache(maxsize=1024)
-def first_opener(base: CommitId, roster: tuple[PeerId, ...]) -> PeerId:
-    """The owner of attempt 0. It depends on the base roster alone, on which all holders of the base agree: only so may attempt 0
+def first_opener(run_id: RunId, unit: UnitName, index: int, roster: tuple[PeerId, ...]) -> PeerId:
+    """The owner of attempt 0 on a base with this index and roster, on which all holders of the base agree: only so may attempt 0
     skip the promises. Any other leader starts at attempt 1 and collects them.
     """
-    return opener_order(base, 0, roster)[0]
+    return opener_order(run_id, unit, index, 0, roster)[0]

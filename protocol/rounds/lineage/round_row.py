@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.bounds import LOST_ALL_PPM
-from protocol.rounds.messages.messages import CommitRecord
+from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.requests import NO_PART
 
 
@@ -41,7 +41,7 @@ def round_row(link: ChainLink) -> RoundRow:
         raise RemoteProtocolError("a genesis asked for its round", "a commit")
     weights = [min(c.tokens, record.weight_cap_tokens) for c in record.contributors]
     total = sum(weights) or 1
-    omitted = sorted({(o.peer, o.reason) for part in record.slices for o in part.omitted})
+    omitted = sorted({(o.peer, o.words) for part in record.slices for o in part.omitted})
     return RoundRow(
         index=link.index,
         commit=link.commit,
@@ -57,7 +57,7 @@ def round_row(link: ChainLink) -> RoundRow:
 
 def coverage(record: CommitRecord) -> float:
     """Share of chunks times members that the mean has, 0 to 1. A member that was to bring nothing leaves nothing uncovered."""
-    lacking = [{o.peer for o in part.omitted if o.reason != NO_PART} for part in record.slices]
+    lacking = [{o.peer for o in part.omitted if o.words != NO_PART} for part in record.slices]
     members = {c.peer for c in record.contributors}.union(*lacking)
     chunks = record.slices[-1].stop_chunk
     uncovered = sum(

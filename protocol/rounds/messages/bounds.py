@@ -11,6 +11,12 @@ from protocol.received import dropped, require
 MAX_TOKENS: Final = 1 << 53
 """Exact as a float64, and more than any run counts."""
 
+MAX_MEMBERS: Final = 64
+MAX_SLICES: Final = 32
+"""Control bytes grow with members plus slices, so both are bounded."""
+
+MAX_CHUNKS: Final = 1 << 20
+
 LOST_ALL_PPM: Final = 1_000_000
 
 
@@ -36,3 +42,12 @@ def require_tiling(slices: Sequence[tuple[int, int]]) -> None:
     for first_chunk, stop_chunk in slices:
         require(first_chunk == expected, f"slice starts at chunk {first_chunk}", f"{expected}: slices tile the vector")
         expected = stop_chunk
+
+
+MAX_CREDENTIAL_BYTES: Final = 2048
+
+
+def require_credential(credential: bytes) -> None:
+    """Check the length of a credential; none is fine."""
+    found = f"a credential of {len(credential)} bytes"
+    require(len(credential) <= MAX_CREDENTIAL_BYTES, found, f"at most {MAX_CREDENTIAL_BYTES}")

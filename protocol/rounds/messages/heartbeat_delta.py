@@ -25,7 +25,8 @@ from typing import Final
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import HASH_BYTES, CommitId, Root
-from protocol.rounds.messages.messages import MAX_MEMBERS, Heartbeat, UnitHead
+from protocol.rounds.messages.bounds import MAX_MEMBERS
+from protocol.rounds.messages.messages import Heartbeat, UnitHead
 from protocol.rounds.messages.wire import encode_message
 
 _PREFIX: Final = struct.Struct(">8sI")

@@ -1,10 +1,10 @@
 """Messages of a round, as frozen dataclasses: one per wire message, units in field names.
 
-A round is named `(unit, base)`, base being the commit id of its parent; the index is only a label (R1). The bytes of a commit
-record are made once, by the opener that settles. They are carried as received ever after: nobody serialises them again. Each class
-checks its own bounds when made. The wire form is protocol/rounds/messages/wire.py and protocol/proto/round.proto.
+A round is named `(unit, base)`, base being the commit id of its parent; the index is only a label (R1). A commit
+record and its parts stand in record.py. Each class checks its own bounds when made. The wire form is
+protocol/rounds/messages/wire.py and protocol/proto/round.proto.
 
-Rules: R1, R2, R3, R4, R6, R7, R10, R11, R12, R13, R14, R15, R16, R18, R20, R21, R23 (protocol/rounds/RULES.md).
+Rules: R1, R3, R4, R6, R7, R10, R11, R12, R13, R14, R15, R16, R18, R23 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -15,30 +15,20 @@ from typing import Final
 
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.received import dropped, require
-from protocol.rounds.messages.bounds import MAX_TOKENS, require_hash, require_lost, require_tiling, require_tokens
-from protocol.rounds.messages.lane_parts import LanePart, require_once
+from protocol.rounds.messages.bounds import (
+    MAX_CHUNKS,
+    MAX_MEMBERS,
+    MAX_SLICES,
+    MAX_TOKENS,
+    require_hash,
+    require_lost,
+    require_tiling,
+    require_tokens,
+)
+from protocol.rounds.messages.lane_parts import require_once
+from protocol.rounds.messages.record import NO_SPINE, Ballot, Included, Omission, require_spine
 
-MAX_MEMBERS: Final = 64
-MAX_SLICES: Final = 32
-"""Control bytes grow with members plus slices, so both are bounded."""
-
-MAX_CHUNKS: Final = 1 << 20
-LAST_ATTEMPT: Final = (1 << 32) - 1
-"""No attempt has this number: a promise of it says that its peer left (R3)."""
-
-NO_SPINE: Final = CommitId(b"")
-"""In the spine's own proposals and records, which cite no spine commit: their base is one."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Ballot:
-    """(attempt, peer id), ordered. Attempt 0 belongs to the first opener of the base roster alone and needs no promises."""
-
-    attempt: int
-    peer: PeerId
-
-    def __post_init__(self) -> None:
-        require(0 <= self.attempt < 1 << 32, f"attempt {self.attempt}", "0 to 2^32")
+NO_COMMIT_NAMED: Final = CommitId(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +56,6 @@ class SliceSpec:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class OuterStep:
-    """Every number of the outer step of one commit; `kind` is a name in protocol/kinds/outer_table.py."""
-
-    kind: str
-    learning_rate: float
-    momentum: float
-
-
 @dataclass(frozen=True)
 class Proposal:
     """The opener's plan for one attempt (R7). Deadlines are relative to its receipt.
@@ -85,6 +66,7 @@ class Proposal:
         reduce_within_s: a slice closes at the latest this long after the proposal reached its reducer.
         lone: made without a quorum of the base roster, after patience: every member must ack (R18).
         spine: the spine commit on which the opener stands (R23); NO_SPINE where the unit is the spine itself.
+        pre_votes: signed consents of others to this ballot (R6); none for attempt 0 and for a lone one.
     """
 
     unit: UnitName
@@ -100,10 +82,12 @@ class Proposal:
     lone: bool = False
     spine: CommitId = NO_SPINE
     result_codec: str = ""
+    pre_votes: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         require_hash("base", self.base)
-        _require_spine(self.spine)
+        require_spine(self.spine)
+        _require_envelopes("pre-votes", self.pre_votes)
         require(1 <= len(self.members) <= MAX_MEMBERS, f"{len(self.members)} members", f"1 to {MAX_MEMBERS}")
         require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
         require(len({m.peer for m in self.members}) == len(self.members), "a member listed twice", "each once")
@@ -126,33 +110,8 @@ class Proposal:
         return self.slices[-1].stop_chunk
 
 
-def _require_spine(spine: CommitId) -> None:
-    if spine != NO_SPINE:
-        require_hash("spine", spine)
-
-
-@dataclass(frozen=True, slots=True)
-class Omission:
-    """A member left out of a slice, and why (P9)."""
-
-    peer: PeerId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Included:
-    """A contribution summed into a slice, with the values of its header."""
-
-    peer: PeerId
-    incarnation: int
-    root: Root
-    tokens: int
-    attested: CommitId
-    attested_root: Root
-    lanes: tuple[LanePart, ...] = ()
-
-    def __post_init__(self) -> None:
-        require_tokens(self.tokens)
+def _require_envelopes(what: str, raw: tuple[bytes, ...]) -> None:
+    require(len(raw) <= MAX_MEMBERS, f"{len(raw)} {what}", f"at most {MAX_MEMBERS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +124,7 @@ class ResultHeader:
         weight_sum: sum of min(tokens, cap) over `included`.
         lost_ppm: share of the mean's energy (its sum of squares) that the result's codec left out, in millionths, rounded up;
             0 for a codec that writes every value.
+        sum_seal: the seal of what the reducer signs for the record (claim.py).
     """
 
     unit: UnitName
@@ -178,6 +138,7 @@ class ResultHeader:
     weight_sum: int
     result_hash: Root
     lost_ppm: int = 0
+    sum_seal: bytes = b""
 
     def __post_init__(self) -> None:
         require_hash("base", self.base)
@@ -191,112 +152,23 @@ class ResultHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceRecord:
-    """One slice in a commit record: its reducer, the hash of its bytes, and the members left out and why. `lost_ppm` is the share
-    of the mean that its codec left out, as its reducer signed it.
-    """
-
-    first_chunk: int
-    stop_chunk: int
-    reducer: PeerId
-    result_hash: Root
-    omitted: tuple[Omission, ...]
-    lost_ppm: int = 0
-
-    def __post_init__(self) -> None:
-        require_lost(self.lost_ppm)
-
-
-@dataclass(frozen=True, slots=True)
-class Contributor:
-    """One member's part in a commit. `credited_tokens` = floor(tokens x covered chunks / all chunks) (R20). `lanes`: the lanes'
-    parts that it brought, in a run of lanes.
-    """
-
-    peer: PeerId
-    incarnation: int
-    root: Root
-    tokens: int
-    credited_tokens: int
-    lanes: tuple[LanePart, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Attestation:
-    """The state root that most contributors computed for an earlier commit (R21)."""
-
-    commit: CommitId
-    state_root: Root
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRecord:
-    """Everything that one commit did (R2). Its bytes, hashed with the parent id, are the commit id.
+class Ack:
+    """All bytes that the record names are on my disk, and so is this ack (R14). Signed in an envelope.
 
     Attributes:
-        ballot: the ballot that made the record; a successor settles the same bytes under a ballot of its own.
-        total_tokens: W of this commit: W(parent) + credited tokens.
-        next_target_tokens: ready tokens at which the next round is due.
-        roster: the voters of the next round: the proposal's members not suspected at settle time.
-        incarnations: the disks that they vote with, in the roster's order: a peer that lost its disk may have voted already.
-        lone: committed without a quorum, after patience.
-        codec, result_codec, spine: as in the proposal.
+        lone: whether the record was made without a quorum.
+        before, before_commit: our ack of another record on this base, if there was one. Silence about it is a lie (double_votes.py).
+        version: 0 from older releases, whose acks name none.
     """
-
-    unit: UnitName
-    parent: CommitId
-    index: int
-    ballot: Ballot
-    slices: tuple[SliceRecord, ...]
-    contributors: tuple[Contributor, ...]
-    codec: str
-    weight_cap_tokens: int
-    total_tokens: int
-    outer: OuterStep
-    next_target_tokens: int
-    roster: tuple[PeerId, ...]
-    incarnations: tuple[int, ...]
-    attested: Attestation | None = None
-    lone: bool = False
-    level: int = 0
-    spine: CommitId = NO_SPINE
-    result_codec: str = ""
-
-    def __post_init__(self) -> None:
-        require_hash("parent", self.parent)
-        _require_spine(self.spine)
-        require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
-        require(
-            1 <= len(self.contributors) <= MAX_MEMBERS, f"{len(self.contributors)} contributors", f"1 to {MAX_MEMBERS}"
-        )
-        contributors = {entry.peer for entry in self.contributors}
-        require(len(contributors) == len(self.contributors), "a peer twice among the contributors", "each once")
-        require(1 <= len(self.roster) <= MAX_MEMBERS, f"roster of {len(self.roster)}", f"1 to {MAX_MEMBERS}")
-        require(len(set(self.roster)) == len(self.roster), "a peer twice in the roster", "each once")
-        require(len(self.incarnations) == len(self.roster), f"{len(self.incarnations)} incarnations", "one a voter")
-        require_tiling([(part.first_chunk, part.stop_chunk) for part in self.slices])
-        self._require_lanes_once()
-
-    def _require_lanes_once(self) -> None:
-        """In no slice may a lane be counted twice."""
-        with_lanes = [entry for entry in self.contributors if entry.lanes]
-        for part in self.slices if len(with_lanes) > 1 else ():
-            omitted = {entry.peer for entry in part.omitted}
-            require_once(entry.lanes for entry in with_lanes if entry.peer not in omitted)
-
-    def contributor(self, peer: PeerId) -> Contributor | None:
-        """The entry of `peer`, or None when nothing of it was counted."""
-        return next((c for c in self.contributors if c.peer == peer), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """All bytes that the record names are on my disk, and so is this ack (R14). Signed in an envelope."""
 
     unit: UnitName
     base: CommitId
     ballot: Ballot
     commit: CommitId
+    lone: bool = False
+    before: Ballot | None = None
+    before_commit: CommitId = NO_COMMIT_NAMED
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,13 +185,25 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The opener's one record for its ballot (R13). `holders` are peers known to hold all of its bytes."""
+    """The opener's one record for its ballot (R13).
+
+    Attributes:
+        holders: peers known to hold all of its bytes.
+        leaves: signed goodbyes on this base that the record relies on.
+        promises: signed promises of a quorum to this ballot (R16); none for attempt 0 and for a lone one.
+    """
 
     unit: UnitName
     base: CommitId
     ballot: Ballot
     record: bytes
     holders: tuple[PeerId, ...]
+    leaves: tuple[bytes, ...] = ()
+    promises: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require_envelopes("goodbyes", self.leaves)
+        _require_envelopes("promises", self.promises)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,11 +262,19 @@ class PreVote:
 
 @dataclass(frozen=True, slots=True)
 class PromiseRequest:
-    """First phase of a take-over (R16): refuse lower ballots from now on, and report your highest ack."""
+    """First phase of a take-over (R16): refuse lower ballots from now on, and report your highest ack.
+
+    `pre_votes` are the signed consents of others (R6). `lone`: everybody at hand is asked, since there is no quorum (R18).
+    """
 
     unit: UnitName
     base: CommitId
     ballot: Ballot
+    pre_votes: tuple[bytes, ...] = ()
+    lone: bool = False
+
+    def __post_init__(self) -> None:
+        _require_envelopes("pre-votes", self.pre_votes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +372,15 @@ class Leave:
     acked: AckedRecord | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DoubleVote:
+    """Two signed acks of one voter that contradict each other (double_votes.py)."""
+
+    unit: UnitName
+    one: bytes
+    other: bytes
+
+
 RoundMessage = (
     Heartbeat
     | Leave
@@ -494,5 +395,6 @@ RoundMessage = (
     | PromiseRequest
     | Promise
     | Refusal
+    | DoubleVote
 )
 """The payload on the control channel "round", one per signed envelope."""

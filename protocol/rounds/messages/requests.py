@@ -10,9 +10,10 @@ from typing import Final
 
 from protocol.ids import CommitId, Root, UnitName
 from protocol.received import require
-from protocol.rounds.messages.bounds import require_hash, require_tokens
+from protocol.rounds.messages.bounds import require_credential, require_hash, require_tokens
 from protocol.rounds.messages.lane_parts import LanePart, require_parts
-from protocol.rounds.messages.messages import Ballot, Member
+from protocol.rounds.messages.messages import Member
+from protocol.rounds.messages.record import Ballot
 
 NOTHING_TO_OFFER: Final = "nothing to offer"
 """Why a member is left out whose snapshot failed, or is not ready yet."""
@@ -31,7 +32,7 @@ MAX_KNOWN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ContributionHeader:
-    """A member's offer for one (unit, base), signed in an envelope; one for all attempts (R8).
+    """A member's offer for one (unit, base), signed as a claim (claim.py); one for all attempts (R8).
 
     Attributes:
         root: Merkle root over the hashes of all encoded chunks.
@@ -67,6 +68,7 @@ class ExchangeHello:
         chunk_hashes: leaf hashes (32 bytes each) of the slice's chunks, in order.
         path: the hashes that lead from them to the header's root (protocol/merkle.py, `MerkleTree.path`), 32 bytes each.
         no_part: of a member that offers nothing, whether it was to bring nothing.
+        credential: proof of our admission, where the base roster does not have us; empty otherwise.
     """
 
     unit: UnitName
@@ -77,8 +79,10 @@ class ExchangeHello:
     chunk_hashes: bytes
     path: bytes = b""
     no_part: bool = False
+    credential: bytes = b""
 
     def __post_init__(self) -> None:
+        require_credential(self.credential)
         require(not (self.no_part and self.contribution), "a contribution of a member without a part", "one of the two")
 
     @property

@@ -25,6 +25,7 @@ class StartRecord:
     Attributes:
         incarnations: the disks that founders vote with, in the roster's order: a founder that loses its disk before the first
             commit may have voted on it already. Empty for a run that an older host started.
+        rules: what every record must be signed for (lineage/record_rules.py); 0 for a run that an older host started.
     """
 
     run_id: bytes
@@ -33,6 +34,7 @@ class StartRecord:
     target_tokens: int
     started_unix_s: int
     incarnations: tuple[int, ...] = ()
+    rules: int = 0
 
     def __post_init__(self) -> None:
         numbers = len(self.incarnations)

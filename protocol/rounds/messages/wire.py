@@ -25,7 +25,8 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId
 from protocol.pb import round_pb2
 from protocol.received import MAX_TEXT, parse
-from protocol.rounds.messages.messages import Certificate, CommitRecord, RoundMessage
+from protocol.rounds.messages.messages import Certificate, RoundMessage
+from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.requests import FetchRequest
 
 D = TypeVar("D")

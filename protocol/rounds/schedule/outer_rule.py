@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import OuterStep
 
 LEAST_MOMENTUM_STEPS: Final = 64
 """Local steps of each member from which momentum is no worse than none."""

@@ -10,7 +10,7 @@ from averaging.arithmetic.outer_step import KINDS, moved_vectors, step_by_encode
 from averaging.codecs import codec_by_name
 from protocol.errors import RemoteProtocolError
 from protocol.kinds.outer_table import OUTER_STEPS
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 from tests.at_once import apply_outer_step
 
 

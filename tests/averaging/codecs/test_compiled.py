@@ -16,7 +16,7 @@ from averaging.codecs.build_hook import compile_blocks
 from averaging.codecs.compiled import BLOCKS, CompiledBlocks, load, problem
 from averaging.codecs.int8 import Int8Codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 
 ROOT = Path(__file__).parents[3]
 CHUNK = 512

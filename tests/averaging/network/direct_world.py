@@ -31,7 +31,8 @@ from protocol.identity.credential import (
     open_request,
 )
 from protocol.identity.credential import key_pem as pem_of
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, RunId
 
 RUN = RunId(b"r" * 32)

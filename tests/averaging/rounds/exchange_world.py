@@ -24,8 +24,10 @@ from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.errors import StorageError
 from protocol.identity.envelope import open_envelope
 from protocol.ids import PeerId, Root
-from protocol.rounds.lineage.chain import ROUND_DOMAIN
-from protocol.rounds.messages.messages import Included, Proposal, ResultHeader, ResultReady
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
+from protocol.rounds.messages.claim import encode_claim
+from protocol.rounds.messages.messages import Proposal, ResultHeader, ResultReady
+from protocol.rounds.messages.record import Included
 from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
 from protocol.rounds.messages.wire import decode_body, encode_body
 from tests.at_once import encode_contribution
@@ -195,7 +197,7 @@ def signed_header(party: Party, encoded: EncodedContribution, **changes: object)
     """A contribution's header, signed by the party."""
     genesis = party.world.genesis.head
     header = ContributionHeader(UNIT, genesis, party.member, TOKENS, CODEC.name, encoded.root, genesis, Root(bytes(32)))
-    return party.sign(encode_body(replace(header, **changes)))  # type: ignore[arg-type]
+    return party.sign(encode_claim(replace(header, **changes)))  # type: ignore[arg-type]
 
 
 def contribution_of(party: Party, seed: int) -> EncodedContribution:

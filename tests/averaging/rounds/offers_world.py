@@ -11,10 +11,11 @@ from averaging.rounds.exchange.offered_contributions import OfferedContribution,
 from averaging.rounds.traffic.contribution import EncodedContribution, hello_of
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.ids import CommitId, Root, RunId, UnitName
-from protocol.rounds.lineage.chain import ROUND_DOMAIN
-from protocol.rounds.messages.messages import Ballot, Member, Proposal, SliceSpec
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
+from protocol.rounds.messages.claim import encode_claim
+from protocol.rounds.messages.messages import Member, Proposal, SliceSpec
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
-from protocol.rounds.messages.wire import encode_body
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.at_once import encode_contribution
 from tests.simulation.signing import HashSigner, HashVerifier
@@ -46,7 +47,7 @@ def contribution(seed: int) -> EncodedContribution:
 def new_hello(number: int, mine: EncodedContribution, tokens: int = 100, **changes: object) -> ExchangeHello:
     header = ContributionHeader(UNIT, BASE, MEMBERS[number], tokens, "fp32", mine.root, BASE, Root(bytes(32)))
     header = replace(header, **changes)  # type: ignore[arg-type]
-    signed = seal(SIGNERS[number], ROUND_DOMAIN, RUN, 0, NEVER_MS, encode_body(header))
+    signed = seal(SIGNERS[number], ROUND_DOMAIN, RUN, 0, NEVER_MS, encode_claim(header))
     return hello_of(PROPOSAL, PART, replace(mine, header=signed))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 import torch
@@ -22,30 +22,32 @@ from averaging.state.generations import Generations
 from averaging.state.state import UnitState, state_root
 from averaging.state.unit_log import UnitLog
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
-from protocol.identity.envelope import NEVER_MS, seal
+from protocol.identity.envelope import NEVER_MS, seal, seal_of
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
-from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink, genesis_link, link_after, verify_certificate
+from protocol.rounds.lineage.chain import link_after, verify_certificate
+from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import TreeNode
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SIGNED, sum_in
+from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import (
-    NO_SPINE,
     Ack,
-    Ballot,
+    AckedRecord,
     Certificate,
-    CommitRecord,
-    Included,
     Member,
-    Omission,
-    OuterStep,
+    PreVote,
+    Promise,
+    PromiseRequest,
     Proposal,
     ResultHeader,
     SliceSpec,
 )
-from protocol.rounds.messages.requests import FetchRequest
+from protocol.rounds.messages.record import NO_SPINE, Ballot, CommitRecord, Included, Omission, OmissionCode, OuterStep
+from protocol.rounds.messages.requests import ContributionHeader, FetchRequest
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import decode_certificate, encode_body, encode_message, encode_record, genesis_id
-from protocol.rounds.proposal import make_record
+from protocol.rounds.schedule.proposal import Voters, make_record
 from protocol.tensors.tensor_schema import ChunkGrid
-from tests.simulation.signing import HashSigner, HashVerifier
+from tests.simulation.signing import HashSigner, HashVerifier, admission_of
 from tests.virtual import InlineOffload
 
 UNIT = UnitName("fragment-0")
@@ -144,6 +146,37 @@ class Party:
     async def seal(self, payload: bytes) -> bytes:
         return self.sign(payload)
 
+    def sealed(self, payload: bytes) -> bytes:
+        """The same envelope each time."""
+        return seal(self.signer, ROUND_DOMAIN, RUN_ID, 0, NEVER_MS, payload)
+
+    def credential(self) -> bytes:
+        """The proof of admission that the run's authority issued."""
+        return admission_of(self.peer, RUN_ID)
+
+    def included(self, proposal: Proposal, root: Root, attested: CommitId, attested_root: Root) -> Included:
+        """A reducer's entry for our contribution of TOKENS to the proposal, with the seal of our claim."""
+        member = proposal.member(self.peer)
+        assert member is not None
+        claim = ContributionHeader(
+            proposal.unit, proposal.base, member, TOKENS, proposal.codec, root, attested, attested_root
+        )
+        return Included(
+            self.peer,
+            1,
+            root,
+            TOKENS,
+            attested,
+            attested_root,
+            session=member.session,
+            seal=seal_of(self.sealed(encode_claim(claim))),
+            credential=self.credential(),
+        )
+
+    def summed(self, header: ResultHeader, proposal: Proposal) -> ResultHeader:
+        """Our result with the seal of its sum."""
+        return replace(header, sum_seal=seal_of(self.sealed(encode_sum(sum_in(header, proposal)))))
+
     async def apply(self, commit: MadeCommit) -> AppliedCommit:
         """As the service does it: bytes on disk, then the commit, its root and its generation."""
         await commit.write_results(self)
@@ -196,7 +229,7 @@ class RoundWorld:
         roster = tuple(signer.peer_id for signer in signers)
         drafts = [_zero_state(unit, CommitId(bytes(32))) for unit in units]
         started = tuple(StartUnit(draft.unit, bytes(32), state_root(draft, GRID)) for draft in drafts)
-        self.start_record = encode_body(StartRecord(RUN_ID, started, roster, target_tokens, 0))
+        self.start_record = encode_body(StartRecord(RUN_ID, started, roster, target_tokens, 0, rules=SIGNED))
         self.genesis = self.genesis_of(UNIT)
         self.parties = [Party(self, signer) for signer in signers]
         self.stranger = Party(self, HashSigner(b"stranger"))
@@ -221,6 +254,22 @@ class RoundWorld:
             reduce_within_s,
         )
 
+    def consents(self, ballot: Ballot, base: CommitId | None = None, unit: UnitName = UNIT) -> tuple[bytes, ...]:
+        """The signed pre-votes of all others, with which this ballot may take over; on the genesis unless another base is given."""
+        vote = encode_message(PreVote(unit, base or self.genesis.head, ballot, ""))
+        return tuple(party.sealed(vote) for party in self.parties if party.peer != ballot.peer)
+
+    def promises(self, ballot: Ballot, commit: MadeCommit) -> tuple[bytes, ...]:
+        """Everybody's signed promise to this ballot, with which it may finish a commit that they acked."""
+        record = commit.record
+        acked = AckedRecord(record.ballot, commit.certificate.record)
+        promise = encode_message(Promise(record.unit, record.parent, ballot, acked))
+        return tuple(party.sealed(promise) for party in self.parties)
+
+    def promise_request(self, ballot: Ballot, base: CommitId | None = None, unit: UnitName = UNIT) -> PromiseRequest:
+        """The request of a take-over's leader, with the consent of all others."""
+        return PromiseRequest(unit, base or self.genesis.head, ballot, self.consents(ballot, base, unit))
+
     def commit_on(
         self,
         parent: ChainLink,
@@ -236,6 +285,7 @@ class RoundWorld:
     ) -> MadeCommit:
         """A certified commit with a pseudo-random update: slice 0 by the first member, slice 1 by the second. `members` are all
         parties and `voters` all members unless given; `attested_root` is the parent's, without it the genesis is attested.
+        Members are their first processes, so the same arguments make the same commit.
         """
         update_N = torch.randn(GRID.num_elements, generator=torch.Generator().manual_seed(seed))
         chunks = encode_chunks(update_N, CODEC, GRID)
@@ -246,45 +296,42 @@ class RoundWorld:
         attested = (genesis.head, state_root(genesis, GRID))
         if attested_root is not None:
             attested = (parent.commit, attested_root)
-        reducers = (numbers[0], numbers[1 % len(numbers)])
-        for first, stop, reducer, missing in ((0, 4, reducers[0], ()), (4, 6, reducers[1], omitted_from_last_slice)):
-            part = chunks[first:stop]
-            results.append(b"".join(part))
-            counted = [n for n in numbers if n not in missing]
-            headers.append(
-                ResultHeader(
-                    parent.unit,
-                    parent.commit,
-                    ballot,
-                    first,
-                    stop,
-                    self.parties[reducer].peer,
-                    tuple(
-                        Included(self.parties[n].peer, 1, _root_of(seed, n, roots), TOKENS, *attested) for n in counted
-                    ),
-                    tuple(Omission(self.parties[n].peer, "late") for n in missing),
-                    TOKENS * len(counted),
-                    result_root(part),
-                )
-            )
+        spans = ((0, 4, numbers[0], ()), (4, 6, numbers[1 % len(numbers)], omitted_from_last_slice))
         proposal = Proposal(
             parent.unit,
             parent.commit,
             parent.index + 1,
             ballot,
-            tuple(self.parties[n].member for n in numbers),
-            tuple(SliceSpec(h.first_chunk, h.stop_chunk, h.reducer) for h in headers),
+            tuple(Member(self.parties[n].peer, 1, 1) for n in numbers),
+            tuple(SliceSpec(first, stop, self.parties[reducer].peer) for first, stop, reducer, _ in spans),
             CODEC.name,
             1000,
             5.0,
             lone=is_lone,
             spine=spine,
         )
-        roster = tuple(self.parties[n].peer for n in numbers)
-        record = encode_record(make_record(parent, proposal, ballot, headers, roster, OUTER, self.target_tokens))
+        for first, stop, reducer, missing in spans:
+            part = chunks[first:stop]
+            results.append(b"".join(part))
+            counted = [n for n in numbers if n not in missing]
+            header = ResultHeader(
+                parent.unit,
+                parent.commit,
+                ballot,
+                first,
+                stop,
+                self.parties[reducer].peer,
+                tuple(self.parties[n].included(proposal, _root_of(seed, n, roots), *attested) for n in counted),
+                tuple(Omission(self.parties[n].peer, "late", OmissionCode.LATE) for n in missing),
+                TOKENS * len(counted),
+                result_root(part),
+            )
+            headers.append(self.parties[reducer].summed(header, proposal))
+        voting = Voters(frozenset(self.parties[n].peer for n in numbers), frozenset())
+        record = encode_record(make_record(parent, proposal, ballot, headers, voting, OUTER, self.target_tokens))
         commit = link_after(parent, record).commit
         ack = encode_message(Ack(parent.unit, parent.commit, ballot, commit))
-        acks = tuple(seal(self.parties[n].signer, ROUND_DOMAIN, RUN_ID, 0, NEVER_MS, ack) for n in voters or numbers)
+        acks = tuple(self.parties[n].sealed(ack) for n in voters or numbers)
         certificate = Certificate(record, acks)
         link = verify_certificate(certificate, parent, verifier=VERIFIER, run_id=RUN_ID)
         return MadeCommit(link, certificate, tuple(results))

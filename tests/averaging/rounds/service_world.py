@@ -29,18 +29,12 @@ from protocol.identity.envelope import open_envelope
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds import machine as core
 from protocol.rounds.events import Event
-from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.heartbeat_delta import SAY_WHOLE
-from protocol.rounds.messages.messages import (
-    Ballot,
-    Heartbeat,
-    Promise,
-    PromiseRequest,
-    Proposal,
-    RoundMessage,
-    UnitHead,
-)
+from protocol.rounds.messages.messages import Heartbeat, Promise, Proposal, RoundMessage, UnitHead
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_message, encode_message
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.schedule.target import RoundTarget
@@ -256,7 +250,13 @@ class Bench:
         self.tasks = Tasks(self._publish)
         self.tasks.use(nursery)
         self.tools = RoundContext(
-            party.network, VirtualClock(), InlineOffload(), self.trainer, self.seal, self._publish
+            party.network,
+            VirtualClock(),
+            InlineOffload(),
+            self.trainer,
+            self.seal,
+            self._publish,
+            credential=party.credential,
         )
         self.adopter = TrainerUpdater(party.peer, party.chain, self.trainer, InlineOffload(), lambda own: own, mixing)
         nursery.start_soon(self.adopter.run)
@@ -340,7 +340,8 @@ async def bench_in(
 def proposal_by(world: RoundWorld, number: int, attempt: int = 0) -> Proposal:
     """An attempt on the genesis whose leader and only reducer is this party."""
     proposal = world.proposal(((0, 6, number),), attempt=attempt, reduce_within_s=60.0)
-    return replace(proposal, ballot=Ballot(attempt, world.parties[number].peer))
+    ballot = Ballot(attempt, world.parties[number].peer)
+    return replace(proposal, ballot=ballot, pre_votes=world.consents(ballot) if attempt else ())
 
 
 # --- whole services -----------------------------------------------------------------------------------------------------------
@@ -388,6 +389,7 @@ async def live(
         trainer,
         sealed,
         reported.append,
+        credential=party.credential,
     )
     peer_tools = PeerContext(party.network, tools.clock, sealed, is_member, reported.append)
     rounds = PeerRounds(RUN_ID, VERIFIER, peer_tools, HeadVector(MemoryStorage(party.disk)))
@@ -463,7 +465,7 @@ def of_kind(kind: type[K], heard: Sequence[RoundMessage]) -> list[K]:
 async def assert_answers(world: RoundWorld, life: PeerSession, heard: list[RoundMessage], attempt: int = 9) -> None:
     """It still takes part: asked for a promise, it promises."""
     ballot = Ballot(attempt, world.parties[1].peer)
-    await tell(world.parties[1], life.party, PromiseRequest(UNIT, life.service.chain.head.commit, ballot))
+    await tell(world.parties[1], life.party, world.promise_request(ballot, life.service.chain.head.commit))
     await until(lambda: any(m.ballot == ballot for m in of_kind(Promise, heard)), within_s=5.0)
 
 

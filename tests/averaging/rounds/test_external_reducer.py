@@ -16,7 +16,8 @@ from averaging.rounds.traffic.result_ref import ref_of
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, ask_all, read_request
 from protocol.errors import PeerUnreachable
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.messages.messages import Ballot, Member, Proposal, ResultReady, RoundMessage
+from protocol.rounds.messages.messages import Member, Proposal, ResultReady, RoundMessage
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.requests import ExchangeHello, FetchResult
 from protocol.rounds.messages.wire import decode_body
 from tests.averaging.rounds.exchange_world import Side, contribution_of, hello_of, running, talk

@@ -14,7 +14,8 @@ from averaging.rounds.inbox import Inbox
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId, UnitName, short
 from protocol.rounds.messages.bundle import TAG, decode_answer, encode_bundle
-from protocol.rounds.messages.messages import Ballot, PromiseRequest, RoundMessage
+from protocol.rounds.messages.messages import PromiseRequest, RoundMessage
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import encode_message
 from tests.averaging.rounds.round_world import RUN_ID, VERIFIER, Party, RoundWorld, open_world
 from tests.averaging.rounds.units_world import BOTH, heads_at, start_of

@@ -28,7 +28,8 @@ from protocol.errors import UnreachableError
 from protocol.ids import PeerId
 from protocol.rounds.events import Applied, CommitsFetched, CommitStalled, Switched, SwitchFailed, SwitchPrepared
 from protocol.rounds.lineage.lineage import tree_of
-from protocol.rounds.messages.messages import Ballot, Committed
+from protocol.rounds.messages.messages import Committed
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.requests import FetchCommits, FetchResult, FetchState
 from protocol.rounds.messages.wire import encode_certificate
 from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch

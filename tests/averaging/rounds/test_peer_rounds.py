@@ -22,12 +22,11 @@ from protocol.errors import PeerUnreachable, RemoteProtocolError, StorageError
 from protocol.identity.envelope import open_envelope
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.events import ExchangeMeasured, MessageArrived, PeerLost
-from protocol.rounds.lineage.chain import ROUND_DOMAIN
 from protocol.rounds.lineage.lineage import SpineView, tree_of
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.bundle import decode_bundle, encode_bundle, is_bundle
 from protocol.rounds.messages.heartbeat_delta import SAY_WHOLE, encode_short, report_digest
 from protocol.rounds.messages.messages import (
-    Ballot,
     Committed,
     Heartbeat,
     Leave,
@@ -36,6 +35,7 @@ from protocol.rounds.messages.messages import (
     Proposal,
     RoundMessage,
 )
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.requests import ExchangeHello, FetchResult
 from protocol.rounds.messages.wire import decode_message, encode_body, encode_certificate, encode_message
 from protocol.rounds.orders import SendHeartbeat
@@ -380,7 +380,7 @@ async def test_a_member_of_an_older_release_hears_both_units_one_after_the_other
 async def test_a_peer_takes_what_another_bundled_for_its_units(autojump_clock: Clock) -> None:
     async with two_units(heartbeat_s=QUIET_S) as life:
         other = life.world.parties[1]
-        requests = [PromiseRequest(unit, life.world.genesis.head, Ballot(9, other.peer)) for unit in BOTH]
+        requests = [life.world.promise_request(Ballot(9, other.peer), unit=unit) for unit in BOTH]
         await tell_raw(other, life.party, encode_bundle([other.sign(encode_message(each)) for each in requests]))
         await until(lambda: len(of_kind(Promise, life.heard)) == 2, 5.0)
         assert sorted(promise.unit for promise in of_kind(Promise, life.heard)) == sorted(BOTH)
@@ -583,7 +583,7 @@ async def test_a_message_reaches_the_unit_that_it_is_about_and_no_other(unit: Un
 async def test_a_message_about_a_unit_that_is_not_held_is_taken_and_nobody_answers_it(autojump_clock: Clock) -> None:
     async with two_units(heartbeat_s=QUIET_S) as life:
         asker = life.world.parties[1]
-        await tell(asker, life.party, PromiseRequest(NOT_HELD, life.world.genesis.head, Ballot(3, asker.peer)))
+        await tell(asker, life.party, life.world.promise_request(Ballot(3, asker.peer), unit=NOT_HELD))
         await trio.sleep(3.0)
         assert life.heard == []
         for unit in BOTH:
@@ -639,7 +639,7 @@ async def test_an_exchange_of_a_unit_that_is_not_held_is_reset(autojump_clock: C
 async def test_a_repeated_message_is_refused_for_all_units_together(autojump_clock: Clock) -> None:
     async with two_units(heartbeat_s=QUIET_S) as life:
         sender = life.world.parties[1]
-        request = PromiseRequest(SIDE, life.world.genesis.head, Ballot(2, sender.peer))
+        request = life.world.promise_request(Ballot(2, sender.peer), unit=SIDE)
         raw = sender.sign(encode_message(request))
         await tell_raw(sender, life.party, raw)
         with pytest.raises(RemoteProtocolError, match="repeated"):
@@ -698,6 +698,7 @@ async def test_a_unit_hears_where_the_spine_went_before_any_event_that_comes_aft
         for made in (sides.agreed, sides.ours, *sides.theirs):
             tree = tree.add(made.link, made.certificate)
         proposal = replace(proposal_by(life.world, 1, attempt=1), unit=SIDE, spine=sides.ours.link.commit)
+        proposal = replace(proposal, pre_votes=life.world.consents(proposal.ballot, unit=SIDE))
         raw = encode_message(proposal)
         # both in one step of the loop: the machine has not run in between
         life.rounds.spine_moved(SpineView(sides.theirs[-1].link.commit, tree))

@@ -15,7 +15,7 @@ from averaging.state.unit_log import LOG_NAME, USUAL_LIMITS, LogLimits, UnitLog
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError, TransportError
 from protocol.ids import UnitName
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView
 from protocol.rounds.messages.messages import Committed
 from protocol.rounds.messages.requests import FetchCommits

@@ -20,13 +20,12 @@ from protocol.identity.envelope import NEVER_MS, seal
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import machine as core
 from protocol.rounds.events import Applied, Event, PeerLost
-from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.lineage.round_row import round_row
 from protocol.rounds.messages.messages import (
-    LAST_ATTEMPT,
     Ack,
     AckedRecord,
-    Ballot,
     Certificate,
     Committed,
     Heartbeat,
@@ -37,6 +36,7 @@ from protocol.rounds.messages.messages import (
     RoundMessage,
     Settle,
 )
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.requests import (
     NO_PART,
     NOTHING_TO_OFFER,
@@ -47,8 +47,9 @@ from protocol.rounds.messages.requests import (
 )
 from protocol.rounds.messages.wire import encode_message
 from protocol.rounds.orders import SendHeartbeat
-from protocol.rounds.proposal import consumed_tokens
+from protocol.rounds.schedule.proposal import consumed_tokens
 from protocol.rounds.state import RoundState, RoundStep
+from protocol.rounds.voting import ACK_VERSION
 from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, MadeCommit, Party, RoundWorld, open_world
 from tests.averaging.rounds.service_world import (
     AwayTrainer,
@@ -117,7 +118,7 @@ async def test_a_round_goes_on_without_a_member_whose_trainer_is_away(autojump_c
         record = lives[2].service.chain.links[1].record
         assert record is not None
         assert [entry.peer for entry in record.contributors] == [party.peer for party in world.parties[:2]]
-        named = {(o.peer, o.reason) for part in record.slices for o in part.omitted}
+        named = {(o.peer, o.words) for part in record.slices for o in part.omitted}
         assert named == {(world.parties[2].peer, "nothing to offer")}
 
 
@@ -248,7 +249,8 @@ async def test_a_member_killed_and_started_again_comes_to_the_same_state(autojum
 
 
 def _settle(world: RoundWorld, commit: MadeCommit, holders: tuple[PeerId, ...] = ()) -> Settle:
-    return Settle(UNIT, commit.record.parent, Ballot(4, world.parties[1].peer), commit.certificate.record, holders)
+    ballot, base = Ballot(4, world.parties[1].peer), commit.record.parent
+    return Settle(UNIT, base, ballot, commit.certificate.record, holders, promises=world.promises(ballot, commit))
 
 
 async def test_an_ack_is_told_when_the_bytes_and_the_ack_are_on_disk(autojump_clock: Clock) -> None:
@@ -259,7 +261,7 @@ async def test_an_ack_is_told_when_the_bytes_and_the_ack_are_on_disk(autojump_cl
         settle = _settle(world, commit, (world.parties[2].peer,))
         await tell(world.parties[1], life.party, settle)
         await until(lambda: bool(of_kind(Ack, heard)), 10.0)
-        assert of_kind(Ack, heard) == [Ack(UNIT, settle.base, settle.ballot, commit.link.commit)]
+        assert of_kind(Ack, heard) == [Ack(UNIT, settle.base, settle.ballot, commit.link.commit, version=ACK_VERSION)]
         hashes = [part.result_hash for part in commit.record.slices]
         assert await life.party.log.holds_results(settle.base, hashes)
         known = (await life.party.log.load()).bases[settle.base]
@@ -302,7 +304,7 @@ async def test_a_promise_is_on_disk_before_it_is_told_and_holds_after_a_restart(
         async with trio.open_nursery() as nursery:
             again = await live(world, nursery, life.party)
             heard.clear()
-            request = PromiseRequest(UNIT, world.genesis.head, Ballot(4, world.parties[1].peer))
+            request = world.promise_request(Ballot(4, world.parties[1].peer))
             await tell(world.parties[1], life.party, request)
             await trio.sleep(2.0)
             assert of_kind(Promise, heard) == []
@@ -316,7 +318,7 @@ async def test_a_vote_that_cannot_be_written_is_never_told_and_the_service_lives
         await commit.write_results(life.party)
         disk.fail_with_disk_full_after(0)
         await tell(world.parties[1], life.party, _settle(world, commit))
-        request = PromiseRequest(UNIT, world.genesis.head, Ballot(6, world.parties[1].peer))
+        request = world.promise_request(Ballot(6, world.parties[1].peer))
         await tell(world.parties[1], life.party, request)
         await trio.sleep(30.0)
         assert of_kind(Ack, heard) == of_kind(Promise, heard) == []
@@ -364,7 +366,7 @@ async def test_leaving_returns_when_everybody_has_heard_and_binds_on_disk(autoju
         assert of_kind(Leave, heard) == of_kind(Leave, listener) == [expected]
         known = (await life.party.log.load()).bases[world.genesis.head]
         assert known.promised == Ballot(LAST_ATTEMPT, life.party.peer)
-        request = PromiseRequest(UNIT, world.genesis.head, Ballot(2, world.parties[1].peer))
+        request = world.promise_request(Ballot(2, world.parties[1].peer))
         await tell(world.parties[1], life.party, request)
         await tell(world.parties[1], life.party, _settle(world, world.commits(1)[0]))
         await trio.sleep(5.0)
@@ -451,7 +453,7 @@ async def test_who_left_votes_no_more_on_that_base_after_a_restart_and_takes_par
         life.party.boot()
         async with trio.open_nursery() as nursery:
             again = await live(world, nursery, life.party)
-            request = PromiseRequest(UNIT, world.genesis.head, Ballot(2, world.parties[1].peer))
+            request = world.promise_request(Ballot(2, world.parties[1].peer))
             await tell(world.parties[1], life.party, request)
             await trio.sleep(3.0)
             assert of_kind(Promise, heard) == []
@@ -468,7 +470,7 @@ async def test_who_left_votes_no_more_on_that_base_after_a_restart_and_takes_par
 
 async def test_a_call_of_a_peer_that_is_no_member_is_refused(autojump_clock: Clock) -> None:
     async with one_service() as (world, life, heard):
-        request = PromiseRequest(UNIT, world.genesis.head, Ballot(20, world.stranger.peer))
+        request = world.promise_request(Ballot(20, world.stranger.peer))
         with pytest.raises(RemoteProtocolError, match="credential"):
             await tell(world.stranger, life.party, request)
         await trio.sleep(1.0)
@@ -718,7 +720,7 @@ async def test_a_refused_message_is_in_the_log_for_who_looks_and_not_in_the_stat
             await trio.sleep(1.0)
             before = life.service.reason
             asker, other = world.parties[1], world.parties[2]
-            request = PromiseRequest(UNIT, world.genesis.head, Ballot(1, other.peer))
+            request = world.promise_request(Ballot(1, other.peer))
             await tell(asker, life.party, request)
             await life.service.drained()
             assert life.service.reason == before

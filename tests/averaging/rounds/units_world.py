@@ -23,16 +23,9 @@ from averaging.state.generations import Generations
 from averaging.state.unit_log import UnitLog
 from averaging.storage.memory_storage import MemoryStorage
 from protocol.ids import PeerId, Root, UnitName
-from protocol.rounds.lineage.chain import ChainLink, genesis_link
-from protocol.rounds.messages.messages import (
-    NO_SPINE,
-    Ballot,
-    Heartbeat,
-    Promise,
-    PromiseRequest,
-    RoundMessage,
-    UnitHead,
-)
+from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
+from protocol.rounds.messages.messages import Heartbeat, Promise, RoundMessage, UnitHead
+from protocol.rounds.messages.record import NO_SPINE, Ballot
 from protocol.rounds.messages.requests import FetchRequest
 from tests.averaging.rounds.round_world import (
     CODEC,
@@ -215,7 +208,7 @@ class UnitsLife:
     async def assert_answers(self, unit: UnitName, attempt: int = 9) -> None:
         """The unit's machine still takes part: asked for a promise, it promises."""
         ballot = Ballot(attempt, self.world.parties[1].peer)
-        request = PromiseRequest(unit, self.chains[unit].head.commit, ballot)
+        request = self.world.promise_request(ballot, self.chains[unit].head.commit, unit)
         await tell(self.world.parties[1], self.party, request)
         expected = (unit, ballot)
         await until(lambda: any((m.unit, m.ballot) == expected for m in of_kind(Promise, self.heard)), within_s=5.0)
@@ -260,7 +253,15 @@ async def units_life(
     for unit, chain in chains.items():
         open_round = await chain.restore()
         config = replace(config_of(world, party), unit=unit, spine=UNIT, heartbeat_s=heartbeat_s)
-        unit_tools = RoundContext(party.network, clock, InlineOffload(), trainers[unit], party.seal, reported.append)
+        unit_tools = RoundContext(
+            party.network,
+            clock,
+            InlineOffload(),
+            trainers[unit],
+            party.seal,
+            reported.append,
+            credential=party.credential,
+        )
         services[unit] = RoundService(config, chain, open_round, unit_tools, rounds)
         rounds.add(services[unit])
     rounds.serve()

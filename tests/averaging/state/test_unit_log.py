@@ -20,15 +20,8 @@ from averaging.storage.file_storage import FileBegun, FileStorage
 from averaging.storage.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
 from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.messages.messages import (
-    AckedRecord,
-    Ballot,
-    Certificate,
-    CommitRecord,
-    Contributor,
-    OuterStep,
-    SliceRecord,
-)
+from protocol.rounds.messages.messages import AckedRecord, Certificate
+from protocol.rounds.messages.record import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
 from protocol.rounds.messages.wire import commit_id, decode_certificate, encode_certificate, encode_record
 
 Clock = trio.testing.MockClock
@@ -336,7 +329,9 @@ async def test_a_log_that_is_written_anew_tells_the_same_but_for_votes_that_were
                 if known == before.bases[base]:
                     continue
                 assert base not in newest
-                assert known == replace(before.bases[base], acked=None, acked_lone=None, has_forgotten=True)
+                assert known == replace(
+                    before.bases[base], acked=None, acked_lone=None, acked_before=None, has_forgotten=True
+                )
                 forgotten.add(base)
             log = UnitLog(MemoryStorage(disk), LogLimits(kept_bases=2)) if chooser.random() < 0.5 else log
     expected, reported = await whole.load(), await log.load()
@@ -444,6 +439,19 @@ async def test_a_vote_that_comes_while_the_log_is_written_anew_is_not_lost(autoj
     assert bases[BASE].promised == Ballot(9, PeerId("p"))
     assert bases[NEXT].acked == AckedRecord(HIGH, b"another")
     assert len(disk.logs[LOG_NAME]) == 4
+
+
+async def test_a_log_with_acks_of_two_records_on_one_base_is_written_anew_once(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    log = UnitLog(MemoryStorage(disk), LogLimits(growth=1, slack_bytes=0))
+    for attempt, record in enumerate((b"one", b"one", b"another")):
+        await log.log_ack(BASE, Ballot(attempt, PeerId("p")), record)
+    await log.tidy({BASE})
+    assert [entry[:1] for entry in disk.logs[LOG_NAME]] == [b"P", b"A", b"A"]
+    disk.fail_with_disk_full_after(0)
+    with capture_logs() as entries:
+        await log.tidy({BASE})
+    assert entries == [], "nothing in it is out of date"
 
 
 async def test_what_the_disk_refuses_leaves_the_log_as_it_is_and_is_tried_again(autojump_clock: Clock) -> None:

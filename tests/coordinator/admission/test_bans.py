@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.admission import bans
 from coordinator.admission.bans import ban_peer, find_peer
+from coordinator.ledger import recorded_bans
 from coordinator.ledger.ledger import Applicant
 from protocol.errors import ConfigError, UsageError
 from protocol.identity.identity import Identity
@@ -56,7 +57,7 @@ def test_another_key_than_the_hosts_signs_no_ban(tmp_path: Path) -> None:
 
 
 def test_more_bans_than_anybody_keeps_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bans, "MAX_REVOCATIONS", 0)
+    monkeypatch.setattr(recorded_bans, "MAX_REVOCATIONS", 0)
     with open_host(tmp_path) as host:
         _admit(host, ADMITTED[0])
         with pytest.raises(ConfigError, match="ban number 1"):

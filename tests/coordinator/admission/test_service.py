@@ -38,7 +38,7 @@ async def admit_all(host: HostWorld) -> None:
 def renew_request(host: HostWorld, peer: Identity) -> bytes:
     now = host.clock.unix_s()
     csr = make_request(peer, host.run_id, make_tls_key(), now)
-    body = pb.RenewRequest(protocol_version=1, run_id=host.run_id, credential_request=csr, unix_s=now)
+    body = pb.RenewRequest(protocol_version=PROTOCOL_VERSION, run_id=host.run_id, credential_request=csr, unix_s=now)
     return body.SerializeToString()
 
 
@@ -367,7 +367,7 @@ async def test_certificates_in_reports_move_the_run_and_survive_a_restart(
             certificates=tuple(chain.certificates),
             heldout=(HeldoutResult(first, 999, 999, 2.75), HeldoutResult(chain.genesis.commit, 0, 0, 5.5)),
         )
-        reply = decode_report_reply(await host.service.report(host.report(PEERS[0], training)))
+        reply = decode_report_reply(await host.service.report(host.report(chain.evaluator, training)))
         assert (reply.phase, reply.head, reply.index, reply.want_from_index) == ("training", first, 1, 2)
         chain.commit()
         late = PeerReport("training", "", UNIT, certificates=tuple(chain.certificates[1:]))

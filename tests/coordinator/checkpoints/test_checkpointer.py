@@ -117,6 +117,22 @@ def test_unknown_commits_are_never_a_target() -> None:
     assert due_checkpoint(RunState(phase=Phase.TRAINING), log, {A: entry(CommitId(b"?" * 32))}, 0, RULES, 1.0) is None
 
 
+def test_a_commit_beside_the_followed_lineage_is_never_a_target_however_new_it_is() -> None:
+    chain = Chain()
+    chain.commit()
+    beside = replace(chain.clone(), members=chain.members[:1])
+    beside.commit((5,), voters=1, lone=True)
+    for _ in range(3):
+        beside.commit((5,), voters=1)
+    last = chain.commit()
+    log = ChainLog(chain.genesis, RUN_ID, VERIFIER)
+    for each in (chain, beside):
+        log.add(log.verify(each.certificates).new)
+    peers = {A: entry(beside.head[0]), B: entry(last)}
+    due = due_checkpoint(RunState(phase=Phase.TRAINING), log, peers, 0, RULES, 1.0)
+    assert due == Target(last, 2, ROOT, (B,))
+
+
 def test_of_several_units_each_is_wanted_as_most_of_the_spines_donors_have_it() -> None:
     log, commits = grown(2)
     unit, first, second = UnitName("embeddings"), CommitId(b"1" * 32), CommitId(b"2" * 32)

@@ -11,7 +11,7 @@ from coordinator.progress.chain_log import MAX_ON_BASE, ChainLog
 from protocol.errors import RemoteProtocolError
 from protocol.ids import Root
 from protocol.rounds.lineage import lineage
-from protocol.rounds.lineage.chain import ChainLink, link_of
+from protocol.rounds.lineage.chain_link import ChainLink, link_of
 from tests.coordinator.chain_world import PEERS, RUN_ID, VERIFIER, Chain, rows_of
 
 

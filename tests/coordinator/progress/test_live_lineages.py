@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import pytest
 
 from coordinator.progress.chain_log import ChainLog
 from coordinator.progress.live_lineages import (
@@ -8,14 +10,18 @@ from coordinator.progress.live_lineages import (
     STILL_S,
     UNPROVEN_S,
     LiveLineages,
+    PeerHeads,
     Seen,
+    lone_refused,
     looked_at,
     of_bytes,
     restored,
     to_bytes,
+    without,
 )
-from protocol.ids import CommitId
-from tests.coordinator.chain_world import RUN_ID, VERIFIER, Chain
+from protocol.ids import CommitId, PeerId, Root
+from protocol.rounds.lineage.lineage import CommitTree
+from tests.coordinator.chain_world import PEERS, RUN_ID, VERIFIER, Chain, rows_of
 
 UNSEEN = Seen({}, 0.0)
 
@@ -202,3 +208,110 @@ def test_a_clock_that_was_set_back_makes_the_host_wait_no_less() -> None:
     looked = restored(sides.log.tree, frozenset(), 5.0, _seen_at(200, [100, 150, 200], 10.0, sides))
     assert looked.still is not None
     assert looked.still.since_s == 5.0
+
+
+# --- lone commits ---------------------------------------------------------------------------------------------------------------
+
+A, B, C = (peer.peer_id for peer in PEERS)
+UNKNOWN = CommitId(b"u" * 32)
+
+
+def _alone(trunk: Chain, number: int = 0, tokens: int = 5) -> Chain:
+    """A lone commit of one member on the trunk's head, and another on top of it."""
+    chain = replace(trunk.clone(), members=PEERS[number : number + 1])
+    chain.commit((tokens,), voters=1, lone=True)
+    chain.commit((tokens,), voters=1)
+    return chain
+
+
+def _trunk() -> Chain:
+    chain = Chain()
+    chain.commit((10, 10, 10))
+    return chain
+
+
+def _log(*chains: Chain) -> ChainLog:
+    log = ChainLog(chains[0].genesis, RUN_ID, VERIFIER)
+    for chain in chains:
+        log.add(log.verify(chain.certificates).new)
+    return log
+
+
+def _refused(tree: CommitTree, head: CommitId, heads: dict[PeerId, CommitId], *, are_all_heard: bool = True) -> bool:
+    return bool(lone_refused(tree, head, PeerHeads(heads, are_all_heard)))
+
+
+def test_a_lone_commit_is_refused_while_more_than_half_of_its_bases_voters_stand_elsewhere() -> None:
+    trunk = _trunk()
+    alone = _alone(trunk)
+    tree, base, tip = _log(trunk, alone).tree, trunk.head[0], alone.head[0]
+    assert lone_refused(tree, base, PeerHeads({A: tip, B: base, C: base})) == {alone.commits[1][0]}
+    assert _refused(tree, base, {B: base, C: UNKNOWN}), "a head that is not proven says nothing for it"
+    assert not _refused(tree, base, {A: tip, B: base}), "one of three is half at most"
+    assert not _refused(tree, base, {A: tip, B: alone.commits[1][0], C: base}), "another came over"
+    assert not _refused(tree, base, {PeerId("x"): base, PeerId("y"): base, PeerId("z"): base}), "no voters"
+
+
+def test_a_lone_commit_that_is_followed_is_not_judged_again() -> None:
+    trunk = _trunk()
+    alone = _alone(trunk)
+    tree, base = _log(trunk, alone).tree, trunk.head[0]
+    for head in (alone.commits[1][0], alone.head[0]):
+        assert not _refused(tree, head, {A: base, B: base, C: base})
+
+
+def test_voters_who_committed_alone_as_well_do_not_stand_against_another_who_did() -> None:
+    trunk = _trunk()
+    ours, theirs = _alone(trunk), _alone(trunk, 1)
+    tree, base = _log(trunk, ours, theirs).tree, trunk.head[0]
+    assert not _refused(tree, base, {A: ours.head[0], B: theirs.head[0], C: base})
+    assert _refused(tree, base, {A: ours.head[0], B: base, C: base})
+
+
+def test_before_all_peers_had_time_to_report_every_new_lone_commit_waits() -> None:
+    trunk = _trunk()
+    alone = _alone(trunk)
+    tree, base = _log(trunk, alone).tree, trunk.head[0]
+    assert _refused(tree, base, {A: alone.head[0]}, are_all_heard=False)
+    assert not _refused(tree, alone.head[0], {A: alone.head[0]}, are_all_heard=False)
+
+
+def test_a_tree_without_a_commit_is_without_all_that_follow_and_keeps_the_rest() -> None:
+    trunk = _trunk()
+    alone = _alone(trunk)
+    log = _log(trunk, alone)
+    rest = without(log.tree, frozenset({alone.commits[1][0]}))
+    assert set(rest.nodes) == {trunk.genesis.commit, trunk.head[0]}
+    assert (rest.tip, rest.has_fork, rest.has_lone) == (trunk.head[0], False, False)
+    assert without(log.tree, frozenset({UNKNOWN})) is log.tree
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_the_log_follows_no_refused_commit_until_it_is_refused_no_more(*, is_restarted: bool) -> None:
+    trunk = _trunk()
+    alone, here = _alone(trunk), PeerHeads({B: trunk.head[0], C: trunk.head[0]})
+    log = _log(trunk)
+    if is_restarted:
+        log.replay(rows_of(alone.certificates))
+        log.count(frozenset(), frozenset({alone.commits[1][0]}))
+    else:
+        log.take(log.grown(log.verify(alone.certificates).new, here))
+    assert log.head.commit == trunk.head[0]
+    assert log.refused == log.grown((), here).refused == {alone.commits[1][0]}
+    assert alone.head[0] not in log.tree.nodes
+    assert log.count(frozenset(), log.grown((), PeerHeads({A: alone.head[0]})).refused)
+    assert log.head.commit == alone.head[0]
+    assert log.grown((), here).refused == frozenset()
+
+
+def test_a_root_that_a_commit_beside_the_followed_lineage_attests_is_not_believed() -> None:
+    trunk = _trunk()
+    first, wrong, right = trunk.head[0], Root(b"w" * 32), Root(b"r" * 32)
+    alone = replace(trunk.clone(), members=PEERS[:1])
+    alone.commit((5,), voters=1, lone=True, attested=(first, wrong))
+    log = _log(trunk)
+    log.take(log.grown(log.verify(alone.certificates).new, PeerHeads({B: first, C: first})))
+    assert log.attested_root(first) is None
+    trunk.commit((10, 10, 10), attested=(first, right))
+    log.add(log.verify(trunk.certificates).new)
+    assert log.attested_root(first) == right

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from coordinator.progress.stage_commits import PartialLane, counted_everywhere, partial_lanes, stage_commits
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.round_row import Counted
 from protocol.rounds.messages.lane_parts import LanePart
-from protocol.rounds.messages.messages import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
+from protocol.rounds.messages.record import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
 
 A, B = PeerId("a"), PeerId("b")
 FIRST, SECOND, THIRD = (UnitName(f"stage-{stage}") for stage in range(3))

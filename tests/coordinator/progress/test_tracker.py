@@ -12,16 +12,17 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.ledger import COUNTED_COMMITS, Ledger
 from coordinator.progress.chain_log import MAX_ON_BASE
 from coordinator.progress.live_lineages import PATIENCE_S
 from coordinator.progress.restart_report import GATHER_S
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_view import FETCHING_S, FORGET_S, MISSED_AFTER_S, status_json
+from coordinator.progress.run_view import FETCHING_S, FORGET_S, LIVE_S, MISSED_AFTER_S, status_json
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.host.calls import START_DOMAIN
 from protocol.host.reports import HeldoutResult, PeerReport
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
+from protocol.identity.identity import Identity
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body
 from tests.coordinator.admission.test_service import chain_of
@@ -154,7 +155,7 @@ async def test_an_old_copy_of_the_ledger_is_filled_from_reports_with_both_sides_
     (tmp_path / "host").mkdir()
     with open_host(tmp_path / "host") as host:
         await _all_ready(host)
-        trunk = _grown(chain_of(host), 3, 1)
+        trunk = _grown(chain_of(host), 3, 10)
         await _hear(host, 0, trunk, reports=1, want=1)
     _old_copy(tmp_path / "host", tmp_path / "copy 0")
     _old_copy(tmp_path / "host", tmp_path / "copy 1")
@@ -273,10 +274,10 @@ async def test_what_a_report_brings_is_in_the_ledger_whole_or_not_at_all(
         full = "CREATE TRIGGER full BEFORE INSERT ON loss_points BEGIN SELECT RAISE(ABORT, 'full'); END"
         host.ledger._db.execute(full)
         with pytest.raises(StorageError, match="full"):
-            await host.tracker.report(PEERS[0].peer_id, report)
+            await host.tracker.report(chain.evaluator.peer_id, report)
         assert (host.tracker.state.index, list(host.ledger.commits(UNIT))) == (0, [])
         host.ledger._db.execute("DROP TRIGGER full")
-        await host.tracker.report(PEERS[0].peer_id, report)
+        await host.tracker.report(chain.evaluator.peer_id, report)
         assert host.tracker.state.index == 1
         assert [(p.kind, p.nats) for p in host.ledger.loss_points()] == [("heldout", 1.5), ("prose", 2.5)]
 
@@ -287,7 +288,7 @@ async def _with_commits(host: HostWorld, num_commits: int) -> Chain:
     envelope = open_envelope(sealed, verifier=VERIFIER, domain=START_DOMAIN, run_id=host.run_id, now_unix_ms=None)
     chain = Chain(host.run_id, given_start=envelope.payload)
     for _ in range(num_commits):
-        chain.commit(tokens=(1, 1, 1))
+        chain.commit(tokens=(10, 10, 10))
     report = PeerReport("training", "", UNIT, certificates=tuple(chain.certificates))
     await host.tracker.report(PEERS[0].peer_id, report)
     return chain
@@ -421,7 +422,7 @@ async def test_where_the_ledger_cannot_note_that_another_lineage_counts_it_is_tr
         real, is_full = Ledger.put, True
 
         def put(ledger: Ledger, name: str, value: bytes) -> None:
-            if is_full:
+            if is_full and name == COUNTED_COMMITS:
                 raise StorageError("the ledger could not be used (disk full)", "a writable file")
             real(ledger, name, value)
 
@@ -479,3 +480,159 @@ async def test_a_report_of_an_expert_that_the_run_has_not_is_one_clear_line_and_
         assert host.tracker.peers == {}
         await _all_ready(host)
         assert host.tracker.state.phase is Phase.TRAINING
+
+
+# --- held-out losses --------------------------------------------------------------------------------------------------------------
+
+
+def _measured(chain: Chain, nats: float) -> PeerReport:
+    """The report of a peer on this chain that measured its newest commit."""
+    commit, index, total = chain.head
+    return replace(_reported(chain, 1), heldout=(HeldoutResult(commit, index, total, nats),))
+
+
+def _shown(host: HostWorld) -> list[tuple[int, float]]:
+    """The curve of the held-out loss, in memory and in the ledger."""
+    shown = [(p.index, p.nats) for p in host.tracker.picture().loss_points if p.kind == "heldout"]
+    assert sorted(shown) == sorted((p.index, p.nats) for p in host.ledger.loss_points() if p.kind == "heldout")
+    return shown
+
+
+async def test_a_loss_of_a_peer_whose_turn_it_is_not_is_shown_after_two_more_commits_and_gives_way_to_the_evaluators(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await _all_ready(host)
+        chain = _grown(chain_of(host), 1, 10)
+        first, evaluator = chain.clone(), chain.evaluator
+        stand_in = next(peer for peer in PEERS if peer != evaluator)
+        for _ in range(2):
+            await host.tracker.report(stand_in.peer_id, _measured(first, 0.01))
+        _grown(chain, 1, 10)
+        await host.tracker.report(evaluator.peer_id, _reported(chain, 1))
+        assert _shown(host) == []
+        _grown(chain, 1, 10)
+        await host.tracker.report(evaluator.peer_id, _reported(chain, 1))
+        assert _shown(host) == [(1, 0.01)]
+        await host.tracker.report(evaluator.peer_id, _measured(first, 2.5))
+        assert _shown(host) == [(1, 2.5)]
+        await host.tracker.report(stand_in.peer_id, _measured(first, 0.01))
+        assert _shown(host) == [(1, 2.5)]
+    with open_host(tmp_path) as host:
+        await host.tracker.restore()
+        assert _shown(host) == [(1, 2.5)]
+
+
+async def test_a_stand_ins_loss_is_shown_once_the_evaluator_is_silent(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        await _all_ready(host)
+        chain = _grown(chain_of(host), 1, 10)
+        others = [peer for peer in PEERS if peer != chain.evaluator]
+        await host.tracker.report(others[0].peer_id, _measured(chain, 2.0))
+        await host.tracker.tick()
+        assert _shown(host) == []
+        await trio.sleep(LIVE_S + 1.0)
+        await host.tracker.tick()
+        assert _shown(host) == [(1, 2.0)]
+
+
+async def test_a_peer_outside_the_roster_has_no_say_about_a_loss_and_a_line_says_so(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await _all_ready(host)
+        chain = _grown(chain_of(host), 3, 10)
+        with capture_logs() as said:
+            await host.tracker.report(Identity(b"z" * 32).peer_id, _measured(chain, 0.01))
+        assert [line["event"] for line in said if "measured commit 3" in line.get("reason", "")] == ["heldout_refused"]
+        await trio.sleep(LIVE_S + 1.0)
+        await host.tracker.tick()
+        assert _shown(host) == []
+
+
+# --- lone commits -----------------------------------------------------------------------------------------------------------------
+
+
+def _taken_alone(trunk: Chain) -> Chain:
+    """A lineage that one peer made alone on the trunk's head, up to the run's end."""
+    alone = replace(trunk.clone(), members=PEERS[:1])
+    alone.commit((300,), voters=1, lone=True)
+    for _ in range(3):
+        alone.commit((300,), voters=1)
+    return alone
+
+
+async def _all_stand_on(host: HostWorld, chain: Chain) -> None:
+    for number in range(len(PEERS)):
+        await _hear(host, number, chain, reports=1, want=1)
+
+
+async def test_a_lineage_that_one_peer_made_alone_ends_no_run_and_has_no_curve_while_most_voters_are_here(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await _all_ready(host)
+        trunk = _grown(chain_of(host), 1, 10)
+        await _all_stand_on(host, trunk)
+        await trio.sleep(LIVE_S - 1.0)
+        await _all_stand_on(host, trunk)
+        await trio.sleep(2.0)
+        alone = _taken_alone(trunk)
+        with capture_logs() as said:
+            report = replace(_measured(alone, 0.01), tokens_per_s=100.0, loss_nats=0.01)
+            for _ in range(3):
+                await host.tracker.report(PEERS[0].peer_id, report)
+                await host.tracker.tick()
+        assert [line["event"] for line in said].count("lone_not_followed") == 1
+        assert (host.tracker.state.head, host.tracker.state.phase) == (trunk.head[0], Phase.TRAINING)
+        assert [point for point in host.tracker.picture().loss_points if point.index > 1] == []
+        assert len(host.ledger.commits(UNIT)) == 5, "it is recorded all the same"
+        _grown(trunk, 1, 10)
+        await _hear(host, 1, trunk, reports=1, want=1)
+        assert host.tracker.state.head == trunk.head[0]
+
+
+async def test_a_lone_lineage_is_followed_once_most_of_the_others_are_silent_and_stays_so_when_they_are_back(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await _all_ready(host)
+        trunk = _grown(chain_of(host), 1, 10)
+        await _all_stand_on(host, trunk)
+        alone = _taken_alone(trunk)
+        for _ in range(4):
+            await trio.sleep(LIVE_S / 3)
+            await _hear(host, 0, alone, reports=1, want=1)
+            await host.tracker.tick()
+        assert (host.tracker.state.head, host.tracker.state.phase) == (alone.head[0], Phase.FINISHED)
+        for number in (1, 2):
+            await _hear(host, number, trunk, reports=1, want=1)
+        await host.tracker.tick()
+        assert host.tracker.state.head == alone.head[0], "they were gone when it was made"
+
+
+async def test_a_host_that_starts_again_follows_neither_an_old_nor_a_new_lone_lineage_before_it_has_heard_the_others(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await _all_ready(host)
+        trunk = _grown(chain_of(host), 1, 10)
+        await _all_stand_on(host, trunk)
+        alone = _taken_alone(trunk)
+        await _hear(host, 0, alone, reports=1, want=1)
+        assert host.tracker.state.head == trunk.head[0]
+    with open_host(tmp_path) as host:
+        await host.tracker.restore()
+        other = replace(trunk.clone(), members=PEERS[:1])
+        other.commit((7,), voters=1, lone=True)
+        for chain in (alone, other):
+            await _hear(host, 0, chain, reports=1, want=1)
+            await host.tracker.tick()
+        assert (host.tracker.state.head, host.tracker.state.phase) == (trunk.head[0], Phase.TRAINING)
+        await trio.sleep(LIVE_S)
+        await _hear(host, 0, alone, reports=1, want=1)
+        await host.tracker.tick()
+        assert host.tracker.state.head == alone.head[0], "nobody else came"
+    with open_host(tmp_path) as host:
+        await host.tracker.restore()
+        assert (host.tracker.state.head, host.tracker.state.phase) == (alone.head[0], Phase.FINISHED)

@@ -12,9 +12,10 @@ from averaging.network.seams.interfaces import DirectoryEntry
 from peer.membership.credential_cache import VOTED_WITHIN_COMMITS, CredentialCache, recent_voters
 from peer.membership.saved_membership import KEPT_ADDRESSES_EACH, KEPT_PEERS
 from protocol.identity.credential import CertificateAuthority, make_ca, make_request, make_tls_key, open_request
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, RunId
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.tensors.model_config import WHOLE_MODEL
 from tests.virtual import VirtualClock
 
@@ -274,3 +275,20 @@ def test_who_voted_lately_is_relied_on_also_when_a_later_roster_left_it_out() ->
     assert recent_voters(lineage) == {"a", "b"}
     assert recent_voters(lineage[:-1]) == {"a", "b", "gone"}
     assert recent_voters([]) == frozenset()
+
+
+async def test_a_convicted_peer_is_as_a_banned_one_with_the_host_away_and_no_ban_of_the_host(
+    autojump_clock: Clock,
+) -> None:
+    roster = _roster(ALICE, _credential(ALICE))
+    entry = _entry(BOB, _credential(BOB))
+    roster.take_records([entry])
+    rule = member_record_rule(Ed25519Verifier(), RUN, CA.certificate_der, roster.judged_as_of_s, roster.is_banned)
+    roster.ban([BOB.peer_id], by_host=False)
+    assert roster.is_banned(BOB.peer_id)
+    assert (roster.listed(), roster.num_banned) == ((), 0)
+    assert await roster.admits(BOB.peer_id) is False
+    assert roster.take_records([entry]) == ()
+    assert "banned" in rule(Record(BOB.peer_id, entry.value, entry.expires_unix_s), UNIX_S)
+    roster.ban([HOST])
+    assert roster.is_banned(BOB.peer_id), "the host's list does not take it back"

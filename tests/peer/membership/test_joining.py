@@ -31,8 +31,9 @@ from peer.membership.saved_membership import SavedMembership, remember_host_hear
 from protocol.errors import CallTimeout, ConfigError, PotluckError, RefusedError, UnreachableError, VersionError
 from protocol.host.calls import AdmitReply
 from protocol.identity.credential import BACKDATE_S, make_ca, make_request, make_tls_key, open_request
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
 from protocol.identity.invite import Invite
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, Root, RunId
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import encode_body

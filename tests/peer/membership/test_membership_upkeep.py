@@ -29,7 +29,8 @@ from protocol.identity.credential import (
     make_tls_key,
     open_request,
 )
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, RunId
 from tests.virtual import InlineOffload, VirtualClock
 

@@ -10,7 +10,7 @@ from averaging.network.libp2p.libp2p_network import NetworkOptions
 from peer.membership.credential_cache import CREDENTIAL_CHANNEL, CredentialCache
 from peer.membership.network_options import network_options
 from peer.settings.config import PeerConfig
-from protocol.identity.identity import Ed25519Verifier
+from protocol.identity.verifier import Ed25519Verifier
 from tests.peer.session.test_start_record import CA, HOST, RUN, UNIX_S, membership_of
 from tests.virtual import VirtualClock
 

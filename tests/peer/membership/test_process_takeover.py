@@ -28,7 +28,8 @@ from peer.membership.process_takeover import DirectoryClaim, is_of_newer_process
 from protocol.errors import MachineError
 from protocol.identity.credential import make_ca
 from protocol.identity.envelope import first_sequence
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, RunId
 from tests.virtual import VirtualClock
 

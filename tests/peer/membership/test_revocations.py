@@ -20,8 +20,9 @@ from peer.membership.credential_cache import CredentialCache
 from peer.membership.revocations import ASK_EVERY_S, FILE_NAME, NUM_ASKED, REVOCATION_CHANNEL, Revocations
 from protocol.errors import RefusedError, RemoteProtocolError
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
 from protocol.identity.revocation import Revocation, fingerprint, join_entries, seal_revocation
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, RunId
 from tests.virtual import InlineOffload, VirtualClock
 

@@ -21,9 +21,9 @@ from peer.pipeline.stage.stage_channel import StageReply
 from peer.pipeline.transport.lane_work import LaneShare
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.pipeline.stage_machine import LaneConfig
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.lane_parts import LanePart
-from protocol.rounds.messages.messages import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
+from protocol.rounds.messages.record import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
 
 CONFIG = LaneConfig("1f1b", 3, 4, 10, 5, 1024)
 FIRST, SECOND = CommitId(b"1" * 32), CommitId(b"2" * 32)

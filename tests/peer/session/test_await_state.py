@@ -16,7 +16,8 @@ from peer.session.await_state import FirstState
 from peer.session.catch_up import catch_up_by_snapshot
 from peer.status.status_board import StatusBoard
 from protocol.ids import PeerId, UnitName
-from protocol.rounds.messages.messages import AckedRecord, Ballot
+from protocol.rounds.messages.messages import AckedRecord
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.state import OpenRound
 from tests.peer.session.test_catch_up import NEWCOMER, new_chain
 from tests.simulation import virtual_time

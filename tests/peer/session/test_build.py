@@ -19,9 +19,9 @@ from averaging.storage.file_storage import FileStorage
 from peer.membership.incarnation import take_incarnation
 from peer.session.build import open_chains, replay_at_most, unit_round_target
 from peer.session.damaged_logs import lost_index, set_aside
-from protocol.identity.identity import Ed25519Verifier
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, UnitName
-from protocol.rounds.messages.messages import Ballot
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import encode_body
 from protocol.rounds.schedule.stagger import UNSTAGGERED

@@ -13,7 +13,7 @@ from peer.membership.incarnation import remember_unit, take_incarnation
 from peer.session.damaged_logs import has_begun_anew, set_aside
 from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId, UnitName
-from protocol.rounds.messages.messages import Ballot
+from protocol.rounds.messages.record import Ballot
 
 FIRST, SECOND = UnitName("fragment-0"), UnitName("fragment-1")
 BASE = CommitId(b"b" * 32)

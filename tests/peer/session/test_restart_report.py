@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from peer.session.restart_report import restart_sentence, restored, units_sentence
 from protocol.ids import PeerId, UnitName
-from protocol.rounds.lineage.chain import ChainLink, link_after
+from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, tree_of
 from protocol.rounds.messages.messages import Certificate
 from protocol.rounds.messages.wire import encode_record

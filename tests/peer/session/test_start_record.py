@@ -28,7 +28,8 @@ from protocol.host.calls import NO_COMMIT, START_DOMAIN, RunNews
 from protocol.host.reports import PeerReport, ReportReply
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.identity.envelope import NEVER_MS, seal
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
 from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
 from tests.virtual import InlineOffload, VirtualClock

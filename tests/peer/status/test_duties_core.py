@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
 
-from peer.status.duties_core import NUM_BRINGERS, evaluator_of, is_bringer
-from protocol.ids import CommitId, PeerId, UnitName
-from protocol.rounds.lineage.chain import ChainLink
+from peer.status.duties_core import NUM_BRINGERS, EvaluationTurns, is_bringer
+from protocol.ids import CommitId, PeerId, RunId, UnitName
+from protocol.rounds.lineage.chain_link import ChainLink
 
+RUN = RunId(b"r" * 32)
 PEERS = tuple(PeerId(f"peer {number}") for number in range(8))
 
 
@@ -17,11 +20,28 @@ def _bringers(link: ChainLink) -> set[PeerId]:
     return {peer for peer in (*PEERS, PeerId("stranger")) if is_bringer(link, peer)}
 
 
-def test_two_members_bring_a_commit_and_one_of_them_measures_it() -> None:
+def _measuring(link: ChainLink, here: Collection[PeerId]) -> list[PeerId]:
+    return [me for me in here if EvaluationTurns(RUN, me, here.__contains__).is_commit_ours(link)]
+
+
+def test_two_members_bring_a_commit_and_one_measures_it() -> None:
     for index in range(50):
-        bringers = _bringers(_link(index))
-        assert len(bringers) == NUM_BRINGERS
-        assert evaluator_of(_link(index)) in bringers
+        assert len(_bringers(_link(index))) == NUM_BRINGERS
+        assert len(_measuring(_link(index), PEERS)) == 1
+
+
+def test_one_of_those_that_are_here_measures_and_nobody_outside_the_roster_does() -> None:
+    for index in range(50):
+        (evaluator,) = _measuring(_link(index), PEERS)
+        (stand_in,) = _measuring(_link(index), set(PEERS) - {evaluator})
+        assert stand_in != evaluator
+        assert _measuring(_link(index, PEERS[:2]), {*PEERS[2:]}) == []
+
+
+def test_another_record_on_the_same_base_is_measured_by_the_same_peer() -> None:
+    for index in range(50):
+        other = replace(_link(index), commit=CommitId(b"o" * 32))
+        assert _measuring(_link(index), PEERS) == _measuring(other, PEERS)
 
 
 def test_who_is_alone_brings_its_own() -> None:

@@ -9,7 +9,7 @@ from peer.status.health import APART_AFTER_S, SHOWN_S, HealthNotes, LineageDiver
 from peer.status.status_board import StatusBoard
 from peer.status.status_of import Sources, status_of
 from protocol.ids import CommitId, PeerId, UnitName
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from tests.virtual import VirtualClock
 
 FULL = TaskFailed("_vote", "could not append to rounds.log: No space left on device", is_of_disk=True)

@@ -11,10 +11,10 @@ import trio
 import trio.testing
 
 from averaging.network.seams.interfaces import Snapshot, TrainerProgress
-from averaging.rounds.lineage.round_reports import RoundCommitted
+from averaging.rounds.lineage.round_reports import RoundCommitted, VoterConvicted
 from averaging.state.state import UnitState
 from peer.owner.controls_core import TrainingAllowance
-from peer.status.duties_core import NUM_BRINGERS, evaluator_of, is_bringer
+from peer.status.duties_core import NUM_BRINGERS, EvaluationTurns, is_bringer
 from peer.status.reporting import (
     CATCH_UP_EVERY_S,
     GIVE_WAY_S,
@@ -37,17 +37,20 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.host.report_delta import made_whole, report_digest
-from protocol.host.reports import HeldoutResult, PeerReport, ReportReply, encode_report
+from protocol.host.reports import AckPair, HeldoutResult, PeerReport, ReportReply, encode_report
 from protocol.identity.envelope import superseded
 from protocol.identity.identity import Identity
-from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.lineage.chain import ChainLink, link_after
+from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
+from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import tree_of
 from protocol.rounds.messages.wire import decode_certificate, decode_record
 from tests.coordinator.chain_world import Chain
 from tests.virtual import VirtualClock
 
 ME, OTHER = PeerId("me"), PeerId("other")
+TURNS = EvaluationTurns(RunId(b"r" * 32), ME, lambda peer: peer == OTHER)
+ALONE = EvaluationTurns(RunId(b"r" * 32), ME, lambda peer: False)
 UNIT = UnitName("whole")
 REPLY = ReportReply("training", CommitId(bytes(32)), 3, want_from_index=4)
 Clock = trio.testing.MockClock
@@ -59,7 +62,7 @@ def _link(index: int) -> ChainLink:
 
 def _mine(index_from: int, *, is_mine: bool = True) -> ChainLink:
     """The first commit from here on whose measuring is ours, or somebody else's."""
-    return next(link for i in range(index_from, 200) if ((evaluator_of(link := _link(i)) == ME) is is_mine))
+    return next(link for i in range(index_from, 200) if TURNS.is_commit_ours(link := _link(i)) is is_mine)
 
 
 class _Client:
@@ -117,6 +120,17 @@ async def test_measured_losses_are_told_until_they_have_arrived(autojump_clock: 
     assert await reporter.report_once()
     assert client.reports[1].heldout == (first,)
     assert board.heldout == [second]
+
+
+async def test_a_proof_of_a_double_vote_is_sent_until_the_host_has_it(autojump_clock: Clock) -> None:
+    reporter, client, board = _reporter()
+    board.publish(VoterConvicted(OTHER, b"one", b"two"))
+    client.answer = _raiser(UnreachableError("nobody answers", "a coordinator"))
+    assert not await reporter.report_once()
+    client.answer = lambda: REPLY
+    for _ in range(2):
+        assert await reporter.report_once()
+    assert [report.double_votes for report in client.reports] == [*[(AckPair(b"one", b"two"),)] * 2, ()]
 
 
 async def test_a_refusal_is_said_once_and_the_reports_go_on(
@@ -610,6 +624,7 @@ async def _measure(
     board: StatusBoard,
     story: Callable[[], object],
     losses: ExpertLosses | None = None,
+    turns: EvaluationTurns = TURNS,
 ) -> None:
     is_over = False
 
@@ -623,7 +638,7 @@ async def _measure(
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell)
-            await evaluate_commits(service, trainer, ME, board, lambda: is_over, _whole, losses)  # type: ignore[arg-type]
+            await evaluate_commits(service, trainer, turns, board, lambda: is_over, _whole, losses)  # type: ignore[arg-type]
 
 
 async def test_each_commit_is_measured_by_one_member_and_the_last_one_before_the_end(autojump_clock: Clock) -> None:
@@ -669,7 +684,7 @@ async def test_a_state_that_lags_behind_its_head_is_not_measured_as_the_head(aut
     service, trainer = _Service(ours), _Trainer()
     service.chain.state = replace(service.chain.state, head=_link(0).commit)
     with trio.move_on_after(20):
-        await evaluate_commits(service, trainer, ME, board, lambda: False, _whole)  # type: ignore[arg-type]
+        await evaluate_commits(service, trainer, TURNS, board, lambda: False, _whole)  # type: ignore[arg-type]
     assert trainer.num_evaluated == 0
 
 
@@ -688,13 +703,25 @@ def _losses(held: tuple[int, ...], of_other: tuple[int, ...]) -> ExpertLosses:
     return ExpertLosses(held, lambda: {OTHER: of_other}, measure)
 
 
-def test_an_expert_is_measured_by_the_first_of_its_holders_and_one_that_only_we_hold_always_by_us() -> None:
+async def test_a_commit_of_a_peer_that_is_not_heard_is_measured_by_the_next_one(autojump_clock: Clock) -> None:
+    _, _, board = _reporter()
+    others = _mine(1, is_mine=False)
+    service, trainer = _Service(others), _Trainer()
+    await _measure(service, trainer, board, lambda: None, turns=ALONE)
+    assert [result.index for result in board.heldout] == [others.index]
+
+
+def test_an_expert_is_measured_by_the_holder_whose_turn_it_is_and_one_that_only_we_hold_always_by_us() -> None:
     shared, alone = _losses((0,), (0, 1)), _losses((0,), (1,))
-    mine, others = _mine(1), _mine(1, is_mine=False)
-    assert [shared.ours(link, ME) for link in (mine, others)] == [(0,), ()]
-    assert [alone.ours(link, ME) for link in (mine, others)] == [(0,), (0,)]
-    absent = replace(others, roster=(ME,))
-    assert shared.ours(absent, ME) == (0,), "who was not in the round is not waited for"
+    links = [_link(index) for index in range(1, 40)]
+    ours = [link for link in links if shared.ours(link, TURNS) == (0,)]
+    assert 0 < len(ours) < len(links)
+    assert all(alone.ours(link, TURNS) == (0,) for link in links)
+    for link in (link for link in links if link not in ours):
+        absent = replace(link, roster=(ME,))
+        assert shared.ours(absent, TURNS) == (0,), "a holder that was not in the round is not waited for"
+        assert shared.ours(link, ALONE) == (0,), "nor is one that is not heard"
+        assert shared.ours(replace(link, roster=(OTHER,)), ALONE) == (), "we were not in the round ourselves"
 
 
 async def test_a_holder_measures_its_experts_and_the_prose_where_the_commit_is_its_to_measure(

@@ -13,7 +13,7 @@ from averaging.rounds.lineage.round_reports import Contributed, DownloadProgress
 from peer.status.health import APART_AFTER_S
 from peer.status.status_board import StatusBoard
 from protocol.ids import CommitId, PeerId, UnitName
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from tests.protocol.rounds.round_table import UNIT, Table
 from tests.virtual import VirtualClock
 

@@ -29,9 +29,10 @@ from peer.status.status_text import status_lines
 from peer.status.traffic import RoundTraffic
 from protocol.frozen import replace
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, tree_of
 from protocol.rounds.state import OpenRound, PeerView
 from tests.protocol.rounds.round_table import UNIT, Table

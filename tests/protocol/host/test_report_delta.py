@@ -8,6 +8,7 @@ import pytest
 
 from protocol.host.report_delta import made_whole, report_digest, shortened
 from protocol.host.reports import (
+    AckPair,
     HeldoutResult,
     PeerReport,
     UnitBytes,
@@ -55,6 +56,7 @@ BROUGHT = {
     "certificates": (b"certificate",),
     "start_record": b"sealed",
     "revocations": (b"entry",),
+    "double_votes": (AckPair(b"one", b"other"),),
 }
 
 

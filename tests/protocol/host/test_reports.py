@@ -12,8 +12,11 @@ from protocol.errors import (
     RemoteProtocolError,
 )
 from protocol.host.reports import (
+    MAX_ACK_BYTES,
     MAX_CERTIFICATE_BYTES,
     MAX_CERTIFICATES,
+    MAX_DOUBLE_VOTES,
+    AckPair,
     HeldoutResult,
     PeerReport,
     ReportReply,
@@ -144,3 +147,18 @@ def test_a_field_of_the_wire_has_the_name_of_the_value_that_it_carries() -> None
     """Encoding and decoding go by names: a number that is added to one of the two alone would be lost."""
     for kind, body in ((PeerReport, pb.ReportBody), (ReportReply, pb.ReportReply)):
         assert {field.name for field in dataclasses.fields(kind)} == {field.name for field in body.DESCRIPTOR.fields}
+
+
+def test_proofs_of_double_votes_survive_the_wire_up_to_a_bound() -> None:
+    pair = AckPair(b"1" * MAX_ACK_BYTES, b"2" * MAX_ACK_BYTES)
+    full = replace(REPORT, double_votes=(pair,) * MAX_DOUBLE_VOTES)
+    assert decode_report(encode_report(full)) == full
+    with pytest.raises(RemoteProtocolError, match=f"{MAX_DOUBLE_VOTES + 1} double votes"):
+        replace(REPORT, double_votes=(pair,) * (MAX_DOUBLE_VOTES + 1))
+    body = pb.ReportBody.FromString(encode_report(REPORT))
+    for _ in range(2 * MAX_DOUBLE_VOTES):
+        body.double_votes.add(one=b"1", other=b"2")
+    with pytest.raises(RemoteProtocolError, match="double votes"):
+        decode_report(body.SerializeToString())
+    with pytest.raises(RemoteProtocolError, match=f"an ack of {MAX_ACK_BYTES + 1} bytes"):
+        AckPair(b"1" * (MAX_ACK_BYTES + 1), b"2")

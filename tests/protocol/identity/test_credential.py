@@ -13,7 +13,8 @@ from protocol.identity.credential import (
     named_peer,
     open_request,
 )
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import RunId
 
 NOW = 1_800_000_000.0

@@ -7,15 +7,19 @@ from protocol.identity.envelope import (
     MAX_SESSION,
     NEVER_MS,
     REPLAY_WINDOW,
+    SEAL_BYTES,
     Envelope,
     ReplayGuard,
+    enveloped,
     first_sequence,
     next_session,
     open_envelope,
     seal,
+    seal_of,
     session_of,
 )
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 
 ALICE = Identity(b"a" * 32)
 RUN = b"r" * 32
@@ -61,7 +65,7 @@ def test_another_purpose_or_run_is_refused() -> None:
 def test_another_protocol_version_says_so_and_what_to_do() -> None:
     data = bytearray(_seal())
     data[17] = 9
-    with pytest.raises(VersionError, match=r"version 9.*version 1.*install"):
+    with pytest.raises(VersionError, match=r"version 9.*version 2.*install"):
         _open(bytes(data))
 
 
@@ -148,3 +152,64 @@ def test_a_replay_is_not_admitted_twice_and_senders_do_not_disturb_each_other() 
     assert not guard.admit(first)
     bob = seal(Identity(b"b" * 32), "potluck test", RUN, 1, NEVER_MS, b"")
     assert guard.admit(_open(bob))
+
+
+# --- seals --------------------------------------------------------------------------------------------------------------------
+
+
+def _rebuilt(seal_bytes: bytes, payload: bytes = b"hello", key: bytes = ALICE.public_key, run: bytes = RUN) -> bytes:
+    return enveloped(seal_bytes, domain="potluck test", run_id=run, public_key=key, payload=payload)
+
+
+def test_an_envelope_is_built_again_from_its_seal_and_what_its_reader_knows() -> None:
+    data = _seal(sequence=9, expires_ms=5000)
+    packed = seal_of(data)
+    assert len(packed) == SEAL_BYTES == 82
+    assert _rebuilt(packed) == data
+    assert _open(_rebuilt(packed)).sequence == 9
+
+
+def test_a_seal_fits_one_payload_signer_and_run_only() -> None:
+    packed, other = seal_of(_seal()), Identity(b"b" * 32)
+    for wrong in (
+        _rebuilt(packed, payload=b"hallo"),
+        _rebuilt(packed, payload=b""),
+        _rebuilt(packed, key=other.public_key),
+    ):
+        with pytest.raises(RemoteProtocolError, match="bad signature"):
+            _open(wrong)
+    with pytest.raises(RemoteProtocolError, match="bad signature"):
+        _open(_rebuilt(packed, run=b"q" * 32), run=b"q" * 32)
+
+
+def test_no_byte_of_a_seal_can_be_changed_unseen() -> None:
+    packed = seal_of(_seal())
+    for place in range(len(packed)):
+        changed = bytearray(packed)
+        changed[place] ^= 1
+        with pytest.raises((RemoteProtocolError, VersionError)):
+            _open(_rebuilt(bytes(changed)))
+
+
+def test_what_is_no_seal_or_too_short_for_an_envelope_is_refused() -> None:
+    packed = seal_of(_seal())
+    for wrong in (b"", packed[:-1], packed + b"\0"):
+        with pytest.raises(RemoteProtocolError, match=f"a seal of {len(wrong)} bytes; expected 82 bytes"):
+            _rebuilt(wrong)
+    with pytest.raises(RemoteProtocolError, match="an envelope of 10 bytes"):
+        seal_of(bytes(10))
+
+
+def _of_version(version: int) -> bytes:
+    body = bytearray(_seal()[:-64])
+    body[16:18] = version.to_bytes(2, "big")
+    return bytes(body) + ALICE.sign(bytes(body))
+
+
+def test_what_an_older_release_signed_is_read_where_it_is_stored_and_not_where_it_is_said_now() -> None:
+    assert _open(_of_version(1), now_ms=None).payload == b"hello"
+    with pytest.raises(VersionError, match="version 1"):
+        _open(_of_version(1))
+    for unknown in (0, 3):
+        with pytest.raises(VersionError, match=f"version {unknown}"):
+            _open(_of_version(unknown), now_ms=None)

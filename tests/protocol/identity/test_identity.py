@@ -4,7 +4,6 @@ import pytest
 
 from protocol.errors import ConfigError, RemoteProtocolError
 from protocol.identity.identity import (
-    Ed25519Verifier,
     Identity,
     Signer,
     Verifier,
@@ -12,6 +11,7 @@ from protocol.identity.identity import (
     peer_id_from_public_key,
     public_key_from_peer_id,
 )
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
 from tests.simulation.signing import HashSigner, HashVerifier
 

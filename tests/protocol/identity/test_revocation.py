@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import ConfigError, RemoteProtocolError
 from protocol.identity.envelope import NEVER_MS, seal
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
 from protocol.identity.revocation import (
     FINGERPRINT_BYTES,
     MAX_ANSWER_BYTES,
@@ -25,6 +25,7 @@ from protocol.identity.revocation import (
     seal_revocation,
     split_entries,
 )
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, RunId
 
 RUN = RunId(b"r" * 32)

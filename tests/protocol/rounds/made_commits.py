@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
+from protocol.identity.envelope import seal_of
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.lineage.chain import ChainLink, link_after
+from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, SpineView, tree_of
 from protocol.rounds.lineage.quorum import first_opener
-from protocol.rounds.messages.messages import (
+from protocol.rounds.lineage.record_rules import claim_of, sum_of, weight_cap
+from protocol.rounds.messages.claim import encode_claim, encode_sum
+from protocol.rounds.messages.messages import Ack, Certificate, Proposal, ResultHeader, SliceSpec
+from protocol.rounds.messages.record import (
     NO_SPINE,
-    Ack,
     Ballot,
-    Certificate,
     CommitRecord,
     Contributor,
+    Omission,
+    OmissionCode,
     SliceRecord,
 )
 from protocol.rounds.messages.wire import encode_message, encode_record
-from tests.protocol.rounds.round_table import NUM_CHUNKS, OUTER, SPINE, TARGET_TOKENS, Seat
+from protocol.rounds.schedule.proposal import Voters, make_record
+from tests.protocol.rounds.round_table import (
+    NUM_CHUNKS,
+    OUTER,
+    RUN_ID,
+    SPINE,
+    TARGET_TOKENS,
+    Seat,
+    included_of,
+    result_hash,
+    with_sum,
+)
 
 CAP_TOKENS = 1 << 40
 
@@ -50,7 +66,7 @@ def record_on(
         unit=parent.unit,
         parent=parent.commit,
         index=parent.index + 1,
-        ballot=ballot or Ballot(0, first_opener(parent.commit, parent.roster)),
+        ballot=ballot or Ballot(0, first_opener(RUN_ID, parent.unit, parent.index, parent.roster)),
         slices=(SliceRecord(0, NUM_CHUNKS, peer, root, ()),),
         contributors=(Contributor(peer, 1, root, tokens, tokens),),
         codec="fp32",
@@ -63,6 +79,76 @@ def record_on(
         lone=lone,
         spine=spine,
     )
+
+
+def proposal_on(parent: ChainLink, members: Sequence[Seat], **changes: object) -> Proposal:
+    """An honest proposal of these members, with a slice for each."""
+    size = NUM_CHUNKS // len(members)
+    bounds = [(place * size, (place + 1) * size) for place in range(len(members) - 1)]
+    bounds.append((size * (len(members) - 1), NUM_CHUNKS))
+    proposal = Proposal(
+        unit=parent.unit,
+        base=parent.commit,
+        index=parent.index + 1,
+        ballot=Ballot(0, first_opener(RUN_ID, parent.unit, parent.index, parent.roster)),
+        members=tuple(seat.member for seat in members),
+        slices=tuple(SliceSpec(*ends, seat.peer) for ends, seat in zip(bounds, members, strict=True)),
+        codec="fp32",
+        weight_cap_tokens=weight_cap(seat.tokens for seat in members),
+        reduce_within_s=20.0,
+    )
+    return replace(proposal, **changes)  # type: ignore[arg-type]
+
+
+def results_of(proposal: Proposal, members: Sequence[Seat], late: Collection[Seat] = ()) -> list[ResultHeader]:
+    """Results of a proposal's reducers: everybody is in every slice, and the late ones are in the first one only."""
+    headers = []
+    for part in proposal.slices:
+        here = [seat for seat in members if seat not in late or not part.first_chunk]
+        included = tuple(included_of(seat, seat.member, proposal) for seat in here)
+        header = ResultHeader(
+            proposal.unit,
+            proposal.base,
+            proposal.ballot,
+            part.first_chunk,
+            part.stop_chunk,
+            part.reducer,
+            included,
+            tuple(Omission(seat.peer, "late", OmissionCode.LATE) for seat in members if seat not in here),
+            sum(min(entry.tokens, proposal.weight_cap_tokens) for entry in included),
+            result_hash(proposal.base, proposal.ballot, part),
+        )
+        reducer = next(seat for seat in members if seat.peer == part.reducer)
+        headers.append(with_sum(header, proposal, reducer))
+    return headers
+
+
+def signed_record(
+    parent: ChainLink, members: Sequence[Seat], *, late: Collection[Seat] = (), **changes: object
+) -> CommitRecord:
+    """The record that an honest leader makes of what these members contribute and sum; `changes` go into its proposal."""
+    members = sorted(members, key=lambda seat: seat.peer)
+    proposal = proposal_on(parent, members, **changes)
+    voters = Voters(frozenset(seat.peer for seat in members), frozenset())
+    results = results_of(proposal, members, late)
+    return make_record(parent, proposal, proposal.ballot, results, voters, OUTER, TARGET_TOKENS)
+
+
+def resealed(record: CommitRecord, seats: Mapping[PeerId, Seat]) -> CommitRecord:
+    """The record with claims and sums that all whom it names sign as it says: only what follows from them can be wrong."""
+
+    def seal_by(peer: PeerId, payload: bytes) -> bytes:
+        return seal_of(seats[peer].sealed(payload))
+
+    record = replace(
+        record,
+        contributors=tuple(
+            replace(entry, seal=seal_by(entry.peer, encode_claim(claim_of(record, entry))))
+            for entry in record.contributors
+        ),
+    )
+    sealed = (replace(part, seal=seal_by(part.reducer, encode_sum(sum_of(record, part)))) for part in record.slices)
+    return replace(record, slices=tuple(sealed))
 
 
 def certified(parent: ChainLink, record: CommitRecord, voters: Sequence[Seat]) -> Made:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final
 
-from protocol.identity.envelope import NEVER_MS, open_envelope, seal
+from protocol.identity.envelope import NEVER_MS, open_envelope, seal, seal_of
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName, short
 from protocol.rounds import machine as core
 from protocol.rounds.events import (
@@ -36,27 +36,36 @@ from protocol.rounds.events import (
     SwitchFailed,
     SwitchPrepared,
 )
-from protocol.rounds.lineage.chain import ROUND_DOMAIN, ChainLink, genesis_link
+from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import CommitTree, SpineView, TreeNode, tree_of
 from protocol.rounds.lineage.quorum import first_opener
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, sum_in
+from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import (
-    LAST_ATTEMPT,
     AckedRecord,
-    Ballot,
     Certificate,
-    CommitRecord,
     Committed,
     Heartbeat,
-    Included,
     Member,
-    Omission,
-    OuterStep,
+    PreVote,
+    Promise,
+    PromiseRequest,
     Proposal,
     ResultHeader,
     ResultReady,
     RoundMessage,
     SliceSpec,
 )
+from protocol.rounds.messages.record import (
+    LAST_ATTEMPT,
+    Ballot,
+    CommitRecord,
+    Included,
+    Omission,
+    OmissionCode,
+    OuterStep,
+)
+from protocol.rounds.messages.requests import ContributionHeader
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import decode_body, decode_record, encode_body, encode_message
 from protocol.rounds.orders import (
@@ -75,12 +84,12 @@ from protocol.rounds.orders import (
     SendHeartbeat,
     Switch,
 )
-from protocol.rounds.proposal import consumed_tokens
 from protocol.rounds.queries import own_heartbeat
+from protocol.rounds.schedule.proposal import consumed_tokens
 from protocol.rounds.schedule.target import RoundTarget
 from protocol.rounds.state import OpenRound, RoundConfig, RoundState, RoundStep
 from tests.protocol.rounds.reasons import says_why
-from tests.simulation.signing import HashSigner, HashVerifier
+from tests.simulation.signing import HashSigner, HashVerifier, admission_of
 
 UNIT = UnitName("fragment-0")
 SPINE = UnitName("trunk")
@@ -314,7 +323,7 @@ class Table:
     def opener(self) -> Seat:
         """The owner of attempt 0 on the newest head."""
         link = max((seat.head for seat in self.live()), key=lambda link: link.index)
-        return self.seats[first_opener(link.commit, link.roster)]
+        return self.seats[first_opener(RUN_ID, link.unit, link.index, link.roster)]
 
     def kill(self, seat: Seat) -> None:
         seat.is_up = False
@@ -572,8 +581,8 @@ class Table:
             here = {m.peer for m in proposal.members if self._offers(seat, m)}
             if here:
                 seat.reduced.add(key)
-            included = tuple(self._included(m, proposal.base) for m in proposal.members if m.peer in here)
-            omitted = tuple(Omission(m.peer, "lost") for m in proposal.members if m.peer not in here)
+            included = tuple(included_of(self.seats[m.peer], m, proposal) for m in proposal.members if m.peer in here)
+            omitted = tuple(Omission(m.peer, "lost", OmissionCode.GONE) for m in proposal.members if m.peer not in here)
             header = ResultHeader(
                 proposal.unit,
                 proposal.base,
@@ -586,6 +595,7 @@ class Table:
                 sum(min(entry.tokens, proposal.weight_cap_tokens) for entry in included),
                 result_hash(proposal.base, proposal.ballot, part) if here else Root(bytes(32)),
             )
+            header = with_sum(header, proposal, seat)
             if here:
                 seat.disk.results.add(header.result_hash)
             ready = ResultReady(proposal.unit, proposal.base, proposal.ballot, seat.sealed(encode_body(header)))
@@ -596,9 +606,55 @@ class Table:
         is_here = seat is reducer or self._reaches(reducer, member.peer)
         return is_here and seat.member == member and seat.has_trainer and seat.tokens > 0
 
-    def _included(self, member: Member, base: CommitId) -> Included:
-        root, tokens = contribution_root(member, base), self.seats[member.peer].tokens
-        return Included(member.peer, member.incarnation, root, tokens, base, state_root(base))
+
+def included_of(seat: Seat, member: Member, proposal: Proposal, **changes: object) -> Included:
+    """The claim of this seat, as that member, on the proposal's base with all its tokens, in a reducer's words."""
+    base = proposal.base
+    root, taken = contribution_root(member, base), seat.state.open.contribution if seat.head.commit == base else None
+    tokens = seat.tokens if taken is None else taken.tokens
+    claim = ContributionHeader(proposal.unit, base, member, tokens, proposal.codec, root, base, state_root(base))
+    return signed_included(replace(claim, **changes), seat.sealed)  # type: ignore[arg-type]
+
+
+def with_sum(header: ResultHeader, proposal: Proposal, reducer: Seat) -> ResultHeader:
+    """The header of a result, with the seal of its reducer for the record."""
+    return replace(header, sum_seal=seal_of(reducer.sealed(encode_sum(sum_in(header, proposal)))))
+
+
+def signed_included(claim: ContributionHeader, sealed: Callable[[bytes], bytes]) -> Included:
+    """A reducer's words about a contribution whose claim its member signed, with the proof of its admission."""
+    member = claim.member
+    return Included(
+        member.peer,
+        member.incarnation,
+        claim.root,
+        claim.tokens,
+        claim.attested,
+        claim.attested_root,
+        claim.lanes,
+        member.session,
+        seal_of(sealed(encode_claim(claim))),
+        admission_of(member.peer, RUN_ID),
+    )
+
+
+def consents(table: Table, ballot: Ballot, base: CommitId | None = None) -> tuple[bytes, ...]:
+    """Signed pre-votes of all founders but the asker: a quorum finds that this ballot may take over."""
+    vote = encode_message(PreVote(UNIT, base or table.genesis.commit, ballot, ""))
+    return tuple(table.seats[peer].sealed(vote) for peer in table.genesis.roster if peer != ballot.peer)
+
+
+def promises(
+    table: Table, ballot: Ballot, acked: AckedRecord | None = None, base: CommitId | None = None
+) -> tuple[bytes, ...]:
+    """Signed promises of all founders to this ballot, each naming this acked record."""
+    promise = encode_message(Promise(UNIT, base or table.genesis.commit, ballot, acked))
+    return tuple(table.seats[peer].sealed(promise) for peer in table.genesis.roster)
+
+
+def wanted(table: Table, ballot: Ballot, base: CommitId | None = None) -> PromiseRequest:
+    """The request of a leader that a quorum lets take over."""
+    return PromiseRequest(UNIT, base or table.genesis.commit, ballot, consents(table, ballot, base))
 
 
 def contribution_root(member: Member, base: CommitId) -> Root:
@@ -646,7 +702,7 @@ def first_proposal(table: Table, num_members: int | None = None, attempt: int = 
         unit=UNIT,
         base=table.genesis.commit,
         index=1,
-        ballot=Ballot(attempt, first_opener(table.genesis.commit, table.genesis.roster)),
+        ballot=Ballot(attempt, table.opener().peer),
         members=members,
         slices=tuple(SliceSpec(a, b, m.peer) for (a, b), m in zip(bounds, members, strict=True)),
         codec="fp32",

@@ -10,7 +10,6 @@ from protocol.ids import PeerId
 from protocol.rounds.events import RoundTicked
 from protocol.rounds.failure_probes import FULL_MESH, NUM_BESIDE, do_ping, do_watch, is_ours_to_ask, missed_by_others
 from protocol.rounds.liveness import MOST_ASKED, ticked, with_view
-from protocol.rounds.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.messages.messages import Proposal, ResultReady, SliceSpec
 from protocol.rounds.orders import DropMember, SendHeartbeat
 from protocol.rounds.queries import (
@@ -22,6 +21,7 @@ from protocol.rounds.queries import (
     silent_members,
     strain_s,
 )
+from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
 from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
 
 LARGE = 2 * FULL_MESH

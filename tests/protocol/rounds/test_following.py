@@ -17,15 +17,17 @@ from protocol.rounds.events import (
     SwitchPrepared,
 )
 from protocol.rounds.following import LEADERS_WORD_S, would_switch
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, TreeNode, known_commits
 from protocol.rounds.lineage.quorum import first_opener
-from protocol.rounds.messages.messages import Ballot, Certificate, Committed, RoundMessage
+from protocol.rounds.messages.messages import Certificate, Committed, RoundMessage
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
 from protocol.rounds.state import Leading, OpenRound, Switching
 from protocol.rounds.unavailable_commits import FIRST_PAUSE_S, MAX_PAUSE_S
 from tests.protocol.rounds.made_commits import Made, MadeSpine, commit_on, lineage_on, made_spine
 from tests.protocol.rounds.round_table import (
+    RUN_ID,
     TARGET_TOKENS,
     UNIT,
     Seat,
@@ -133,7 +135,7 @@ def test_a_commit_goes_whole_from_its_leader_to_all_and_who_applied_it_says_so_t
         after = [p for p in others if p > seat.peer] + [p for p in others if p < seat.peer]
         beats = [order for order in seat.orders if isinstance(order, SendHeartbeat) and order.is_question]
         reported = [beat.to for beat in beats if beat.heartbeat.heads[0].head == base.commit]
-        opener = first_opener(base.commit, base.roster)
+        opener = first_opener(RUN_ID, base.unit, base.index, base.roster)
         to = dict.fromkeys((*(() if is_leader else after[:2]), *((opener,) if opener != seat.peer else ())))
         assert reported == ([tuple(to)] if to else [])
 
@@ -296,7 +298,7 @@ def test_whoever_applied_a_commit_tells_the_next_opener_at_once() -> None:
     """However late it was: the proposal goes to those whose head the opener knows."""
     table, _, _ = _muted()
     made = commit_on(table.genesis, table.live())
-    opener = first_opener(made.link.commit, made.link.roster)
+    opener = first_opener(RUN_ID, made.link.unit, made.link.index, made.link.roster)
     for one in table.live():
         beats = [action for action in _apply(one, made) if isinstance(action, SendHeartbeat)]
         assert len(beats) == 1
@@ -489,13 +491,34 @@ def test_a_third_lineage_that_is_better_still_is_fetched_instead() -> None:
 
 
 def test_what_was_fetched_is_judged_again_before_the_head_moves() -> None:
-    _, seat, other, ours, theirs = _forked()
-    seat.feed(_fetched(other, theirs))
+    table, seat, other = _muted(lone_patience_s=10.0)
+    ours, theirs = (
+        lineage_on(table.genesis, [one], length, lone=True, salt=length) for one, length in ((seat, 2), (other, 8))
+    )
+    for one in ours:
+        seat.hear(other, _reported(one))
+        _apply(seat, one)
+    assert _targets(seat.feed(_fetched(other, theirs))) == [theirs[-1].link.commit]
     ahead = lineage_on(ours[-1].link, [seat], 20)
     orders = seat.feed(_fetched(other, ahead))
     assert _targets(orders) == [ahead[-1].link.commit]  # ours again, and far ahead
     assert seat.feed(SwitchPrepared(theirs[-1].link.commit)) == ()
     assert seat.head == ours[-1].link
+
+
+def test_nobody_leaves_what_a_quorum_acked_for_what_a_few_signed_alone_however_much_it_is() -> None:
+    """One peer signs commits alone, offline, from the start of the run on: only the first of them is lone, for it is the whole
+    roster of the next.
+    """
+    table, seat, other = _muted()
+    ours = lineage_on(table.genesis, table.live(), 2)
+    for one in ours:
+        seat.hear(other, _reported(one))
+        _apply(seat, one)
+    alone = lineage_on(table.genesis, [other], 60, tokens=100 * TARGET_TOKENS, lone=True, salt=1)
+    assert _targets(seat.feed(_fetched(other, alone))) == []
+    assert seat.head == ours[-1].link
+    assert seat.state.switching is None
 
 
 def test_a_lineage_may_be_left_for_one_with_fewer_rounds_and_more_tokens() -> None:
@@ -629,7 +652,7 @@ def _at_the_fork(num_lost: int) -> tuple[Table, Seat, Seat, list[Made], list[Mad
     """A seat whose head is the fork of a preferred lineage, which it wants, and of a held one, on which another seat stands."""
     table, seat, other = _muted(replay_at_most=3)
     lost = lineage_on(table.genesis, table.others(seat, other), num_lost, tokens=5000)
-    held = lineage_on(table.genesis, [other], 2, lone=True, tokens=10, salt=1)
+    held = lineage_on(table.genesis, table.live(), 2, tokens=10, salt=1)
     seat.feed(_fetched(other, lost))
     seat.feed(_fetched(other, held))
     assert seat.head == table.genesis

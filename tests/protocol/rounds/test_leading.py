@@ -11,9 +11,7 @@ from protocol.rounds.events import PeerLost, Progressed, PromiseLogged, RoundTic
 from protocol.rounds.leading import RANK_DELAY_S, expected_opener, overdue_s
 from protocol.rounds.lineage.quorum import tie_holder
 from protocol.rounds.messages.messages import (
-    LAST_ATTEMPT,
     Ack,
-    Ballot,
     Committed,
     Leave,
     PreVote,
@@ -25,6 +23,8 @@ from protocol.rounds.messages.messages import (
     ResultReady,
     Settle,
 )
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
+from protocol.rounds.messages.wire import encode_message
 from protocol.rounds.orders import LogPromise, Send
 from protocol.rounds.queries import has_vote, quorum_in_reach
 from protocol.rounds.state import Leading
@@ -271,10 +271,14 @@ def _promising(table: Table) -> tuple[Seat, Seat, Ballot]:
     third = next(other for other in table.others(seat, opener) if other.peer in table.genesis.roster)
     seat.hear(third, PreVote(UNIT, question.base, question.ballot, ""))
     orders = seat.feed(PromiseLogged(question.base, question.ballot))
-    (send,) = orders
+    (send, own) = orders
     assert isinstance(send, Send)
-    assert send.message == PromiseRequest(UNIT, question.base, question.ballot)
+    consent = third.sealed(encode_message(PreVote(UNIT, question.base, question.ballot, "")))
+    assert send.message == PromiseRequest(UNIT, question.base, question.ballot, (consent,))
     assert set(send.to) == {opener.peer, third.peer}
+    mine = Promise(UNIT, question.base, question.ballot)
+    assert own == Send((seat.peer,), mine), "to ourselves, as everybody's, for others want to see it"
+    seat.hear(seat, mine)
     return seat, third, question.ballot
 
 

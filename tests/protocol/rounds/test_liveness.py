@@ -7,7 +7,8 @@ from types import MappingProxyType
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.events import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Progressed, RoundTicked
 from protocol.rounds.liveness import BUSY_TICK_S, can_wait, next_tick_s
-from protocol.rounds.messages.messages import Ack, AckedRecord, Ballot, Leave, Proposal, Settle
+from protocol.rounds.messages.messages import Ack, AckedRecord, Leave, Proposal, Settle
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
 from protocol.rounds.queries import NUM_HEARTBEAT_PEERS, is_alive, is_suspected

@@ -8,6 +8,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds import machine as core
+from protocol.rounds.bad_results import open_result
 from protocol.rounds.events import (
     Applied,
     BytesHeld,
@@ -19,14 +20,11 @@ from protocol.rounds.events import (
     RoundTicked,
     SpineMoved,
 )
-from protocol.rounds.lineage.chain import ROUND_DOMAIN
 from protocol.rounds.lineage.lineage import known_commits
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.messages import (
-    NO_SPINE,
-    Ballot,
     Committed,
     Heartbeat,
-    Included,
     Member,
     Mend,
     PreVoteRequest,
@@ -39,6 +37,7 @@ from protocol.rounds.messages.messages import (
     Settle,
     SliceSpec,
 )
+from protocol.rounds.messages.record import NO_SPINE, Ballot, Included
 from protocol.rounds.messages.wire import decode_message, encode_body, encode_message
 from protocol.rounds.orders import (
     Action,
@@ -59,10 +58,14 @@ from tests.protocol.rounds.round_table import (
     Seat,
     Table,
     acquaint,
+    consents,
     contribution_root,
     first_proposal,
     heartbeat_of,
+    included_of,
     state_root,
+    wanted,
+    with_sum,
 )
 
 
@@ -76,17 +79,7 @@ def _kinds(actions: tuple[Action, ...]) -> list[str]:
 
 
 def _result(reducer: Seat, proposal: Proposal, part: SliceSpec, **changes: object) -> ResultReady:
-    included = tuple(
-        Included(
-            m.peer,
-            m.incarnation,
-            contribution_root(m, proposal.base),
-            100,
-            proposal.base,
-            state_root(proposal.base),
-        )
-        for m in proposal.members
-    )
+    included = tuple(included_of(reducer.table.seats[m.peer], m, proposal) for m in proposal.members)
     header = ResultHeader(
         UNIT,
         proposal.base,
@@ -99,8 +92,8 @@ def _result(reducer: Seat, proposal: Proposal, part: SliceSpec, **changes: objec
         100 * len(included),
         contribution_root(reducer.member, proposal.base),
     )
-    signed = reducer.sealed(encode_body(replace(header, **changes)))  # type: ignore[arg-type]
-    return ResultReady(UNIT, proposal.base, proposal.ballot, signed)
+    header = with_sum(replace(header, **changes), proposal, reducer)  # type: ignore[arg-type]
+    return ResultReady(UNIT, proposal.base, proposal.ballot, reducer.sealed(encode_body(header)))
 
 
 def test_three_members_commit_round_after_round_on_one_chain() -> None:
@@ -251,8 +244,9 @@ def test_a_proposal_below_a_promise_is_refused_and_one_that_is_known_changes_not
     assert third.hear(opener, proposal)
     assert third.hear(opener, proposal) == ()
     high = Ballot(4, second.peer)
-    assert third.hear(second, PromiseRequest(UNIT, proposal.base, high)) == (LogPromise(proposal.base, high),)
-    (refused,) = third.hear(opener, replace(proposal, ballot=Ballot(2, opener.peer)))
+    assert third.hear(second, wanted(table, high)) == (LogPromise(proposal.base, high),)
+    low = Ballot(2, opener.peer)
+    (refused,) = third.hear(opener, replace(proposal, ballot=low, pre_votes=consents(table, low)))
     assert refused == Send((opener.peer,), Refusal(UNIT, proposal.base, high))
 
 
@@ -420,7 +414,7 @@ def test_the_result_of_a_restarted_member_is_no_part_of_the_old_exchange() -> No
     members = tuple(replace(m, incarnation=2) for m in proposal.members)
     message = _result(table.seats[part.reducer], replace(proposal, members=members), part)
     with pytest.raises(RemoteProtocolError, match="strangers"):
-        core.open_result(table.config(table.live()[0].member), proposal, message)
+        open_result(table.config(table.live()[0].member), proposal, message)
 
 
 def test_a_mend_keeps_the_results_of_those_who_keep_their_slices() -> None:
@@ -625,13 +619,13 @@ def test_a_result_that_was_signed_for_another_run_is_refused() -> None:
     reducer = table.seats[part.reducer]
     message = _result(reducer, proposal, part)
     config = table.config(reducer.member)
-    assert core.open_result(config, proposal, message).reducer == reducer.peer
+    assert open_result(config, proposal, message).reducer == reducer.peer
     payload = open_envelope(
         message.header, verifier=config.verifier, domain=ROUND_DOMAIN, run_id=RUN_ID, now_unix_ms=None
     ).payload
     elsewhere = seal(reducer.signer, ROUND_DOMAIN, b"x" * 32, 0, NEVER_MS, payload)
     with pytest.raises(RemoteProtocolError, match="run"):
-        core.open_result(config, proposal, replace(message, header=elsewhere))
+        open_result(config, proposal, replace(message, header=elsewhere))
 
 
 def test_our_own_messages_make_no_peer_of_us() -> None:

@@ -10,7 +10,9 @@ import pytest
 from protocol.ids import CommitId, PeerId
 from protocol.rounds import orders
 from protocol.rounds.events import LeaveOrdered
-from protocol.rounds.messages.messages import Ballot, PreVoteRequest, Settle
+from protocol.rounds.messages.messages import Ack, DoubleVote, PreVoteRequest, Settle
+from protocol.rounds.messages.record import Ballot
+from protocol.rounds.messages.wire import encode_message
 from protocol.rounds.orders import Action, LogPromise
 from tests.protocol.rounds.round_table import UNIT, Table
 
@@ -31,7 +33,7 @@ def test_an_order_cannot_be_changed_after_it_was_given() -> None:
         assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 
-def test_a_story_with_a_death_a_goodbye_and_two_partitions_gives_every_order_there_is() -> None:
+def test_a_story_with_a_death_a_goodbye_a_lie_and_two_partitions_gives_every_order_there_is() -> None:
     table = Table(5, lone_patience_s=6.0, longest_interval_s=5.0)
     table.run_until(lambda: table.all_at(1))
     one, two, three, four, five = table.live()
@@ -58,6 +60,11 @@ def test_a_story_with_a_death_a_goodbye_and_two_partitions_gives_every_order_the
     thin.run_until(lambda: thin.opener().state.open.exchange is not None)
     thin.live()[0].late_upload_s = 100.0
     thin.run_for(1.0)
+    witness, liar, _ = thin.live()
+    acks = (
+        Ack(UNIT, thin.genesis.commit, Ballot(0, liar.peer), CommitId(name * 32), version=1) for name in (b"a", b"b")
+    )
+    witness.hear(liar, DoubleVote(UNIT, *(liar.sealed(encode_message(ack)) for ack in acks)))
     given = [order for seat in (one, two, three, four, five, *thin.live()) for order in seat.orders]
     assert {type(order) for order in given} == set(ACTIONS)
     assert all(order.reason for order in given)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from protocol.rounds.events import RoundTicked
-from protocol.rounds.messages.messages import Ballot, Heartbeat, Promise, Proposal, ResultReady
+from protocol.rounds.messages.messages import Heartbeat, Promise, Proposal, ResultReady
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.peer_survey import with_views
 from protocol.rounds.queries import caught_up
 from protocol.rounds.state import Leading

@@ -9,7 +9,8 @@ import pytest
 from protocol.ids import CommitId, PeerId
 from protocol.rounds import machine as core
 from protocol.rounds.events import Event, LeaveOrdered, PeerLost, RoundTicked
-from protocol.rounds.messages.messages import LAST_ATTEMPT, Ballot, Member
+from protocol.rounds.messages.messages import Member
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.peer_survey import most_tokens_of_others, surveyed
 from protocol.rounds.queries import idle_patience_s, is_due, quorum_in_reach, ready_tokens
 from protocol.rounds.state import RoundState, RoundStep

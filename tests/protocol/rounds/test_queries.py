@@ -5,9 +5,9 @@ from types import MappingProxyType
 
 from protocol.rounds.events import PeerLost, Progressed, RoundTicked
 from protocol.rounds.failure_probes import FULL_MESH
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.liveness_timing import SUSPECT_AFTER_S
-from protocol.rounds.messages.messages import LAST_ATTEMPT, Ballot, Settle, UnitHead
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.messages import Settle, UnitHead
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.queries import (
     GONE_PATIENCE_S,
     caught_up,
@@ -24,8 +24,9 @@ from protocol.rounds.queries import (
     slowest_beat_s,
     until_first_unit,
 )
+from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.schedule.stagger import Stagger
-from tests.protocol.rounds.made_commits import commit_on, made_spine
+from tests.protocol.rounds.made_commits import commit_on, lineage_on, made_spine
 from tests.protocol.rounds.round_table import SPINE, TARGET_TOKENS, Seat, Table, acquaint, heartbeat_of, state_root
 
 
@@ -282,15 +283,15 @@ def test_a_member_that_was_never_heard_is_no_witness() -> None:
     assert is_suspected(seat.state, other.peer, table.now_s)
 
 
-def test_lenders_of_one_class_of_upload_are_asked_in_an_order_that_each_base_draws_anew() -> None:
+def test_lenders_of_one_class_of_upload_are_asked_in_an_order_that_each_round_draws_anew() -> None:
     table = Table(9)
     seat, *others = table.live()
     for number, other in enumerate(others):
         reported = replace(heartbeat_of(other), heads=(), is_inbound_reachable=True)
         seat.hear(other, replace(reported, upload_bytes_per_s=5000 if number == 0 else 1000 + number))
     orders = set()
-    for salt in range(4):
-        link = commit_on(table.genesis, table.live(), salt=salt).link
+    for made in lineage_on(table.genesis, table.live(), 4):
+        link = made.link
         asked = [view.peer for view in lenders(replace(seat.state, link=link), table.now_s)]
         assert asked[0] == others[0].peer, "twice the upload comes before any order"
         assert set(asked) == {other.peer for other in others}

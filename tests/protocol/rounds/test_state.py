@@ -11,7 +11,6 @@ from protocol.ids import CommitId, UnitName, short
 from protocol.rounds.events import AckLogged, LeaveOrdered, PromiseLogged, RoundTicked, SwitchPrepared
 from protocol.rounds.messages.messages import (
     Ack,
-    Ballot,
     Leave,
     Mend,
     PreVote,
@@ -25,12 +24,23 @@ from protocol.rounds.messages.messages import (
     Settle,
     SliceSpec,
 )
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.orders import BeginExchange, LogPromise
 from protocol.rounds.schedule.target import RoundTarget
 from protocol.rounds.state import RoundStep
 from tests.protocol.rounds.made_commits import commit_on
 from tests.protocol.rounds.reasons import says_why
-from tests.protocol.rounds.round_table import NUM_CHUNKS, TARGET_TOKENS, UNIT, Seat, Table, acquaint, heartbeat_of
+from tests.protocol.rounds.round_table import (
+    NUM_CHUNKS,
+    TARGET_TOKENS,
+    UNIT,
+    Seat,
+    Table,
+    acquaint,
+    consents,
+    heartbeat_of,
+    wanted,
+)
 
 ELSEWHERE = UnitName("fragment-9")
 OTHER_BASE = CommitId(b"x" * 32)
@@ -159,7 +169,7 @@ def test_a_mend_that_does_not_fit_says_what_would(change: dict[str, object], wor
 
 def test_a_proposal_and_a_settle_below_a_promise_are_answered_with_both_ballots() -> None:
     scene = _scene()
-    high = PromiseRequest(UNIT, scene.base, Ballot(7, scene.third.peer))
+    high = wanted(scene.seat.table, Ballot(7, scene.third.peer))
     assert [type(order) for order in scene.seat.hear(scene.third, high)] == [LogPromise]
     low = PromiseRequest(UNIT, scene.base, Ballot(1, scene.third.peer))
     for sender, message in ((scene.opener, scene.proposal), (scene.opener, scene.settle), (scene.third, low)):
@@ -171,10 +181,11 @@ def test_a_proposal_and_a_settle_below_a_promise_are_answered_with_both_ballots(
 def test_who_leaves_says_so_to_whoever_asks_for_a_vote() -> None:
     scene = _scene()
     scene.seat.feed(LeaveOrdered())
+    higher = Ballot(3, scene.opener.peer)
     for sender, message in (
         (scene.opener, scene.settle),
         (scene.third, PromiseRequest(UNIT, scene.base, Ballot(1, scene.third.peer))),
-        (scene.opener, replace(scene.proposal, ballot=Ballot(3, scene.opener.peer))),
+        (scene.opener, replace(scene.proposal, ballot=higher, pre_votes=consents(scene.seat.table, higher))),
     ):
         assert scene.seat.hear(sender, message) == ()
         assert "we are leaving" in scene.seat.reasons[-1]

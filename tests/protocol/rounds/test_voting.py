@@ -7,16 +7,11 @@ import pytest
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PeerLost, PromiseLogged, RoundTicked
 from protocol.rounds.leading import OVERDUE_FACTOR
 from protocol.rounds.lineage.quorum import electorate
-from protocol.rounds.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.messages.messages import (
-    LAST_ATTEMPT,
-    NO_SPINE,
     Ack,
     AckedRecord,
-    Ballot,
     Committed,
     Leave,
-    OuterStep,
     PreVote,
     PreVoteRequest,
     Promise,
@@ -25,12 +20,14 @@ from protocol.rounds.messages.messages import (
     Refusal,
     Settle,
 )
+from protocol.rounds.messages.record import LAST_ATTEMPT, NO_SPINE, Ballot, OuterStep
 from protocol.rounds.messages.wire import decode_record, encode_record
 from protocol.rounds.orders import GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
+from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.schedule.stagger import Stagger
-from protocol.rounds.voting import NOTICED_WITHIN_S, is_owed_bytes
-from tests.protocol.rounds.made_commits import commit_on, made_spine, record_on
-from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of
+from protocol.rounds.voting import ACK_VERSION, NOTICED_WITHIN_S, is_owed_bytes
+from tests.protocol.rounds.made_commits import commit_on, made_spine, record_on, signed_record
+from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of, wanted
 
 
 def _mute(table: Table) -> None:
@@ -66,14 +63,16 @@ def test_an_ack_is_written_only_when_all_bytes_are_on_disk_and_told_only_when_wr
     assert not order.lone
     assert seat.sent(Ack) == []
     (reported,) = seat.feed(AckLogged(order.base, order.ballot, order.commit))
-    assert reported == Send((settle.ballot.peer,), Ack(UNIT, settle.base, settle.ballot, order.commit))
+    assert reported == Send(
+        (settle.ballot.peer,), Ack(UNIT, settle.base, settle.ballot, order.commit, version=ACK_VERSION)
+    )
 
 
 def test_bytes_that_arrive_after_a_higher_promise_are_not_acked() -> None:
     table = Table(3)
     seat, settle = _settled(table)
     (asker,) = table.others(seat, table.opener())
-    seat.hear(asker, PromiseRequest(UNIT, settle.base, Ballot(9, asker.peer)))
+    seat.hear(asker, wanted(table, Ballot(9, asker.peer)))
     assert not any(isinstance(a, LogAck) for a in seat.feed(BytesHeld(settle)))
     assert seat.state.open.acked is None
 
@@ -83,7 +82,7 @@ def test_a_settle_below_a_promise_is_refused() -> None:
     seat, settle = _settled(table)
     (asker,) = table.others(seat, table.opener())
     high = Ballot(2, asker.peer)
-    seat.hear(asker, PromiseRequest(UNIT, settle.base, high))
+    seat.hear(asker, wanted(table, high))
     assert seat.hear(table.opener(), settle) == (Send((settle.ballot.peer,), Refusal(UNIT, settle.base, high)),)
 
 
@@ -112,8 +111,8 @@ def test_a_record_of_the_spine_that_cites_one_and_one_of_another_unit_that_cites
         ballot = Ballot(0, opener.peer)
         assert seat.hear(opener, Settle(UNIT, table.genesis.commit, ballot, made.certificate.record, ())) == ()
         assert why in seat.reasons[-1]
-        good = commit_on(table.genesis, table.live(), spine=spine.left.commit if cited == NO_SPINE else NO_SPINE)
-        settle = Settle(UNIT, table.genesis.commit, ballot, good.certificate.record, ())
+        good = signed_record(table.genesis, table.live(), spine=spine.left.commit if cited == NO_SPINE else NO_SPINE)
+        settle = Settle(UNIT, table.genesis.commit, ballot, encode_record(good), ())
         assert seat.hear(opener, settle) == (GatherBytes(settle),)
 
 
@@ -188,7 +187,7 @@ def test_a_promise_is_told_when_it_is_on_disk_and_names_the_acked_record() -> No
     seat.feed(BytesHeld(settle))
     (asker,) = table.others(seat, table.opener())
     high = Ballot(7, asker.peer)
-    assert seat.hear(asker, PromiseRequest(UNIT, settle.base, high)) == (LogPromise(settle.base, high),)
+    assert seat.hear(asker, wanted(table, high)) == (LogPromise(settle.base, high),)
     assert seat.sent(Promise) == []
     (reported,) = seat.feed(PromiseLogged(settle.base, high))
     acked = AckedRecord(settle.ballot, settle.record)
@@ -203,8 +202,8 @@ def test_a_ballot_is_promised_once_so_that_a_leader_who_lost_its_disk_cannot_use
     _mute(table)
     seat, asker = table.live()[:2]
     base, ballot = table.genesis.commit, Ballot(1, asker.peer)
-    assert seat.hear(asker, PromiseRequest(UNIT, base, ballot)) == (LogPromise(base, ballot),)
-    assert seat.hear(asker, PromiseRequest(UNIT, base, ballot)) == (Send((asker.peer,), Refusal(UNIT, base, ballot)),)
+    assert seat.hear(asker, wanted(table, ballot)) == (LogPromise(base, ballot),)
+    assert seat.hear(asker, wanted(table, ballot)) == (Send((asker.peer,), Refusal(UNIT, base, ballot)),)
 
 
 def test_whom_we_promised_gets_the_time_to_propose_before_we_try_ourselves() -> None:
@@ -213,7 +212,7 @@ def test_whom_we_promised_gets_the_time_to_propose_before_we_try_ourselves() -> 
     _mute(table)
     seat, asker = table.live()[:2]
     base, ballot = table.genesis.commit, Ballot(1, asker.peer)
-    seat.hear(asker, PromiseRequest(UNIT, base, ballot))
+    seat.hear(asker, wanted(table, ballot))
     seat.feed(PromiseLogged(base, ballot))
     assert seat.state.open.quiet_until_s == table.now_s + seat.state.config.suspect_after_s
 
@@ -224,8 +223,8 @@ def test_a_promise_that_a_higher_one_overtook_is_never_told() -> None:
     _mute(table)
     seat, one, two = table.live()
     base, low, high = table.genesis.commit, Ballot(1, one.peer), Ballot(2, two.peer)
-    seat.hear(one, PromiseRequest(UNIT, base, low))
-    seat.hear(two, PromiseRequest(UNIT, base, high))
+    seat.hear(one, wanted(table, low))
+    seat.hear(two, wanted(table, high))
     assert seat.feed(PromiseLogged(base, low)) == ()
     (reported,) = seat.feed(PromiseLogged(base, high))
     assert reported == Send((two.peer,), Promise(UNIT, base, high))
@@ -246,7 +245,7 @@ def test_votes_outlive_the_process() -> None:
     seat.feed(BytesHeld(settle))
     (asker,) = table.others(seat, table.opener())
     high = Ballot(3, asker.peer)
-    seat.hear(asker, PromiseRequest(UNIT, settle.base, high))
+    seat.hear(asker, wanted(table, high))
     table.restart(seat)
     assert seat.state.open.acked == AckedRecord(settle.ballot, settle.record)
     assert seat.state.open.promised == high
@@ -278,7 +277,8 @@ def test_an_ack_of_a_lone_record_leaves_the_other_ack_as_it_is() -> None:
     seat.feed(BytesHeld(settle))
     (asker,) = table.others(seat, table.opener())
     seat.state = replace(seat.state, alone_since_s=table.now_s - 1000.0)
-    record = encode_record(record_on(table.genesis, [seat.peer, asker.peer], lone=True))
+    ballot = Ballot(1, asker.peer)
+    record = encode_record(signed_record(table.genesis, [seat, asker], lone=True, ballot=ballot))
     lone = Settle(UNIT, settle.base, Ballot(1, asker.peer), record, ())
     assert seat.hear(asker, lone) == (GatherBytes(lone),)
     (order,) = seat.feed(BytesHeld(lone))
@@ -398,7 +398,7 @@ def test_who_is_leading_or_applying_a_commit_objects_to_a_lone_attempt_as_well()
 def test_a_ballot_below_a_promise_is_objected_to() -> None:
     table = Table(3)
     voter, asker, opener = _asked(table)
-    voter.hear(opener, PromiseRequest(UNIT, table.genesis.commit, Ballot(5, opener.peer)))
+    voter.hear(opener, wanted(table, Ballot(5, opener.peer)))
     assert "attempt 5 is promised already" in _vote(voter.hear(asker, _question(table, asker)))
 
 

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 from protocol.run.default_run import DEFAULT_TOML, EDITS, default_toml
 from protocol.run.experts_section import Shards
 from protocol.run.manifest import parse_run_config

@@ -10,7 +10,9 @@ import pytest
 
 from protocol.errors import ConfigError, VersionError
 from protocol.identity.envelope import NEVER_MS, seal
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
+from protocol.ids import PROTOCOL_VERSION
 from protocol.run.experts_section import RunNumbers, expert_contradiction
 from protocol.run.manifest import (
     MANIFEST_DOMAIN,
@@ -39,8 +41,9 @@ def expert_toml(*lines: str, section: str = EXPERTS) -> str:
     return text + section
 
 
-def _manifest(config: RunConfig) -> RunManifest:
+def _manifest(config: RunConfig, version: int = PROTOCOL_VERSION) -> RunManifest:
     return RunManifest(
+        protocol_version=version,
         config=config,
         dataset_id="ab" * 32,
         dataset_tokens=1000,
@@ -76,7 +79,7 @@ def test_an_expert_run_has_a_trunk_and_experts_and_says_so_in_its_manifest() -> 
 def test_a_manifest_of_experts_keeps_the_id_that_it_had_when_documents_could_be_sent_elsewhere(
     more: str, run_id: str
 ) -> None:
-    manifest = _manifest(parse_run_config(expert_toml(section=EXPERTS + more)))
+    manifest = _manifest(parse_run_config(expert_toml(section=EXPERTS + more)), version=1)
     assert manifest.run_id.hex() == run_id
     assert b"reassign" not in manifest.canonical_bytes()
     assert RunManifest.model_validate_json(manifest.canonical_bytes()) == manifest

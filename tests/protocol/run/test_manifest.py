@@ -8,7 +8,8 @@ import pytest
 
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.identity.envelope import NEVER_MS, seal
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.rounds.schedule.target import RoundTarget
 from protocol.run.manifest import (
     MANIFEST_DOMAIN,
@@ -271,8 +272,14 @@ def test_a_manifest_of_a_release_with_other_keys_asks_for_that_release() -> None
 
 
 def test_a_run_of_another_protocol_version_is_told_before_anything_else() -> None:
-    with pytest.raises(VersionError, match="protocol version 2"):
-        open_manifest(sign_manifest(_manifest(protocol_version=2), HOST), verifier=Ed25519Verifier())
+    with pytest.raises(VersionError, match="protocol version 3"):
+        open_manifest(sign_manifest(_manifest(protocol_version=3), HOST), verifier=Ed25519Verifier())
+
+
+def test_a_run_that_an_older_release_started_still_opens_and_keeps_its_id() -> None:
+    old = _manifest(protocol_version=1)
+    assert open_manifest(sign_manifest(old, HOST), verifier=Ed25519Verifier()) == old
+    assert old.run_id != _manifest().run_id
 
 
 def test_momentum_that_the_plain_mean_would_ignore_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import tomli_w
 
 from protocol.errors import ConfigError, VersionError
 from protocol.identity.envelope import NEVER_MS, seal
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
+from protocol.ids import PROTOCOL_VERSION
 from protocol.run.manifest import (
     MANIFEST_DOMAIN,
     RunConfig,
@@ -36,8 +38,9 @@ def pipeline_run(**changes: dict[str, Any]) -> RunConfig:
     return parse_run_config(tomli_w.dumps(run))
 
 
-def _manifest(config: RunConfig) -> RunManifest:
+def _manifest(config: RunConfig, version: int = PROTOCOL_VERSION) -> RunManifest:
     return RunManifest(
+        protocol_version=version,
         config=config,
         dataset_id="ab" * 32,
         dataset_tokens=1000,
@@ -60,7 +63,7 @@ def test_a_pipeline_run_has_a_unit_for_each_stage_and_says_so_in_its_manifest() 
 
 @pytest.mark.parametrize("changes", [{}, {"mode": "lanes"}])
 def test_a_run_of_lanes_has_the_id_that_it_had_when_there_was_another_mode(changes: dict[str, str]) -> None:
-    manifest = _manifest(pipeline_run(pipeline=changes))
+    manifest = _manifest(pipeline_run(pipeline=changes), version=1)
     assert manifest.run_id.hex() == "4f90f589d178fc2a3f12fde9c46ecb94e2ed2d6ba7086707e346af707249126d"
 
 

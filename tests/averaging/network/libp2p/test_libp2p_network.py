@@ -42,7 +42,8 @@ from protocol.errors import (
     RemoteProtocolError,
     StorageError,
 )
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, RunId
 from tests.averaging.network.counting_proxy import open_counting_proxy
 from tests.averaging.network.direct_world import options_of

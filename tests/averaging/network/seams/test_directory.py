@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 
 from averaging.network.seams.bulk_address import MAX_ADDRESSES as MAX_BULK_ADDRESSES
@@ -19,7 +21,8 @@ from averaging.network.seams.directory import (
 from protocol.errors import RemoteProtocolError
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.identity.envelope import seal
-from protocol.identity.identity import Ed25519Verifier, Identity
+from protocol.identity.identity import Identity
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, RunId
 
 RUN = RunId(bytes(32))
@@ -154,21 +157,22 @@ def test_a_signature_that_was_good_is_not_checked_again_and_a_bad_one_is() -> No
     value = seal_record(OWNER, RUN, 1, NOW_S + 60, b"")
     record = Record(OWNER.peer_id, value, NOW_S + 60)
     assert [rule(record, NOW_S) for _ in range(3)] == [""] * 3
-    assert verifier.num_checked == 1
+    assert len(verifier.checked) == 1
     assert "expires in" in rule(record, NOW_S + 120), "what depends on the time is looked at each time"
     bad = record._replace(value=value[:-1] + bytes([value[-1] ^ 1]))
     assert all("bad signature" in rule(bad, NOW_S) for _ in range(2))
-    assert verifier.num_checked == 3
+    assert len(verifier.checked) == 3
 
 
+@dataclass(frozen=True)
 class _Counting(Ed25519Verifier):
-    """How many signatures it looked at."""
+    """Which signatures it looked at."""
 
-    num_checked = 0
+    checked: list[bytes] = field(default_factory=list)
 
-    def verify(self, public_key: bytes, data: bytes, signature: bytes) -> bool:
-        self.num_checked += 1
-        return super().verify(public_key, data, signature)
+    def verify(self, public_key: bytes, message: bytes, signature: bytes) -> bool:
+        self.checked.append(signature)
+        return super().verify(public_key, message, signature)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from averaging.rounds.traffic.result_ref import need_from, read_need, ref_of
 from protocol.errors import LocalProtocolError, PeerUnreachable, TransportError
 from protocol.ids import PeerId
 from protocol.merkle import leaf_hash
-from protocol.rounds.messages.messages import Ballot, Member
+from protocol.rounds.messages.messages import Member
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.requests import ExchangeHello
 from protocol.rounds.messages.wire import decode_body, encode_body
 from tests.averaging.rounds.exchange_world import (

@@ -26,10 +26,12 @@ from averaging.state.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PeerUnreachable
 from protocol.identity.envelope import open_envelope
 from protocol.ids import PeerId, Root
+from protocol.rounds.bad_results import open_result
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
-from protocol.rounds.lineage.chain import ROUND_DOMAIN
-from protocol.rounds.machine import open_result
-from protocol.rounds.messages.messages import Ballot, ResultHeader, ResultReady
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
+from protocol.rounds.messages.claim import decode_claim
+from protocol.rounds.messages.messages import ResultHeader, ResultReady
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
 from protocol.rounds.messages.wire import decode_body, encode_body
 from tests.averaging.rounds.exchange_world import (
@@ -149,7 +151,7 @@ def _header(hello: ExchangeHello) -> ContributionHeader:
     envelope = open_envelope(
         hello.contribution, verifier=VERIFIER, domain=ROUND_DOMAIN, run_id=RUN_ID, now_unix_ms=None
     )
-    return decode_body(ContributionHeader, envelope.payload)
+    return decode_claim(envelope.payload)
 
 
 # --- the delta ----------------------------------------------------------------------------------------------------------------

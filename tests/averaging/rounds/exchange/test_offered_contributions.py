@@ -6,7 +6,8 @@ import pytest
 
 from averaging.rounds.traffic.contribution import hello_of
 from protocol.errors import RemoteProtocolError
-from protocol.rounds.messages.messages import Ballot, Member, SliceSpec
+from protocol.rounds.messages.messages import Member, SliceSpec
+from protocol.rounds.messages.record import Ballot
 from tests.averaging.rounds.offers_world import (
     MEMBERS,
     PART,

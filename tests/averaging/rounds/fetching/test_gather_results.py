@@ -28,9 +28,9 @@ from averaging.rounds.traffic.transfer import (
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import StorageError
 from protocol.ids import PeerId
-from protocol.rounds.liveness_timing import STALLED_STREAM_S
-from protocol.rounds.messages.messages import SliceRecord
+from protocol.rounds.messages.record import SliceRecord
 from protocol.rounds.messages.requests import FetchResult
+from protocol.rounds.schedule.liveness_timing import STALLED_STREAM_S
 from tests.averaging.rounds.round_world import MadeCommit, Party, RoundWorld, open_world
 
 Clock = trio.testing.MockClock

@@ -13,8 +13,8 @@ from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
 from protocol.errors import RemoteProtocolError, TransportError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.messages import NO_SPINE
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import NO_SPINE
 from protocol.rounds.messages.requests import FetchRequest, FetchState
 from tests.averaging.rounds.round_world import GRID, UNIT, MadeCommit, Party, RoundWorld, open_world
 from tests.protocol.rounds.made_commits import made_spine

@@ -12,7 +12,7 @@ from averaging.state.state import UnitState, state_root
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import CommitId, UnitName
 from protocol.merkle import leaf_hash
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.messages.record import OuterStep
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.at_once import apply_outer_step
 from tests.averaging.rounds.counting_codec import CountingCodec

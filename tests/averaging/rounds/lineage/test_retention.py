@@ -17,7 +17,7 @@ from averaging.state.unit_log import LOG_NAME, LogLimits, UnitLog
 from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import StorageError
 from protocol.ids import CommitId
-from protocol.rounds.messages.messages import Ballot
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.state import OpenRound
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.averaging.rounds.round_world import MadeCommit, Party, certificates, open_world, tree_nodes

@@ -19,7 +19,8 @@ from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, StorageError
 from protocol.ids import CommitId, Root
 from protocol.rounds.lineage.chain import verify_certificate
-from protocol.rounds.messages.messages import LAST_ATTEMPT, Ballot, Certificate
+from protocol.rounds.messages.messages import Certificate
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.wire import decode_certificate, encode_certificate
 from tests.at_once import apply_outer_step
 from tests.averaging.rounds.round_world import (
@@ -489,7 +490,7 @@ async def test_the_disk_never_holds_more_than_the_bound_that_is_told(autojump_cl
         party.chain.tools = replace(party.chain.tools, log=UnitLog(MemoryStorage(party.disk), limits))
         await party.chain.restore()
         log_sizes: list[int] = []
-        for seed in range(300):
+        for seed in range(600):
             for attempt in range(seed % 4):
                 ballot = Ballot(attempt, party.peer)
                 await party.chain.tools.log.log_ack(party.chain.head.commit, ballot, b"r" * 2000)

@@ -17,7 +17,7 @@ from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.state.residual_files import FOLDER
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.ids import Root
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, tree_of
 from tests.at_once import encode_fed
 from tests.averaging.rounds.round_world import GRID, MadeCommit, RoundWorld, open_world

@@ -3,7 +3,8 @@ from __future__ import annotations
 from averaging.rounds.traffic.partial_results import HalfResults, PartialResult
 from averaging.rounds.traffic.result_ref import ResultRef
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.messages.messages import Ballot, SliceSpec
+from protocol.rounds.messages.messages import SliceSpec
+from protocol.rounds.messages.record import Ballot
 
 REDUCER, OTHER = PeerId("reducer"), PeerId("other")
 FIRST, SECOND = Ballot(0, REDUCER), Ballot(1, OTHER)

@@ -33,9 +33,9 @@ from protocol.pipeline.lanes.endings import (
 from protocol.pipeline.lanes.lane_machine import Dissolve
 from protocol.pipeline.messages.lane_messages import LaneClaim
 from protocol.pipeline.stage_machine import Point
-from protocol.rounds.lineage.chain import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.lane_parts import LanePart
-from protocol.rounds.messages.messages import Ballot, CommitRecord, Contributor, Omission, OuterStep, SliceRecord
+from protocol.rounds.messages.record import Ballot, CommitRecord, Contributor, Omission, OuterStep, SliceRecord
 
 UNIT, BASE, ROOT = UnitName("stage-1"), CommitId(b"b" * 32), Root(bytes(32))
 A, B = PeerId("alice"), PeerId("bob")

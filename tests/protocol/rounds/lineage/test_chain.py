@@ -6,9 +6,11 @@ import pytest
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, UnitName
-from protocol.rounds.lineage.chain import ChainLink, attested_roots, genesis_link, link_after, verify_certificate
+from protocol.rounds.lineage.chain import attested_roots, link_after, verify_certificate
+from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.quorum import tie_holder
-from protocol.rounds.messages.messages import Ack, Ballot, Certificate, Leave
+from protocol.rounds.messages.messages import Ack, Certificate, Leave
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import decode_body, decode_record, encode_body, encode_message, encode_record
 from tests.protocol.rounds.made_commits import certified, commit_on, record_on

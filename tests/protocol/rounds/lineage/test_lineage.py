@@ -14,7 +14,8 @@ import pytest
 from protocol.errors import LocalProtocolError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage import lineage
-from protocol.rounds.lineage.chain import ChainLink, link_after
+from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import (
     CommitTree,
     SpineView,
@@ -23,9 +24,9 @@ from protocol.rounds.lineage.lineage import (
     known_commits,
     tree_of,
     work_after,
-    work_class,
 )
-from protocol.rounds.messages.messages import NO_SPINE, Certificate
+from protocol.rounds.messages.messages import Certificate
+from protocol.rounds.messages.record import NO_SPINE
 from protocol.rounds.messages.requests import MAX_KNOWN
 from protocol.rounds.messages.wire import encode_record
 from tests.protocol.rounds.made_commits import made_spine, record_on
@@ -97,18 +98,44 @@ def test_without_a_fork_the_newest_commit_is_followed(fork: ChainLink) -> None:
     assert best_head(_tree(fork, *links)) == links[-1].commit
 
 
-def test_a_branch_with_twice_the_work_is_preferred_whatever_else_speaks_for_the_other(fork: ChainLink) -> None:
-    heavy = _child(fork, rounds=4, size=1, lone=True)
+def test_of_two_that_a_quorum_acked_the_one_with_twice_the_work_is_followed_whatever_its_roster(
+    fork: ChainLink,
+) -> None:
+    heavy = _child(fork, rounds=4, size=1)
     light = _child(fork, 1, rounds=3, size=4)
     assert best_head(_tree(fork, heavy, light)) == heavy.commit
     assert best_head(_tree(fork, light, heavy)) == heavy.commit
 
 
-def test_within_one_class_of_work_a_quorum_goes_before_a_lone_commit(fork: ChainLink) -> None:
-    lone = _child(fork, rounds=7, size=4, lone=True)
-    quorum = _child(fork, 1, rounds=4, size=1)
-    assert work_class(fork, work_after(fork, [lone])) == work_class(fork, work_after(fork, [quorum]))
-    assert best_head(_tree(fork, lone, quorum)) == quorum.commit
+def test_a_commit_of_a_quorum_goes_before_a_lone_one_whatever_work_follows_that(fork: ChainLink) -> None:
+    """A peer that commits alone can sign as much work as it likes, and write any roster for what follows, like a quorum."""
+    lone = _child(fork, size=1, lone=True)
+    follows = [_child(lone, rounds=1000, size=1)]
+    for _ in range(5):
+        follows.append(_child(follows[-1], rounds=1000, size=1))
+    quorum = _child(fork, 1, rounds=0, size=4)
+    for tree in (_tree(fork, lone, *follows, quorum), _tree(fork, quorum, lone, *follows)):
+        assert best_head(tree) == quorum.commit
+
+
+def test_of_two_lone_commits_the_one_with_more_of_the_forks_voters_is_followed_whatever_work_the_other_has(
+    fork: ChainLink,
+) -> None:
+    """Strangers in a roster add nothing: only voters of the fork count, else anybody could write itself a larger side."""
+    few, many = _child(fork, rounds=1000, size=1, lone=True), _child(fork, 1, rounds=1, size=2, lone=True)
+    assert best_head(_tree(fork, few, many)) == many.commit
+    crowd = tuple(sorted((FOUR[0], *(PeerId(f"stranger{i}") for i in range(6)))))
+    assert few.record is not None
+    crowded = replace(few.record, roster=crowd, incarnations=(1,) * len(crowd))
+    assert best_head(_tree(fork, link_after(fork, encode_record(crowded)), many)) == many.commit
+
+
+def test_of_two_lone_commits_with_as_many_of_the_forks_voters_the_one_with_twice_the_work_is_followed(
+    fork: ChainLink,
+) -> None:
+    light, heavy = (_child(fork, rounds, rounds=rounds, size=2, lone=True) for rounds in (1, 4))
+    assert best_head(_tree(fork, light, heavy)) == heavy.commit
+    assert best_head(_tree(fork, heavy, light)) == heavy.commit
 
 
 def test_then_the_larger_roster_is_preferred_and_then_the_lower_id(fork: ChainLink) -> None:

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from protocol.ids import CommitId, PeerId, UnitName
+from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order, tie_holder
-from protocol.rounds.messages.messages import Ballot, Leave, Member
+from protocol.rounds.messages.messages import Leave, Member
+from protocol.rounds.messages.record import Ballot
+from tests.protocol.rounds.made_commits import commit_on
+from tests.protocol.rounds.round_table import RUN_ID, Table
 
-RUN = bytes(32)
+RUN = RunId(bytes(32))
+UNIT = UnitName("fragment-0")
 PEERS = tuple(PeerId(f"peer{i}") for i in range(6))
 
 
@@ -39,12 +43,23 @@ def test_votes_from_outside_the_roster_do_not_count() -> None:
     assert not is_quorum(RUN, PEERS[:3], {PEERS[0], PEERS[4], PEERS[5]})
 
 
-def test_the_opener_changes_with_the_base_and_the_attempt_and_not_with_the_order_of_peers() -> None:
-    base = CommitId(b"b" * 32)
-    assert opener_order(base, 1, PEERS) == opener_order(base, 1, reversed(PEERS))
-    openers = {first_opener(CommitId(bytes([i]) * 32), PEERS) for i in range(64)}
-    assert openers == set(PEERS)
-    assert {opener_order(base, attempt, PEERS)[0] for attempt in range(64)} == set(PEERS)
+def test_the_opener_changes_with_the_round_and_the_attempt_and_not_with_the_order_of_peers() -> None:
+    assert opener_order(RUN, UNIT, 3, 1, PEERS) == opener_order(RUN, UNIT, 3, 1, reversed(PEERS))
+    assert {first_opener(RUN, UNIT, index, PEERS) for index in range(64)} == set(PEERS)
+    assert {opener_order(RUN, UNIT, 3, attempt, PEERS)[0] for attempt in range(64)} == set(PEERS)
+
+
+def test_runs_and_units_have_openers_of_their_own() -> None:
+    assert {first_opener(RunId(bytes([run]) * 32), UNIT, 0, PEERS) for run in range(64)} == set(PEERS)
+    assert {first_opener(RUN, UnitName(f"fragment-{number}"), 0, PEERS) for number in range(64)} == set(PEERS)
+
+
+def test_a_leader_cannot_choose_the_next_opener_by_what_it_writes_into_its_record() -> None:
+    """The commit id changes with every word of a record: a leader could try words until the hash of it made itself the next one."""
+    table = Table(5)
+    ids = {commit_on(table.genesis, table.live(), salt=salt).link for salt in range(16)}
+    assert len({link.commit for link in ids}) == 16
+    assert len({first_opener(RUN_ID, link.unit, link.index, link.roster) for link in ids}) == 1
 
 
 def test_who_left_no_longer_counts_but_for_ballots_below_what_it_promised() -> None:

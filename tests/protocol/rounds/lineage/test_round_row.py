@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId
-from protocol.rounds.lineage.chain import link_of
+from protocol.rounds.lineage.chain_link import link_of
 from protocol.rounds.lineage.round_row import Counted, counted_by_peer, round_json, round_row
 from protocol.rounds.messages.requests import NO_PART, NOTHING_TO_OFFER
 from protocol.rounds.messages.wire import decode_certificate, decode_record, encode_record

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity.envelope import open_envelope
-from protocol.identity.identity import Ed25519Verifier
-from protocol.rounds.lineage.chain import ROUND_DOMAIN
+from protocol.identity.verifier import Ed25519Verifier
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.bundle import (
     LENGTH_BYTES,
     MAX_BUNDLE_BYTES,

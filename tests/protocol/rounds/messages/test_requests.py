@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, Root, UnitName
-from protocol.rounds.messages.messages import Ballot
+from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.requests import (
     MAX_KNOWN,
     NO_PART,

@@ -10,6 +10,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.pb import round_pb2
 from protocol.rounds.messages import messages as m
+from protocol.rounds.messages import record as rec
 from protocol.rounds.messages import requests as r
 from protocol.rounds.messages.bounds import LOST_ALL_PPM
 from protocol.rounds.messages.lane_parts import LanePart
@@ -31,37 +32,50 @@ from protocol.rounds.messages.wire import (
 UNIT = UnitName("fragment-0")
 BASE, ROOT = CommitId(b"b" * 32), Root(b"r" * 32)
 A, B = PeerId("alice"), PeerId("bob")
-BALLOT = m.Ballot(3, A)
+BALLOT = rec.Ballot(3, A)
 MEMBERS = (m.Member(A, 1, 2), m.Member(B, 2**63, 4))
 PROPOSAL = m.Proposal(UNIT, BASE, 5, BALLOT, MEMBERS, (m.SliceSpec(0, 3, A), m.SliceSpec(3, 9, B)), "int8", 1000, 2.5)
-RECORD = m.CommitRecord(
+RECORD = rec.CommitRecord(
     UNIT,
     BASE,
     5,
     BALLOT,
-    (m.SliceRecord(0, 9, A, ROOT, (m.Omission(B, "late"),)),),
-    (m.Contributor(A, 1, ROOT, 10, 10),),
+    (rec.SliceRecord(0, 9, A, ROOT, (rec.Omission(B, "late"),)),),
+    (rec.Contributor(A, 1, ROOT, 10, 10),),
     "int8",
     1000,
     99,
-    m.OuterStep("nesterov", 0.7, 0.9),
+    rec.OuterStep("nesterov", 0.7, 0.9),
     500,
     (A, B),
     (1, 2),
-    m.Attestation(BASE, ROOT),
+    rec.Attestation(BASE, ROOT),
 )
 LANES = (LanePart(7, 4, 6), LanePart(1 << 31, 4, 4))
 OF_LANES = replace(
-    RECORD, slices=(m.SliceRecord(0, 9, A, ROOT, ()),), contributors=(m.Contributor(A, 1, ROOT, 10, 10, LANES),)
+    RECORD, slices=(rec.SliceRecord(0, 9, A, ROOT, ()),), contributors=(rec.Contributor(A, 1, ROOT, 10, 10, LANES),)
 )
-LOSSY = replace(RECORD, slices=(m.SliceRecord(0, 9, A, ROOT, (), 1234),))
-HEADER = m.ResultHeader(UNIT, BASE, BALLOT, 0, 9, A, (m.Included(A, 1, ROOT, 10, BASE, ROOT),), (), 10, ROOT)
+LOSSY = replace(RECORD, slices=(rec.SliceRecord(0, 9, A, ROOT, (), 1234),))
+SIGNED = replace(
+    RECORD,
+    slices=(rec.SliceRecord(0, 9, A, ROOT, (rec.Omission(B, "", rec.OmissionCode.GONE),), seal=b"s" * 82),),
+    contributors=(rec.Contributor(A, 1, ROOT, 10, 10, (), 2**32, b"c" * 82, 1, b"credential"),),
+    rules=1,
+    attestations=(rec.Attestation(BASE, ROOT),),
+)
+HEADER = m.ResultHeader(UNIT, BASE, BALLOT, 0, 9, A, (rec.Included(A, 1, ROOT, 10, BASE, ROOT),), (), 10, ROOT)
+SEALED = replace(
+    HEADER,
+    included=(rec.Included(A, 1, ROOT, 10, BASE, ROOT, LANES, 2**32, b"c" * 82, b"credential"),),
+    omitted=(rec.Omission(B, "too late by 2 s", rec.OmissionCode.LATE),),
+    sum_seal=b"s" * 82,
+)
 HEAD = m.UnitHead(UNIT, BASE, 4, 89, 17, True, BASE, ROOT)
 ACKED = m.AckedRecord(BALLOT, b"record")
 MESSAGES = [
     m.Heartbeat(MEMBERS[0], True, 1000, (HEAD,), 1250, (B,)),
     m.Leave(MEMBERS[1], UNIT, BASE),
-    m.Leave(MEMBERS[1], UNIT, BASE, m.Ballot(4, B), ACKED),
+    m.Leave(MEMBERS[1], UNIT, BASE, rec.Ballot(4, B), ACKED),
     PROPOSAL,
     replace(PROPOSAL, lone=True, level=1),
     m.Mend(UNIT, BASE, BALLOT, 2, (m.SliceSpec(0, 3, A), m.SliceSpec(3, 5, A), m.SliceSpec(5, 9, B))),
@@ -78,6 +92,13 @@ MESSAGES = [
     m.Promise(UNIT, BASE, BALLOT, None),
     m.Refusal(UNIT, BASE, BALLOT),
     m.PreVote(UNIT, BASE, BALLOT, "leading attempt 0", leads_s=12.5),
+    replace(PROPOSAL, pre_votes=(b"one", b"another")),
+    m.Settle(UNIT, BASE, BALLOT, encode_record(SIGNED), (A,), (b"leave",), (b"promise", b"promise2")),
+    m.PromiseRequest(UNIT, BASE, BALLOT, (b"one", b"another"), lone=True),
+    m.Ack(UNIT, BASE, BALLOT, BASE, version=1),
+    m.Ack(UNIT, BASE, BALLOT, BASE, before=rec.Ballot(1, B), before_commit=CommitId(b"e" * 32), version=1),
+    m.Ack(UNIT, BASE, BALLOT, BASE, lone=True, version=1),
+    m.DoubleVote(UNIT, b"one ack", b"another"),
 ]
 FETCHES = [
     r.FetchResult(UNIT, BASE, 0, 3, ROOT),
@@ -105,6 +126,7 @@ def test_every_fetch_request_survives_the_wire(request_: r.FetchRequest) -> None
 def test_records_and_certificates_survive_the_wire_and_the_lone_flag_does_too() -> None:
     assert decode_record(encode_record(RECORD)) == RECORD
     assert decode_record(encode_record(LOSSY)) == LOSSY
+    assert decode_record(encode_record(SIGNED)) == SIGNED
     lone = replace(RECORD, lone=True, attested=None)
     assert decode_record(encode_record(lone)) == lone
     certificate = m.Certificate(b"record", (b"a", b"b"), (b"leave",))
@@ -167,8 +189,8 @@ def test_a_proposal_out_of_bounds_cannot_be_made(change: dict[str, object]) -> N
         {"roster": (A, A)},
         {"incarnations": (1,)},
         {"contributors": ()},
-        {"contributors": (m.Contributor(A, 1, ROOT, 10, 10), m.Contributor(A, 1, ROOT, 10, 10))},
-        {"slices": (m.SliceRecord(1, 9, A, ROOT, ()),)},
+        {"contributors": (rec.Contributor(A, 1, ROOT, 10, 10), rec.Contributor(A, 1, ROOT, 10, 10))},
+        {"slices": (rec.SliceRecord(1, 9, A, ROOT, ()),)},
         {"parent": CommitId(b"short")},
     ],
 )
@@ -178,15 +200,15 @@ def test_a_record_out_of_bounds_cannot_be_made(change: dict[str, object]) -> Non
 
 
 def test_a_record_or_a_result_with_a_lane_twice_in_one_slice_can_neither_be_made_nor_read() -> None:
-    twice = (m.Contributor(A, 1, ROOT, 10, 10, LANES), m.Contributor(B, 1, ROOT, 6, 6, LANES[:1]))
+    twice = (rec.Contributor(A, 1, ROOT, 10, 10, LANES), rec.Contributor(B, 1, ROOT, 6, 6, LANES[:1]))
     with pytest.raises(RemoteProtocolError, match="a lane twice"):
         replace(OF_LANES, contributors=twice)
-    included = m.Included(B, 1, ROOT, 6, BASE, ROOT, LANES[:1])
+    included = rec.Included(B, 1, ROOT, 6, BASE, ROOT, LANES[:1])
     with pytest.raises(RemoteProtocolError, match="a lane twice"):
         replace(HEADER, included=(replace(included, peer=A), included), weight_sum=12)
     halves = (
-        m.SliceRecord(0, 5, A, ROOT, (m.Omission(A, "late"),)),
-        m.SliceRecord(5, 9, A, ROOT, (m.Omission(B, "late"),)),
+        rec.SliceRecord(0, 5, A, ROOT, (rec.Omission(A, "late"),)),
+        rec.SliceRecord(5, 9, A, ROOT, (rec.Omission(B, "late"),)),
     )
     assert replace(OF_LANES, slices=halves, contributors=twice).contributors == twice, "each chunk has it once"
     message = round_pb2.CommitRecord.FromString(encode_record(OF_LANES))
@@ -198,9 +220,9 @@ def test_a_record_or_a_result_with_a_lane_twice_in_one_slice_can_neither_be_made
 
 def test_what_a_lane_brings_crosses_the_wire_with_its_name_and_costs_nothing_where_there_are_none() -> None:
     assert decode_record(encode_record(OF_LANES)) == OF_LANES
-    plain = replace(OF_LANES, contributors=(m.Contributor(A, 1, ROOT, 10, 10),))
-    one = replace(plain, contributors=(m.Contributor(A, 1, ROOT, 1 << 20, 10, (LanePart(1 << 31, 500, 1 << 20),)),))
-    unnamed = replace(plain, contributors=(m.Contributor(A, 1, ROOT, 1 << 20, 10),))
+    plain = replace(OF_LANES, contributors=(rec.Contributor(A, 1, ROOT, 10, 10),))
+    one = replace(plain, contributors=(rec.Contributor(A, 1, ROOT, 1 << 20, 10, (LanePart(1 << 31, 500, 1 << 20),)),))
+    unnamed = replace(plain, contributors=(rec.Contributor(A, 1, ROOT, 1 << 20, 10),))
     assert len(encode_record(one)) - len(encode_record(unnamed)) <= 16
     header = r.ContributionHeader(UNIT, BASE, MEMBERS[0], 10, "int8", ROOT, BASE, ROOT, LANES)
     assert decode_body(r.ContributionHeader, encode_body(header)) == header
@@ -211,7 +233,7 @@ def test_what_a_lane_brings_crosses_the_wire_with_its_name_and_costs_nothing_whe
 @pytest.mark.parametrize("lost_ppm", [-1, LOST_ALL_PPM + 1, 1 << 32])
 def test_more_left_out_than_there_is_cannot_be_said(lost_ppm: int) -> None:
     with pytest.raises(RemoteProtocolError, match="millionths left out"):
-        m.SliceRecord(0, 9, A, ROOT, (), lost_ppm)
+        rec.SliceRecord(0, 9, A, ROOT, (), lost_ppm)
     with pytest.raises(RemoteProtocolError, match="millionths left out"):
         replace(HEADER, lost_ppm=lost_ppm)
 
@@ -226,7 +248,7 @@ def test_other_messages_out_of_bounds_cannot_be_made() -> None:
         lambda: m.PreVoteRequest(UNIT, BASE, BALLOT, float("nan")),
         lambda: m.PreVote(UNIT, BASE, BALLOT, "", leads_s=-1.0),
         lambda: m.PreVote(UNIT, BASE, BALLOT, "", leads_s=float("inf")),
-        lambda: m.Ballot(1 << 32, A),
+        lambda: rec.Ballot(1 << 32, A),
         lambda: m.Heartbeat(MEMBERS[0], True, 0, (), 0, (B,) * (m.MAX_MEMBERS + 1)),
         lambda: m.Heartbeat(MEMBERS[0], True, 0, (HEAD,) * (m.MAX_MEMBERS + 1)),
     ):

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from protocol.ids import CommitId, PeerId, UnitName
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.messages import OuterStep
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import OuterStep
 from protocol.rounds.schedule.outer_rule import PLAIN_MEAN, outer_of_round
 from protocol.rounds.schedule.target import RoundTarget
 from tests.protocol.rounds.round_table import TARGET_TOKENS, Table

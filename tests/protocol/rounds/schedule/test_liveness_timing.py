@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from protocol.pipeline.stage_machine import LaneConfig
-from protocol.rounds import liveness_timing as timing
+from protocol.rounds.schedule import liveness_timing as timing
 from protocol.rounds.state import RoundConfig
 
 DEFAULTS = {field.name: field.default for field in fields(RoundConfig)}

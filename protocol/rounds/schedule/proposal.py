@@ -1,31 +1,36 @@
 """The opener's plan of slices and reducers, and the commit record made from the results. Pure arithmetic on integers.
 
-Rules: R2, R7, R10, R12, R13, R20 (protocol/rounds/RULES.md).
+Rules: R2, R3, R7, R12, R13, R20 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
-from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.lineage.chain import ChainLink
-from protocol.rounds.messages.bounds import MAX_TOKENS
-from protocol.rounds.messages.messages import (
-    MAX_SLICES,
+from protocol.ids import PeerId
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.record_rules import (
+    SIGNED,
+    attestation_of,
+    credits_of,
+    most_credited,
+    next_roster,
+    recorded_cap,
+)
+from protocol.rounds.messages.bounds import MAX_SLICES
+from protocol.rounds.messages.messages import Proposal, ResultHeader, SliceSpec
+from protocol.rounds.messages.record import (
     Attestation,
     Ballot,
     CommitRecord,
     Contributor,
-    Included,
+    Omission,
+    OmissionCode,
     OuterStep,
-    Proposal,
-    ResultHeader,
     SliceRecord,
-    SliceSpec,
 )
 
 
@@ -112,44 +117,82 @@ def both_codecs(codec: str, result_codec: str) -> str:
     return f"codec {codec}" + (f" and {result_codec} for results" if result_codec else "")
 
 
-def weight_cap(ready_tokens: Sequence[int]) -> int:
-    """Four times the median of the members' ready tokens, at least 1: one number for all reducers (R10)."""
-    ordered = sorted(ready_tokens)
-    return min(MAX_TOKENS, max(1, 4 * ordered[len(ordered) // 2]))
-
-
 def make_record(
     parent: ChainLink,
     proposal: Proposal,
     ballot: Ballot,
     results: Sequence[ResultHeader],
-    roster: Sequence[PeerId],
+    voters: Voters,
     outer: OuterStep,
     next_target_tokens: int,
 ) -> CommitRecord:
     """The one record of a ballot (R2 and R13). `results` hold one header per slice of the proposal, in slice order."""
-    contributors = _contributors(results, proposal.num_chunks, proposal.weight_cap_tokens)
+    slices = tuple(
+        SliceRecord(r.first_chunk, r.stop_chunk, r.reducer, r.result_hash, _coded(r.omitted), r.lost_ppm, r.sum_seal)
+        for r in results
+    )
+    contributors, attestations = _contributors(results, parent.roster)
+    cap = recorded_cap(proposal.weight_cap_tokens, [entry.tokens for entry in contributors])
+    tokens = credits_of(contributors, slices, cap, most_credited(parent))
+    contributors = tuple(
+        replace(entry, credited_tokens=credited) for entry, credited in zip(contributors, tokens, strict=True)
+    )
+    roster = voters.next_after(parent, contributors, is_lone=proposal.lone)
     return CommitRecord(
         unit=proposal.unit,
         parent=parent.commit,
         index=parent.index + 1,
         ballot=ballot,
-        slices=tuple(
-            SliceRecord(r.first_chunk, r.stop_chunk, r.reducer, r.result_hash, r.omitted, r.lost_ppm) for r in results
-        ),
+        slices=slices,
         contributors=contributors,
         codec=proposal.codec,
-        weight_cap_tokens=proposal.weight_cap_tokens,
-        total_tokens=parent.total_tokens + sum(c.credited_tokens for c in contributors),
+        weight_cap_tokens=cap,
+        total_tokens=parent.total_tokens + sum(tokens),
         outer=outer,
         next_target_tokens=next_target_tokens,
-        roster=tuple(sorted(roster)),
-        incarnations=tuple(m.incarnation for peer in sorted(roster) if (m := proposal.member(peer)) is not None),
-        attested=_attestation(results),
+        roster=roster,
+        incarnations=_disks(parent, proposal, contributors, roster),
+        attested=attestation_of(attestations[entry.attests - 1] for entry in contributors),
         lone=proposal.lone,
         spine=proposal.spine,
         result_codec=proposal.result_codec,
+        rules=SIGNED,
+        attestations=attestations,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Voters:
+    """The voters as a leader knows them when it settles: members that it does not suspect, and voters that said goodbye. A peer in
+    both came back in another process.
+    """
+
+    alive: frozenset[PeerId]
+    left: frozenset[PeerId]
+
+    def next_after(
+        self, parent: ChainLink, contributors: Sequence[Contributor], *, is_lone: bool
+    ) -> tuple[PeerId, ...]:
+        """The next roster (R3). Of a lone commit these are all that take part, as far as they voted before or contributed."""
+        gone = self.left - self.alive
+        peers = [entry.peer for entry in contributors if entry.peer not in gone]
+        if is_lone:
+            return tuple(sorted({*peers, *(peer for peer in parent.roster if peer in self.alive)}))
+        return next_roster(parent, peers, self.alive, gone)
+
+
+def _coded(omitted: Sequence[Omission]) -> tuple[Omission, ...]:
+    """The omissions of a result as a record has them: without the reducer's words."""
+    return tuple(Omission(entry.peer, "", entry.code or OmissionCode.LATE) for entry in omitted)
+
+
+def _disks(
+    parent: ChainLink, proposal: Proposal, contributors: Sequence[Contributor], roster: Sequence[PeerId]
+) -> tuple[int, ...]:
+    """The disks with which the next voters vote: as they signed now, else as before (R3)."""
+    members = {member.peer: member.incarnation for member in proposal.members}
+    known = members | dict(parent.disks) | {entry.peer: entry.incarnation for entry in contributors}
+    return tuple(known.get(peer, 0) for peer in roster)
 
 
 def covered_chunks(record: CommitRecord, peer: PeerId) -> tuple[tuple[int, int], ...]:
@@ -172,34 +215,26 @@ def consumed_tokens(record: CommitRecord, peer: PeerId) -> int:
     return entry.tokens * covered // record.slices[-1].stop_chunk
 
 
-def _contributors(results: Sequence[ResultHeader], num_chunks: int, weight_cap_tokens: int) -> tuple[Contributor, ...]:
-    covered: Counter[PeerId] = Counter()
-    entries: dict[PeerId, Included] = {}
-    for result in results:
-        for entry in result.included:
-            covered[entry.peer] += result.stop_chunk - result.first_chunk
-            entries[entry.peer] = entry
-    return tuple(
+def _contributors(
+    results: Sequence[ResultHeader], voters: Collection[PeerId]
+) -> tuple[tuple[Contributor, ...], tuple[Attestation, ...]]:
+    """Everybody whom a slice counts, credited with nothing yet, and the different pairs that they attest."""
+    entries = {entry.peer: entry for result in results for entry in result.included}
+    pairs = {peer: Attestation(entry.attested, entry.attested_root) for peer, entry in entries.items()}
+    distinct = tuple(sorted(set(pairs.values()), key=lambda pair: (pair.commit, pair.state_root)))
+    contributors = tuple(
         Contributor(
             peer,
             e.incarnation,
             e.root,
             e.tokens,
-            min(e.tokens, weight_cap_tokens) * covered[peer] // num_chunks,
+            0,
             e.lanes,
+            e.session,
+            e.seal,
+            distinct.index(pairs[peer]) + 1,
+            b"" if peer in voters else e.credential,
         )
         for peer, e in sorted(entries.items())
     )
-
-
-def _attestation(results: Sequence[ResultHeader]) -> Attestation | None:
-    """The (commit, state root) that most contributors computed. Ties go to the lower root, so that all peers agree."""
-    votes: dict[PeerId, tuple[CommitId, Root]] = {}
-    for result in results:
-        for entry in result.included:
-            votes[entry.peer] = (entry.attested, entry.attested_root)
-    if not votes:
-        return None
-    counts = Counter(votes.values())
-    commit, root = min(counts, key=lambda pair: (-counts[pair], pair))
-    return Attestation(commit, root)
+    return contributors, distinct

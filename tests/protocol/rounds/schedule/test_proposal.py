@@ -1,30 +1,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from types import MappingProxyType
 
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.messages.messages import (
-    MAX_SLICES,
-    Attestation,
-    Ballot,
-    Included,
-    Member,
-    Omission,
-    Proposal,
-    ResultHeader,
-    SliceSpec,
-)
-from protocol.rounds.proposal import (
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.record_rules import weight_cap
+from protocol.rounds.messages.bounds import MAX_SLICES
+from protocol.rounds.messages.messages import Member, Proposal, ResultHeader, SliceSpec
+from protocol.rounds.messages.record import Attestation, Ballot, Contributor, Included, Omission, OmissionCode
+from protocol.rounds.schedule.proposal import (
     ReducerOffer,
+    Voters,
     consumed_tokens,
     covered_chunks,
     make_record,
     mend_slices,
     plan_slices,
-    weight_cap,
 )
 from tests.protocol.rounds.round_table import OUTER, UNIT, Table
 
@@ -116,6 +112,7 @@ def test_a_mend_of_many_slices_stays_below_the_largest_number_of_slices() -> Non
 
 ROOT = Root(b"r" * 32)
 MEMBERS = tuple(Member(PeerId(f"p{i:02}"), 10 + i, 1) for i in range(3))
+ALL = Voters(frozenset(member.peer for member in MEMBERS), frozenset())
 
 
 def _included(member: Member, tokens: int, state: bytes = b"s") -> Included:
@@ -139,7 +136,7 @@ def _results(table: Table, states: tuple[bytes, bytes, bytes]) -> tuple[Proposal
 def test_a_late_member_is_credited_with_its_share_below_the_cap_and_spends_what_is_covered() -> None:
     table = Table(3)
     proposal, results = _results(table, (b"s", b"s", b"s"))
-    record = make_record(table.genesis, proposal, proposal.ballot, results, [m.peer for m in MEMBERS], OUTER, 300)
+    record = make_record(table.genesis, proposal, proposal.ballot, results, ALL, OUTER, 300)
     assert [(c.tokens, c.credited_tokens) for c in record.contributors] == [
         (100, 100),
         (200, 200),
@@ -151,18 +148,66 @@ def test_a_late_member_is_credited_with_its_share_below_the_cap_and_spends_what_
     assert record.total_tokens == 100 + 200 + 83
 
 
+def test_a_record_says_why_somebody_is_left_out_in_a_number_and_not_in_words() -> None:
+    """Free words would let a leader try texts until the commit id suits it."""
+    table = Table(3)
+    proposal, results = _results(table, (b"s", b"s", b"s"))
+    record = make_record(table.genesis, proposal, proposal.ballot, results, ALL, OUTER, 300)
+    assert record.slices[1].omitted == (Omission(MEMBERS[2].peer, "", OmissionCode.LATE),)
+    assert record.slices[1].omitted[0].words == "late"
+
+
+# --- the next voters ----------------------------------------------------------------------------------------------------------
+
+
+def _voters_after(
+    parent: ChainLink, contributors: Iterable[PeerId], alive: Iterable[PeerId], *left: PeerId
+) -> set[PeerId]:
+    entries = [Contributor(peer, 1, ROOT, 1, 1) for peer in contributors]
+    return set(Voters(frozenset(alive), frozenset(left)).next_after(parent, entries, is_lone=False))
+
+
 def test_the_roster_names_the_disk_that_each_voter_votes_with() -> None:
     table = Table(3)
     proposal, results = _results(table, (b"s", b"s", b"s"))
-    roster = [MEMBERS[2].peer, MEMBERS[0].peer]
-    record = make_record(table.genesis, proposal, proposal.ballot, results, roster, OUTER, 300)
-    assert record.roster == (MEMBERS[0].peer, MEMBERS[2].peer)
-    assert record.incarnations == (10, 12)
+    old = PeerId("p99")
+    parent = replace(table.genesis, roster=(MEMBERS[0].peer, old), disks=MappingProxyType({MEMBERS[0].peer: 3, old: 7}))
+    record = make_record(parent, proposal, proposal.ballot, results, replace(ALL, alive=ALL.alive | {old}), OUTER, 300)
+    assert record.roster == (*(member.peer for member in MEMBERS), old)
+    assert record.incarnations == (10, 11, 12, 7), "of contributors as they signed it now, of others as before"
+
+
+def test_everybody_who_contributed_votes_next_and_dead_ones_are_dropped_a_third_at_a_time() -> None:
+    table = Table(9)
+    link, peers = table.genesis, list(table.seats)
+    assert _voters_after(link, peers[:2], peers) == set(peers)
+    assert _voters_after(link, peers[2:], peers[3:]) == set(peers[2:]), "a dead one whose work counts stays"
+    few = _voters_after(link, peers[:1], peers[:2])
+    assert len(few) == 6
+    assert set(peers[:2]) <= few
+    assert _voters_after(link, ["stranger"], peers) == {"stranger", *peers}  # type: ignore[list-item]
+
+
+def test_who_said_goodbye_votes_no_more_also_where_its_work_counts_unless_it_came_back() -> None:
+    table = Table(9)
+    link, peers = table.genesis, list(table.seats)
+    assert _voters_after(link, peers, peers[1:], peers[0]) == set(peers[1:])
+    assert _voters_after(link, peers[1:], peers[1:], *peers[:1]) == set(peers[1:])
+    assert _voters_after(link, peers, peers, peers[0]) == set(peers)
+
+
+def test_the_next_voters_of_a_lone_commit_are_those_who_take_part_and_voted_or_contributed() -> None:
+    table = Table(5)
+    peers = list(table.seats)
+    entries = [Contributor(peers[0], 1, ROOT, 1, 1), Contributor(PeerId("new"), 1, ROOT, 1, 1)]
+    alive = frozenset({peers[0], peers[1], PeerId("new"), PeerId("idle")})
+    voters = Voters(alive, frozenset({peers[2]}))
+    assert set(voters.next_after(table.genesis, entries, is_lone=True)) == {peers[0], peers[1], "new"}
 
 
 def test_the_state_that_most_contributors_computed_is_attested_and_a_tie_goes_to_the_lower_root() -> None:
     table = Table(3)
     for states, winner in (((b"b", b"a", b"b"), b"b"), ((b"c", b"b", b"a"), b"a")):
         proposal, results = _results(table, states)
-        record = make_record(table.genesis, proposal, proposal.ballot, results, [MEMBERS[0].peer], OUTER, 300)
+        record = make_record(table.genesis, proposal, proposal.ballot, results, ALL, OUTER, 300)
         assert record.attested == Attestation(CommitId(b"c" * 32), Root(winner * 32))

@@ -1,0 +1,29 @@
+"""Bans in the ledger: an entry that the host signed, with the reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.errors import ConfigError
+from protocol.identity.revocation import MAX_REVOCATIONS, Revocation, seal_revocation
+from protocol.ids import PeerId, RunId
+
+if TYPE_CHECKING:
+    from coordinator.ledger.ledger import Ledger
+    from protocol.identity.identity import Signer
+
+
+def record_ban(ledger: Ledger, run_id: RunId, host: Signer, peer: PeerId, reason: str, *, now_unix_s: float) -> bool:
+    """Sign and store the ban of a peer. Returns False if it was never admitted.
+
+    Raises:
+        ConfigError: the reason is invalid, or there are too many bans.
+        StorageError: the ledger cannot be written; nobody was banned.
+    """
+
+    def sign(number: int) -> bytes:
+        if number > MAX_REVOCATIONS:
+            raise ConfigError(f"ban number {number}", f"at most {MAX_REVOCATIONS}", "open a new run")
+        return seal_revocation(host, run_id, Revocation(peer, reason, int(now_unix_s), number))
+
+    return ledger.ban(peer, reason, sign) is not None

@@ -1,0 +1,78 @@
+"""The run's loss curves: the points that are shown, and held-out losses that wait until they may be (heldout_core.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from types import MappingProxyType
+
+import structlog
+
+from coordinator.ledger.ledger import LossPoint
+from coordinator.progress.heldout_core import Lineage, Measured, Place, Settled, Turns, heard_of, place_of, settled
+from protocol.host.reports import HeldoutResult
+from protocol.ids import CommitId, PeerId
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.lineage import CommitTree
+
+_log = structlog.get_logger()
+
+
+class LossCurves:
+    """`settled` decides first; `take` follows once the ledger has it. `shares`: of each expert, as in heldout_core.settled."""
+
+    def __init__(self, shares: Sequence[float] = ()) -> None:
+        self._shares = shares
+        self._shown: dict[Place, LossPoint] = {}
+        self._waiting: tuple[Measured, ...] = ()
+        self._refused: dict[PeerId, str] = {}
+
+    @property
+    def points(self) -> tuple[LossPoint, ...]:
+        """All points that are shown."""
+        return tuple(self._shown.values())
+
+    def restore(self, points: Sequence[LossPoint]) -> None:
+        """Take the ledger's points. Of several at one place, as older releases recorded them, the first stands."""
+        for point in points:
+            self._shown.setdefault(place_of(point), point)
+
+    def heard(
+        self,
+        peer: PeerId,
+        results: Sequence[HeldoutResult],
+        link_of: Callable[[CommitId], ChainLink | None],
+        turns: Turns,
+    ) -> Sequence[Measured]:
+        """The values of a peer's results that may be shown, now or later. A value that it may not measure is refused and logged.
+        Results about commits that are not verified are left out: `link_of` has none of them.
+        """
+        values: list[Measured] = []
+        refused = ""
+        for result in results:
+            link = link_of(result.commit)
+            if link is not None:
+                found = heard_of(peer, result, link, turns)
+                values += found.values
+                refused = refused or found.refused
+        if refused and self._refused.get(peer) != refused:
+            self._refused[peer] = refused
+            _log.warning("heldout_refused", reason=refused)
+        return values
+
+    def settled(
+        self, fresh: Sequence[Measured], tree: CommitTree, head: ChainLink, live: Collection[PeerId]
+    ) -> Settled:
+        """The points to show with these values and those that wait, while `head` is followed. Changes nothing."""
+        values = (*self._waiting, *fresh)
+        if not values:
+            return Settled()
+        followed = {tree.root, *(node.link.commit for node in tree.path(tree.root, head.commit) or ())}
+        return settled(values, MappingProxyType(self._shown), Lineage(followed, head.index, live), self._shares)
+
+    def take(self, now: Settled, others: Sequence[LossPoint] = ()) -> None:
+        """Take over what was decided, and points of other curves."""
+        for point in now.added:
+            self._shown[place_of(point)] = point
+        for point in others:
+            self._shown.setdefault(place_of(point), point)
+        self._waiting = now.waiting

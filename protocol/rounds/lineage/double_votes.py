@@ -1,0 +1,87 @@
+"""Two acks that prove that a voter lied: on one base, for different commits, the later one silent about the earlier.
+
+An honest voter may ack a second record on a base, in a higher ballot, if the first was not decided (R16). Its second ack then names
+the first. So one of two things is a proof: two acks of one ballot, or a later ack that does not name the earlier. Acks of lone
+records stand apart, as their promises do (R18).
+
+Rules: R16, R18 (protocol/rounds/RULES.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protocol.errors import RemoteProtocolError, VersionError
+from protocol.identity.envelope import open_envelope
+from protocol.ids import CommitId, PeerId, short
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck
+from protocol.rounds.messages.messages import Ack, Certificate
+from protocol.rounds.messages.wire import decode_message
+
+
+@dataclass(frozen=True, slots=True)
+class Conviction:
+    """The voter that two acks convict, the base, and the two records that it acked there."""
+
+    voter: PeerId
+    base: CommitId
+    commits: tuple[CommitId, CommitId]
+
+    @property
+    def words(self) -> str:
+        """The proven lie, as the end of a sentence about the voter."""
+        one, other = self.commits
+        return f"acked {short(one)} and {short(other)} on base {short(self.base)}, and the later ack hides the earlier"
+
+
+def double_voter(one: bytes, other: bytes, check: SignatureCheck) -> PeerId | None:
+    """The peer that these two signed acks convict; None if they prove nothing."""
+    found = conviction_of(one, other, check)
+    return found.voter if found is not None else None
+
+
+def conviction_of(one: bytes, other: bytes, check: SignatureCheck) -> Conviction | None:
+    """The proof that these two signed acks are; None if they prove nothing."""
+    try:
+        first, second = sorted((_opened(one, check), _opened(other, check)), key=lambda item: item[1].ballot)
+    except (RemoteProtocolError, VersionError):
+        return None
+    (voter, low), (other_voter, high) = first, second
+    if voter != other_voter or (low.unit, low.base) != (high.unit, high.base) or low.lone or high.lone:
+        return None
+    if low.commit == high.commit or low.version == 0 or high.version == 0:
+        return None
+    is_named = high.before is not None and high.before >= low.ballot and low.ballot != high.ballot
+    if is_named and (high.before != low.ballot or high.before_commit == low.commit):
+        return None
+    return Conviction(voter, low.base, (low.commit, high.commit))
+
+
+def double_voters(
+    one: Certificate, other: Certificate, check: SignatureCheck
+) -> tuple[tuple[PeerId, bytes, bytes], ...]:
+    """The voters that two certificates on one base convict, each with the two acks that prove it."""
+    ours, theirs = _by_voter(one.acks, check), _by_voter(other.acks, check)
+    pairs = ((ours[peer], theirs[peer]) for peer in sorted(ours.keys() & theirs.keys()))
+    found = ((double_voter(*pair, check), *pair) for pair in pairs)
+    return tuple((voter, first, second) for voter, first, second in found if voter is not None)
+
+
+def _opened(raw: bytes, check: SignatureCheck) -> tuple[PeerId, Ack]:
+    envelope = open_envelope(raw, verifier=check.verifier, domain=ROUND_DOMAIN, run_id=check.run_id, now_unix_ms=None)
+    message = decode_message(envelope.payload)
+    if not isinstance(message, Ack):
+        raise RemoteProtocolError(f"a {type(message).__name__} among the acks", "acks")
+    return envelope.sender, message
+
+
+def _by_voter(acks: Iterable[bytes], check: SignatureCheck) -> dict[PeerId, bytes]:
+    """The acks by their voter; those that cannot be read are left out."""
+    found: dict[PeerId, bytes] = {}
+    for raw in acks:
+        try:
+            found[_opened(raw, check)[0]] = raw
+        except (RemoteProtocolError, VersionError):
+            continue
+    return found

@@ -1,0 +1,347 @@
+"""The rules for what a commit record says of others. Voters ask before they ack, and every reader of a certificate asks again.
+
+Everything in a record is signed by the peer that it is about, or follows from the parent and from what is signed. So no leader can
+choose the next voters, invent work, or credit itself with tokens.
+
+Records of older releases carry no signatures (`rules` 0). They are read where the parent is as old; after the first record with
+signatures none without may follow.
+
+Rules: R10, R20, R21 (protocol/rounds/RULES.md).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.errors import RemoteProtocolError, VersionError
+from protocol.identity.envelope import enveloped, open_envelope
+from protocol.identity.identity import Verifier
+from protocol.ids import CommitId, PeerId, RunId, short
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.bounds import MAX_MEMBERS
+from protocol.rounds.messages.claim import Input, SliceSum, encode_claim, encode_sum
+from protocol.rounds.messages.messages import Member, Proposal, ResultHeader
+from protocol.rounds.messages.record import Attestation, CommitRecord, Contributor, Included, OmissionCode, SliceRecord
+from protocol.rounds.messages.requests import ContributionHeader
+
+ROUND_DOMAIN: Final = "potluck round"
+"""Domain tag of every signed round message; claims, sums and result headers use it too."""
+
+SIGNED: Final = 1
+"""Rules of a record whose statements are signed by those whom they are about. A record with other rules is of a newer release."""
+
+CAP_FACTOR: Final = 4
+"""A member's weight is at most this many times the median of the members' tokens (R10)."""
+
+LATE_FACTOR: Final = 4
+"""The cap is made from heartbeats, before the claims are there. It may be so many times what the claims would make it."""
+
+CREDIT_FACTOR: Final = 4
+"""A commit credits at most so many times the tokens that its round was due at, or that the commit before it credited. So a lie about
+tokens cannot end a run, and rounds that really grow are not held up.
+"""
+
+KEPT_SHARE: Final = 3
+"""A commit may shrink the roster by one part in so many, besides those who said goodbye."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureCheck:
+    """How signatures and admissions of one run are checked."""
+
+    verifier: Verifier
+    run_id: RunId
+
+
+def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureCheck, left: Collection[PeerId]) -> str:
+    """Why nobody may ack this record or follow it; empty when it is right.
+
+    Args:
+        parent: the verified commit that the record names as its parent.
+        left: voters of the parent whose signed goodbye on it is at hand.
+    """
+    if record.rules < parent.rules:
+        return "a record without the signatures that this run asks for; expected one of this release"
+    if not record.rules:
+        return ""
+    if record.rules != SIGNED:
+        return f"a record with rules {record.rules}; expected {SIGNED}: install the newest release"
+    return (
+        _claims_problem(parent, record, check)
+        or _sums_problem(record, check)
+        or _numbers_problem(parent, record)
+        or _roster_problem(parent, record, left)
+        or _attestation_problem(record)
+    )
+
+
+# --- what contributors and reducers signed ------------------------------------------------------------------------------------
+
+
+def claim_of(record: CommitRecord, entry: Contributor) -> ContributionHeader:
+    """The claim that a contributor signed, rebuilt from the record.
+
+    Raises:
+        RemoteProtocolError: a number of it is out of its bounds.
+    """
+    pair = record.attestations[entry.attests - 1]
+    member = Member(entry.peer, entry.incarnation, entry.session)
+    return ContributionHeader(
+        record.unit,
+        record.parent,
+        member,
+        entry.tokens,
+        record.codec,
+        entry.root,
+        pair.commit,
+        pair.state_root,
+        entry.lanes,
+    )
+
+
+def sum_of(record: CommitRecord, part: SliceRecord) -> SliceSum:
+    """The sum that a slice's reducer signed, rebuilt from the record."""
+    left_out = {entry.peer for entry in part.omitted}
+    inputs = tuple(
+        Input(entry.peer, entry.root, min(entry.tokens, record.weight_cap_tokens))
+        for entry in record.contributors
+        if entry.peer not in left_out
+    )
+    return SliceSum(
+        record.unit,
+        record.parent,
+        part.first_chunk,
+        part.stop_chunk,
+        part.reducer,
+        part.result_hash,
+        part.lost_ppm,
+        inputs,
+    )
+
+
+def member_of(entry: Included) -> Member:
+    """The process that a reducer says it counted."""
+    return Member(entry.peer, entry.incarnation, entry.session)
+
+
+def result_problem(
+    header: ResultHeader, proposal: Proposal, check: SignatureCheck, voters: Collection[PeerId] | None = None
+) -> str:
+    """Why a result cannot go into a record; empty when everybody whom it counts, and its reducer, signed what it says, and it says of
+    each member whether it is counted. `voters`: the base roster; others need proof of their admission. None where it is not known.
+    """
+    for entry in header.included:
+        claim = ContributionHeader(
+            proposal.unit,
+            proposal.base,
+            member_of(entry),
+            entry.tokens,
+            proposal.codec,
+            entry.root,
+            entry.attested,
+            entry.attested_root,
+            entry.lanes,
+        )
+        if not is_signed(check, entry.peer, entry.seal, encode_claim(claim)):
+            return f"a result that counts what {short(entry.peer)} did not sign"
+        is_voter = voters is None or entry.peer in voters
+        if not is_voter and not check.verifier.admits(entry.credential, entry.peer, check.run_id):
+            return f"a result that counts {short(entry.peer)} without its admission"
+    signed = is_signed(check, header.reducer, header.sum_seal, encode_sum(sum_in(header, proposal)))
+    if not signed:
+        return f"a result whose sum {short(header.reducer)} did not sign"
+    named = [*(entry.peer for entry in header.included), *(entry.peer for entry in header.omitted)]
+    if sorted(named) != sorted(member.peer for member in proposal.members):
+        return "a result that does not say once of each member whether it is counted"
+    return ""
+
+
+def sum_in(header: ResultHeader, proposal: Proposal) -> SliceSum:
+    """The sum that the reducer of a result has to sign, so that the result can go into a record."""
+    cap = proposal.weight_cap_tokens
+    return SliceSum(
+        proposal.unit,
+        proposal.base,
+        header.first_chunk,
+        header.stop_chunk,
+        header.reducer,
+        header.result_hash,
+        header.lost_ppm,
+        tuple(Input(entry.peer, entry.root, min(entry.tokens, cap)) for entry in header.included),
+    )
+
+
+def is_signed(check: SignatureCheck, peer: PeerId, seal: bytes, payload: bytes) -> bool:
+    """Whether this is the peer's seal on this payload, in this run."""
+    return _is_signed(check.verifier, check.run_id, peer, seal, payload)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_signed(verifier: Verifier, run_id: RunId, peer: PeerId, seal: bytes, payload: bytes) -> bool:
+    """Cached: a record is checked when it is settled and again in its certificate."""
+    try:
+        key = verifier.public_key_of(peer)
+        raw = enveloped(seal, domain=ROUND_DOMAIN, run_id=run_id, public_key=key, payload=payload)
+        open_envelope(raw, verifier=verifier, domain=ROUND_DOMAIN, run_id=run_id, now_unix_ms=None)
+    except (RemoteProtocolError, VersionError):
+        return False
+    return True
+
+
+def _claims_problem(parent: ChainLink, record: CommitRecord, check: SignatureCheck) -> str:
+    voters = frozenset(parent.roster)
+    for entry in record.contributors:
+        who = short(entry.peer)
+        if not 0 < entry.attests <= len(record.attestations):
+            return f"{who} attests nothing in the record; expected a commit and its state root"
+        try:
+            payload = encode_claim(claim_of(record, entry))
+        except RemoteProtocolError as error:
+            return f"a claim of {who} that cannot be: {error.one_line()}"
+        if not is_signed(check, entry.peer, entry.seal, payload):
+            return f"{who} did not sign the contribution of {entry.tokens} tokens that the record counts"
+        if entry.peer not in voters and not check.verifier.admits(entry.credential, entry.peer, check.run_id):
+            return f"{who} was not admitted to the run; expected the credential that the run's authority issued"
+    return ""
+
+
+def _sums_problem(record: CommitRecord, check: SignatureCheck) -> str:
+    counted: set[PeerId] = set()
+    for part in record.slices:
+        where = f"slice [{part.first_chunk}, {part.stop_chunk})"
+        if any(entry.reason or entry.code == OmissionCode.UNKNOWN for entry in part.omitted):
+            return f"{where} leaves members out in free words; expected a code"
+        if len(part.omitted) > MAX_MEMBERS or len({entry.peer for entry in part.omitted}) < len(part.omitted):
+            return f"{where} leaves a member out twice; expected each once"
+        what = sum_of(record, part)
+        if not what.inputs:
+            return f"{where} counts nobody; expected at least one contribution"
+        if not is_signed(check, part.reducer, part.seal, encode_sum(what)):
+            return f"{short(part.reducer)} did not sign the result of {where} that the record names"
+        counted.update(each.peer for each in what.inputs)
+    for entry in record.contributors:
+        if entry.peer not in counted:
+            return f"{short(entry.peer)} is a contributor whom no slice counts"
+    return ""
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------------------
+
+
+def weight_cap(tokens: Iterable[int]) -> int:
+    """CAP_FACTOR times the median of the members' tokens, the upper one of two, at least 1: one number for all reducers (R10)."""
+    ordered = sorted(tokens) or [1]
+    return max(1, CAP_FACTOR * ordered[len(ordered) // 2])
+
+
+def recorded_cap(proposed: int, tokens: Sequence[int]) -> int:
+    """The weight cap of a record: the proposed one, or the highest that its signed tokens allow. No weight is changed by that: a sum
+    that was made with another weight keeps the proposed cap, and such a record is refused.
+    """
+    return min(proposed, max(LATE_FACTOR * weight_cap(tokens), *tokens))
+
+
+def most_credited(parent: ChainLink) -> int:
+    """The most tokens that the commit after `parent` may credit, in all."""
+    before = sum(entry.credited_tokens for entry in parent.record.contributors) if parent.record is not None else 0
+    return CREDIT_FACTOR * max(1, parent.target_tokens, before)
+
+
+def credits_of(
+    contributors: Sequence[Contributor], slices: Sequence[SliceRecord], cap_tokens: int, most_tokens: int
+) -> tuple[int, ...]:
+    """The credited tokens of each contributor, in their order (R20): floor(min(tokens, cap) x covered chunks / all chunks). If that is
+    more than `most_tokens` in all, everybody is credited with the same share of it.
+    """
+    num_chunks = slices[-1].stop_chunk
+    covered: Counter[PeerId] = Counter()
+    for part in slices:
+        left_out = {entry.peer for entry in part.omitted}
+        for entry in contributors:
+            if entry.peer not in left_out:
+                covered[entry.peer] += part.stop_chunk - part.first_chunk
+    whole = [min(entry.tokens, cap_tokens) * covered[entry.peer] // num_chunks for entry in contributors]
+    total = sum(whole)
+    return tuple(whole if total <= most_tokens else [tokens * most_tokens // total for tokens in whole])
+
+
+def _numbers_problem(parent: ChainLink, record: CommitRecord) -> str:
+    most_cap = LATE_FACTOR * weight_cap([entry.tokens for entry in record.contributors])
+    if record.weight_cap_tokens > most_cap:
+        return f"a weight cap of {record.weight_cap_tokens} tokens; expected at most {most_cap} by the signed tokens"
+    expected = credits_of(record.contributors, record.slices, record.weight_cap_tokens, most_credited(parent))
+    for entry, tokens in zip(record.contributors, expected, strict=True):
+        if entry.credited_tokens != tokens:
+            return f"{short(entry.peer)} is credited with {entry.credited_tokens} tokens; expected {tokens}"
+    return ""
+
+
+# --- the next voters ----------------------------------------------------------------------------------------------------------
+
+
+def fewest_voters(parent: ChainLink, left: Collection[PeerId]) -> int:
+    """The fewest voters of the round after next: a commit may drop a part of the roster, and those who said goodbye."""
+    standing = sum(1 for peer in parent.roster if peer not in left)
+    return standing - len(parent.roster) // KEPT_SHARE
+
+
+def next_roster(
+    parent: ChainLink,
+    contributors: Iterable[PeerId],
+    alive: Collection[PeerId],
+    left: Collection[PeerId],
+) -> tuple[PeerId, ...]:
+    """The voters of the next round: every contributor, then voters of the parent, those that are alive first. Dead ones are dropped
+    only as far as the rules allow; the next commits drop the rest.
+    """
+    chosen = dict.fromkeys(contributors)
+    kept = [peer for peer in parent.roster if peer not in chosen and peer not in left]
+    chosen.update(dict.fromkeys([peer for peer in kept if peer in alive][: MAX_MEMBERS - len(chosen)]))
+    missing = fewest_voters(parent, left) - len(chosen)
+    chosen.update(dict.fromkeys([peer for peer in kept if peer not in chosen][: max(0, missing)]))
+    return tuple(sorted(chosen))
+
+
+def _roster_problem(parent: ChainLink, record: CommitRecord, left: Collection[PeerId]) -> str:
+    roster, contributors = frozenset(record.roster), {entry.peer: entry for entry in record.contributors}
+    stranger = next((peer for peer in record.roster if peer not in contributors and peer not in parent.roster), None)
+    if stranger is not None:
+        return f"{short(stranger)} is to vote next, but neither voted before nor contributed"
+    dropped = next((peer for peer in contributors if peer not in roster and peer not in left), None)
+    if dropped is not None:
+        return f"{short(dropped)} contributed and is not to vote next; nobody who takes part is left out"
+    fewest = fewest_voters(parent, left)
+    if not record.lone and len(roster) < fewest:
+        return f"the next roster has {len(roster)} voters of {len(parent.roster)} now; expected at least {fewest}"
+    for peer, incarnation in zip(record.roster, record.incarnations, strict=True):
+        entry = contributors.get(peer)
+        known = entry.incarnation if entry is not None else parent.disks.get(peer, incarnation)
+        if incarnation != known:
+            return f"{short(peer)} is to vote with disk {incarnation}; expected {known}"
+    return ""
+
+
+# --- state roots --------------------------------------------------------------------------------------------------------------
+
+
+def attestation_of(attested: Iterable[Attestation]) -> Attestation | None:
+    """The (commit, state root) that most contributors computed. Ties go to the lower pair, so that all peers agree (R21)."""
+    counts = Counter((each.commit, each.state_root) for each in attested)
+    if not counts:
+        return None
+    commit, root = min(counts, key=lambda pair: (-counts[pair], pair))
+    return Attestation(CommitId(commit), root)
+
+
+def _attestation_problem(record: CommitRecord) -> str:
+    named = {entry.attests for entry in record.contributors}
+    if len(named) != len(record.attestations) or len(set(record.attestations)) < len(record.attestations):
+        return f"{len(record.attestations)} attested states; expected each once, of a contributor"
+    expected = attestation_of(record.attestations[entry.attests - 1] for entry in record.contributors)
+    if record.attested != expected:
+        return "the attested state root is not the one of most contributors"
+    return ""

@@ -1,0 +1,162 @@
+"""The claim of a contributor and the sum of a reducer, in fixed layouts: a record carries their seals, not their words.
+
+Integers are big-endian; a text is preceded by its length, u16. Readers of a record build these bytes again from it.
+
+    claim:  "potluck claim 1" | unit | base 32 | peer | incarnation u64 | session u64 | tokens u64 | codec | root 32
+            | attested 32 | attested root 32 | number of lanes u16, for each: lane u32 | round u32 | tokens u64
+    sum:    "potluck sum 1" | unit | base 32 | first chunk u32 | stop chunk u32 | reducer | result hash 32 | lost ppm u32
+            | inputs 32: SHA-256 over peer | root 32 | weight u64 of each contribution that is summed, in the order of peers
+
+A sum names no ballot: the same contributions give the same bytes in every attempt. Both go into envelopes of the round channel.
+
+Rules: R2, R8, R10 (protocol/rounds/RULES.md).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from protocol.errors import RemoteProtocolError
+from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName
+from protocol.received import MAX_TEXT
+from protocol.rounds.messages.lane_parts import MAX_PARTS, LanePart
+from protocol.rounds.messages.messages import Member
+from protocol.rounds.messages.requests import ContributionHeader
+
+_CLAIM: Final = b"potluck claim 1"
+_SUM: Final = b"potluck sum 1"
+_THREE: Final = struct.Struct(">QQQ")
+_LANE: Final = struct.Struct(">IIQ")
+_RANGE: Final = struct.Struct(">II")
+_LENGTH: Final = struct.Struct(">H")
+_NUMBER: Final = struct.Struct(">I")
+_WEIGHT: Final = struct.Struct(">Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One contribution that a reducer summed: whose, which, and its integer weight in tokens."""
+
+    peer: PeerId
+    root: Root
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSum:
+    """The sum of one slice, as its reducer signs it."""
+
+    unit: UnitName
+    base: CommitId
+    first_chunk: int
+    stop_chunk: int
+    reducer: PeerId
+    result_hash: Root
+    lost_ppm: int
+    inputs: tuple[Input, ...]
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return _LENGTH.pack(len(data)) + data
+
+
+def encode_claim(header: ContributionHeader) -> bytes:
+    """The bytes that a contributor signs."""
+    member = header.member
+    parts = [
+        _CLAIM,
+        _text(header.unit),
+        header.base,
+        _text(member.peer),
+        _THREE.pack(member.incarnation, member.session, header.tokens),
+        _text(header.codec),
+        header.root,
+        header.attested,
+        header.attested_root,
+        _LENGTH.pack(len(header.lanes)),
+        *(_LANE.pack(part.lane, part.round, part.tokens) for part in header.lanes),
+    ]
+    return b"".join(parts)
+
+
+def encode_sum(what: SliceSum) -> bytes:
+    """The bytes that a reducer signs."""
+    parts = [
+        _SUM,
+        _text(what.unit),
+        what.base,
+        _RANGE.pack(what.first_chunk, what.stop_chunk),
+        _text(what.reducer),
+        what.result_hash,
+        _NUMBER.pack(what.lost_ppm),
+        inputs_hash(what.inputs),
+    ]
+    return b"".join(parts)
+
+
+def inputs_hash(inputs: Iterable[Input]) -> bytes:
+    """32 bytes that name the contributions of a sum, in the order of peer ids."""
+    ordered = sorted(inputs, key=lambda each: each.peer)
+    return sha256(b"".join(_text(each.peer) + each.root + _WEIGHT.pack(each.weight) for each in ordered)).digest()
+
+
+class _Bytes:
+    """Takes fields off the front of received bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def take(self, length: int) -> bytes:
+        found = self._data[self._at : self._at + length]
+        if len(found) != length:
+            raise RemoteProtocolError(f"a claim of {len(self._data)} bytes that ends early", "a whole one")
+        self._at += length
+        return found
+
+    def number(self) -> int:
+        return int(_LENGTH.unpack(self.take(_LENGTH.size))[0])
+
+    def text(self) -> str:
+        length = self.number()
+        if length > MAX_TEXT:
+            raise RemoteProtocolError(f"a text of {length} bytes in a claim", f"at most {MAX_TEXT}")
+        try:
+            found = self.take(length).decode()
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError("a text in a claim that cannot be read", "UTF-8") from error
+        if not found.isprintable():
+            raise RemoteProtocolError("a text in a claim that cannot be shown", "printable letters")
+        return found
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise RemoteProtocolError(f"{len(self._data) - self._at} bytes after a claim", "none")
+
+
+def decode_claim(data: bytes) -> ContributionHeader:
+    """The claim in the payload of a contributor's envelope.
+
+    Raises:
+        RemoteProtocolError: malformed, cut off, or a value out of its bounds.
+    """
+    source = _Bytes(data)
+    if source.take(len(_CLAIM)) != _CLAIM:
+        raise RemoteProtocolError(
+            "a contribution without its claim", "one of this release", "install the run's release"
+        )
+    unit, base, peer = UnitName(source.text()), CommitId(source.take(HASH_BYTES)), PeerId(source.text())
+    incarnation, session, tokens = _THREE.unpack(source.take(_THREE.size))
+    codec, root = source.text(), Root(source.take(HASH_BYTES))
+    attested, attested_root = CommitId(source.take(HASH_BYTES)), Root(source.take(HASH_BYTES))
+    num_lanes = source.number()
+    if num_lanes > MAX_PARTS:
+        raise RemoteProtocolError(f"{num_lanes} lanes' parts in a claim", f"at most {MAX_PARTS}")
+    lanes = tuple(LanePart(*_LANE.unpack(source.take(_LANE.size))) for _ in range(num_lanes))
+    source.end()
+    member = Member(peer, incarnation, session)
+    return ContributionHeader(unit, base, member, tokens, codec, root, attested, attested_root, lanes)

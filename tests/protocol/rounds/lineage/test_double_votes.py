@@ -1,0 +1,103 @@
+"""Two acks of one voter: when they prove a lie, and when an honest voter may sign both.
+
+Rules: R16, R18 (protocol/rounds/RULES.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from protocol.ids import CommitId, UnitName
+from protocol.rounds.lineage.double_votes import conviction_of, double_voter, double_voters
+from protocol.rounds.lineage.record_rules import SignatureCheck
+from protocol.rounds.messages.messages import Ack, Certificate, Leave
+from protocol.rounds.messages.record import Ballot
+from protocol.rounds.messages.wire import encode_message
+from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table
+from tests.simulation.signing import HashVerifier
+
+CHECK = SignatureCheck(HashVerifier(), RUN_ID)
+BASE, ONE, OTHER = (CommitId(name * 32) for name in (b"b", b"1", b"2"))
+
+
+def _ack(seat: Seat, attempt: int = 0, commit: CommitId = ONE, **changes: object) -> bytes:
+    ack = Ack(UNIT, BASE, Ballot(attempt, seat.peer), commit, version=1)
+    return seat.sealed(encode_message(replace(ack, **changes)))  # type: ignore[arg-type]
+
+
+def _naming(seat: Seat, attempt: int, commit: CommitId) -> dict[str, object]:
+    return {"before": Ballot(attempt, seat.peer), "before_commit": commit}
+
+
+@pytest.fixture
+def voter() -> Seat:
+    return Table(3).live()[0]
+
+
+def test_two_records_acked_in_one_ballot_convict_their_voter_in_either_order(voter: Seat) -> None:
+    pair = _ack(voter), _ack(voter, commit=OTHER)
+    assert double_voter(*pair, CHECK) == double_voter(*pair[::-1], CHECK) == voter.peer
+
+
+def test_a_later_ack_that_hides_the_earlier_one_or_names_another_record_convicts(voter: Seat) -> None:
+    first = _ack(voter, 1)
+    for hidden in (
+        _ack(voter, 2, OTHER),
+        _ack(voter, 2, OTHER, **_naming(voter, 0, ONE)),
+        _ack(voter, 2, OTHER, **_naming(voter, 1, CommitId(b"3" * 32))),
+    ):
+        assert double_voter(first, hidden, CHECK) == voter.peer
+
+
+def test_an_honest_voter_may_ack_another_record_in_a_higher_ballot_and_names_the_one_before(voter: Seat) -> None:
+    later = _ack(voter, 2, OTHER, **_naming(voter, 1, ONE))
+    assert double_voter(_ack(voter, 1), later, CHECK) is None
+    between = _ack(voter, 5, ONE, **_naming(voter, 2, OTHER))
+    assert double_voter(_ack(voter, 1), between, CHECK) is None, "the same record again"
+    assert double_voter(_ack(voter, 0, CommitId(b"0" * 32)), later, CHECK) is None, "it names the newest one before"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lone": True},
+        {"version": 0},
+        {"unit": UnitName("fragment-9")},
+        {"base": CommitId(b"x" * 32)},
+        {"commit": ONE},
+    ],
+)
+def test_lone_acks_acks_of_older_releases_and_acks_of_another_round_prove_nothing(
+    changes: dict[str, object], voter: Seat
+) -> None:
+    assert double_voter(_ack(voter), _ack(voter, **{"commit": OTHER, **changes}), CHECK) is None  # type: ignore[arg-type]
+
+
+def test_nobody_is_convicted_by_what_it_did_not_sign(voter: Seat) -> None:
+    liar = voter.table.others(voter)[0]
+    mine, forged = _ack(voter), _ack(voter, commit=OTHER)
+    tampered = forged[:-1] + bytes([forged[-1] ^ 1])
+    leave = voter.sealed(encode_message(Leave(voter.member, UNIT, BASE)))
+    for other in (_ack(liar, commit=OTHER), tampered, b"", leave):
+        assert double_voter(mine, other, CHECK) is None
+    assert double_voter(mine, forged, replace(CHECK, run_id=b"x" * 32)) is None
+
+
+def test_two_certificates_on_one_base_convict_those_who_acked_both_and_nobody_else() -> None:
+    one, both, other = Table(3).live()
+    first = Certificate(b"", (_ack(one), _ack(both), b"no ack"))
+    second = Certificate(b"", (_ack(other, commit=OTHER), _ack(both, commit=OTHER)))
+    ((voter, *acks),) = double_voters(first, second, CHECK)
+    assert voter == both.peer
+    assert double_voter(*acks, CHECK) == both.peer
+    assert double_voters(first, first, CHECK) == ()
+
+
+def test_a_conviction_names_voter_base_and_both_records_in_few_words(voter: Seat) -> None:
+    found = conviction_of(_ack(voter), _ack(voter, 1, OTHER), CHECK)
+    assert found is not None
+    assert (found.voter, found.base, found.commits) == (voter.peer, BASE, (ONE, OTHER))
+    assert found.words == "acked 31313131 and 32323232 on base 62626262, and the later ack hides the earlier"
+    assert conviction_of(_ack(voter), _ack(voter), CHECK) is None

@@ -1,0 +1,143 @@
+"""The contents that a commit may have, told once more from what the world knows itself: who signed what, who was admitted, and
+which disks there are.
+
+Written apart from protocol/rounds/lineage/record_rules.py, so that a check that is missing there is found by honest peers that took a
+commit into their tree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from protocol.ids import PeerId
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.claim import Input, SliceSum, encode_claim, encode_sum
+from protocol.rounds.messages.messages import Member
+from protocol.rounds.messages.record import CommitRecord, Contributor, OmissionCode, SliceRecord
+from protocol.rounds.messages.requests import ContributionHeader
+
+MOST_CAP = 16
+"""A cap is at most so many times the median of the signed tokens."""
+
+MOST_CREDITED = 4
+"""A commit credits at most so many times what its round was due at, or what the one before credited."""
+
+
+@dataclass
+class Facts:
+    """All that anybody in a world has signed, and the peers that were admitted."""
+
+    signed: set[tuple[PeerId, bytes]] = field(default_factory=set)
+    admitted: set[PeerId] = field(default_factory=set)
+
+    def problem(self, parent: ChainLink, record: CommitRecord, left: Collection[PeerId]) -> str:
+        """Why no honest peer may follow this commit; empty if it says what is so."""
+        if record.rules != 1:
+            return "it has no signatures"
+        return (
+            self._signatures(record)
+            or _numbers(parent, record)
+            or _roster(parent, record, left)
+            or _attested(record)
+            or _words(record)
+        )
+
+    def _signatures(self, record: CommitRecord) -> str:
+        for entry in record.contributors:
+            if (entry.peer, encode_claim(_claim(record, entry))) not in self.signed:
+                return f"{entry.peer} never claimed {entry.tokens} tokens with this root"
+            if entry.peer not in self.admitted:
+                return f"{entry.peer} was never admitted"
+        for part in record.slices:
+            if (part.reducer, encode_sum(_sum(record, part))) not in self.signed:
+                return f"{part.reducer} never summed slice {part.first_chunk} so"
+        return ""
+
+
+def _claim(record: CommitRecord, entry: Contributor) -> ContributionHeader:
+    pair = record.attestations[entry.attests - 1]
+    return ContributionHeader(
+        record.unit,
+        record.parent,
+        Member(entry.peer, entry.incarnation, entry.session),
+        entry.tokens,
+        record.codec,
+        entry.root,
+        pair.commit,
+        pair.state_root,
+        entry.lanes,
+    )
+
+
+def _sum(record: CommitRecord, part: SliceRecord) -> SliceSum:
+    gone = {entry.peer for entry in part.omitted}
+    inputs = [
+        Input(entry.peer, entry.root, min(entry.tokens, record.weight_cap_tokens)) for entry in record.contributors
+    ]
+    return SliceSum(
+        record.unit,
+        record.parent,
+        part.first_chunk,
+        part.stop_chunk,
+        part.reducer,
+        part.result_hash,
+        part.lost_ppm,
+        tuple(each for each in inputs if each.peer not in gone),
+    )
+
+
+def _chunks_counted(record: CommitRecord, peer: PeerId) -> int:
+    counting = (part for part in record.slices if all(entry.peer != peer for entry in part.omitted))
+    return sum(part.stop_chunk - part.first_chunk for part in counting)
+
+
+def _numbers(parent: ChainLink, record: CommitRecord) -> str:
+    tokens = sorted(entry.tokens for entry in record.contributors)
+    if record.weight_cap_tokens > MOST_CAP * max(1, tokens[len(tokens) // 2]):
+        return f"its cap is {record.weight_cap_tokens} tokens, its median {tokens[len(tokens) // 2]}"
+    before = sum(entry.credited_tokens for entry in parent.record.contributors) if parent.record is not None else 0
+    most, num_chunks = MOST_CREDITED * max(1, parent.target_tokens, before), record.slices[-1].stop_chunk
+    worth: dict[PeerId, int] = {}
+    for entry in record.contributors:
+        num_counted = _chunks_counted(record, entry.peer)
+        if not num_counted:
+            return f"{entry.peer} contributed to no slice"
+        worth[entry.peer] = min(entry.tokens, record.weight_cap_tokens) * num_counted // num_chunks
+    total = sum(worth.values())
+    for entry in record.contributors:
+        fair = worth[entry.peer] * most // total if total > most else worth[entry.peer]
+        if entry.credited_tokens != fair:
+            return f"it credits {entry.peer} with {entry.credited_tokens} tokens for {fair}"
+    return ""
+
+
+def _roster(parent: ChainLink, record: CommitRecord, left: Collection[PeerId]) -> str:
+    voters, before = set(record.roster), set(parent.roster)
+    contributors = {entry.peer: entry.incarnation for entry in record.contributors}
+    if voters - before - contributors.keys():
+        return f"{sorted(voters - before - contributors.keys())} vote next and took no part"
+    if contributors.keys() - voters - set(left):
+        return f"{sorted(contributors.keys() - voters)} took part and do not vote next"
+    if not record.lone and len(voters) < len(before - set(left)) - len(before) // 3:
+        return f"of {len(before)} voters {len(voters)} are left"
+    for peer, disk in zip(record.roster, record.incarnations, strict=True):
+        known = contributors.get(peer, parent.disks.get(peer, disk))
+        if disk != known:
+            return f"{peer} votes with disk {disk}, not {known}"
+    return ""
+
+
+def _attested(record: CommitRecord) -> str:
+    pairs = Counter(record.attestations[entry.attests - 1] for entry in record.contributors)
+    if record.attested is None or pairs[record.attested] < max(pairs.values()):
+        return "it attests a state of few"
+    return ""
+
+
+def _words(record: CommitRecord) -> str:
+    omissions = [entry for part in record.slices for entry in part.omitted]
+    if any(entry.reason or entry.code == OmissionCode.UNKNOWN for entry in omissions):
+        return "it says in words why somebody is left out"
+    return ""

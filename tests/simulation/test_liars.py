@@ -1,0 +1,65 @@
+"""Worlds in which members lie: honest peers never take in what the rules forbid, and the run goes on. And each rule is needed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Final
+
+import pytest
+
+from protocol.rounds.lineage import record_rules
+from tests.simulation.beside import Beside, Play
+from tests.simulation.profiles import PROFILES
+from tests.simulation.stories import simulate
+
+NUM_SEEDS: Final = 60
+"""`python -m tests.simulation --profile liars --seeds N` tells more."""
+
+HALVES: Final = [
+    Play("tests.simulation.__main__", ("--json", "--profile", "liars", "--start", str(start), "--seeds", "30"), seed)
+    for start, seed in ((0, "1"), (30, "2"))
+]
+PLAYS: Final = HALVES
+
+
+def test_no_honest_peer_takes_in_what_the_rules_forbid_and_the_run_goes_on_though_a_third_lies(beside: Beside) -> None:
+    told = [json.loads(printed) for printed in beside.output(*HALVES)]
+    assert {**told[0]["errors"], **told[1]["errors"]} == {}
+    assert sum(totals["faults"]["lie"] for totals in told) > 1000
+    assert sum(totals["faults"].get("crash", 0) for totals in told) > 0
+
+
+LEFT_OUT: Final = {
+    "signatures of claims": ("_claims_problem", "not is_signed(check, entry.peer, entry.seal, payload)", 35),
+    "admission of contributors": ("_claims_problem", "entry.peer not in voters and not check.verifier.admits", 67),
+    "signatures of sums": ("_sums_problem", "not is_signed(check, part.reducer, part.seal, encode_sum(what))", 47),
+    "words of omissions": ("_sums_problem", "any(entry.reason or entry.code == OmissionCode.UNKNOWN", 26),
+    "contributors in a slice": ("_sums_problem", "entry.peer not in counted", 40),
+    "weight cap": ("_numbers_problem", "record.weight_cap_tokens > most_cap", 14),
+    "credited tokens": ("_numbers_problem", "entry.credited_tokens != tokens", 82),
+    "strangers in the roster": ("_roster_problem", "stranger is not None", 82),
+    "contributors in the roster": ("_roster_problem", "dropped is not None", 13),
+    "a roster that shrinks": ("_roster_problem", "not record.lone and len(roster) < fewest", 4),
+    "disks of voters": ("_roster_problem", "incarnation != known", 141),
+    "attested state": ("_attestation_problem", "record.attested != expected", 0),
+}
+"""By what is left out: the function, the beginning of its condition, and a seed that finds it."""
+
+
+def leave_out(patch: pytest.MonkeyPatch, function: str, condition: str) -> None:
+    """Let a check never find anything."""
+    source = inspect.getsource(getattr(record_rules, function))
+    assert source.count(condition) == 1, f"{function} has no such check any more: {condition}"
+    namespace = dict(vars(record_rules))
+    changed = compile(source.replace(condition, f"False and {condition}"), function, "exec")
+    exec(changed, namespace)  # noqa: S102 - our own source, one condition changed
+    broken = namespace[function]
+    patch.setattr(record_rules, function, broken)
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_a_check_of_records_that_is_left_out_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, condition, seed = LEFT_OUT[name]
+    leave_out(monkeypatch, function, condition)
+    assert "an honest peer took in commit" in simulate(seed, PROFILES["liars"]).error
