@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -11,11 +12,13 @@ from protocol.rounds.attempt import DEADLINE_FACTOR, LEAST_REDUCE_S, settle_with
 from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed, RoundTicked
 from protocol.rounds.lineage.quorum import tie_holder
 from protocol.rounds.liveness import LONGER
-from protocol.rounds.messages.messages import Ack, Committed, Mend, Proposal, ResultReady, RoundMessage, Settle
+from protocol.rounds.messages.messages import Ack, Committed, Member, Mend, Proposal, ResultReady, RoundMessage, Settle
+from protocol.rounds.messages.record import Included
 from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.orders import GiveTime, LogAck, Send, SendHeartbeat
 from protocol.rounds.queries import ready_tokens, thin_from_s
 from protocol.rounds.schedule.target import RoundTarget
+from tests.protocol.rounds import round_table
 from tests.protocol.rounds.round_table import RUN_ID, Parcel, Seat, Table, acquaint, contribution_root, heartbeat_of
 
 
@@ -240,6 +243,27 @@ def test_nothing_is_settled_before_every_slice_has_a_result() -> None:
     table.run_for(3.0)
     assert opener.sent(Settle) == []
     assert len(opener.state.open.results) == 3
+
+
+def test_a_member_that_signs_two_claims_on_one_base_is_out_and_the_round_goes_on_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two reducers with different claims of one member would leave the leader without any record to settle."""
+    table = Table(4)
+    opener = table.opener()
+    (liar, *_) = table.others(opener)
+    honest, told = round_table.included_of, itertools.count()
+
+    def lying(seat: Seat, member: Member, proposal: Proposal, **changes: object) -> Included:
+        more = {"tokens": 90 + next(told)} if seat is liar else {}
+        return honest(seat, member, proposal, **{**changes, **more})
+
+    monkeypatch.setattr(round_table, "included_of", lying)
+    table.run_until(lambda: all(seat.head.index >= 2 for seat in table.live() if seat is not liar), 120.0)
+    assert any(liar.peer in seat.state.barred.expelled for seat in table.live())
+    record = opener.disk.chain[0][0].record
+    assert record is not None
+    assert liar.peer not in {entry.peer for entry in record.contributors}
 
 
 def test_the_next_roster_are_all_members_that_were_not_suspected_whether_they_acked_or_not() -> None:

@@ -25,7 +25,8 @@ from protocol.rounds.messages.wire import decode_record, encode_record
 from protocol.rounds.orders import GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
 from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.schedule.stagger import Stagger
-from protocol.rounds.voting import ACK_VERSION, NOTICED_WITHIN_S, is_owed_bytes
+from protocol.rounds.state import LeaderAttempts
+from protocol.rounds.voting import ACK_VERSION, MOST_LED, NOTICED_WITHIN_S, is_owed_bytes
 from tests.protocol.rounds.made_commits import commit_on, made_spine, record_on, signed_record
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of, wanted
 
@@ -332,6 +333,23 @@ def test_a_voter_that_finds_the_opener_gone_agrees_and_promises_nothing_yet() ->
     voter.feed(PeerLost(opener.peer))
     assert _vote(voter.hear(asker, _question(table, asker))) == ""
     assert voter.state.open.promised is None
+
+
+def test_a_leader_whose_attempts_on_a_base_came_to_nothing_leaves_the_next_ones_to_others() -> None:
+    """A leader that proposes and never settles could lead for ever."""
+    table = Table(3)
+    leader = table.opener()
+    voter, _ = table.others(leader)
+    table.drops = lambda sender, to, message: isinstance(message, Settle | PreVote)
+    table.run_until(lambda: voter.state.open.proposal is not None, 20.0)
+    opened, at_s = voter.state.open, table.now_s
+    for num_led, words in ((MOST_LED - 1, ""), (MOST_LED, f"it led {MOST_LED} attempts on this base")):
+        leaders = {leader.peer: LeaderAttempts(num_led)}
+        voter.state = replace(voter.state, open=replace(opened, leaders=leaders, promised=None, acked=None))
+        found = _vote(voter.hear(leader, _question(table, leader)))
+        assert words in found if words else "it led" not in found
+    voter.state = replace(voter.state, open=replace(voter.state.open, proposal_at_s=at_s - 10_000.0))
+    assert "it led" not in _vote(voter.hear(leader, _question(table, leader))), "others had their time"
 
 
 def test_a_voter_that_is_not_sure_asks_the_opener_and_answers_what_came_of_it() -> None:

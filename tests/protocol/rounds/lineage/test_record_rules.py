@@ -202,6 +202,16 @@ def test_a_newcomer_that_contributed_votes_next_with_the_credential_that_the_rec
     assert [bool(credential) for credential in shown] == [entry == place for entry in range(4)]
 
 
+def test_a_result_that_counts_a_newcomer_without_its_admission_is_no_result() -> None:
+    table = Table(4, num_founders=3)
+    proposal, founders = proposal_on(table.genesis, table.live()), table.genesis.roster
+    (header, *_) = results_of(proposal, table.live())
+    assert result_problem(header, proposal, CHECK, founders) == ""
+    bare = replace(header, included=tuple(replace(entry, credential=b"") for entry in header.included))
+    assert "without its admission" in result_problem(bare, proposal, CHECK, founders)
+    assert result_problem(bare, proposal, CHECK, list(table.seats)) == ""
+
+
 def test_a_newcomer_without_a_credential_or_with_that_of_another_is_refused() -> None:
     """Else whoever writes a record could fill the next roster with keys of its own making."""
     table, record, place = _with_newcomer()
