@@ -476,7 +476,8 @@ def _certificate(state: RoundState, led: Leading, settle: Settle) -> Certificate
     voters = electorate(state.link.roster, led.ballot, state.open.departures)
     if not is_quorum(state.config.run_id, voters, led.acks.keys()):
         return None
-    gone = [peer for peer in state.link.roster if peer not in voters]
+    # a goodbye that promised a higher ballot leaves its voter in the electorate; the record may have dropped it all the same
+    gone = [peer for peer in state.open.leaves if peer not in voters or peer not in link.roster]
     leaves = tuple(state.open.leaves[peer].raw for peer in sorted(gone))
     return Certificate(settle.record, tuple(led.acks[peer] for peer in sorted(voters) if peer in led.acks), leaves)
 

@@ -8,20 +8,22 @@ Rules: R6, R16 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 from protocol.errors import RemoteProtocolError, VersionError
+from protocol.frozen import replace
 from protocol.identity.envelope import open_envelope
 from protocol.ids import PeerId, short
 from protocol.rounds.bad_results import may_have_been_acked
 from protocol.rounds.lineage.chain import link_after, open_leave
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
-from protocol.rounds.messages.messages import AckedRecord, Leave, PreVote, Promise, Settle
+from protocol.rounds.messages.messages import AckedRecord, PreVote, Promise, Settle
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_message, decode_record
 from protocol.rounds.queries import has_vote, is_base_quorum, may_be_lone
-from protocol.rounds.state import RoundState
+from protocol.rounds.state import RoundState, SignedLeave
 
 M = TypeVar("M", PreVote, Promise)
 
@@ -76,7 +78,8 @@ def promise_problem(state: RoundState, settle: Settle) -> str:
         return "" if made_in == ballot else f"attempt 0 settles a record of attempt {made_in.attempt}"
     try:
         promises = dict(_opened(state, Promise, ballot, settle.promises))
-        leaves = {**leaves_in(state, settle), **state.open.departures}
+        told = {peer: signed.leave for peer, signed in leaves_in(state, settle).items()}
+        leaves = {**told, **state.open.departures}
         acked = [(peer, promise.acked) for peer, promise in promises.items()]
         if not is_quorum(config.run_id, state.link.roster, promises):
             acked += [(peer, leave.acked) for peer, leave in leaves.items()]
@@ -103,13 +106,24 @@ def _choice_problem(state: RoundState, settle: Settle, acked: Acked, promised: C
     return ""
 
 
-def leaves_in(state: RoundState, settle: Settle) -> dict[PeerId, Leave]:
+def leaves_in(state: RoundState, settle: Settle) -> dict[PeerId, SignedLeave]:
     """The goodbyes on our base that a settled record relies on, by leaver. Raises RemoteProtocolError and VersionError."""
-    config = state.config
-    told = dict(open_leave(raw, verifier=config.verifier, run_id=config.run_id) for raw in settle.leaves)
-    return {
-        peer: leave for peer, leave in told.items() if leave.base == state.link.commit and leave.unit == config.unit
-    }
+    config, found = state.config, dict[PeerId, SignedLeave]()
+    for raw in settle.leaves:
+        peer, leave = open_leave(raw, verifier=config.verifier, run_id=config.run_id)
+        if leave.base == state.link.commit and leave.unit == config.unit:
+            found[peer] = SignedLeave(leave, raw)
+    return found
+
+
+def with_leaves(state: RoundState, settle: Settle) -> RoundState:
+    """Keep the goodbyes that a settled record relies on: whoever finishes the record has to show them. The first one of a peer on a
+    base stands. Raises as `leaves_in`.
+    """
+    told = {peer: signed for peer, signed in leaves_in(state, settle).items() if peer in state.link.roster}
+    if told.keys() <= state.open.leaves.keys():
+        return state
+    return replace(state, open=replace(state.open, leaves=MappingProxyType({**told, **state.open.leaves})))
 
 
 def _opened(state: RoundState, kind: type[M], ballot: Ballot, raw: Iterable[bytes]) -> list[tuple[PeerId, M]]:

@@ -52,6 +52,7 @@ from protocol.rounds.expulsion import accused
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, SpineView, Standing, tree_of
+from protocol.rounds.messages.bounds import MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BYTES
 from protocol.rounds.messages.messages import (
     Ack,
     Committed,
@@ -226,6 +227,10 @@ def _message(state: RoundState, event: MessageArrived, now_s: float) -> RoundSte
     message, sender = event.message, event.sender
     if isinstance(message, Heartbeat):
         return _heartbeat(state, sender, message, now_s)
+    most_bytes = _MOST_BYTES.get(type(message))
+    if most_bytes is not None and len(event.raw) > most_bytes:
+        found = f"{type(message).__name__} of {short(sender)}, {len(event.raw)} bytes"
+        return RoundStep(state, remark=f"dropped {found}; expected at most {most_bytes}: others have to carry it")
     state = liveness.heard(state, sender, now_s)
     if sender in state.barred.expelled:
         return RoundStep(state, remark=f"dropped a message of {short(sender)}, which acked two records on one base")
@@ -252,6 +257,14 @@ def _message(state: RoundState, event: MessageArrived, now_s: float) -> RoundSte
         case _:
             return _ballot_message(state, sender, message, event.raw, now_s)
 
+
+_MOST_BYTES: Final = {
+    Ack: MAX_VOTE_BYTES,
+    PreVote: MAX_VOTE_BYTES,
+    Promise: MAX_RECORDED_VOTE_BYTES,
+    Leave: MAX_RECORDED_VOTE_BYTES,
+}
+"""Votes that certificates, proposals and settles show to others."""
 
 _BallotMessage = Settle | PreVoteRequest | PreVote | PromiseRequest | Promise | Refusal
 
@@ -394,6 +407,9 @@ def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal, now_s: 
     if codecs != expected_codecs or proposal.num_chunks != config.num_chunks:
         found = f"{short(sender)} proposed {codecs} over {proposal.num_chunks} chunks"
         return f"{found}, not the run's: {expected_codecs} over {config.num_chunks}"
+    most_s = max(config.reduce_within_s, config.longest_interval_s)
+    if proposal.reduce_within_s > most_s:
+        return f"{short(sender)} lets slices wait for {proposal.reduce_within_s:.0f} s; expected at most {most_s:.0f}"
     if (proposal.spine == NO_SPINE) != config.is_spine:
         which, expected = ("with", "none") if config.is_spine else ("without", "one")
         return f"{short(sender)} proposed a round of {proposal.unit} {which} a spine; expected {expected}"

@@ -16,7 +16,7 @@ from protocol.errors import RemoteProtocolError, VersionError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import attempt, leading
-from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_problem
+from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_problem, with_leaves
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, PromiseLogged
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -100,7 +100,8 @@ def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> 
             leaders = MappingProxyType({**opened.leaders, sender: attempts})
             state = replace(state, open=replace(opened, leaders=leaders))
         return RoundStep(state, (), f"refused a record of {short(sender)}: {problem}")
-    state = replace(state, open=replace(opened, gathering=settle))
+    state = with_leaves(state, settle)
+    state = replace(state, open=replace(state.open, gathering=settle))
     why = f"attempt {settle.ballot.attempt} of round {link.index} is settled: its bytes come to our disk before our ack"
     return RoundStep(state, (GatherBytes(settle, why),))
 
@@ -157,7 +158,8 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
 def _broken_rule(state: RoundState, settle: Settle, link: ChainLink, now_s: float) -> str:
     """Which rule of records its leader broke; empty for an honest one."""
     try:
-        leaves = {**leaves_in(state, settle), **state.open.departures}
+        told = {peer: signed.leave for peer, signed in leaves_in(state, settle).items()}
+        leaves = {**told, **state.open.departures}
     except (RemoteProtocolError, VersionError) as error:
         return f"a goodbye that does not count: {error.one_line()}"
     problem = _why_not_right(state, settle, link, leaves)

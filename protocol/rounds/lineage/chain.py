@@ -15,7 +15,7 @@ from protocol.ids import CommitId, PeerId, Root, RunId
 from protocol.rounds.lineage.chain_link import ChainLink, link_of
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck, record_problem
-from protocol.rounds.messages.bounds import MAX_MEMBERS
+from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BYTES
 from protocol.rounds.messages.messages import Ack, Certificate, Leave
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_message, decode_record
@@ -56,6 +56,8 @@ def open_ack(raw: bytes, *, verifier: Verifier, run_id: RunId) -> SignedAck:
     Raises:
         RemoteProtocolError: bad signature, another run, or no ack inside.
     """
+    if len(raw) > MAX_VOTE_BYTES:
+        raise RemoteProtocolError(f"an ack of {len(raw)} bytes", f"at most {MAX_VOTE_BYTES}")
     envelope = open_envelope(raw, verifier=verifier, domain=ROUND_DOMAIN, run_id=run_id, now_unix_ms=None)
     message = decode_message(envelope.payload)
     if not isinstance(message, Ack):
@@ -69,6 +71,8 @@ def open_leave(raw: bytes, *, verifier: Verifier, run_id: RunId) -> tuple[PeerId
     Raises:
         RemoteProtocolError: bad signature, another run, or no goodbye of the signer inside.
     """
+    if len(raw) > MAX_RECORDED_VOTE_BYTES:
+        raise RemoteProtocolError(f"a goodbye of {len(raw)} bytes", f"at most {MAX_RECORDED_VOTE_BYTES}")
     envelope = open_envelope(raw, verifier=verifier, domain=ROUND_DOMAIN, run_id=run_id, now_unix_ms=None)
     message = decode_message(envelope.payload)
     if not isinstance(message, Leave) or message.member.peer != envelope.sender:

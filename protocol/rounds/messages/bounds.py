@@ -15,6 +15,12 @@ MAX_MEMBERS: Final = 64
 MAX_SLICES: Final = 32
 """Control bytes grow with members plus slices, so both are bounded."""
 
+MAX_VOTE_BYTES: Final = 1024
+"""An ack or a pre-vote in its envelope. Certificates and proposals carry up to MAX_MEMBERS of them."""
+
+MAX_RECORDED_VOTE_BYTES: Final = 1 << 17
+"""A promise or a goodbye in its envelope, with the record that it names. A record of MAX_MEMBERS newcomers takes half of that."""
+
 MAX_CHUNKS: Final = 1 << 20
 
 LOST_ALL_PPM: Final = 1_000_000
@@ -23,6 +29,11 @@ LOST_ALL_PPM: Final = 1_000_000
 def require_hash(name: str, value: bytes) -> None:
     """Check that a hash has 32 bytes."""
     require(len(value) == HASH_BYTES, f"{name} of {len(value)} bytes", f"{HASH_BYTES} bytes")
+
+
+def require_range(first_chunk: int, stop_chunk: int) -> None:
+    """Check the chunks of a slice: at least one, and none beyond the most that a unit has."""
+    require(0 <= first_chunk < stop_chunk <= MAX_CHUNKS, f"slice [{first_chunk}, {stop_chunk})", "a range")
 
 
 def require_tokens(tokens: int) -> None:

@@ -16,12 +16,12 @@ from typing import Final
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.received import dropped, require
 from protocol.rounds.messages.bounds import (
-    MAX_CHUNKS,
     MAX_MEMBERS,
     MAX_SLICES,
     MAX_TOKENS,
     require_hash,
     require_lost,
+    require_range,
     require_tiling,
     require_tokens,
 )
@@ -49,11 +49,7 @@ class SliceSpec:
     reducer: PeerId
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.first_chunk < self.stop_chunk <= MAX_CHUNKS,
-            f"slice [{self.first_chunk}, {self.stop_chunk})",
-            "a range",
-        )
+        require_range(self.first_chunk, self.stop_chunk)
 
 
 @dataclass(frozen=True)
@@ -169,6 +165,10 @@ class Ack:
     before: Ballot | None = None
     before_commit: CommitId = NO_COMMIT_NAMED
     version: int = 0
+
+    def __post_init__(self) -> None:
+        if self.before_commit != NO_COMMIT_NAMED:
+            require_hash("before_commit", self.before_commit)
 
 
 @dataclass(frozen=True, slots=True)

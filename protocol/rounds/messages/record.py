@@ -17,6 +17,7 @@ from protocol.rounds.messages.bounds import (
     require_credential,
     require_hash,
     require_lost,
+    require_range,
     require_tiling,
     require_tokens,
 )
@@ -135,6 +136,7 @@ class SliceRecord:
     seal: bytes = b""
 
     def __post_init__(self) -> None:
+        require_range(self.first_chunk, self.stop_chunk)
         require_lost(self.lost_ppm)
 
 

@@ -249,8 +249,15 @@ def encode_record(record: CommitRecord) -> bytes:
 
 @functools.lru_cache(maxsize=16)
 def decode_record(data: bytes) -> CommitRecord:
-    """Read a record; its bytes stay the truth. Recent ones are cached: a round reads the same bytes at each of its steps."""
-    return decode_body(CommitRecord, data)
+    """Read a record; its bytes stay the truth. Recent ones are cached: a round reads the same bytes at each of its steps.
+
+    Raises:
+        RemoteProtocolError: as `decode_body`, or a signed record (`rules`) with bytes that `encode_record` does not write.
+    """
+    record = decode_body(CommitRecord, data)
+    if record.rules and encode_record(record) != data:
+        raise RemoteProtocolError(f"a record of {len(data)} bytes with others among them", "its own bytes only")
+    return record
 
 
 def commit_id(parent: CommitId, record: bytes) -> CommitId:

@@ -1,0 +1,167 @@
+"""Attacks of one admitted member that would stop every round: goodbyes, long deadlines, oversize votes and broken records.
+
+Rules: R3, R11, R13, R15 (protocol/rounds/RULES.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from protocol.errors import RemoteProtocolError
+from protocol.ids import CommitId, PeerId
+from protocol.pb import round_pb2
+from protocol.rounds.bad_results import may_have_been_acked
+from protocol.rounds.messages.bounds import MAX_VOTE_BYTES
+from protocol.rounds.messages.messages import (
+    Ack,
+    Certificate,
+    Committed,
+    Leave,
+    Proposal,
+    ResultReady,
+    RoundMessage,
+    Settle,
+    SliceSpec,
+)
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
+from protocol.rounds.messages.wire import decode_record, encode_message, encode_record
+from protocol.rounds.schedule.proposal import Voters, make_record
+from tests.protocol.rounds.made_commits import proposal_on, results_of, signed_record
+from tests.protocol.rounds.round_table import NUM_CHUNKS, OUTER, TARGET_TOKENS, UNIT, Parcel, Seat, Table
+
+PLENTY: Final = 3
+"""Rounds that show that the run goes on."""
+
+
+def _table(num_peers: int = 5) -> Table:
+    """Honest peers that have committed one round."""
+    table = Table(num_peers, longest_interval_s=5.0)
+    table.run_until(lambda: table.all_at(1), 60.0)
+    return table
+
+
+def _goes_on(table: Table, honest: list[Seat], within_s: float = 120.0) -> None:
+    last = max(seat.head.index for seat in honest)
+    table.run_until(lambda: all(seat.head.index >= last + PLENTY for seat in honest), within_s)
+
+
+@pytest.mark.parametrize("attempt", [None, 900, LAST_ATTEMPT])
+def test_a_goodbye_with_any_promise_in_it_leaves_a_round_that_can_be_certified(attempt: int | None) -> None:
+    """Its leader drops the leaver from the voters. Everybody has to see the goodbye in the certificate, also where a high promise in
+    it leaves the leaver in the electorate.
+    """
+    table = _table()
+    leaver = next(seat for seat in table.live() if seat is not table.opener())
+    honest, deliver, told = table.others(leaver), table.deliver, set[CommitId]()
+
+    def says_goodbye_before_the_last_result(item: Parcel) -> object:
+        message = item.message if isinstance(item, Parcel) else None
+        if isinstance(message, ResultReady) and item.to == message.ballot.peer and message.base not in told:
+            told.add(message.base)
+            promised = None if attempt is None else Ballot(attempt, leaver.peer)
+            for seat in honest:
+                seat.hear(leaver, Leave(leaver.member, UNIT, message.base, promised))
+            table.drops = lambda sender, to, _: leaver.peer in (sender, to) and sender != to
+        return deliver(item)
+
+    table.deliver = says_goodbye_before_the_last_result  # type: ignore[method-assign,assignment]
+    _goes_on(table, honest)
+
+
+def test_a_goodbye_that_only_a_settled_record_carried_is_shown_by_those_who_finish_the_record() -> None:
+    table = _table()
+    liar, base = table.opener(), table.opener().head
+    honest, members = table.others(liar), table.live()
+    table.drops = lambda sender, to, _: liar.peer in (sender, to)
+    ballot = Ballot(0, liar.peer)
+    proposal = proposal_on(base, members, ballot=ballot, slices=(SliceSpec(0, NUM_CHUNKS, liar.peer),))
+    results = results_of(proposal, members)
+    voters = Voters(frozenset(seat.peer for seat in honest), frozenset([liar.peer]))
+    record = encode_record(make_record(base, proposal, ballot, results, voters, OUTER, TARGET_TOKENS))
+    liar.disk.results |= {result.result_hash for result in results}
+    goodbye = liar.sealed(encode_message(Leave(liar.member, UNIT, base.commit)))
+    for seat in honest:
+        seat.hear(liar, proposal)
+        seat.hear(liar, Settle(UNIT, base.commit, ballot, record, (), (goodbye,)))
+    table.talk()
+    assert any(seat.state.open.acked is not None for seat in honest)
+    _goes_on(table, honest, 300.0)
+
+
+def test_a_proposal_that_lets_slices_wait_for_a_day_is_not_joined() -> None:
+    table = _table()
+    liar = table.opener()
+    honest = table.others(liar)
+    perform = table.perform
+
+    def patient(seat: Seat, action: object) -> None:
+        message = getattr(action, "message", None)
+        if seat is liar and isinstance(message, Proposal):
+            action = replace(action, message=replace(message, reduce_within_s=86_400.0))  # type: ignore[type-var]
+        if seat is liar and isinstance(message, Settle):
+            return
+        perform(seat, action)  # type: ignore[arg-type]
+
+    table.perform = patient  # type: ignore[method-assign,assignment]
+    _goes_on(table, honest, 300.0)
+
+
+def test_an_ack_with_more_bytes_than_it_needs_is_dropped_and_gets_into_no_certificate() -> None:
+    table = _table()
+    liar = next(seat for seat in table.live() if seat is not table.opener())
+    with pytest.raises(RemoteProtocolError, match="before_commit"):
+        Ack(UNIT, liar.head.commit, Ballot(0, liar.peer), liar.head.commit, before_commit=CommitId(bytes(1 << 20)))
+    send = table._send
+
+    def padded(seat: Seat, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        if seat is not liar or not isinstance(message, Ack):
+            return send(seat, to, message)
+        raw = seat.sealed(encode_message(message) + b"\xfa\x7f\x80\x08" + bytes(1024))
+        assert len(raw) > MAX_VOTE_BYTES
+        table.queue.extendleft(Parcel(seat.peer, peer, message, raw) for peer in to)
+        return None
+
+    table._send = padded  # type: ignore[method-assign,assignment]
+    _goes_on(table, table.others(liar))
+    dropped = [step.remark for seat in table.others(liar) for _, step in seat.steps if "dropped Ack" in step.remark]
+    assert dropped
+    certificates = [
+        sent.certificate for seat in table.live() for sent in seat.sent(Committed) if isinstance(sent, Committed)
+    ]
+    assert all(len(ack) <= MAX_VOTE_BYTES for certificate in certificates for ack in certificate.acks)
+
+
+def _without_chunks(record: bytes) -> bytes:
+    message = round_pb2.CommitRecord()
+    message.ParseFromString(record)
+    message.slices[0].first_chunk = message.slices[0].stop_chunk = 0
+    return message.SerializeToString(deterministic=True)
+
+
+def _backwards(record: bytes) -> bytes:
+    message = round_pb2.CommitRecord()
+    message.ParseFromString(record)
+    first, stop = message.slices[0], message.slices[0].stop_chunk
+    first.stop_chunk = (1 << 32) - 1
+    extra = message.slices.add()
+    extra.CopyFrom(first)
+    extra.first_chunk, extra.stop_chunk = (1 << 32) - 1, stop
+    return message.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("broken", [_without_chunks, _backwards, lambda record: record + b"\xfa\x7f\x01x"])
+def test_a_record_that_is_no_record_is_refused_wherever_it_comes_from(broken: Callable[[bytes], bytes]) -> None:
+    table = _table()
+    liar, *honest = table.live()
+    record = broken(encode_record(signed_record(liar.head, [liar])))
+    with pytest.raises(RemoteProtocolError):
+        decode_record(record)
+    ack = liar.sealed(encode_message(Ack(UNIT, liar.head.commit, Ballot(0, liar.peer), liar.head.commit)))
+    for seat in honest:
+        seat.hear(liar, Committed(UNIT, Certificate(record, (ack,))))
+        assert not may_have_been_acked(seat.state, record)
+    _goes_on(table, honest)
