@@ -219,10 +219,13 @@ class LeaderAttempts:
 
     Attributes:
         num_proposed: the attempts that it has proposed to us.
+        num_promised, promised_at_s: the attempts that we promised it, and when we did last.
         refused_at_s: when its last settled record broke a rule; for a while we agree to no further attempt of it.
     """
 
     num_proposed: int = 0
+    num_promised: int = 0
+    promised_at_s: float = 0.0
     refused_at_s: float | None = None
 
 

@@ -49,7 +49,7 @@ from protocol.rounds.queries import (
 )
 from protocol.rounds.schedule.outer_rule import outer_of_round
 from protocol.rounds.schedule.proposal import both_codecs
-from protocol.rounds.state import LeaderAttempts, PendingPreVote, RoundState, RoundStep
+from protocol.rounds.state import LeaderAttempts, OpenRound, PendingPreVote, RoundState, RoundStep
 
 ACK_VERSION: Final = 1
 """Of acks that name the one before them."""
@@ -59,6 +59,9 @@ MAX_ASKED = 64
 
 MOST_LED: Final = 3
 """Attempts on one base that a leader may make in a row while others could lead."""
+
+MOST_DOUBLINGS: Final = 16
+"""Of the pause between promises to one peer."""
 
 NOTICED_WITHIN_S: Final = 0.3
 """A dead leader is mostly noticed by then by a peer that waits for it. A goodbye must still be out within half a second."""
@@ -290,6 +293,8 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
         return f"it led {_num_proposed(state, sender)} attempts on this base; it is the turn of others"
     if is_refused(state, sender, now_s):
         return "its record on this base broke a rule"
+    if _was_promised_lately(state, sender, now_s):
+        return "it was promised an attempt on this base only now"
     if request.lone and not may_be_lone(state, now_s):
         return "a quorum of the base roster was in reach lately"
     if opened.committing is not None:
@@ -298,6 +303,10 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
     if led is not None and led.stage in ("collecting", "settling"):
         return f"leading attempt {led.ballot.attempt}"
     opener = leading.expected_opener(state)
+    waited_s = 0.0 if opened.due_since_s is None else now_s - opened.due_since_s
+    is_late = waited_s >= leading.OVERDUE_FACTOR * config.suspect_after_s
+    if opener == config.me.peer != sender and opened.proposal is None and not is_late and _may_open(state, now_s):
+        return "it is our turn to open the round"
     if opener in (sender, config.me.peer) or opener not in state.peers:
         return ""
     if is_gone(state, opener) or is_refused(state, opener, now_s):
@@ -308,7 +317,7 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
         return "" if is_over else f"attempt {opened.proposal.ballot.attempt} is under way"
     view = state.peers[opener]
     is_able = view.head is not None and view.head.head == state.link.commit and view.head.can_contribute
-    if not is_able or request.waited_s >= leading.OVERDUE_FACTOR * config.suspect_after_s:
+    if not is_able or is_late:
         return ""
     if now_s - view.heard_at_s <= config.suspect_after_s:
         return f"{short(opener)} is alive"
@@ -325,6 +334,27 @@ def _had_its_turns(state: RoundState, asker: PeerId, now_s: float) -> bool:
     if all(peer == asker or not is_alive(state, peer, now_s, idle_patience_s(state)) for peer in state.link.roster):
         return False
     return now_s - opened.proposal_at_s < leading.overdue_s(state) + state.config.longest_interval_s
+
+
+def _may_open(state: RoundState, now_s: float) -> bool:
+    return state.can_contribute and not state.is_leaving and state.open.quiet_until_s <= now_s
+
+
+def _was_promised_lately(state: RoundState, asker: PeerId, now_s: float) -> bool:
+    """Whether this peer took over on this base so lately that an honest one would still wait: it backs off as long after each attempt
+    that failed (R6). A peer that took over again and again, and proposed nothing, would fence off everybody's attempts.
+    """
+    attempts = state.open.leaders.get(asker, LeaderAttempts())
+    if not attempts.num_promised:
+        return False
+    pause_s = min(2.0 ** min(attempts.num_promised, MOST_DOUBLINGS), state.config.longest_interval_s)
+    return now_s < attempts.promised_at_s + pause_s
+
+
+def _promised(opened: OpenRound, leader: PeerId, now_s: float) -> Mapping[PeerId, LeaderAttempts]:
+    known = opened.leaders.get(leader, LeaderAttempts())
+    known = replace(known, num_promised=known.num_promised + 1, promised_at_s=now_s)
+    return MappingProxyType({**opened.leaders, leader: known})
 
 
 def _num_proposed(state: RoundState, leader: PeerId) -> int:
@@ -371,6 +401,8 @@ def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest, 
     if opened.promised is not None and request.ballot <= opened.promised:
         return RoundStep(state, (refusal(sender, request, opened.promised, above=""),))
     problem = consent_problem(state, request.ballot, request.pre_votes, lone=request.lone, now_s=now_s)
+    if not problem and sender != state.config.me.peer and _was_promised_lately(state, sender, now_s):
+        problem = "it was promised an attempt on this base only now"
     if problem:
         return RoundStep(state, remark=f"nothing is promised to {found}: {problem}")
     opened = replace(
@@ -378,6 +410,7 @@ def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest, 
         promised=request.ballot,
         highest_attempt=max(opened.highest_attempt, request.ballot.attempt),
         gathering=None,
+        leaders=_promised(opened, sender, now_s),
     )
     why = f"{found} takes over, and nothing higher is promised"
     return RoundStep(replace(state, open=opened), (LogPromise(request.base, request.ballot, why),))

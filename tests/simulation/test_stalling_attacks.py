@@ -21,6 +21,9 @@ from protocol.rounds.messages.messages import (
     Certificate,
     Committed,
     Leave,
+    PreVote,
+    PreVoteRequest,
+    PromiseRequest,
     Proposal,
     ResultReady,
     RoundMessage,
@@ -165,3 +168,30 @@ def test_a_record_that_is_no_record_is_refused_wherever_it_comes_from(broken: Ca
         seat.hear(liar, Committed(UNIT, Certificate(record, (ack,))))
         assert not may_have_been_acked(seat.state, record)
     _goes_on(table, honest)
+
+
+def test_a_member_that_asks_for_one_promise_after_another_and_proposes_nothing_does_not_stop_the_rounds() -> None:
+    """It claims to have waited for long, and shows each voter's consent. Honest voters judge by what they saw themselves."""
+    table = _table()
+    liar = next(seat for seat in table.live() if seat is not table.opener())
+    honest, votes = table.others(liar), dict[Ballot, dict[PeerId, bytes]]()
+
+    def keeps_consents(sender: PeerId, to: PeerId, message: RoundMessage) -> bool:
+        if to == liar.peer and isinstance(message, PreVote) and not message.objection:
+            votes.setdefault(message.ballot, {})[sender] = table.seats[sender].sealed(encode_message(message))
+        return False
+
+    table.drops = keeps_consents
+    begun = max(seat.head.index for seat in honest)
+    for _ in range(120):
+        table.tick()
+        highest = max(seat.state.open.highest_attempt for seat in honest)
+        ballot, base = Ballot(highest + 1, liar.peer), max((seat.head for seat in honest), key=lambda link: link.index)
+        for seat in honest:
+            seat.hear(liar, PreVoteRequest(UNIT, base.commit, ballot, 1e9))
+        table.talk()
+        shown = tuple(votes.get(ballot, {}).values())
+        for seat in honest:
+            seat.hear(liar, PromiseRequest(UNIT, base.commit, ballot, shown))
+        table.talk()
+    assert max(seat.head.index for seat in honest) - begun >= 10, "a round in six seconds, in the worst case"

@@ -376,10 +376,15 @@ def test_a_voter_that_is_not_sure_asks_the_opener_and_answers_what_came_of_it() 
     assert agreed.objection == ""
 
 
-def test_who_waited_twice_as_long_as_a_suspicion_takes_is_not_held_up_by_a_live_opener() -> None:
+def test_a_live_opener_holds_up_nobody_once_the_voter_itself_waited_twice_as_long_as_a_suspicion_takes() -> None:
     table = Table(3)
     voter, asker, _ = _asked(table)
-    assert _vote(voter.hear(asker, _question(table, asker, waited_s=OVERDUE_FACTOR * SUSPECT_AFTER_S))) == ""
+    for waited_s, objection in ((0.0, "is alive"), (OVERDUE_FACTOR * SUSPECT_AFTER_S, "")):
+        opened = replace(voter.state.open, due_since_s=table.now_s - waited_s)
+        voter.state = replace(voter.state, open=opened)
+        found = _vote(voter.hear(asker, _question(table, asker, waited_s=1e9)))
+        assert found.endswith(objection), "the asker's own word counts for nothing"
+        assert bool(found) == bool(objection)
 
 
 def test_an_opener_that_may_not_contribute_is_no_reason_to_wait() -> None:
