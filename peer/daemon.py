@@ -254,7 +254,7 @@ async def _revocations(life: PeerSession, membership: Membership, roster: Creden
 async def _train(joined: JoinedSession) -> None:
     """Fetch the data for training, find the run's newest state, then train and average."""
     life, membership = joined.life, joined.membership
-    cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
+    cache = ShardCache(life.config.state_dir.absolute() / "data", life.config.cache_bytes)
     joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), joined.roster.is_member))
     async with trio.open_nursery() as nursery:
         _keep_up(joined, nursery)

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, TypeVar
 
+from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
 from averaging.release import installed_release
 from peer.checks.machine_core import Card, Disk, Memory, NoCard, NoTorch, Readings, Torch, Unread, Versions
 from protocol.ids import PROTOCOL_VERSION
@@ -129,8 +130,10 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
     """Ask torch in a separate process."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", program],
+            python_command("-c", program),
             stdin=subprocess.DEVNULL,
+            env=child_environment(),
+            cwd=CHILD_FOLDER,
             capture_output=True,
             text=True,
             errors="replace",
