@@ -18,6 +18,7 @@ from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address
+from averaging.host.leave_signals import watch_signals
 from averaging.host.log_file import LOG_FOLDER, keep_log
 from averaging.network.libp2p.libp2p_network import open_libp2p_network
 from averaging.network.seams.asyncio_thread import open_asyncio_thread
@@ -70,7 +71,6 @@ from peer.session.leaving import hand_over
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
-from peer.settings.signals import watch_signals
 from peer.status.duties_core import EvaluationTurns
 from peer.status.local_view import LOG_NAME
 from peer.status.reporting import ExpertLosses, Reporter, evaluate_commits

@@ -31,6 +31,7 @@ with frozen_imports():
         frame,
         read_message,
     )
+    from peer.training.worker_process import TERMINAL_SIGNALS
 
 NICENESS: Final = 10
 """The volunteer's own programs take priority."""
@@ -186,7 +187,8 @@ def _run_stage(channel: socket.socket, first: bytes) -> int:
 def main() -> int:
     """Exit code 3 after running out of memory."""
     os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C
+    for number in TERMINAL_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the daemon handles them, and ends this process
     channel = socket.socket(fileno=int(sys.argv[1]))
     first = read_message(channel)
     if first is None:

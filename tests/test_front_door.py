@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -570,6 +571,24 @@ def _into(stdout: int, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "potluck", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_hangup_ends_a_command_with_a_code_of_the_readmes_table(number: signal.Signals, tmp_path: Path) -> None:
+    for name in ("runs", "logs"):
+        (tmp_path / name).mkdir()
+    log = tmp_path / "logs" / "peer.log"
+    log.write_text('{"event": "here"}\n')
+    command = [sys.executable, "-m", "potluck", "logs", "--follow", "--state-dir", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE) as following:
+        assert following.stdout is not None
+        assert b"here" in following.stdout.readline()
+        with log.open("a") as more:
+            more.write('{"event": "more"}\n')
+        assert b"more" in following.stdout.readline()
+        following.send_signal(number)
+        assert following.wait(100) == 0
 
 
 def test_reader_that_has_heard_enough_is_no_error() -> None:

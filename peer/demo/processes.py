@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
+from averaging.host.hangup import ending_as_ctrl_c_does
 from protocol.errors import MachineError
 
 LEAVE_PATIENCE_S: Final = 15.0
@@ -112,27 +112,11 @@ def open_processes(log_dir: Path) -> Iterator[ProcessGroup]:
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     group = ProcessGroup(log_dir)
-    with _ending_as_ctrl_c_does():
+    with ending_as_ctrl_c_does():
         try:
             yield group
         finally:
             group.stop_all()
-
-
-@contextmanager
-def _ending_as_ctrl_c_does() -> Iterator[None]:
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    # A signal that is ignored, as under nohup, stays ignored.
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def wait_for_invite(host: Running, limit_s: float) -> str:

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 
 from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
 
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+"""The signals of a terminal, which reach all processes that were started in it."""
+
 WORKER_MODULE = "peer.worker"
 """The module run as the training process. A benchmark replaces it with a wrapper."""
 
@@ -77,8 +80,8 @@ def start_worker(memory_fd: int) -> WorkerProcess:
     """
     ours, theirs = socket.socketpair()
     command = python_command("-m", WORKER_MODULE, str(theirs.fileno()), str(memory_fd))
-    # The daemon handles Ctrl-C. The worker inherits a blocked SIGINT until it can ignore the signal itself after its imports.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # The daemon handles them. The worker inherits blocked signals until it can ignore them itself after its imports.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
     try:
         process = subprocess.Popen(
             command,
