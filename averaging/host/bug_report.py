@@ -20,6 +20,7 @@ import psutil
 
 from averaging.host.daemon_views import DaemonView, LocalDaemon
 from averaging.host.log_file import FILE_BYTES, LOG_FOLDER, log_files
+from averaging.host.usual_folders import home_folder
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.identity.redaction import Redactor
 from protocol.ids import PROTOCOL_VERSION
@@ -53,7 +54,7 @@ def gathered(found: Sequence[tuple[LocalDaemon, Path]], *, keeps_addresses: bool
             f"{view.kind}/files.txt": layout(folder),
         }
         entries |= {f"{view.kind}/logs/{name}": text for name, text in newest_logs(folder, kind.LOG_NAME).items()}
-    return cleaned(entries, Redactor(secrets, hides_addresses=not keeps_addresses, home=str(Path.home())))
+    return cleaned(entries, Redactor(secrets, hides_addresses=not keeps_addresses, home=home_folder()))
 
 
 def _view(kind: LocalDaemon, folder: Path) -> DaemonView:
