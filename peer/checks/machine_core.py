@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Final
 
 from protocol.estimates.estimates import peer_disk_bytes
+from protocol.identity.key_disk import EXPECTED, REMEDY
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 
 GIB: Final = 1 << 30
@@ -112,13 +113,24 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The disk for a run's folder. `taken_bytes` is the run's present use; `cache_bytes` the limit for its data."""
+    """The disk for a run's folder. `missing` is what it lacks to hold a key, as the end of a sentence, empty for nothing;
+    `taken_bytes` is the run's present use; `cache_bytes` the limit for its data.
+    """
 
     folder: str
     is_writable: bool
     free_bytes: int
     taken_bytes: int
     cache_bytes: int
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """The place for the sockets of the network, and why there is none, in one line; one of the two is empty."""
+
+    folder: str
+    problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +160,7 @@ class Readings:
     torch: Torch | NoTorch | Unread | None
     memory: Memory | Unread
     disk: Disk | Unread
+    sockets: Sockets | Unread
     open_files: int | Unread
     versions: Versions | Unread
 
@@ -161,6 +174,7 @@ def judge(readings: Readings) -> tuple[Finding, ...]:
     findings += [
         _memory(readings.memory, readings.num_parameters),
         _disk(readings.disk, readings.num_parameters),
+        _sockets(readings.sockets),
         _open_files(readings.open_files),
         _versions(readings.versions),
     ]
@@ -303,6 +317,9 @@ def _disk(disk: Disk | Unread, num_parameters: int) -> Finding:
     if not disk.is_writable:
         fix = "make it writable, or choose another with --state-dir"
         return Finding("disk", Level.FAIL, f"{disk.folder} cannot be written", fix)
+    if disk.missing:
+        found = f"the disk of {disk.folder} {disk.missing}; expected {EXPECTED}"
+        return Finding("disk", Level.FAIL, found, REMEDY)
     needed_bytes = disk.cache_bytes + peer_disk_bytes(num_parameters)
     missing_bytes = max(0, needed_bytes - disk.taken_bytes)
     found = f"{in_gib(disk.free_bytes)} free at {disk.folder}"
@@ -316,6 +333,14 @@ def _disk(disk: Disk | Unread, num_parameters: int) -> Finding:
     if disk.free_bytes < missing_bytes:
         return Finding("disk", Level.WARN, f"{found}, {takes}", fix)
     return Finding("disk", Level.OK, f"{found}, {takes}")
+
+
+def _sockets(sockets: Sockets | Unread) -> Finding:
+    if isinstance(sockets, Unread):
+        return unread("sockets", sockets)
+    if sockets.problem:
+        return Finding("sockets", Level.FAIL, sockets.problem)
+    return Finding("sockets", Level.OK, f"below {sockets.folder}")
 
 
 def _open_files(limit: int | Unread) -> Finding:

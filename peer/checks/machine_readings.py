@@ -20,7 +20,9 @@ from typing import Final, TypeVar
 
 from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
 from averaging.release import installed_release
-from peer.checks.machine_core import Card, Disk, Memory, NoCard, NoTorch, Readings, Torch, Unread, Versions
+from peer.checks.machine_core import Card, Disk, Memory, NoCard, NoTorch, Readings, Sockets, Torch, Unread, Versions
+from protocol.errors import MachineError
+from protocol.identity.key_disk import missing_on_disk
 from protocol.ids import PROTOCOL_VERSION
 
 T = TypeVar("T")
@@ -82,6 +84,7 @@ def read_machine(
         graphics=within(CARD_WITHIN_S, read_graphics),
         memory=within(READING_WITHIN_S, read_memory),
         disk=within(READING_WITHIN_S, partial(read_disk, state_dir, cache_bytes)),
+        sockets=within(READING_WITHIN_S, partial(read_sockets, state_dir)),
         open_files=within(READING_WITHIN_S, read_open_files),
         versions=within(READING_WITHIN_S, read_versions),
     )
@@ -182,9 +185,7 @@ def _number(path: Path) -> int | None:
 
 def read_disk(state_dir: Path, cache_bytes: int) -> Disk:
     """The disk of `state_dir`. The folder is not created; if it is missing, the nearest existing parent counts."""
-    there = state_dir.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
+    there = _nearest(state_dir)
     taken_bytes = 0
     for folder, _, files in os.walk(state_dir):
         for name in files:
@@ -194,7 +195,29 @@ def read_disk(state_dir: Path, cache_bytes: int) -> Disk:
                 continue  # removed in the meantime
     system = os.statvfs(there)
     is_writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    return Disk(str(state_dir), is_writable, system.f_bavail * system.f_frsize, taken_bytes, cache_bytes)
+    missing = missing_on_disk(there) if is_writable else ""
+    free_bytes = system.f_bavail * system.f_frsize
+    return Disk(str(state_dir), is_writable, free_bytes, taken_bytes, cache_bytes, missing)
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest existing one above it."""
+    there = folder.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    return there
+
+
+def read_sockets(state_dir: Path) -> Sockets:
+    """The place of the sockets, tried as a daemon does and cleared again."""
+    from averaging.network.libp2p.socket_folder import make_socket_folder, socket_roots
+
+    try:
+        folder = make_socket_folder(socket_roots(_nearest(state_dir)))
+    except MachineError as error:
+        return Sockets("", error.one_line())
+    folder.rmdir()
+    return Sockets(str(folder.parent), "")
 
 
 def read_open_files() -> int:

@@ -16,6 +16,7 @@ from peer.checks.machine_core import (
     NoCard,
     NoTorch,
     Readings,
+    Sockets,
     Torch,
     Unread,
     Versions,
@@ -36,6 +37,7 @@ FINE = Readings(
     torch=CUDA_TORCH,
     memory=Memory(32 * GIB, 20 * GIB),
     disk=Disk("/state", True, 100 * GIB, 0, 2 * GIB),
+    sockets=Sockets("/tmp", ""),
     open_files=1024,
     versions=Versions("0.1.0", 1, "3.11.7", "2.9.0", "1.1.12"),
 )
@@ -49,7 +51,16 @@ def find(readings: Readings, name: str) -> Finding:
 
 def test_machine_that_has_everything_has_nothing_to_mend() -> None:
     findings = judge(FINE)
-    assert [f.name for f in findings] == ["gpu", "torch", "codecs", "memory", "disk", "open files", "versions"]
+    assert [f.name for f in findings] == [
+        "gpu",
+        "torch",
+        "codecs",
+        "memory",
+        "disk",
+        "sockets",
+        "open files",
+        "versions",
+    ]
     assert {(f.level, f.fix) for f in findings} == {(Level.OK, "")}
 
 
@@ -163,6 +174,7 @@ def test_memory(available_bytes: int, num_parameters: int, level: Level, says: s
         (Disk("/state", True, DISK_LEAST_BYTES - 1, 2 * GIB, 2 * GIB), 0, Level.FAIL, "free some"),
         (Disk("/state", True, 100 * GIB, 0, 2 * GIB), LARGE, Level.WARN, "the last run takes up to 113.8 GiB"),
         (Disk("/state", False, 100 * GIB, 0, 2 * GIB), 0, Level.FAIL, "cannot be written"),
+        (Disk("/state", True, 100 * GIB, 0, 2 * GIB, "has no file locks"), 0, Level.FAIL, "another disk"),
     ],
 )
 def test_disk(disk: Disk, num_parameters: int, level: Level, says: str) -> None:
@@ -190,7 +202,7 @@ def test_versions_name_what_is_not_installed() -> None:
 def test_what_could_not_be_read_is_a_warning_and_nothing_more() -> None:
     none = Unread("no answer within 2 s")
     findings = judge(
-        replace(FINE, graphics=none, torch=none, memory=none, disk=none, open_files=none, versions=none),
+        replace(FINE, graphics=none, torch=none, memory=none, disk=none, sockets=none, open_files=none, versions=none),
     )
     assert {(f.level, f.found) for f in findings} == {(Level.WARN, "could not be read: no answer within 2 s")}
 
@@ -209,3 +221,11 @@ def test_report_is_one_aligned_line_a_finding() -> None:
     rows = (Finding("gpu", Level.OK, "a card"), Finding("open files", Level.FAIL, "up to 9", "ulimit -n 1024"))
     assert report_lines(rows) == ["ok    gpu         a card", "fail  open files  up to 9; ulimit -n 1024"]
     assert report_lines(()) == []
+
+
+def test_tmp_read_only_is_found_before_an_invite_is_used() -> None:
+    found = find(
+        replace(FINE, sockets=Sockets("", "no folder can hold the sockets: /tmp (Read-only file system)")), "sockets"
+    )
+    assert found.level is Level.FAIL
+    assert "/tmp (Read-only file system)" in found.found

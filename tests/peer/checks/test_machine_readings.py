@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
+import os
 import resource
+import tempfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +11,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from peer.checks.machine_core import Card, Memory, NoCard, NoTorch, Torch, Unread
+from peer.checks.machine_core import Card, Memory, NoCard, NoTorch, Sockets, Torch, Unread
 from peer.checks.machine_readings import (
     has_nvidia_on_bus,
     read_disk,
@@ -16,9 +19,11 @@ from peer.checks.machine_readings import (
     read_machine,
     read_memory,
     read_open_files,
+    read_sockets,
     read_torch,
     within,
 )
+from protocol.errors import MachineError
 
 
 def test_reading_that_fails_or_hangs_is_told_and_ends_nothing() -> None:
@@ -80,6 +85,32 @@ def test_disk_counts_what_is_there_and_knows_a_file_from_a_folder(tmp_path: Path
     assert not read_disk(tmp_path / "runs" / "log" / "below", 1).is_writable
 
 
+def test_exfat_doctor_knows_what_the_disk_lacks_and_leaves_nothing_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_disk(tmp_path, 1).missing == ""
+    monkeypatch.setattr("fcntl.flock", _no_locks)
+    assert read_disk(tmp_path / "state", 1).missing.startswith("has no file locks")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _no_locks(_descriptor: int, _operation: int) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+def test_sockets_are_tried_and_nothing_of_them_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("TMPDIR", short)
+        assert read_sockets(tmp_path / "state") == Sockets(short, "")
+        assert list(Path(short).iterdir()) == []
+
+    def none(_roots: object) -> Path:
+        raise MachineError("no folder")
+
+    monkeypatch.setattr("averaging.network.libp2p.socket_folder.make_socket_folder", none)
+    assert read_sockets(tmp_path) == Sockets("", "no folder")
+
+
 def test_open_file_limit_is_the_soft_one() -> None:
     assert read_open_files() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
@@ -122,5 +153,12 @@ def test_card_is_read_through_its_driver(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_every_reading_of_this_machine_is_taken_without_torch(tmp_path: Path) -> None:
     readings = read_machine(tmp_path, "auto", cache_bytes=1, asks_torch=False)
     assert readings.torch is None
-    taken = (readings.graphics, readings.memory, readings.disk, readings.open_files, readings.versions)
+    taken = (
+        readings.graphics,
+        readings.memory,
+        readings.disk,
+        readings.sockets,
+        readings.open_files,
+        readings.versions,
+    )
     assert not [reading for reading in taken if isinstance(reading, Unread)]
