@@ -18,7 +18,7 @@ from typing import Final
 from averaging.gc_freeze import frozen_imports
 
 with frozen_imports():
-    from peer.machine.device import choose_device, is_out_of_memory
+    from peer.machine.device import card_uuid, choose_device, is_out_of_memory
     from peer.pipeline.stage.stage_worker import is_stage_plan, run_stage
     from peer.training.local_training import LocalTrainer, TrainingPlan
     from peer.training.worker_channel import (
@@ -48,6 +48,7 @@ class Worker:
         self._vectors = vectors
         self._slowdown = trainer.plan.slowdown
         self._is_paused = trainer.plan.is_paused or not trainer.plan.trains
+        self._card = card_uuid(choose_device(trainer.plan.device))
         self._was_loaded = False
         self._still_until_s = 0.0
         self._early: deque[Command | None] = deque()
@@ -162,6 +163,7 @@ class Worker:
             loss_nats=counters.loss_nats,
             micro_batch=self._trainer.micro_batch,
             busy_s=busy_s,
+            card=self._card,
         )
         self._channel.sendall(frame(progress))
 

@@ -59,7 +59,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The first NVIDIA card as reported by its driver.
+    """The NVIDIA card that trains, as reported by its driver.
 
     Attributes:
         driver_cuda: newest CUDA (major, minor) that the driver can run.
@@ -76,16 +76,21 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class NoCard:
-    """No driver reports a card. `is_on_bus`: the machine nevertheless has an NVIDIA card."""
+    """No driver reports a card that trains. `is_on_bus`: the machine nevertheless has an NVIDIA card. `are_hidden`: the owner's
+    variables hide all cards. `are_several`: torch was not asked which of several cards it takes.
+    """
 
     reason: str
     is_on_bus: bool
+    are_hidden: bool = False
+    are_several: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Torch:
     """The report of torch itself. `cuda` is empty for a build without CUDA; `architectures` as in torch.cuda.get_arch_list().
-    `codecs_problem` comes from the same process: why the compiled codecs are missing, empty if they are there.
+    `codecs_problem` comes from the same process: why the compiled codecs are missing, empty if they are there. `card` is the UUID
+    of the NVIDIA card that it takes, empty if there is none.
     """
 
     version: str
@@ -94,6 +99,7 @@ class Torch:
     can_use_cuda: bool
     can_use_mps: bool
     codecs_problem: str
+    card: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,13 +241,19 @@ def _graphics(readings: Readings) -> Finding:
         if device in ("auto", "cuda") and graphics.memory_free_bytes < GIB:
             return Finding("gpu", Level.WARN, found, "end other programs that use the card, or train with --device cpu")
         return Finding("gpu", Level.OK, found)
+    where = "the CPU" if device == "auto" else f"--device {device}"
+    if graphics.are_several:
+        return Finding("gpu", Level.OK, graphics.reason)
+    if graphics.are_hidden:
+        level = Level.FAIL if device == "cuda" else Level.OK
+        fix = "unset it, or train with --device cpu" if device == "cuda" else ""
+        return Finding("gpu", level, graphics.reason if fix else f"{graphics.reason}; training runs on {where}", fix)
     if device == "cuda":
         fix = "install its driver, or train with --device cpu"
         return Finding("gpu", Level.FAIL, f"--device cuda, and no NVIDIA card answers ({graphics.reason})", fix)
     if graphics.is_on_bus and device == "auto":
         found = f"an NVIDIA card without a working driver ({graphics.reason}); training runs on the CPU"
         return Finding("gpu", Level.WARN, found, "install its driver; in a container pass the card in (--gpus all)")
-    where = "the CPU" if device == "auto" else f"--device {device}"
     return Finding("gpu", Level.OK, f"no NVIDIA card; training runs on {where}")
 
 

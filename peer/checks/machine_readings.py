@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
 from averaging.release import installed_release
 from peer.checks.machine_core import Card, Disk, Memory, NoCard, NoTorch, Readings, Sockets, Torch, Unread, Versions
+from peer.machine.card import CardsHidden, CardUnknown, find_card, largest_card, text_of
 from protocol.errors import MachineError
 from protocol.identity.key_disk import missing_on_disk
 from protocol.ids import PROTOCOL_VERSION
@@ -41,6 +42,7 @@ _DISPLAY_CLASS: Final = "0x03"
 
 _TORCH_SAYS: Final = """
 import json, torch
+card = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "") if torch.cuda.is_available() else ""
 try:
     from averaging.codecs.compiled import problem
     codecs_problem = problem()
@@ -48,7 +50,7 @@ except (ImportError, OSError) as error:
     codecs_problem = f"{type(error).__name__}: {error}"
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or "",
     "architectures": torch.cuda.get_arch_list(), "can_use_cuda": torch.cuda.is_available(),
-    "can_use_mps": torch.backends.mps.is_available(), "codecs_problem": codecs_problem}))
+    "can_use_mps": torch.backends.mps.is_available(), "codecs_problem": codecs_problem, "card": str(card)}))
 """
 
 
@@ -77,11 +79,13 @@ def read_machine(
     """Take all readings. `device`: auto, cpu, cuda or mps; `num_parameters` of the model of the last run, 0 for none. Blocks for
     the sum of the deadlines at most. Without torch it is quick on a healthy machine.
     """
+    torch = read_torch() if asks_torch else None
+    uuid = (torch.card or None) if isinstance(torch, Torch) else None
     return Readings(
         device=device,
         num_parameters=num_parameters,
-        torch=read_torch() if asks_torch else None,
-        graphics=within(CARD_WITHIN_S, read_graphics),
+        torch=torch,
+        graphics=within(CARD_WITHIN_S, partial(read_graphics, uuid, takes_any=asks_torch)),
         memory=within(READING_WITHIN_S, read_memory),
         disk=within(READING_WITHIN_S, partial(read_disk, state_dir, cache_bytes)),
         sockets=within(READING_WITHIN_S, partial(read_sockets, state_dir)),
@@ -90,31 +94,38 @@ def read_machine(
     )
 
 
-def read_graphics() -> Card | NoCard:
-    """The first NVIDIA card as reported by its driver."""
+def read_graphics(uuid: str | None = None, *, takes_any: bool = False) -> Card | NoCard:
+    """The NVIDIA card that trains, as reported by its driver.
+
+    Args:
+        uuid: torch's name for it, None if torch has named none.
+        takes_any: where several cards may be meant, read the one with most memory.
+    """
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByIndex(0)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(card)
+        try:
+            card = find_card(pynvml, uuid)
+        except CardUnknown:
+            if not takes_any:
+                raise
+            card = largest_card(pynvml)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(card.handle)
         driver_cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card.whole)
         return Card(
-            name=_text(pynvml.nvmlDeviceGetName(card)),
-            driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+            name=text_of(pynvml.nvmlDeviceGetName(card.handle)),
+            driver=text_of(pynvml.nvmlSystemGetDriverVersion()),
             driver_cuda=(driver_cuda // 1000, driver_cuda % 1000 // 10),
             capability=(int(major), int(minor)),
             memory_total_bytes=int(memory.total),
             memory_free_bytes=int(memory.free),
         )
-    except pynvml.NVMLError as error:
+    except (CardsHidden, CardUnknown) as error:
+        return NoCard(str(error), False, isinstance(error, CardsHidden), isinstance(error, CardUnknown))
+    except (pynvml.NVMLError, OSError) as error:
         return NoCard(str(error), has_nvidia_on_bus(Path("/sys/bus/pci/devices")))
-
-
-def _text(value: str | bytes) -> str:
-    """As text: older releases of pynvml give bytes."""
-    return value.decode("utf8", "replace") if isinstance(value, bytes) else value
 
 
 def has_nvidia_on_bus(devices: Path) -> bool:
@@ -159,6 +170,7 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
             can_use_cuda=bool(answer["can_use_cuda"]),
             can_use_mps=bool(answer["can_use_mps"]),
             codecs_problem=str(answer["codecs_problem"]),
+            card=str(answer["card"]),
         )
     except (ValueError, KeyError, IndexError, TypeError):
         return Unread("its answer cannot be understood")

@@ -87,7 +87,7 @@ class PeerConfig(PlaceConfig):
     """Train also while this machine runs on its battery."""
 
     max_gpu_celsius: Ceiling = 0
-    """Pause training while the first NVIDIA card is this hot or hotter; 0 for no limit."""
+    """Pause training while the NVIDIA card that trains is this hot or hotter; 0 for no limit."""
 
     max_cpu_celsius: Ceiling = 0
     """Pause training while the processor is this hot or hotter; 0 for no limit."""

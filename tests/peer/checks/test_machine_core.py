@@ -229,3 +229,13 @@ def test_tmp_read_only_is_found_before_an_invite_is_used() -> None:
     )
     assert found.level is Level.FAIL
     assert "/tmp (Read-only file system)" in found.found
+
+
+def test_hidden_cards_and_several_cards_are_no_missing_driver() -> None:
+    hidden = NoCard("CUDA_VISIBLE_DEVICES hides every card", is_on_bus=True, are_hidden=True)
+    assert find(replace(FINE, graphics=hidden), "gpu") == Finding(
+        "gpu", Level.OK, "CUDA_VISIBLE_DEVICES hides every card; training runs on the CPU"
+    )
+    assert find(replace(FINE, graphics=hidden, device="cuda"), "gpu").level is Level.FAIL
+    several = NoCard("there are 2 NVIDIA cards", is_on_bus=True, are_several=True)
+    assert find(replace(FINE, graphics=several, device="cuda"), "gpu").level is Level.OK

@@ -3,12 +3,11 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 import tempfile
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
-import pynvml
 import pytest
 
 from peer.checks.machine_core import Card, Memory, NoCard, NoTorch, Sockets, Torch, Unread
@@ -24,6 +23,7 @@ from peer.checks.machine_readings import (
     within,
 )
 from protocol.errors import MachineError
+from tests.peer.machine.nvml import COOL, HOT, PART, Nvml
 
 
 def test_reading_that_fails_or_hangs_is_told_and_ends_nothing() -> None:
@@ -44,8 +44,8 @@ def test_reading_that_fails_or_hangs_is_told_and_ends_nothing() -> None:
         ("print('[]')", Unread("its answer cannot be understood")),
         (
             """print('noise\\n{"version": "2", "cuda": "", "architectures": ["sm_80"], "can_use_cuda": 0, "can_use_mps": 1, '
-            '"codecs_problem": "none here"}')""",
-            Torch("2", "", ("sm_80",), can_use_cuda=False, can_use_mps=True, codecs_problem="none here"),
+            '"codecs_problem": "none here", "card": "99"}')""",
+            Torch("2", "", ("sm_80",), can_use_cuda=False, can_use_mps=True, codecs_problem="none here", card="99"),
         ),
     ],
     ids=["crash", "not installed", "no JSON", "nothing", "other JSON", "good"],
@@ -127,27 +127,33 @@ def test_card_without_a_driver_is_seen_on_the_bus(tmp_path: Path) -> None:
     assert has_nvidia_on_bus(tmp_path)
 
 
-def test_card_is_read_through_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: dict[str, object] = {
-        "nvmlInit": None,
-        "nvmlDeviceGetHandleByIndex": "card 0",
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=8 << 30, free=7 << 30),
-        "nvmlSystemGetCudaDriverVersion_v2": 12080,
-        "nvmlDeviceGetCudaComputeCapability": (8, 9),
-        "nvmlDeviceGetName": b"NVIDIA GeForce RTX 4060",
-        "nvmlSystemGetDriverVersion": "570.86",
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(pynvml, name, lambda *_arguments, answer=answer: answer)
-    assert read_graphics() == Card("NVIDIA GeForce RTX 4060", "570.86", (12, 8), (8, 9), 8 << 30, 7 << 30)
+def test_second_card_is_read_through_its_driver_if_torch_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(COOL, HOT, parts={PART.uuid: (PART, HOT)}))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    hot = Card("hot", "570.86", (12, 8), (8, 9), 24 << 30, 4 << 30)
+    assert read_graphics(HOT.uuid) == hot
+    assert read_graphics(None, takes_any=True) == hot
+    assert read_graphics(PART.uuid) == Card("part of hot", "570.86", (12, 8), (8, 9), 3 << 30, 2 << 30)
+    unknown = read_graphics(None)
+    assert isinstance(unknown, NoCard)
+    assert unknown.are_several
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    hidden = read_graphics(None)
+    assert isinstance(hidden, NoCard)
+    assert hidden.are_hidden
 
-    def lost(_index: int) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lost)
-    found = read_graphics()
+def test_driver_that_has_lost_its_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml(HOT)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+    def lost(_card: object) -> None:
+        raise nvml.NVMLError("GPU is lost")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lost)
+    found = read_graphics(HOT.uuid)
     assert isinstance(found, NoCard)
-    assert "lost" in found.reason.lower()
+    assert "lost" in found.reason
 
 
 def test_every_reading_of_this_machine_is_taken_without_torch(tmp_path: Path) -> None:
