@@ -26,6 +26,7 @@ try:
         import peer.commands
         from averaging.host.command_errors import refused_by_the_machine, report, report_bug, report_usage
         from averaging.host.local_commands import LocalCommands
+        from averaging.host.machine_limits import keep_threads_to_cores
         from averaging.host.stderr_log import log_to_stderr
         from averaging.release import installed_release
         from protocol.errors import MachineError, PotluckError
@@ -141,6 +142,7 @@ def _say_the_rest(code: int) -> int:
 def main() -> None:
     """Run one command and exit with its code."""
     outlive_the_terminal()
+    keep_threads_to_cores()
     with ending_as_ctrl_c_does():
         code = _say_the_rest(_run())
         # During Python's shutdown a second one would print a traceback or change the exit code.

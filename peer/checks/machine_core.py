@@ -118,6 +118,14 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Cores:
+    """Processor cores: those whose time this process may use, which may be a fraction, and all of the machine."""
+
+    usable: float
+    of_machine: int
+
+
+@dataclass(frozen=True, slots=True)
 class Disk:
     """The disk for a run's folder. `missing` is what it lacks to hold a key, as the end of a sentence, empty for nothing;
     `taken_bytes` is the run's present use; `cache_bytes` the limit for its data.
@@ -165,6 +173,7 @@ class Readings:
     graphics: Card | NoCard | Unread
     torch: Torch | NoTorch | Unread | None
     memory: Memory | Unread
+    cores: Cores | Unread
     disk: Disk | Unread
     sockets: Sockets | Unread
     open_files: int | Unread
@@ -179,6 +188,7 @@ def judge(readings: Readings) -> tuple[Finding, ...]:
         findings += _codecs(readings.torch)
     findings += [
         _memory(readings.memory, readings.num_parameters),
+        _cores(readings.cores),
         _disk(readings.disk, readings.num_parameters),
         _sockets(readings.sockets),
         _open_files(readings.open_files),
@@ -321,6 +331,16 @@ def _memory(memory: Memory | Unread, num_parameters: int) -> Finding:
     if memory.available_bytes < needed_bytes:
         return Finding("memory", Level.WARN, f"{found}, {takes}", fix)
     return Finding("memory", Level.OK, f"{found}, {takes}")
+
+
+def _cores(cores: Cores | Unread) -> Finding:
+    if isinstance(cores, Unread):
+        return unread("cores", cores)
+    if cores.usable >= cores.of_machine:
+        return Finding("cores", Level.OK, f"{cores.of_machine}")
+    return Finding(
+        "cores", Level.OK, f"{cores.usable:g} of the machine's {cores.of_machine}, as this process's group allows"
+    )
 
 
 def _disk(disk: Disk | Unread, num_parameters: int) -> Finding:

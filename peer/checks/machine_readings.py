@@ -18,9 +18,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, TypeVar
 
+from averaging.host import machine_limits
 from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
 from averaging.release import installed_release
-from peer.checks.machine_core import Card, Disk, Memory, NoCard, NoTorch, Readings, Sockets, Torch, Unread, Versions
+from peer.checks.machine_core import (
+    Card,
+    Cores,
+    Disk,
+    Memory,
+    NoCard,
+    NoTorch,
+    Readings,
+    Sockets,
+    Torch,
+    Unread,
+    Versions,
+)
 from peer.machine.card import CardsHidden, CardUnknown, find_card, largest_card, text_of
 from protocol.errors import MachineError
 from protocol.identity.key_disk import missing_on_disk
@@ -87,6 +100,7 @@ def read_machine(
         torch=torch,
         graphics=within(CARD_WITHIN_S, partial(read_graphics, uuid, takes_any=asks_torch)),
         memory=within(READING_WITHIN_S, read_memory),
+        cores=within(READING_WITHIN_S, read_cores),
         disk=within(READING_WITHIN_S, partial(read_disk, state_dir, cache_bytes)),
         sockets=within(READING_WITHIN_S, partial(read_sockets, state_dir)),
         open_files=within(READING_WITHIN_S, read_open_files),
@@ -176,23 +190,16 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
         return Unread("its answer cannot be understood")
 
 
-def read_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> Memory:
+def read_memory() -> Memory:
     """The memory of the machine, or of our container."""
-    import psutil
-
-    found = psutil.virtual_memory()
-    limit_bytes, used_bytes = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    if limit_bytes is None or limit_bytes >= found.total:
-        return Memory(found.total, found.available)
-    return Memory(limit_bytes, max(0, min(found.available, limit_bytes - (used_bytes or 0))))
+    found = machine_limits.read_memory()
+    return Memory(found.total_bytes, found.available_bytes)
 
 
-def _number(path: Path) -> int | None:
-    """A number from a kernel file; None for "max" and for a missing file."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+def read_cores() -> Cores:
+    """The cores of the machine, or of our container."""
+    found = machine_limits.read_cores()
+    return Cores(found.usable, found.of_machine)
 
 
 def read_disk(state_dir: Path, cache_bytes: int) -> Disk:

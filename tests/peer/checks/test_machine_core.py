@@ -9,6 +9,7 @@ from peer.checks.machine_core import (
     GIB,
     MEMORY_LEAST_BYTES,
     Card,
+    Cores,
     Disk,
     Finding,
     Level,
@@ -36,6 +37,7 @@ FINE = Readings(
     graphics=CARD,
     torch=CUDA_TORCH,
     memory=Memory(32 * GIB, 20 * GIB),
+    cores=Cores(16, 16),
     disk=Disk("/state", True, 100 * GIB, 0, 2 * GIB),
     sockets=Sockets("/tmp", ""),
     open_files=1024,
@@ -56,6 +58,7 @@ def test_machine_that_has_everything_has_nothing_to_mend() -> None:
         "torch",
         "codecs",
         "memory",
+        "cores",
         "disk",
         "sockets",
         "open files",
@@ -202,7 +205,17 @@ def test_versions_name_what_is_not_installed() -> None:
 def test_what_could_not_be_read_is_a_warning_and_nothing_more() -> None:
     none = Unread("no answer within 2 s")
     findings = judge(
-        replace(FINE, graphics=none, torch=none, memory=none, disk=none, sockets=none, open_files=none, versions=none),
+        replace(
+            FINE,
+            graphics=none,
+            torch=none,
+            memory=none,
+            cores=none,
+            disk=none,
+            sockets=none,
+            open_files=none,
+            versions=none,
+        ),
     )
     assert {(f.level, f.found) for f in findings} == {(Level.WARN, "could not be read: no answer within 2 s")}
 
@@ -239,3 +252,8 @@ def test_hidden_cards_and_several_cards_are_no_missing_driver() -> None:
     assert find(replace(FINE, graphics=hidden, device="cuda"), "gpu").level is Level.FAIL
     several = NoCard("there are 2 NVIDIA cards", is_on_bus=True, are_several=True)
     assert find(replace(FINE, graphics=several, device="cuda"), "gpu").level is Level.OK
+
+
+def test_cores_within_a_group_are_told() -> None:
+    assert find(FINE, "cores").found == "16"
+    assert find(replace(FINE, cores=Cores(1.5, 64)), "cores").found.startswith("1.5 of the machine's 64")

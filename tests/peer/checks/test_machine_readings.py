@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from peer.checks.machine_core import Card, Memory, NoCard, NoTorch, Sockets, Torch, Unread
+from peer.checks.machine_core import Card, NoCard, NoTorch, Sockets, Torch, Unread
 from peer.checks.machine_readings import (
     has_nvidia_on_bus,
     read_disk,
     read_graphics,
     read_machine,
-    read_memory,
     read_open_files,
     read_sockets,
     read_torch,
@@ -58,16 +57,6 @@ def test_torch_that_hangs_is_ended_at_the_deadline() -> None:
     assert read_torch(0.3, "import sys; sys.stdin = None; import threading; threading.Event().wait()") == Unread(
         "no answer within 0.3 s"
     )
-
-
-def test_container_with_less_memory_than_the_machine_counts(tmp_path: Path) -> None:
-    whole = read_memory(tmp_path)
-    assert 0 < whole.available_bytes <= whole.total_bytes
-    (tmp_path / "memory.max").write_text("max\n")
-    assert read_memory(tmp_path).total_bytes == whole.total_bytes
-    (tmp_path / "memory.max").write_text("1048576\n")
-    (tmp_path / "memory.current").write_text("48576\n")
-    assert read_memory(tmp_path) == Memory(1_048_576, 1_000_000)
 
 
 def test_folder_that_is_not_there_yet_is_judged_by_the_one_above_and_not_made(tmp_path: Path) -> None:
