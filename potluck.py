@@ -25,6 +25,7 @@ try:
         import coordinator.command_line
         import peer.commands
         from averaging.host.command_errors import refused_by_the_machine, report, report_bug, report_usage
+        from averaging.host.help_texts import keep_help_texts
         from averaging.host.local_commands import LocalCommands
         from averaging.host.machine_limits import keep_threads_to_cores
         from averaging.host.stderr_log import log_to_stderr
@@ -98,6 +99,7 @@ coordinator.command_line.add_commands(app, _merge_models)
 peer.commands.add_commands(app)
 local_commands = LocalCommands(_daemons, _write_trace)
 local_commands.add_to(app)
+keep_help_texts(app)
 
 
 def _run() -> int:
