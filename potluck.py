@@ -9,25 +9,29 @@ import os
 import signal
 import sys
 
+from averaging.host.hangup import GOODBYES, ending_as_ctrl_c_does, outlive_the_terminal
 from peer.settings.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
 
 _LEFT_AT_ONCE = "potluck: interrupted; left at once"
 
 try:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from typing import TYPE_CHECKING, Annotated, Final
+    with ending_as_ctrl_c_does():
+        from collections.abc import Sequence
+        from pathlib import Path
+        from typing import TYPE_CHECKING, Annotated, Final
 
-    import typer
+        import typer
 
-    import coordinator.command_line
-    import peer.commands
-    from averaging.host.command_errors import refused_by_the_machine, report, report_bug, report_usage
-    from averaging.host.local_commands import LocalCommands
-    from averaging.host.stderr_log import log_to_stderr
-    from averaging.release import installed_release
-    from protocol.errors import MachineError, PotluckError
-    from protocol.ids import PROTOCOL_VERSION
+        import coordinator.command_line
+        import peer.commands
+        from averaging.host.command_errors import refused_by_the_machine, report, report_bug, report_usage
+        from averaging.host.help_texts import keep_help_texts
+        from averaging.host.local_commands import LocalCommands
+        from averaging.host.machine_limits import keep_threads_to_cores
+        from averaging.host.stderr_log import log_to_stderr
+        from averaging.release import installed_release
+        from protocol.errors import MachineError, PotluckError
+        from protocol.ids import PROTOCOL_VERSION
 except KeyboardInterrupt:
     # Imports are the longest part of a short command. Nothing was done yet, so a traceback would not help.
     print(_LEFT_AT_ONCE, file=sys.stderr)
@@ -95,6 +99,7 @@ coordinator.command_line.add_commands(app, _merge_models)
 peer.commands.add_commands(app)
 local_commands = LocalCommands(_daemons, _write_trace)
 local_commands.add_to(app)
+keep_help_texts(app)
 
 
 def _run() -> int:
@@ -138,9 +143,13 @@ def _say_the_rest(code: int) -> int:
 
 def main() -> None:
     """Run one command and exit with its code."""
-    code = _say_the_rest(_run())
-    # During Python's shutdown a second Ctrl-C would print a traceback or change the exit code.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    outlive_the_terminal()
+    keep_threads_to_cores()
+    with ending_as_ctrl_c_does():
+        code = _say_the_rest(_run())
+        # During Python's shutdown a second one would print a traceback or change the exit code.
+        for number in (signal.SIGINT, *GOODBYES):
+            signal.signal(number, signal.SIG_IGN)
     if code == INTERRUPTED:
         print(_LEFT_AT_ONCE, file=sys.stderr)
     sys.exit(code)

@@ -5,9 +5,7 @@ It takes no part in rounds. Stopping it stops admissions, checkpoints and the st
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -24,6 +22,7 @@ from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address, local_address
+from averaging.host.leave_signals import watch_signals
 from averaging.host.log_file import LOG_FOLDER, keep_log
 from averaging.network.direct.direct import DirectOptions
 from averaging.network.direct.tls_identity import TlsCredential, credential_check
@@ -77,7 +76,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_INTERRUPTED: Final = 130
 _TICK_S: Final = 1.0
 
 Say = Callable[[str], None]
@@ -101,7 +99,7 @@ class HostDaemon:
 
 
 def run_host(run_file: Path, config: HostConfig) -> int:
-    """Host the run until SIGINT or SIGTERM; returns the exit code.
+    """Host the run until SIGINT, SIGTERM or SIGHUP; returns the exit code.
 
     Raises:
         ConfigError, MachineError, StorageError: the run cannot be hosted, with the reason.
@@ -109,19 +107,6 @@ def run_host(run_file: Path, config: HostConfig) -> int:
     # A failed service ends the daemon; its own error is what the user should read.
     run_single_error(partial(serve_run, run_file, config, say=partial(print, flush=True)))
     return 0
-
-
-async def _watch_signals(leaving: trio.CancelScope) -> None:
-    """Leave at the first SIGINT or SIGTERM. At the second, end the process at once with exit code 130."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        is_leaving = False
-        async for number in signals:
-            if is_leaving:
-                print("potluck: interrupted again; leaving at once", file=sys.stderr, flush=True)
-                os._exit(_INTERRUPTED)
-            is_leaving = True
-            _log.info("host_leaving", reason=f"asked to leave by {signal.Signals(number).name}")
-            leaving.cancel()
 
 
 async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
@@ -132,8 +117,13 @@ async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
     """
     async with trio.open_nursery() as root:
         leaving = trio.CancelScope()
+
+        def leave(reason: str) -> None:
+            _log.info("host_leaving", reason=reason)
+            leaving.cancel()
+
         # Outside of `leaving`, because a second signal must be heard while the daemon is leaving.
-        root.start_soon(_watch_signals, leaving)
+        root.start_soon(watch_signals, leave)
         with leaving:
             async with _open_host(run_file, config, say) as host:
                 await _serve(host, say)

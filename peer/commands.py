@@ -158,7 +158,7 @@ def doctor(
 
     With an invite, or a run that was joined before, also checks the way to its
     host; the invite is not used up. Each line is ok, warn or fail. Ends with 4
-    if one fails, else with 0. Writes nothing.
+    if one fails, else with 0. Leaves nothing behind.
     """
     from peer.checks.doctor import run_doctor
 

@@ -18,6 +18,7 @@ from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address
+from averaging.host.leave_signals import watch_signals
 from averaging.host.log_file import LOG_FOLDER, keep_log
 from averaging.network.libp2p.libp2p_network import open_libp2p_network
 from averaging.network.seams.asyncio_thread import open_asyncio_thread
@@ -70,7 +71,6 @@ from peer.session.leaving import hand_over
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
-from peer.settings.signals import watch_signals
 from peer.status.duties_core import EvaluationTurns
 from peer.status.local_view import LOG_NAME
 from peer.status.reporting import ExpertLosses, Reporter, evaluate_commits
@@ -254,7 +254,7 @@ async def _revocations(life: PeerSession, membership: Membership, roster: Creden
 async def _train(joined: JoinedSession) -> None:
     """Fetch the data for training, find the run's newest state, then train and average."""
     life, membership = joined.life, joined.membership
-    cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
+    cache = ShardCache(life.config.state_dir.absolute() / "data", life.config.cache_bytes)
     joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), joined.roster.is_member))
     async with trio.open_nursery() as nursery:
         _keep_up(joined, nursery)
@@ -270,6 +270,7 @@ async def _train(joined: JoinedSession) -> None:
         reads = text_plan(membership.dataset, cache, held)
         plan = training_plan(life.config, me, membership, reads, chains, held, is_paused=is_paused)
         async with open_worker_trainer(plan, whole_anchor(chains), life.worker) as trainer:
+            life.board.machine.trains_on = lambda: trainer.card
             trainer.hold(life.controls.decision.is_held)
             if first.is_missing:
                 trainer.hold(True, HELD_BECAUSE)

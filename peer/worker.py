@@ -18,7 +18,7 @@ from typing import Final
 from averaging.gc_freeze import frozen_imports
 
 with frozen_imports():
-    from peer.machine.device import choose_device, is_out_of_memory
+    from peer.machine.device import card_uuid, choose_device, is_out_of_memory
     from peer.pipeline.stage.stage_worker import is_stage_plan, run_stage
     from peer.training.local_training import LocalTrainer, TrainingPlan
     from peer.training.worker_channel import (
@@ -31,6 +31,7 @@ with frozen_imports():
         frame,
         read_message,
     )
+    from peer.training.worker_process import TERMINAL_SIGNALS
 
 NICENESS: Final = 10
 """The volunteer's own programs take priority."""
@@ -47,6 +48,7 @@ class Worker:
         self._vectors = vectors
         self._slowdown = trainer.plan.slowdown
         self._is_paused = trainer.plan.is_paused or not trainer.plan.trains
+        self._card = card_uuid(choose_device(trainer.plan.device))
         self._was_loaded = False
         self._still_until_s = 0.0
         self._early: deque[Command | None] = deque()
@@ -161,6 +163,7 @@ class Worker:
             loss_nats=counters.loss_nats,
             micro_batch=self._trainer.micro_batch,
             busy_s=busy_s,
+            card=self._card,
         )
         self._channel.sendall(frame(progress))
 
@@ -186,7 +189,8 @@ def _run_stage(channel: socket.socket, first: bytes) -> int:
 def main() -> int:
     """Exit code 3 after running out of memory."""
     os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C
+    for number in TERMINAL_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the daemon handles them, and ends this process
     channel = socket.socket(fileno=int(sys.argv[1]))
     first = read_message(channel)
     if first is None:

@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -544,6 +545,24 @@ def test_runs_are_looked_for_where_settings_put_them(tmp_path: Path) -> None:
     assert "first-light" in _potluck_from_its_start("runs", POTLUCK_PEER_STATE_DIR=str(elsewhere), **mine).stdout
 
 
+def _without_a_home(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As a user id that the system does not know, with no HOME: a container's `--user 12345`."""
+    program = "import os, pwd, sys; pwd.getpwuid = {}.__getitem__; sys.path.insert(0, os.environ['HERE'])"
+    program += "; import potluck; potluck.main()"
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "PYTHONPATH")}
+    command = [sys.executable, "-P", "-c", program, *arguments]
+    return subprocess.run(
+        command, env={**environment, "HERE": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_no_home_a_command_needs_only_the_name_of_a_state_folder(tmp_path: Path) -> None:
+    line = _one_line(_without_a_home("health"), 3)
+    assert "no home folder" in line
+    assert "--state-dir" in line
+    assert "no home" not in _without_a_home("health", "--state-dir", str(tmp_path)).stderr
+
+
 def test_completion_of_bash_knows_the_commands() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COMP_WORDS": "potluck sta", "COMP_CWORD": "1"}
     environment["_POTLUCK_COMPLETE"] = "complete_bash"
@@ -570,6 +589,24 @@ def _into(stdout: int, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "potluck", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_hangup_ends_a_command_with_a_code_of_the_readmes_table(number: signal.Signals, tmp_path: Path) -> None:
+    for name in ("runs", "logs"):
+        (tmp_path / name).mkdir()
+    log = tmp_path / "logs" / "peer.log"
+    log.write_text('{"event": "here"}\n')
+    command = [sys.executable, "-m", "potluck", "logs", "--follow", "--state-dir", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE) as following:
+        assert following.stdout is not None
+        assert b"here" in following.stdout.readline()
+        with log.open("a") as more:
+            more.write('{"event": "more"}\n')
+        assert b"more" in following.stdout.readline()
+        following.send_signal(number)
+        assert following.wait(100) == 0
 
 
 def test_reader_that_has_heard_enough_is_no_error() -> None:

@@ -81,7 +81,7 @@ def is_of_source(root: Path, library: Path) -> bool:
     """Whether the library loads on this machine and was built from the source below `root`. A separate process loads it, because
     loading a truncated file kills the process.
     """
-    command = [sys.executable, "-c", _SOURCE_OF, str(library)]
+    command = [sys.executable, "-I", "-c", _SOURCE_OF, str(library)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

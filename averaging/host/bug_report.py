@@ -16,10 +16,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from averaging.host.daemon_views import DaemonView, LocalDaemon
 from averaging.host.log_file import FILE_BYTES, LOG_FOLDER, log_files
+from averaging.host.machine_limits import read_cores, read_memory
+from averaging.host.usual_folders import home_folder
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.identity.redaction import Redactor
 from protocol.ids import PROTOCOL_VERSION
@@ -53,7 +53,7 @@ def gathered(found: Sequence[tuple[LocalDaemon, Path]], *, keeps_addresses: bool
             f"{view.kind}/files.txt": layout(folder),
         }
         entries |= {f"{view.kind}/logs/{name}": text for name, text in newest_logs(folder, kind.LOG_NAME).items()}
-    return cleaned(entries, Redactor(secrets, hides_addresses=not keeps_addresses, home=str(Path.home())))
+    return cleaned(entries, Redactor(secrets, hides_addresses=not keeps_addresses, home=home_folder()))
 
 
 def _view(kind: LocalDaemon, folder: Path) -> DaemonView:
@@ -67,16 +67,17 @@ def _view(kind: LocalDaemon, folder: Path) -> DaemonView:
 
 def machine_facts(folders: Sequence[Path]) -> dict[str, object]:
     """Versions, processors, memory and disk, in bytes. Blocks for milliseconds."""
-    memory = psutil.virtual_memory()
+    memory, cores = read_memory(), read_cores()
     return {
         "protocol_version": PROTOCOL_VERSION,
         "python": sys.version,
         "system": platform.platform(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "num_cpus": os.cpu_count(),
+        "num_cpus": cores.of_machine,
+        "usable_cpus": cores.usable,
         "load_average": os.getloadavg(),
-        "memory_bytes": memory.total,
-        "memory_available_bytes": memory.available,
+        "memory_bytes": memory.total_bytes,
+        "memory_available_bytes": memory.available_bytes,
         "disk_free_bytes": {str(folder): _free_bytes(folder) for folder in folders},
         "potluck_variables": sorted(name for name in os.environ if name.startswith("POTLUCK_")),
     }

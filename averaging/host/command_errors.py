@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Final
 
 import typer
 
+from averaging.host.temporary_folder import temporary_folder
 from protocol.errors import MachineError, PotluckError, UsageError
 from protocol.tables import shortened
 
@@ -31,14 +31,16 @@ def report(error: PotluckError) -> int:
 
 
 def report_bug(error: BaseException) -> None:
-    """Keep the traceback in a file and print one line that names it."""
-    path = Path(tempfile.gettempdir()) / f"potluck-error-{os.getpid()}.log"
+    """Keep the traceback in a file and print one line that names it. Without a place for the file the traceback is printed."""
     lines = "".join(traceback.format_exception(error))
     try:
+        path = Path(temporary_folder()) / f"potluck-error-{os.getpid()}.log"
         path.write_text(lines, encoding="utf8")
-    except OSError:
+        told = str(path)
+    except (OSError, MachineError):
         typer.echo(lines, err=True)
-    typer.echo(f"potluck: {type(error).__name__}: {error}; this is a bug; please report it with {path}", err=True)
+        told = "the lines above"
+    typer.echo(f"potluck: {type(error).__name__}: {error}; this is a bug; please report it with {told}", err=True)
 
 
 def refused_by_the_machine(error: OSError) -> MachineError | None:

@@ -197,11 +197,11 @@ class LocalCommands:
         Raises:
             ConfigError: `directory` is no folder.
         """
-        import platformdirs
+        from averaging.host.usual_folders import state_root
 
         if directory is not None and not directory.is_dir():
             raise ConfigError(f"no folder {directory}", "a folder that holds state folders", "mend --dir")
-        root = directory or platformdirs.user_state_path("potluck")
+        root = directory or state_root("--dir")
         configured = [] if directory else [kind.folder_of(None) for kind in self._daemons()]
         below = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
         return list({path.resolve(): path for path in (root, *below, *configured)}.values())

@@ -20,7 +20,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
-import platformdirs
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
@@ -31,6 +30,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from averaging.host.usual_folders import config_folder
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,10 +59,8 @@ HostName = Annotated[str, AfterValidator(_check_name)]
 
 
 def sources_of(daemon: str) -> SettingsConfigDict:
-    """The file and the variables that hold the settings of one daemon, "peer" or "host"."""
-    return SettingsConfigDict(
-        env_prefix=f"POTLUCK_{daemon.upper()}_", toml_file=platformdirs.user_config_path("potluck") / f"{daemon}.toml"
-    )
+    """The variables that hold the settings of one daemon, "peer" or "host". Its file has the same name, see `file`."""
+    return SettingsConfigDict(env_prefix=f"POTLUCK_{daemon.upper()}_")
 
 
 class DaemonSettings(BaseSettings):
@@ -80,12 +78,18 @@ class DaemonSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags over variables over the file; no .env and no secrets folder."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, cls.file())
 
     @classmethod
-    def file(cls) -> Path:
-        """The file in which the owner may write settings; it need not exist."""
-        return Path(str(cls.model_config["toml_file"]))
+    def file(cls) -> Path | None:
+        """The file in which the owner may write settings; it need not exist. None without a home folder."""
+        folder = config_folder()
+        return None if folder is None else folder / f"{cls.daemon()}.toml"
+
+    @classmethod
+    def daemon(cls) -> str:
+        """The daemon that these are the settings of, as given to `sources_of`."""
+        return cls.model_config["env_prefix"].removeprefix("POTLUCK_").removesuffix("_").lower()
 
     @classmethod
     def load(cls, flags: Mapping[str, object]) -> Self:
@@ -105,9 +109,9 @@ class DaemonSettings(BaseSettings):
             key = ".".join(str(part) for part in first["loc"])
             flag = f"{flag_of(key)}, " if key in flags else ""
             raise ConfigError(
-                f"{file.stem} setting {key} is {first['input']!r}",
+                f"{cls.daemon()} setting {key} is {first['input']!r}",
                 first["msg"].removeprefix("Input should be "),
-                f"set it with {flag}{prefix}{key.upper()} or in {file}",
+                f"set it with {flag}{prefix}{key.upper()}" + ("" if file is None else f" or in {file}"),
             ) from error
         except (ValueError, OSError, RecursionError) as error:
             raise ConfigError(f"{file} cannot be read: {error}", "valid TOML", "mend or remove it") from error
@@ -165,7 +169,7 @@ def settings_with_origins(config: DaemonSettings, flags: Mapping[str, object]) -
 
     kind, file = type(config), config.file()
     in_variables = EnvSettingsSource(kind)()
-    in_file = TomlConfigSettingsSource(kind)()
+    in_file = TomlConfigSettingsSource(kind, file)()
 
     def origin(name: str) -> str:
         if flags.get(name) is not None:

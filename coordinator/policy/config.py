@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
 from pydantic import Field
 
 from averaging.host.settings import DaemonSettings, HostName, Port, sources_of
+from averaging.host.usual_folders import state_root
 
 
 class HostConfig(DaemonSettings):
@@ -16,7 +16,7 @@ class HostConfig(DaemonSettings):
 
     model_config = sources_of("host")
 
-    state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path("potluck") / "host")
+    state_dir: Path = Field(default_factory=lambda: state_root() / "host")
     """Folder of one run: keys, ledger, packed data and checkpoints. One host at a time uses it. The user's state folder if not
     given.
     """

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Final
 
 from protocol.estimates.estimates import peer_disk_bytes
+from protocol.identity.key_disk import EXPECTED, REMEDY
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 
 GIB: Final = 1 << 30
@@ -58,7 +59,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The first NVIDIA card as reported by its driver.
+    """The NVIDIA card that trains, as reported by its driver.
 
     Attributes:
         driver_cuda: newest CUDA (major, minor) that the driver can run.
@@ -75,16 +76,21 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class NoCard:
-    """No driver reports a card. `is_on_bus`: the machine nevertheless has an NVIDIA card."""
+    """No driver reports a card that trains. `is_on_bus`: the machine nevertheless has an NVIDIA card. `are_hidden`: the owner's
+    variables hide all cards. `are_several`: torch was not asked which of several cards it takes.
+    """
 
     reason: str
     is_on_bus: bool
+    are_hidden: bool = False
+    are_several: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Torch:
     """The report of torch itself. `cuda` is empty for a build without CUDA; `architectures` as in torch.cuda.get_arch_list().
-    `codecs_problem` comes from the same process: why the compiled codecs are missing, empty if they are there.
+    `codecs_problem` comes from the same process: why the compiled codecs are missing, empty if they are there. `card` is the UUID
+    of the NVIDIA card that it takes, empty if there is none.
     """
 
     version: str
@@ -93,6 +99,7 @@ class Torch:
     can_use_cuda: bool
     can_use_mps: bool
     codecs_problem: str
+    card: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +118,33 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Cores:
+    """Processor cores: those whose time this process may use, which may be a fraction, and all of the machine."""
+
+    usable: float
+    of_machine: int
+
+
+@dataclass(frozen=True, slots=True)
 class Disk:
-    """The disk for a run's folder. `taken_bytes` is the run's present use; `cache_bytes` the limit for its data."""
+    """The disk for a run's folder. `missing` is what it lacks to hold a key, as the end of a sentence, empty for nothing;
+    `taken_bytes` is the run's present use; `cache_bytes` the limit for its data.
+    """
 
     folder: str
     is_writable: bool
     free_bytes: int
     taken_bytes: int
     cache_bytes: int
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """The place for the sockets of the network, and why there is none, in one line; one of the two is empty."""
+
+    folder: str
+    problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +173,9 @@ class Readings:
     graphics: Card | NoCard | Unread
     torch: Torch | NoTorch | Unread | None
     memory: Memory | Unread
+    cores: Cores | Unread
     disk: Disk | Unread
+    sockets: Sockets | Unread
     open_files: int | Unread
     versions: Versions | Unread
 
@@ -160,7 +188,9 @@ def judge(readings: Readings) -> tuple[Finding, ...]:
         findings += _codecs(readings.torch)
     findings += [
         _memory(readings.memory, readings.num_parameters),
+        _cores(readings.cores),
         _disk(readings.disk, readings.num_parameters),
+        _sockets(readings.sockets),
         _open_files(readings.open_files),
         _versions(readings.versions),
     ]
@@ -221,13 +251,19 @@ def _graphics(readings: Readings) -> Finding:
         if device in ("auto", "cuda") and graphics.memory_free_bytes < GIB:
             return Finding("gpu", Level.WARN, found, "end other programs that use the card, or train with --device cpu")
         return Finding("gpu", Level.OK, found)
+    where = "the CPU" if device == "auto" else f"--device {device}"
+    if graphics.are_several:
+        return Finding("gpu", Level.OK, graphics.reason)
+    if graphics.are_hidden:
+        level = Level.FAIL if device == "cuda" else Level.OK
+        fix = "unset it, or train with --device cpu" if device == "cuda" else ""
+        return Finding("gpu", level, graphics.reason if fix else f"{graphics.reason}; training runs on {where}", fix)
     if device == "cuda":
         fix = "install its driver, or train with --device cpu"
         return Finding("gpu", Level.FAIL, f"--device cuda, and no NVIDIA card answers ({graphics.reason})", fix)
     if graphics.is_on_bus and device == "auto":
         found = f"an NVIDIA card without a working driver ({graphics.reason}); training runs on the CPU"
         return Finding("gpu", Level.WARN, found, "install its driver; in a container pass the card in (--gpus all)")
-    where = "the CPU" if device == "auto" else f"--device {device}"
     return Finding("gpu", Level.OK, f"no NVIDIA card; training runs on {where}")
 
 
@@ -297,12 +333,25 @@ def _memory(memory: Memory | Unread, num_parameters: int) -> Finding:
     return Finding("memory", Level.OK, f"{found}, {takes}")
 
 
+def _cores(cores: Cores | Unread) -> Finding:
+    if isinstance(cores, Unread):
+        return unread("cores", cores)
+    if cores.usable >= cores.of_machine:
+        return Finding("cores", Level.OK, f"{cores.of_machine}")
+    return Finding(
+        "cores", Level.OK, f"{cores.usable:g} of the machine's {cores.of_machine}, as this process's group allows"
+    )
+
+
 def _disk(disk: Disk | Unread, num_parameters: int) -> Finding:
     if isinstance(disk, Unread):
         return unread("disk", disk)
     if not disk.is_writable:
         fix = "make it writable, or choose another with --state-dir"
         return Finding("disk", Level.FAIL, f"{disk.folder} cannot be written", fix)
+    if disk.missing:
+        found = f"the disk of {disk.folder} {disk.missing}; expected {EXPECTED}"
+        return Finding("disk", Level.FAIL, found, REMEDY)
     needed_bytes = disk.cache_bytes + peer_disk_bytes(num_parameters)
     missing_bytes = max(0, needed_bytes - disk.taken_bytes)
     found = f"{in_gib(disk.free_bytes)} free at {disk.folder}"
@@ -316,6 +365,14 @@ def _disk(disk: Disk | Unread, num_parameters: int) -> Finding:
     if disk.free_bytes < missing_bytes:
         return Finding("disk", Level.WARN, f"{found}, {takes}", fix)
     return Finding("disk", Level.OK, f"{found}, {takes}")
+
+
+def _sockets(sockets: Sockets | Unread) -> Finding:
+    if isinstance(sockets, Unread):
+        return unread("sockets", sockets)
+    if sockets.problem:
+        return Finding("sockets", Level.FAIL, sockets.problem)
+    return Finding("sockets", Level.OK, f"below {sockets.folder}")
 
 
 def _open_files(limit: int | Unread) -> Finding:

@@ -18,8 +18,25 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, TypeVar
 
+from averaging.host import machine_limits
+from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
 from averaging.release import installed_release
-from peer.checks.machine_core import Card, Disk, Memory, NoCard, NoTorch, Readings, Torch, Unread, Versions
+from peer.checks.machine_core import (
+    Card,
+    Cores,
+    Disk,
+    Memory,
+    NoCard,
+    NoTorch,
+    Readings,
+    Sockets,
+    Torch,
+    Unread,
+    Versions,
+)
+from peer.machine.card import CardsHidden, CardUnknown, find_card, largest_card, text_of
+from protocol.errors import MachineError
+from protocol.identity.key_disk import missing_on_disk
 from protocol.ids import PROTOCOL_VERSION
 
 T = TypeVar("T")
@@ -38,6 +55,7 @@ _DISPLAY_CLASS: Final = "0x03"
 
 _TORCH_SAYS: Final = """
 import json, torch
+card = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "") if torch.cuda.is_available() else ""
 try:
     from averaging.codecs.compiled import problem
     codecs_problem = problem()
@@ -45,7 +63,7 @@ except (ImportError, OSError) as error:
     codecs_problem = f"{type(error).__name__}: {error}"
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or "",
     "architectures": torch.cuda.get_arch_list(), "can_use_cuda": torch.cuda.is_available(),
-    "can_use_mps": torch.backends.mps.is_available(), "codecs_problem": codecs_problem}))
+    "can_use_mps": torch.backends.mps.is_available(), "codecs_problem": codecs_problem, "card": str(card)}))
 """
 
 
@@ -74,43 +92,54 @@ def read_machine(
     """Take all readings. `device`: auto, cpu, cuda or mps; `num_parameters` of the model of the last run, 0 for none. Blocks for
     the sum of the deadlines at most. Without torch it is quick on a healthy machine.
     """
+    torch = read_torch() if asks_torch else None
+    uuid = (torch.card or None) if isinstance(torch, Torch) else None
     return Readings(
         device=device,
         num_parameters=num_parameters,
-        torch=read_torch() if asks_torch else None,
-        graphics=within(CARD_WITHIN_S, read_graphics),
+        torch=torch,
+        graphics=within(CARD_WITHIN_S, partial(read_graphics, uuid, takes_any=asks_torch)),
         memory=within(READING_WITHIN_S, read_memory),
+        cores=within(READING_WITHIN_S, read_cores),
         disk=within(READING_WITHIN_S, partial(read_disk, state_dir, cache_bytes)),
+        sockets=within(READING_WITHIN_S, partial(read_sockets, state_dir)),
         open_files=within(READING_WITHIN_S, read_open_files),
         versions=within(READING_WITHIN_S, read_versions),
     )
 
 
-def read_graphics() -> Card | NoCard:
-    """The first NVIDIA card as reported by its driver."""
+def read_graphics(uuid: str | None = None, *, takes_any: bool = False) -> Card | NoCard:
+    """The NVIDIA card that trains, as reported by its driver.
+
+    Args:
+        uuid: torch's name for it, None if torch has named none.
+        takes_any: where several cards may be meant, read the one with most memory.
+    """
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByIndex(0)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(card)
+        try:
+            card = find_card(pynvml, uuid)
+        except CardUnknown:
+            if not takes_any:
+                raise
+            card = largest_card(pynvml)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(card.handle)
         driver_cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card.whole)
         return Card(
-            name=_text(pynvml.nvmlDeviceGetName(card)),
-            driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+            name=text_of(pynvml.nvmlDeviceGetName(card.handle)),
+            driver=text_of(pynvml.nvmlSystemGetDriverVersion()),
             driver_cuda=(driver_cuda // 1000, driver_cuda % 1000 // 10),
             capability=(int(major), int(minor)),
             memory_total_bytes=int(memory.total),
             memory_free_bytes=int(memory.free),
         )
-    except pynvml.NVMLError as error:
+    except (CardsHidden, CardUnknown) as error:
+        return NoCard(str(error), False, isinstance(error, CardsHidden), isinstance(error, CardUnknown))
+    except (pynvml.NVMLError, OSError) as error:
         return NoCard(str(error), has_nvidia_on_bus(Path("/sys/bus/pci/devices")))
-
-
-def _text(value: str | bytes) -> str:
-    """As text: older releases of pynvml give bytes."""
-    return value.decode("utf8", "replace") if isinstance(value, bytes) else value
 
 
 def has_nvidia_on_bus(devices: Path) -> bool:
@@ -129,8 +158,10 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
     """Ask torch in a separate process."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", program],
+            python_command("-c", program),
             stdin=subprocess.DEVNULL,
+            env=child_environment(),
+            cwd=CHILD_FOLDER,
             capture_output=True,
             text=True,
             errors="replace",
@@ -153,35 +184,27 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
             can_use_cuda=bool(answer["can_use_cuda"]),
             can_use_mps=bool(answer["can_use_mps"]),
             codecs_problem=str(answer["codecs_problem"]),
+            card=str(answer["card"]),
         )
     except (ValueError, KeyError, IndexError, TypeError):
         return Unread("its answer cannot be understood")
 
 
-def read_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> Memory:
+def read_memory() -> Memory:
     """The memory of the machine, or of our container."""
-    import psutil
-
-    found = psutil.virtual_memory()
-    limit_bytes, used_bytes = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    if limit_bytes is None or limit_bytes >= found.total:
-        return Memory(found.total, found.available)
-    return Memory(limit_bytes, max(0, min(found.available, limit_bytes - (used_bytes or 0))))
+    found = machine_limits.read_memory()
+    return Memory(found.total_bytes, found.available_bytes)
 
 
-def _number(path: Path) -> int | None:
-    """A number from a kernel file; None for "max" and for a missing file."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+def read_cores() -> Cores:
+    """The cores of the machine, or of our container."""
+    found = machine_limits.read_cores()
+    return Cores(found.usable, found.of_machine)
 
 
 def read_disk(state_dir: Path, cache_bytes: int) -> Disk:
     """The disk of `state_dir`. The folder is not created; if it is missing, the nearest existing parent counts."""
-    there = state_dir.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
+    there = _nearest(state_dir)
     taken_bytes = 0
     for folder, _, files in os.walk(state_dir):
         for name in files:
@@ -191,7 +214,29 @@ def read_disk(state_dir: Path, cache_bytes: int) -> Disk:
                 continue  # removed in the meantime
     system = os.statvfs(there)
     is_writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    return Disk(str(state_dir), is_writable, system.f_bavail * system.f_frsize, taken_bytes, cache_bytes)
+    missing = missing_on_disk(there) if is_writable else ""
+    free_bytes = system.f_bavail * system.f_frsize
+    return Disk(str(state_dir), is_writable, free_bytes, taken_bytes, cache_bytes, missing)
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest existing one above it."""
+    there = folder.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    return there
+
+
+def read_sockets(state_dir: Path) -> Sockets:
+    """The place of the sockets, tried as a daemon does and cleared again."""
+    from averaging.network.libp2p.socket_folder import make_socket_folder, socket_roots
+
+    try:
+        folder = make_socket_folder(socket_roots(_nearest(state_dir)))
+    except MachineError as error:
+        return Sockets("", error.one_line())
+    folder.rmdir()
+    return Sockets(str(folder.parent), "")
 
 
 def read_open_files() -> int:

@@ -6,15 +6,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
+from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
+from averaging.host.hangup import ending_as_ctrl_c_does
 from protocol.errors import MachineError
 
 LEAVE_PATIENCE_S: Final = 15.0
@@ -70,15 +70,20 @@ class ProcessGroup:
     def start(self, name: str, arguments: Sequence[str]) -> Running:
         """Run `potluck ARGUMENTS` in a new session; output is appended to `<name>.log`."""
         log_file = self._log_dir / f"{name}.log"
-        environment: Mapping[str, str] = {**os.environ, "PYTHONUNBUFFERED": "1", "POTLUCK_PEER_SCREEN": "plain"}
+        environment: Mapping[str, str] = {
+            **child_environment(),
+            "PYTHONUNBUFFERED": "1",
+            "POTLUCK_PEER_SCREEN": "plain",
+        }
         with log_file.open("ab") as log:
             begin_bytes = log.tell()
             process = subprocess.Popen(
-                [sys.executable, "-m", "potluck", *arguments],
+                python_command("-m", "potluck", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                cwd=CHILD_FOLDER,
                 start_new_session=True,
             )
         running = Running(process=process, log_file=log_file, started_unix_s=time.time(), log_begin_bytes=begin_bytes)
@@ -107,27 +112,11 @@ def open_processes(log_dir: Path) -> Iterator[ProcessGroup]:
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     group = ProcessGroup(log_dir)
-    with _ending_as_ctrl_c_does():
+    with ending_as_ctrl_c_does():
         try:
             yield group
         finally:
             group.stop_all()
-
-
-@contextmanager
-def _ending_as_ctrl_c_does() -> Iterator[None]:
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    # A signal that is ignored, as under nohup, stays ignored.
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def wait_for_invite(host: Running, limit_s: float) -> str:

@@ -22,6 +22,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from averaging.host.http_client import get_json, read_status_address
+from averaging.host.temporary_folder import temporary_folder
 from peer.demo.processes import ProcessGroup, Running, open_processes, wait_for_invite
 from peer.demo.screen import Screen, open_screen, plot_losses, print_summary
 from peer.demo.summary import CASTS, VICTIM, Cast, DemoSummary, HostStatus, Seen, broken_promises, summarise
@@ -272,7 +273,8 @@ def run_demo(options: DemoOptions) -> int:
     with ExitStack() as stack:
         directory = options.directory.absolute() if options.directory else None
         if directory is None:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-demo-")))
+            above = temporary_folder("set TMPDIR to one, or name a folder with --dir")
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-demo-", dir=above)))
         _write(directory / "run.toml", demo_run_toml(options.total_tokens, options.shards), "--dir")
         processes = stack.enter_context(open_processes(directory / "logs"))
         with open_screen(CASTS[options.shards]) as screen:

@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from peer.machine.card import NO_CARD
 from protocol.errors import MachineError
 
 _MEMORY_WORDS: Final = ("out of memory", "can't allocate memory", "cannot allocate memory")
@@ -62,6 +63,17 @@ def limit_memory(device: torch.device, most_bytes: int) -> None:
     elif device.type == "mps":
         share = most_bytes / torch.mps.recommended_max_memory()
         torch.mps.set_per_process_memory_fraction(min(_MOST_MPS_SHARE, share))
+
+
+def card_uuid(device: torch.device) -> str | None:
+    """Torch's name of the NVIDIA card that this device is, by which its driver knows it; NO_CARD for another device, None if this
+    torch cannot tell.
+    """
+    if device.type != "cuda":
+        return NO_CARD
+    index = torch.cuda.current_device() if device.index is None else device.index
+    uuid: object = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return None if uuid is None else str(uuid)
 
 
 def give_back_memory(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""This peer's use of its owner's machine: memory of all its processes, and the first NVIDIA card if there is one."""
+"""This peer's use of its owner's machine: memory of all its processes, and the NVIDIA card that trains if there is one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from peer.machine.card import find_card
 from peer.machine.memory import Family
 
 log = structlog.get_logger()
@@ -19,7 +20,8 @@ LOOK_EVERY_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """One reading. The card's values are None without an NVIDIA driver; each is also None if that card does not report it.
+    """One reading. The card's values are None without an NVIDIA driver, and if another device trains. Each is also None if that card
+    does not report it.
 
     Attributes:
         memory_bytes: resident memory of the daemon, p2pd and the worker together.
@@ -37,13 +39,19 @@ class MachineUse:
 
 
 class MachineMeter:
-    """Reads at most every LOOK_EVERY_S seconds, and returns the last reading in between."""
+    """Reads at most every LOOK_EVERY_S seconds, and returns the last reading in between.
+
+    Attributes:
+        trains_on: the UUID of the card that trains, as torch names it; NO_CARD for another device, None while that is unknown.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._looked_at_s: float | None = None
         self._last = MachineUse()
         self._family = Family()
+        self.trains_on: Callable[[], str | None] = lambda: None
+        self._uuid: str | None = None
         self._has_card = True
         self._had_card = False
 
@@ -56,10 +64,12 @@ class MachineMeter:
         return self._last
 
     def _look(self) -> MachineUse:
-        memory_bytes = self._family.memory_bytes()
+        memory_bytes, uuid = self._family.memory_bytes(), self.trains_on()
+        if uuid != self._uuid:
+            self._uuid, self._has_card, self._had_card = uuid, True, False
         if self._has_card:
             try:
-                use, self._had_card = _with_card(memory_bytes), True
+                use, self._had_card = _with_card(memory_bytes, uuid), True
                 return use
             except OSError as error:
                 # A card that was there is tried again: its owner may rely on a temperature ceiling.
@@ -68,14 +78,14 @@ class MachineMeter:
         return MachineUse(memory_bytes)
 
 
-def _with_card(memory_bytes: int) -> MachineUse:
-    """Raises OSError without a card or a driver."""
+def _with_card(memory_bytes: int, uuid: str | None) -> MachineUse:
+    """Raises OSError without a card or a driver, and if it is unknown which card trains."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByIndex(0)
-        used_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
+        found = find_card(pynvml, uuid)
+        used_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(found.handle).used)
     except pynvml.NVMLError as error:
         raise OSError(str(error)) from error
 
@@ -86,6 +96,7 @@ def _with_card(memory_bytes: int) -> MachineUse:
         except pynvml.NVMLError:
             return None
 
+    card = found.whole
     celsius = reading(lambda: pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU))
     return MachineUse(
         memory_bytes=memory_bytes,

@@ -11,6 +11,8 @@ from typing import Final
 
 import psutil
 
+from averaging.host.child_python import CHILD_FOLDER
+
 SESSIONS: Final = Path("/run/systemd/sessions")
 """One file for each login, where systemd-logind runs."""
 
@@ -72,6 +74,7 @@ class IdleMeter:
                 capture_output=True,
                 text=True,
                 timeout=ASK_WITHIN_S,
+                cwd=CHILD_FOLDER,  # an entry of PATH may name the current folder
                 check=True,
             )
         except (OSError, subprocess.SubprocessError):

@@ -143,6 +143,7 @@ async def train_in_lanes(
     shares = StageShares(chain, run.form, ended, partial(_measured, joined, rounds))
     plan = stage_plan(joined.life.config, joined.membership, cache, run.stage)
     async with open_stage_process(plan, joined.life.worker) as process:
+        joined.life.board.machine.trains_on = lambda: process.card
         control = LaneControl(process, shares, first)
         holders = _holders(joined, run, rounds)
         moves = _moves(joined, run, holders, control)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
-import platformdirs
 from pydantic import Field, field_validator
 
 from averaging.host.settings import DaemonSettings, HostName, Port, sources_of
+from averaging.host.usual_folders import state_root
 from peer.settings.hours_core import parse_hours
 from protocol.errors import ConfigError
 from protocol.host.expert_choice import parse_experts
@@ -26,7 +26,7 @@ class PlaceConfig(DaemonSettings):
 
     model_config = sources_of("peer")
 
-    state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path("potluck") / "peer")
+    state_dir: Path = Field(default_factory=lambda: state_root() / "peer")
     """Folder of the identity, the credential, the rounds and cached data. One peer at a time uses it. The user's state folder if not
     given.
     """
@@ -87,7 +87,7 @@ class PeerConfig(PlaceConfig):
     """Train also while this machine runs on its battery."""
 
     max_gpu_celsius: Ceiling = 0
-    """Pause training while the first NVIDIA card is this hot or hotter; 0 for no limit."""
+    """Pause training while the NVIDIA card that trains is this hot or hotter; 0 for no limit."""
 
     max_cpu_celsius: Ceiling = 0
     """Pause training while the processor is this hot or hotter; 0 for no limit."""
@@ -151,7 +151,7 @@ def zone_of(name: str) -> ZoneInfo | None:
         raise ConfigError(
             f"peer setting time_zone is {name[:60]!r}",
             'a zone that this machine knows, as "Europe/Paris"',
-            f"set it with POTLUCK_PEER_TIME_ZONE or in {PeerConfig.file()}",
+            "set it with POTLUCK_PEER_TIME_ZONE or in peer.toml",
         ) from error
 
 

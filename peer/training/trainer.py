@@ -75,6 +75,8 @@ class WorkerTrainer:
         self._speed: deque[tuple[float, int]] = deque()
         self._restarts = 0
         self.record: Record = nowhere
+        self.card: str | None = None
+        """UUID of the NVIDIA card that trains, empty for another device; None before the training process has named it."""
         self._state = "starting"
         self._reason = "the training process is starting"
         self._losses: deque[float] = deque(maxlen=10)
@@ -373,6 +375,7 @@ class WorkerTrainer:
             self._reply = event
         else:
             self._last, now_s = event, trio.current_time()
+            self.card = event.card
             if event.busy_s:
                 self.record(Span(COMPUTE, "", now_s - event.busy_s, now_s))
             self._speed.append((now_s, self._trained_before + event.tokens_trained))

@@ -91,7 +91,8 @@ class Reply(_Message):
 
 class Progress(_Message):
     """Sent after each step, and once when the worker is ready. A non-finite loss is sent as None. `tokens_ready` are those of the
-    spine, `others_ready` those of the other units. `busy_s` is the duration of the step, 0 if there was none.
+    spine, `others_ready` those of the other units. `busy_s` is the duration of the step, 0 if there was none. `card` is the UUID of
+    the NVIDIA card that trains, empty for another device.
     """
 
     kind: Literal["progress"] = "progress"
@@ -102,6 +103,7 @@ class Progress(_Message):
     loss_nats: float | None
     micro_batch: int
     busy_s: float = 0.0
+    card: str | None = None
 
 
 class OutOfMemory(_Message):

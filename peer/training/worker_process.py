@@ -15,6 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
+
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+"""The signals of a terminal, which reach all processes that were started in it."""
+
 WORKER_MODULE = "peer.worker"
 """The module run as the training process. A benchmark replaces it with a wrapper."""
 
@@ -74,12 +79,16 @@ def start_worker(memory_fd: int) -> WorkerProcess:
         OSError: the system cannot create a process.
     """
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", WORKER_MODULE, str(theirs.fileno()), str(memory_fd)]
-    # The daemon handles Ctrl-C. The worker inherits a blocked SIGINT until it can ignore the signal itself after its imports.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    command = python_command("-m", WORKER_MODULE, str(theirs.fileno()), str(memory_fd))
+    # The daemon handles them. The worker inherits blocked signals until it can ignore them itself after its imports.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
     try:
         process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(), memory_fd), stdin=subprocess.DEVNULL, env=_environment()
+            command,
+            pass_fds=(theirs.fileno(), memory_fd),
+            stdin=subprocess.DEVNULL,
+            env=_environment(),
+            cwd=CHILD_FOLDER,
         )
     except OSError:
         ours.close()
@@ -102,4 +111,4 @@ def shared_memory() -> int:
 def _environment() -> dict[str, str]:
     """An environment without our secrets, and with limits on library threads."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("POTLUCK_")}
-    return {**kept, "OMP_WAIT_POLICY": "PASSIVE"}
+    return {**child_environment(kept), "OMP_WAIT_POLICY": "PASSIVE"}

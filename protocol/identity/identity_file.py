@@ -6,12 +6,13 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.errors import ConfigError, MachineError, StorageError
 from protocol.identity.identity import Identity, identity_from_libp2p_bytes
+from protocol.identity.key_disk import EXPECTED, REMEDY, missing_on_disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ def open_identity(path: Path) -> Iterator[HeldIdentity]:
     """Load the identity at `path`, or make one; the file stays locked until the context ends.
 
     Raises:
-        MachineError: unreadable, readable by others, or in use by another process.
+        MachineError: unreadable, readable by others, on a disk that cannot keep it to its owner, or in use by another process.
         ConfigError: not an identity file.
     """
     was_created = _create_if_absent(path)
@@ -46,6 +47,8 @@ def open_identity(path: Path) -> Iterator[HeldIdentity]:
                 "one process per identity",
                 "stop the other one, or use another --state-dir",
             ) from error
+        except OSError as error:
+            raise MachineError(f"the disk of {path} has no file locks ({error.strerror})", EXPECTED, REMEDY) from error
         yield HeldIdentity(_read(descriptor, path), path, was_created)
     finally:
         os.close(descriptor)
@@ -91,6 +94,7 @@ def _create_if_absent(path: Path) -> bool:
         return False
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_disk(path)
         _write_new(path, Identity(secrets.token_bytes(32)).libp2p_private_key_bytes())
     except FileExistsError:
         return False  # another process made it first
@@ -111,10 +115,33 @@ def _write_new(path: Path, data: bytes) -> None:
     finally:
         os.close(descriptor)
     try:
-        os.link(temporary, path)
+        _name(temporary, path)
     finally:
-        os.unlink(temporary)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
     _sync_folder(path.parent)
+
+
+def _name(temporary: Path, path: Path) -> None:
+    """Give the file its name if no file has that name yet. Raises FileExistsError, or another OSError."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # the disk has no hard links: claim the name with an empty file, which the whole one replaces
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(path)
+            raise
+
+
+def _check_disk(path: Path) -> None:
+    """Raises MachineError: the disk cannot hold a key. OSError: it takes no file."""
+    missing = missing_on_disk(path.parent)
+    if missing:
+        raise MachineError(f"the disk of {path} {missing}", EXPECTED, REMEDY)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -139,5 +166,7 @@ def _open_checked(path: Path) -> int:
     mode = os.fstat(descriptor).st_mode & 0o777
     if mode & 0o077:
         os.close(descriptor)
+        with suppress(OSError):  # where no other file can be made, the modes of this one count
+            _check_disk(path)
         raise MachineError(f"identity {path} has mode {mode:04o}: others can read it", "mode 0600", f"chmod 600 {path}")
     return descriptor

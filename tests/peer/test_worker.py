@@ -127,6 +127,7 @@ def test_it_begins_at_the_anchor_and_tells_each_step(plan: TrainingPlan) -> None
         first, second = daemon.progress(), daemon.progress()
     assert (first.step, first.tokens_ready, first.loss_nats) == (0, 0, None)
     assert (second.step, second.tokens_ready, second.micro_batch) == (1, BATCH_TOKENS, 4)
+    assert first.card == second.card == "", "no NVIDIA card trains here"
     assert second.loss_nats is not None
 
 

@@ -20,7 +20,7 @@ from averaging.network.libp2p.libp2p_listener import allow_open_files
 from averaging.network.libp2p.libp2p_session import Session, SessionHooks, open_session
 from averaging.network.libp2p.libp2p_stream import RawStream
 from averaging.network.libp2p.p2pd import P2pdOptions, P2pdProcess, start_p2pd, with_real_ports
-from averaging.network.libp2p.socket_folder import make_socket_folder
+from averaging.network.libp2p.socket_folder import make_socket_folder, socket_roots
 from averaging.network.pacing.bulk_lane import BulkLane
 from averaging.network.pacing.counters import ControlTally
 from averaging.network.seams.asyncio_thread import AsyncioThread, open_plain_nursery
@@ -451,11 +451,13 @@ async def open_libp2p_network(
     Serve channels right after it opens; callers of an unserved channel get PeerUnreachable.
 
     Raises:
-        MachineError: p2pd does not start (port in use, unreadable identity, another peer's identity), or the bulk port is in use.
+        MachineError: p2pd does not start (port in use, unreadable identity, another peer's identity, no folder for its sockets), or
+            the bulk port is in use.
     """
     allow_open_files()
     await trio.to_thread.run_sync(import_hivemind)
-    folder = await trio.to_thread.run_sync(make_socket_folder)
+    roots = socket_roots(options.p2pd.identity_file.parent)
+    folder = await trio.to_thread.run_sync(make_socket_folder, roots)
     try:
         async with open_plain_nursery() as nursery:
             network = Libp2pNetwork(thread, options, peer_id)

@@ -61,7 +61,7 @@ def p2pd_arguments(options: P2pdOptions, control_socket: Path) -> list[str]:
     is_loopback = all("/127.0.0.1/" in address or "/::1/" in address for address in options.listen)
     flags: dict[str, str | int] = {
         "listen": f"/unix{control_socket}",
-        "id": str(options.identity_file),
+        "id": str(options.identity_file.absolute()),
         "tls": 1,
         "noise": 1,
         "connManager": 1,
@@ -203,7 +203,7 @@ async def start_p2pd(options: P2pdOptions, folder: Path) -> P2pdProcess:
     """
     control_socket = folder / CONTROL_SOCKET
     control_socket.unlink(missing_ok=True)
-    launcher = Path(str(resources.files("averaging.network.libp2p") / "p2pd_launcher.py"))
+    launcher = Path(str(resources.files("averaging.network.libp2p") / "p2pd_launcher.py")).absolute()
     command = [sys.executable, "-I", "-S", str(launcher), str(os.getpid()), str(p2pd_program())]
     # where there is no parent-death signal, the launcher notices our death by the end of its standard input
     process = subprocess.Popen(
@@ -212,6 +212,7 @@ async def start_p2pd(options: P2pdOptions, folder: Path) -> P2pdProcess:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        cwd=folder,
         env={**os.environ, "GOLOG_LOG_LEVEL": os.environ.get("GOLOG_LOG_LEVEL", "error")},
     )
     daemon = P2pdProcess(process, control_socket)

@@ -114,6 +114,7 @@ class StageReply(_Message):
         busy_s: seconds that the order took, including waits due to the owner's controls.
         loss_nats: mean of the last inner step, in nats per byte, at the last stage.
         heldout_nats: of the held-out text, with its last pass, at the last stage.
+        card: UUID of the NVIDIA card that trains, empty for another device.
     """
 
     kind: Literal["stage_reply"] = "stage_reply"
@@ -127,6 +128,7 @@ class StageReply(_Message):
     loss_nats: float | None = None
     heldout_nats: float | None = None
     num_bytes: Annotated[int, Field(ge=0)] = 0
+    card: str | None = None
 
 
 def parse_reply(data: bytes) -> StageReply:

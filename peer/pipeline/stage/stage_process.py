@@ -51,6 +51,9 @@ class StageProcess:
 
     def __init__(self, plan: StagePlan, early: EarlyWorker | None = None) -> None:
         self.restarts = 0
+        self.card: str | None = None
+        """UUID of the NVIDIA card that trains, empty for another device; None before the process has answered."""
+
         self.started_in_s: float | None = None
         """Start-up time of the first process; None before that."""
 
@@ -160,6 +163,7 @@ class StageProcess:
         try:
             while (data := await incoming.message()) is not None:
                 reply = parse_reply(data)
+                self.card = reply.card
                 left = await incoming.exactly(reply.num_bytes) if reply.num_bytes else b""
                 if left is None:
                     return

@@ -18,7 +18,7 @@ import torch
 
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenReader
-from peer.machine.device import choose_device, limit_memory
+from peer.machine.device import card_uuid, choose_device, limit_memory
 from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
 from peer.pipeline.stage.stage_channel import STAGE_KIND, StageOrder, StagePlan, StageReply
@@ -58,6 +58,7 @@ class StageWorker:
         self._plan = plan
         self._stages, self._lanes = plan.stages, plan.lanes
         self._device = choose_device(plan.device)
+        self._card = card_uuid(self._device)
         if plan.max_gpu_memory_bytes:
             limit_memory(self._device, plan.max_gpu_memory_bytes)
         num_elements = stage_schema(self._stages, plan.stage).num_elements
@@ -84,7 +85,7 @@ class StageWorker:
             if order.op in _SLOWED:
                 time.sleep((self._slowdown - 1.0) * (time.perf_counter() - begin_s))
             busy_s = time.perf_counter() - begin_s
-            for piece in with_bytes(frame(reply.model_copy(update={"busy_s": busy_s})), left):
+            for piece in with_bytes(frame(reply.model_copy(update={"busy_s": busy_s, "card": self._card})), left):
                 self._channel.sendall(piece)
 
     def _answer(self, order: StageOrder, blob: bytes) -> tuple[StageReply, bytes]:

@@ -33,14 +33,18 @@ class Settings(DaemonSettings):
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "tried.toml"
-    monkeypatch.setitem(Settings.model_config, "toml_file", path)
+    monkeypatch.setattr(Settings, "file", staticmethod(lambda: path))
     return path
 
 
 def test_sources_are_named_after_the_daemon() -> None:
-    sources = sources_of("peer")
-    assert sources["env_prefix"] == "POTLUCK_PEER_"
-    assert Path(str(sources["toml_file"])).parts[-2:] == ("potluck", "peer.toml")
+    class Own(DaemonSettings):
+        model_config = sources_of("peer")
+
+    file = Own.file()
+    assert file is not None
+    assert file.parts[-2:] == ("potluck", "peer.toml")
+    assert Own.model_config["env_prefix"] == "POTLUCK_PEER_"
 
 
 @pytest.mark.parametrize("variable", ["POTLUCK_TRIED_{}", "potluck_tried_{}"], ids=["capitals", "small"])

@@ -12,7 +12,7 @@ from protocol.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HostConfig.model_config, "toml_file", tmp_path / "host.toml")
+    monkeypatch.setattr(HostConfig, "file", staticmethod(lambda: tmp_path / "host.toml"))
 
 
 def test_flags_win_over_variables_and_none_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,8 +36,8 @@ def test_value_that_cannot_work_names_the_key_and_the_ways_to_set_it(flags: dict
     assert "POTLUCK_HOST_" in caught.value.remedy
 
 
-def test_file_nested_without_end_is_named() -> None:
-    HostConfig.file().write_text("a = " + "[" * 100_000)
+def test_file_nested_without_end_is_named(tmp_path: Path) -> None:
+    (tmp_path / "host.toml").write_text("a = " + "[" * 100_000)
     with pytest.raises(ConfigError, match=r"host\.toml cannot be read"):
         HostConfig.load({})
 

@@ -20,7 +20,7 @@ from tests.coordinator.run.test_run_files import HOST, write_run_file
 @pytest.fixture(autouse=True)
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "host.toml"
-    monkeypatch.setitem(HostConfig.model_config, "toml_file", path)
+    monkeypatch.setattr(HostConfig, "file", staticmethod(lambda: path))
     return path
 
 

@@ -25,7 +25,7 @@ def test_fine_machine_ends_with_0_and_one_line_a_finding(
 ) -> None:
     assert run_doctor(on_machine(monkeypatch, FINE), "", as_json=False) == 0
     *lines, rest = capsys.readouterr().out.splitlines()
-    assert [line[:4] for line in lines] == ["ok  "] * 7
+    assert [line[:4] for line in lines] == ["ok  "] * 9
     assert rest == "to check clock, ports and bandwidth, add the line of a host: potluck doctor potluck1:..."
 
 

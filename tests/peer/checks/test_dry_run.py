@@ -21,7 +21,7 @@ from tests.peer.checks.test_known_runs import MANIFEST, TO_IT, keep
 @pytest.fixture(autouse=True)
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "peer.toml"
-    monkeypatch.setitem(PeerConfig.model_config, "toml_file", path)
+    monkeypatch.setattr(PeerConfig, "file", staticmethod(lambda: path))
 
     def nobody(*_arguments: object) -> None:
         raise UnreachableError("no coordinator answers at 127.0.0.1:7000", "a running `potluck host`")

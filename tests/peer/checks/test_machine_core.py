@@ -9,6 +9,7 @@ from peer.checks.machine_core import (
     GIB,
     MEMORY_LEAST_BYTES,
     Card,
+    Cores,
     Disk,
     Finding,
     Level,
@@ -16,6 +17,7 @@ from peer.checks.machine_core import (
     NoCard,
     NoTorch,
     Readings,
+    Sockets,
     Torch,
     Unread,
     Versions,
@@ -35,7 +37,9 @@ FINE = Readings(
     graphics=CARD,
     torch=CUDA_TORCH,
     memory=Memory(32 * GIB, 20 * GIB),
+    cores=Cores(16, 16),
     disk=Disk("/state", True, 100 * GIB, 0, 2 * GIB),
+    sockets=Sockets("/tmp", ""),
     open_files=1024,
     versions=Versions("0.1.0", 1, "3.11.7", "2.9.0", "1.1.12"),
 )
@@ -49,7 +53,17 @@ def find(readings: Readings, name: str) -> Finding:
 
 def test_machine_that_has_everything_has_nothing_to_mend() -> None:
     findings = judge(FINE)
-    assert [f.name for f in findings] == ["gpu", "torch", "codecs", "memory", "disk", "open files", "versions"]
+    assert [f.name for f in findings] == [
+        "gpu",
+        "torch",
+        "codecs",
+        "memory",
+        "cores",
+        "disk",
+        "sockets",
+        "open files",
+        "versions",
+    ]
     assert {(f.level, f.fix) for f in findings} == {(Level.OK, "")}
 
 
@@ -163,6 +177,7 @@ def test_memory(available_bytes: int, num_parameters: int, level: Level, says: s
         (Disk("/state", True, DISK_LEAST_BYTES - 1, 2 * GIB, 2 * GIB), 0, Level.FAIL, "free some"),
         (Disk("/state", True, 100 * GIB, 0, 2 * GIB), LARGE, Level.WARN, "the last run takes up to 113.8 GiB"),
         (Disk("/state", False, 100 * GIB, 0, 2 * GIB), 0, Level.FAIL, "cannot be written"),
+        (Disk("/state", True, 100 * GIB, 0, 2 * GIB, "has no file locks"), 0, Level.FAIL, "another disk"),
     ],
 )
 def test_disk(disk: Disk, num_parameters: int, level: Level, says: str) -> None:
@@ -190,7 +205,17 @@ def test_versions_name_what_is_not_installed() -> None:
 def test_what_could_not_be_read_is_a_warning_and_nothing_more() -> None:
     none = Unread("no answer within 2 s")
     findings = judge(
-        replace(FINE, graphics=none, torch=none, memory=none, disk=none, open_files=none, versions=none),
+        replace(
+            FINE,
+            graphics=none,
+            torch=none,
+            memory=none,
+            cores=none,
+            disk=none,
+            sockets=none,
+            open_files=none,
+            versions=none,
+        ),
     )
     assert {(f.level, f.found) for f in findings} == {(Level.WARN, "could not be read: no answer within 2 s")}
 
@@ -209,3 +234,26 @@ def test_report_is_one_aligned_line_a_finding() -> None:
     rows = (Finding("gpu", Level.OK, "a card"), Finding("open files", Level.FAIL, "up to 9", "ulimit -n 1024"))
     assert report_lines(rows) == ["ok    gpu         a card", "fail  open files  up to 9; ulimit -n 1024"]
     assert report_lines(()) == []
+
+
+def test_tmp_read_only_is_found_before_an_invite_is_used() -> None:
+    found = find(
+        replace(FINE, sockets=Sockets("", "no folder can hold the sockets: /tmp (Read-only file system)")), "sockets"
+    )
+    assert found.level is Level.FAIL
+    assert "/tmp (Read-only file system)" in found.found
+
+
+def test_hidden_cards_and_several_cards_are_no_missing_driver() -> None:
+    hidden = NoCard("CUDA_VISIBLE_DEVICES hides every card", is_on_bus=True, are_hidden=True)
+    assert find(replace(FINE, graphics=hidden), "gpu") == Finding(
+        "gpu", Level.OK, "CUDA_VISIBLE_DEVICES hides every card; training runs on the CPU"
+    )
+    assert find(replace(FINE, graphics=hidden, device="cuda"), "gpu").level is Level.FAIL
+    several = NoCard("there are 2 NVIDIA cards", is_on_bus=True, are_several=True)
+    assert find(replace(FINE, graphics=several, device="cuda"), "gpu").level is Level.OK
+
+
+def test_cores_within_a_group_are_told() -> None:
+    assert find(FINE, "cores").found == "16"
+    assert find(replace(FINE, cores=Cores(1.5, 64)), "cores").found.startswith("1.5 of the machine's 64")

@@ -1,24 +1,28 @@
 from __future__ import annotations
 
+import errno
+import os
 import resource
+import sys
+import tempfile
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
-import pynvml
 import pytest
 
-from peer.checks.machine_core import Card, Memory, NoCard, NoTorch, Torch, Unread
+from peer.checks.machine_core import Card, NoCard, NoTorch, Sockets, Torch, Unread
 from peer.checks.machine_readings import (
     has_nvidia_on_bus,
     read_disk,
     read_graphics,
     read_machine,
-    read_memory,
     read_open_files,
+    read_sockets,
     read_torch,
     within,
 )
+from protocol.errors import MachineError
+from tests.peer.machine.nvml import COOL, HOT, PART, Nvml
 
 
 def test_reading_that_fails_or_hangs_is_told_and_ends_nothing() -> None:
@@ -39,8 +43,8 @@ def test_reading_that_fails_or_hangs_is_told_and_ends_nothing() -> None:
         ("print('[]')", Unread("its answer cannot be understood")),
         (
             """print('noise\\n{"version": "2", "cuda": "", "architectures": ["sm_80"], "can_use_cuda": 0, "can_use_mps": 1, '
-            '"codecs_problem": "none here"}')""",
-            Torch("2", "", ("sm_80",), can_use_cuda=False, can_use_mps=True, codecs_problem="none here"),
+            '"codecs_problem": "none here", "card": "99"}')""",
+            Torch("2", "", ("sm_80",), can_use_cuda=False, can_use_mps=True, codecs_problem="none here", card="99"),
         ),
     ],
     ids=["crash", "not installed", "no JSON", "nothing", "other JSON", "good"],
@@ -53,16 +57,6 @@ def test_torch_that_hangs_is_ended_at_the_deadline() -> None:
     assert read_torch(0.3, "import sys; sys.stdin = None; import threading; threading.Event().wait()") == Unread(
         "no answer within 0.3 s"
     )
-
-
-def test_container_with_less_memory_than_the_machine_counts(tmp_path: Path) -> None:
-    whole = read_memory(tmp_path)
-    assert 0 < whole.available_bytes <= whole.total_bytes
-    (tmp_path / "memory.max").write_text("max\n")
-    assert read_memory(tmp_path).total_bytes == whole.total_bytes
-    (tmp_path / "memory.max").write_text("1048576\n")
-    (tmp_path / "memory.current").write_text("48576\n")
-    assert read_memory(tmp_path) == Memory(1_048_576, 1_000_000)
 
 
 def test_folder_that_is_not_there_yet_is_judged_by_the_one_above_and_not_made(tmp_path: Path) -> None:
@@ -78,6 +72,32 @@ def test_disk_counts_what_is_there_and_knows_a_file_from_a_folder(tmp_path: Path
     assert read_disk(tmp_path, 1).taken_bytes == 1000
     assert not read_disk(tmp_path / "runs" / "log", 1).is_writable
     assert not read_disk(tmp_path / "runs" / "log" / "below", 1).is_writable
+
+
+def test_exfat_doctor_knows_what_the_disk_lacks_and_leaves_nothing_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_disk(tmp_path, 1).missing == ""
+    monkeypatch.setattr("fcntl.flock", _no_locks)
+    assert read_disk(tmp_path / "state", 1).missing.startswith("has no file locks")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _no_locks(_descriptor: int, _operation: int) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+def test_sockets_are_tried_and_nothing_of_them_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("TMPDIR", short)
+        assert read_sockets(tmp_path / "state") == Sockets(short, "")
+        assert list(Path(short).iterdir()) == []
+
+    def none(_roots: object) -> Path:
+        raise MachineError("no folder")
+
+    monkeypatch.setattr("averaging.network.libp2p.socket_folder.make_socket_folder", none)
+    assert read_sockets(tmp_path) == Sockets("", "no folder")
 
 
 def test_open_file_limit_is_the_soft_one() -> None:
@@ -96,31 +116,44 @@ def test_card_without_a_driver_is_seen_on_the_bus(tmp_path: Path) -> None:
     assert has_nvidia_on_bus(tmp_path)
 
 
-def test_card_is_read_through_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: dict[str, object] = {
-        "nvmlInit": None,
-        "nvmlDeviceGetHandleByIndex": "card 0",
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=8 << 30, free=7 << 30),
-        "nvmlSystemGetCudaDriverVersion_v2": 12080,
-        "nvmlDeviceGetCudaComputeCapability": (8, 9),
-        "nvmlDeviceGetName": b"NVIDIA GeForce RTX 4060",
-        "nvmlSystemGetDriverVersion": "570.86",
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(pynvml, name, lambda *_arguments, answer=answer: answer)
-    assert read_graphics() == Card("NVIDIA GeForce RTX 4060", "570.86", (12, 8), (8, 9), 8 << 30, 7 << 30)
+def test_second_card_is_read_through_its_driver_if_torch_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(COOL, HOT, parts={PART.uuid: (PART, HOT)}))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    hot = Card("hot", "570.86", (12, 8), (8, 9), 24 << 30, 4 << 30)
+    assert read_graphics(HOT.uuid) == hot
+    assert read_graphics(None, takes_any=True) == hot
+    assert read_graphics(PART.uuid) == Card("part of hot", "570.86", (12, 8), (8, 9), 3 << 30, 2 << 30)
+    unknown = read_graphics(None)
+    assert isinstance(unknown, NoCard)
+    assert unknown.are_several
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    hidden = read_graphics(None)
+    assert isinstance(hidden, NoCard)
+    assert hidden.are_hidden
 
-    def lost(_index: int) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lost)
-    found = read_graphics()
+def test_driver_that_has_lost_its_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml(HOT)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+    def lost(_card: object) -> None:
+        raise nvml.NVMLError("GPU is lost")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lost)
+    found = read_graphics(HOT.uuid)
     assert isinstance(found, NoCard)
-    assert "lost" in found.reason.lower()
+    assert "lost" in found.reason
 
 
 def test_every_reading_of_this_machine_is_taken_without_torch(tmp_path: Path) -> None:
     readings = read_machine(tmp_path, "auto", cache_bytes=1, asks_torch=False)
     assert readings.torch is None
-    taken = (readings.graphics, readings.memory, readings.disk, readings.open_files, readings.versions)
+    taken = (
+        readings.graphics,
+        readings.memory,
+        readings.disk,
+        readings.sockets,
+        readings.open_files,
+        readings.versions,
+    )
     assert not [reading for reading in taken if isinstance(reading, Unread)]

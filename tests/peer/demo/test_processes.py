@@ -17,6 +17,17 @@ def test_started_command_writes_to_its_log_and_gives_its_exit_code(tmp_path: Pat
     assert last_line(running).startswith("potluck ")
 
 
+def test_cwd_shadow_a_command_runs_nothing_from_the_folder_in_which_demo_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("potluck", "typer", "protocol"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the folder was run')")
+    monkeypatch.chdir(tmp_path)
+    with open_processes(tmp_path / "logs") as processes:
+        running = processes.start("version", ["--version"])
+        assert running.process.wait(timeout=300) == 0, running.output()
+
+
 def test_killed_command_is_gone_with_a_signal_code(tmp_path: Path) -> None:
     with open_processes(tmp_path) as processes:
         running = processes.start("version", ["--version"])

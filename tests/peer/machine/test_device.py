@@ -5,7 +5,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from peer.machine.device import autocast_dtype, choose_device, give_back_memory, is_out_of_memory, limit_memory
+from peer.machine.card import NO_CARD
+from peer.machine.device import (
+    autocast_dtype,
+    card_uuid,
+    choose_device,
+    give_back_memory,
+    is_out_of_memory,
+    limit_memory,
+)
 from protocol.errors import MachineError
 
 
@@ -95,3 +103,13 @@ def test_memory_is_given_back_on_the_accelerator_alone(monkeypatch: pytest.Monke
     for name in ("cpu", "cuda", "mps"):
         give_back_memory(torch.device(name))
     assert given == ["cuda", "mps"]
+
+
+def test_second_card_is_named_as_its_driver_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [SimpleNamespace(uuid="1111aaaa"), SimpleNamespace(uuid="9999ffff"), SimpleNamespace()]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", cards.__getitem__)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert card_uuid(torch.device("cuda")) == "9999ffff"
+    assert card_uuid(torch.device("cuda", 0)) == "1111aaaa"
+    assert card_uuid(torch.device("cuda", 2)) is None, "an older torch"
+    assert card_uuid(torch.device("cpu")) == NO_CARD

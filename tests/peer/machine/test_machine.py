@@ -34,7 +34,7 @@ def test_a_card_that_was_seen_once_is_asked_again_after_a_failure_and_one_that_n
 ) -> None:
     answers: list[OSError | MachineUse] = [first, OSError("busy"), MachineUse(1, 2, 0.5, 70)]
 
-    def look(_memory_bytes: int) -> MachineUse:
+    def look(_memory_bytes: int, _uuid: str | None) -> MachineUse:
         answer = answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
@@ -64,6 +64,7 @@ class _Card:
     def __getattr__(self, name: str) -> Callable[..., object]:
         answers = {
             "nvmlInit": None,
+            "nvmlDeviceGetCount": 1,
             "nvmlDeviceGetHandleByIndex": "card",
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5_000),
             "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=93),
@@ -93,4 +94,4 @@ def test_a_figure_that_the_card_does_not_tell_takes_no_other_with_it(
     unreported: tuple[str, ...], reported: MachineUse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _Card(*unreported))
-    assert machine._with_card(7) == reported
+    assert machine._with_card(7, None) == reported

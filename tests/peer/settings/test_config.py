@@ -12,7 +12,7 @@ from protocol.errors import ConfigError
 @pytest.fixture(autouse=True)
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "peer.toml"
-    monkeypatch.setitem(PeerConfig.model_config, "toml_file", path)
+    monkeypatch.setattr(PeerConfig, "file", staticmethod(lambda: path))
     return path
 
 

@@ -13,19 +13,20 @@ import pytest
 import trio
 
 from averaging.arithmetic.genesis import genesis_anchor
+from peer.training import worker_process
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.worker_process import early_worker
 from protocol.tensors.model_config import model_schema
 from tests.peer.training_world import MODEL, training_plan
 
-COMMAND = ["-m", "peer.worker"]
+COMMAND = ["-P", "-m", "peer.worker"]
 
 
 def _workers() -> list[psutil.Process]:
     """Those that were started. A program's arguments are told a moment after it has begun."""
     deadline_s = time.monotonic() + 100
     while time.monotonic() < deadline_s:
-        if found := [child for child in psutil.Process().children() if child.cmdline()[1:3] == COMMAND]:
+        if found := [child for child in psutil.Process().children() if child.cmdline()[1:4] == COMMAND]:
             return found
     return []
 
@@ -77,3 +78,16 @@ def test_without_an_early_worker_its_user_goes_on(monkeypatch: pytest.MonkeyPatc
     with early_worker() as early:
         assert early is None
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_cwd_shadow_the_worker_runs_nothing_from_the_folder_in_which_join_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("protocol", "peer", "averaging"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the folder was run')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(worker_process, "WORKER_MODULE", "protocol.errors")  # light, and ends by itself
+    with open(tmp_path / "memory", "w+b") as memory:
+        started = worker_process.start_worker(memory.fileno())
+    started.channel.close()
+    assert started.process.wait(60) == 0

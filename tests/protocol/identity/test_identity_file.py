@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,89 @@ def test_a_file_of_another_user_is_named_with_the_mending_command(
         with pytest.raises(MachineError, match=r"cannot be opened: Permission denied.*chown"), open_identity(path):
             pass
     assert path.read_bytes() == before
+
+
+def test_exfat_a_disk_without_hard_links_holds_a_key_that_is_private_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", _refuse(errno.EPERM))
+    path = tmp_path / "state" / "identity"
+    with open_identity(path) as first:
+        assert first.was_created
+    assert [found.name for found in path.parent.iterdir()] == ["identity"]
+    assert read_identity(path).peer_id == first.identity.peer_id
+
+
+def test_without_hard_links_a_key_that_another_process_made_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "identity", tmp_path / "other"
+    with open_identity(other) as made:
+        pass
+
+    def link(_source: Path, _target: Path) -> None:
+        os.rename(other, path)
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "link", link)
+    with open_identity(path) as held:
+        assert (held.was_created, held.identity.peer_id) == (False, made.identity.peer_id)
+    assert [found.name for found in tmp_path.iterdir()] == ["identity"]
+
+
+def test_ntfs_a_disk_without_modes_is_refused_for_that_and_gets_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state" / "identity"
+    monkeypatch.setattr(os, "fstat", _with_mode(0o777))
+    with pytest.raises(MachineError) as caught, open_identity(path):
+        pass
+    assert "keeps no file modes" in caught.value.found
+    assert "chmod" not in caught.value.one_line()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_ntfs_a_key_that_was_brought_to_such_a_disk_is_refused_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "identity"
+    with open_identity(path):
+        pass
+    monkeypatch.setattr(os, "fstat", _with_mode(0o777))
+    with pytest.raises(MachineError, match="keeps no file modes"):
+        read_identity(path)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_disk_without_locks_is_refused_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    path = tmp_path / "state" / "identity"
+    if is_there:
+        with open_identity(path):
+            pass
+    monkeypatch.setattr(fcntl, "flock", _refuse(errno.ENOLCK))
+    with pytest.raises(MachineError, match=r"has no file locks.*another disk"), open_identity(path):
+        pass
+    assert path.exists() == is_there
+
+
+def _refuse(number: int) -> Callable[..., None]:
+    def refuse(*_arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def _with_mode(mode: int) -> Callable[[int], os.stat_result]:
+    """As a disk that shows every file with this mode."""
+    fstat = os.fstat
+
+    def shown(descriptor: int) -> os.stat_result:
+        found = fstat(descriptor)
+        return os.stat_result((found.st_mode & ~0o777 | mode, *found[1:]))
+
+    return shown
 
 
 def test_an_identity_is_read_beside_the_process_that_holds_it(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from averaging.network.libp2p.libp2p_network import (
 )
 from averaging.network.libp2p.libp2p_session import CALL_PROTOCOL, MAX_TURNED_AWAY_PER_PEER
 from averaging.network.libp2p.p2pd import P2pdOptions
-from averaging.network.libp2p.socket_folder import SOCKET_PREFIX, SOCKET_ROOT
+from averaging.network.libp2p.socket_folder import SOCKET_PREFIX, socket_roots
 from averaging.network.pacing.bulk_lane import BulkLane
 from averaging.network.seams.asyncio_thread import AsyncioThread, open_asyncio_thread
 from averaging.network.seams.call_limits import MAX_CALLS_PER_PEER
@@ -344,7 +344,9 @@ async def test_an_identity_file_of_another_peer_is_refused(tmp_path: Path) -> No
 async def test_nothing_is_left_after_closing(tmp_path: Path) -> None:
     async with _pair(tmp_path) as (alice, bob):
         pids = [alice.p2pd_pid, bob.p2pd_pid]
-        folders = {path for path in SOCKET_ROOT.glob(f"{SOCKET_PREFIX}*") if (path / "p2pd.sock").exists()}
+        folders = {
+            path for path in socket_roots(tmp_path)[0].glob(f"{SOCKET_PREFIX}*") if (path / "p2pd.sock").exists()
+        }
     assert not [pid for pid in pids if pid is not None and Path(f"/proc/{pid}").exists()]
     assert len([folder for folder in folders if not folder.exists()]) >= 2
 

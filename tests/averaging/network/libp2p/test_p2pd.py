@@ -40,6 +40,12 @@ def test_an_announced_port_zero_is_refused() -> None:
         p2pd_arguments(P2pdOptions(Path("/id"), announce=("/ip4/1.2.3.4/tcp/0",)), Path("/tmp/x.sock"))
 
 
+def test_a_relative_identity_is_still_found_from_the_folder_in_which_it_runs() -> None:
+    assert f"-id={Path.cwd() / 'state/identity'}" in p2pd_arguments(
+        P2pdOptions(Path("state/identity")), Path("/tmp/x.sock")
+    )
+
+
 def test_the_bundled_program_is_there() -> None:
     assert p2pd_program().name == "p2pd"
 
