@@ -32,6 +32,9 @@ COUNTED_COMMITS: Final = "counted commits"
 REFUSED_COMMITS: Final = "refused commits"
 """Key of the lone commits that are not followed: their ids concatenated."""
 
+_WITHDRAWN: Final = "withdrawn invite "
+"""The beginning of the key of a withdrawn invite; the hash of its secret follows in hexadecimal."""
+
 SCHEMA_VERSION: Final = 3
 _BUSY_TIMEOUT_S: Final = 5.0
 
@@ -100,6 +103,15 @@ class CheckpointRow:
     state_root: Root
     path: str
     written_unix_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class InviteRow:
+    """An invite as it stands in the ledger, which has no copy of its secret."""
+
+    secret_hash: bytes
+    created_unix_s: int
+    facts: InviteFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +226,27 @@ class Ledger:
     def invite(self, secret_hash: bytes) -> InviteFacts | None:
         """The facts of an invite; None if unknown."""
         rows = self._rows("SELECT uses, max_uses, expires_unix_s FROM invites WHERE secret_hash = ?", secret_hash)
-        return InviteFacts(*map(_int, rows[0])) if rows else None
+        if not rows:
+            return None
+        uses, max_uses, expires_unix_s = map(_int, rows[0])
+        return InviteFacts(uses, max_uses, expires_unix_s, self.get(_WITHDRAWN + secret_hash.hex()) is not None)
+
+    def invites(self) -> Sequence[InviteRow]:
+        """All invites that were ever made, the newest last."""
+        query = "SELECT secret_hash, created_unix_s, uses, max_uses, expires_unix_s FROM invites ORDER BY created_unix_s, rowid"
+        withdrawn = {name for (name,) in self._rows("SELECT name FROM kv WHERE name LIKE ?", f"{_WITHDRAWN}%")}
+        return [
+            InviteRow(
+                _bytes(hashed),
+                _int(created),
+                InviteFacts(_int(uses), _int(most), _int(ends), f"{_WITHDRAWN}{_bytes(hashed).hex()}" in withdrawn),
+            )
+            for hashed, created, uses, most, ends in self._rows(query)
+        ]
+
+    def withdraw_invite(self, secret_hash: bytes, now_unix_s: int) -> None:
+        """Let an invite admit nobody from now on. Peers that it has admitted stay admitted."""
+        self.put(_WITHDRAWN + secret_hash.hex(), b"%d" % now_unix_s)
 
     def admit(
         self, applicant: Applicant, decide: Decide, issue: Issue, *, now_unix_s: int
