@@ -36,7 +36,13 @@ from averaging.network.seams.interfaces import Network, TrafficCount
 from averaging.network.seams.offload import ThreadOffload
 from averaging.storage.disk_room import DiskMeter
 from averaging.trio_errors import run_single_error
-from coordinator.admission.addresses import HostAddresses, public_url, settle_addresses
+from coordinator.admission.addresses import (
+    HostAddresses,
+    keep_http_port,
+    kept_http_port,
+    public_url,
+    settle_addresses,
+)
 from coordinator.admission.greeting import address_lines, invite_lines
 from coordinator.admission.invites import InviteAddresses, IssuedInvite, invite_of_start, known_reach, remember_reach
 from coordinator.admission.qr_code import qr_lines
@@ -171,7 +177,9 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
 async def _serve(host: HostDaemon, say: Say) -> None:
     config = host.config
     addresses = await host.writer.run(lambda ledger: settle_addresses(config, ledger))
-    listener = bind_http(config.http_host, config.http_port)
+    http_port = config.http_port or await host.writer.run(partial(kept_http_port, http_host=config.http_host))
+    listener = bind_http(config.http_host, http_port)
+    await host.writer.run(partial(keep_http_port, port=int(listener.getsockname()[1])))
     public = None
     if config.public_http_port is not None:
         public = bind_http(config.public_http_host, config.public_http_port, flag="--public-http-port")

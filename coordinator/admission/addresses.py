@@ -28,6 +28,7 @@ _log = structlog.get_logger()
 MAX_PORT: Final = 65_535
 _ANY: Final = ("0.0.0.0", "::", "")
 _ANNOUNCED_KEY: Final = "announce host"
+_HTTP_KEY: Final = "http port"
 _TRIES: Final = 32
 """Free ports that are tried until the one after it is free, too."""
 
@@ -189,6 +190,20 @@ def _check_free(name: str, port: int, listens_on: tuple[str, ...], host: str, re
         ) from error
     for each in sockets:
         each.close()
+
+
+def kept_http_port(ledger: Ledger, http_host: str) -> int:
+    """The port of the status page at the last start; 0, for any free one, if it is in use or not known. Blocks."""
+    port = int(ledger.get(_HTTP_KEY) or 0)
+    try:
+        return port if port and is_free(listen_addresses(http_host), port) else 0
+    except MachineError:  # an unknown name, which the start itself reports
+        return 0
+
+
+def keep_http_port(ledger: Ledger, port: int) -> None:
+    """Remember the port of the status page for the next start."""
+    ledger.put(_HTTP_KEY, str(port).encode("ascii"))
 
 
 def settle_addresses(config: HostConfig, ledger: Ledger) -> HostAddresses:

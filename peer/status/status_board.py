@@ -117,6 +117,8 @@ class StatusBoard:
     """The peer's state with its reason, and the notes of its services. Each service writes its own part; the board reads from no
     service.
 
+    `closed_ports` is the sentence about ports of the host that do not answer; empty if all do.
+
     `known_commits` returns the commits that the rounds know, None before they run. `for_host` is set by a round that we must send
     to the host at once: one that we have to upload, or one of an expert that no other peer votes on. So does a convicted voter.
     """
@@ -127,6 +129,7 @@ class StatusBoard:
     state: str = "joining"
     reason: str = "starting"
     restarted: str = ""
+    closed_ports: str = ""
     run_name: str = ""
     target_total_tokens: int = 0
     session: int = 0
@@ -157,6 +160,10 @@ class StatusBoard:
     def has_restarted(self, sentence: str) -> None:
         """Append a sentence about the state that this process found on its disk."""
         self.restarted = "; ".join(filter(None, (self.restarted, sentence)))
+
+    def hears_of_ports(self, sentence: str) -> None:
+        """Set the sentence about the host's ports that do not answer, empty once all do."""
+        self.closed_ports = sentence
 
     def takes_part_in(self, run_name: str, total_tokens: int, *, is_outbound_only: bool) -> None:
         """Set the run that admitted us, and its target in tokens."""

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from coordinator.admission import addresses
-from coordinator.admission.addresses import HostAddresses, public_url, reach_note, settle_addresses
+from coordinator.admission.addresses import (
+    HostAddresses,
+    keep_http_port,
+    kept_http_port,
+    public_url,
+    reach_note,
+    settle_addresses,
+)
 from coordinator.ledger.ledger import open_ledger
 from coordinator.policy.config import HostConfig
 from protocol.errors import ConfigError, MachineError
@@ -59,6 +66,18 @@ def test_remembered_port_in_use_says_that_invites_name_it(tmp_path: Path) -> Non
         other.listen()
         with pytest.raises(MachineError, match="free it: invites name it"):
             settle_addresses(config, ledger)
+
+
+def test_status_page_keeps_its_port_where_it_is_free(tmp_path: Path) -> None:
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, socket.socket() as other:
+        assert kept_http_port(ledger, "127.0.0.1") == 0
+        port = _free_port()
+        keep_http_port(ledger, port)
+        assert kept_http_port(ledger, "127.0.0.1") == port
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        assert kept_http_port(ledger, "127.0.0.1") == 0
+        assert kept_http_port(ledger, "nowhere.invalid") == 0
 
 
 def test_one_port_for_two_services_is_refused(tmp_path: Path) -> None:
