@@ -16,6 +16,7 @@ from averaging.network.direct.tls_identity import TlsCredential, stranger_contex
 from averaging.network.direct.tls_socket import TlsSocket
 from averaging.network.direct.tls_stream import Ends, TlsStream, send_opening
 from averaging.network.pacing.bulk_lane import BulkLane
+from averaging.network.seams.asyncio_thread import open_plain_nursery
 from averaging.network.seams.bulk_address import BulkAddress
 from averaging.network.seams.frames import Status, refusal
 from peer.membership.host_ways_core import Purpose, Tried, closed_sentence, data_ports, peer_ports
@@ -122,13 +123,12 @@ async def _take_bytes(tls: TlsSocket, host: PeerId, file: HashedFile) -> None:
     """
     if (status := await send_opening(tls, SHARD_CHANNEL)) is not Status.FINE:
         raise refusal(status, host, SHARD_CHANNEL)
-    async with trio.open_nursery() as nursery:
+    async with open_plain_nursery() as nursery:
         stream = TlsStream(tls, host, SHARD_CHANNEL, BulkLane(), Ends(lambda ending: nursery.start_soon(ending)))
         await stream.send_frame(bytes.fromhex(file.sha256))
         length = await stream.receive_frame()
         if length is None or int.from_bytes(length, "big") != file.num_bytes or not await stream.receive_frame():
             raise RemoteProtocolError("a host that does not give its data", "the run's first file")
-        nursery.cancel_scope.cancel()
 
 
 def _cause(error: BaseException) -> str:
