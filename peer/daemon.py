@@ -198,7 +198,7 @@ async def _take_part(life: PeerSession, http_port: int) -> None:
         watch = await stack.enter_async_context(open_plain_nursery())
         if is_host_there:
             ways = host_ways(membership.saved, membership.coordinator)
-            watch.start_soon(watch_host_ports, ways, client.answers_at, life.board.hears_of_ports)
+            watch.start_soon(watch_host_ports, ways, client.answers_at, life.board.health.hears_of_ports)
         is_outbound_only = await find_outbound_only(
             life.config, client, membership.saved.credential, is_host_there=is_host_there
         )
@@ -345,7 +345,8 @@ async def _catch_up(joined: JoinedSession, chains: Sequence[UnitChain]) -> tuple
     board, reporter = joined.life.board, joined.reporter
     board.say("catching up", "looking for the run's newest state")
     donors = await _members_listed(joined)
-    reached = [await catch_up_by_snapshot(joined.network, chain, donors, board.downloading) for chain in chains]
+    told = (board.downloading, board.lacks_donor)
+    reached = [await catch_up_by_snapshot(joined.network, chain, donors, *told) for chain in chains]
     spine = chains[0]
     for chain, index in zip(chains, reached, strict=True):
         # none of the listed members has commits that are not here

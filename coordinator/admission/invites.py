@@ -8,7 +8,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from coordinator.ledger.ledger import InviteRow, Ledger
+from coordinator.ledger.ledger import WITHDRAWN_INVITE, InviteRow, Ledger
 from coordinator.policy.admission import InviteFacts, invite_error
 from protocol.errors import UsageError
 from protocol.identity.invite import PREFIX, SECRET_BYTES, Invite, decode_invite, hash_secret
@@ -172,5 +172,5 @@ def withdraw_invite(ledger: Ledger, which: str, now_unix_s: float) -> str:
     listed = _listed(found[0], now_unix_s)
     if listed.ends == "withdrawn":
         return f"invite {listed.id} is withdrawn already"
-    ledger.withdraw_invite(found[0].secret_hash, int(now_unix_s))
+    ledger.put(WITHDRAWN_INVITE + found[0].secret_hash.hex(), b"%d" % int(now_unix_s))
     return f"withdrawn: invite {listed.id} admits nobody from now on; {several(listed.uses, 'peer')} joined with it and may stay"

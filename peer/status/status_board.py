@@ -117,8 +117,6 @@ class StatusBoard:
     """The peer's state with its reason, and the notes of its services. Each service writes its own part; the board reads from no
     service.
 
-    `closed_ports` is the sentence about ports of the host that do not answer; empty if all do.
-
     `known_commits` returns the commits that the rounds know, None before they run. `for_host` is set by a round that we must send
     to the host at once: one that we have to upload, or one of an expert that no other peer votes on. So does a convicted voter.
     """
@@ -129,7 +127,6 @@ class StatusBoard:
     state: str = "joining"
     reason: str = "starting"
     restarted: str = ""
-    closed_ports: str = ""
     run_name: str = ""
     target_total_tokens: int = 0
     session: int = 0
@@ -161,10 +158,6 @@ class StatusBoard:
         """Append a sentence about the state that this process found on its disk."""
         self.restarted = "; ".join(filter(None, (self.restarted, sentence)))
 
-    def hears_of_ports(self, sentence: str) -> None:
-        """Set the sentence about the host's ports that do not answer, empty once all do."""
-        self.closed_ports = sentence
-
     def takes_part_in(self, run_name: str, total_tokens: int, *, is_outbound_only: bool) -> None:
         """Set the run that admitted us, and its target in tokens."""
         self.run_name, self.target_total_tokens, self.is_outbound_only = run_name, total_tokens, is_outbound_only
@@ -184,6 +177,10 @@ class StatusBoard:
             self.rounds.caught_up, self.rounds.has_downloaded = "snapshot", has_rounds
         if not has_rounds:
             self.reason = str(progress)
+
+    def lacks_donor(self, reason: str) -> None:
+        """Add the latest donor's failure to the sentence about the search for the run's newest state."""
+        self.say("catching up", f"looking for the run's newest state; {reason}")
 
     def waits_for_download(self) -> bool:
         """Whether a state is being downloaded. If so, sets this as the reason why the peer does not train."""

@@ -195,7 +195,7 @@ def _of_trouble(sources: Sources) -> dict[str, object]:
     kept = [service.chain.tools.generations for service in services]
     health = board.health.sentence([each.refused for each in kept], board.clock.monotonic_s())
     return {
-        "trouble": "; ".join(filter(None, (board.closed_ports, health, board.convicted.sentence))),
+        "trouble": "; ".join(filter(None, (health, board.convicted.sentence))),
         "writes_refused": board.health.num_refused + sum(each.num_refused for each in kept),
         "generations_damaged": sum(each.num_damaged for each in kept),
     }
