@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -29,8 +30,7 @@ def add_commands(app: typer.Typer, load_merge: Callable[[], MergeModels]) -> Non
     )
     hosting = ("potluck host run.toml --dry-run", "potluck host run.toml --grpc-port 4600 --p2p-port 4601")
     app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*hosting))(host)
-    inviting = ("potluck invite --uses 20 --hours 24", "potluck invite --qr")
-    app.command(rich_help_panel=_PANEL, epilog=examples(*inviting))(invite)
+    app.add_typer(_invite_commands(), name="invite", rich_help_panel=_PANEL)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck ban rosy-relish --reason 'sends noise'"))(ban)
     checkpoint = typer.Typer(help="List, check and export the run's checkpoints.", no_args_is_help=True)
     listing = examples("potluck checkpoint list", "potluck checkpoint list --json")
@@ -89,13 +89,27 @@ def host(
     raise typer.Exit(commands.host(run_file, flags))
 
 
+def _invite_commands() -> typer.Typer:
+    """`potluck invite`, which makes one, and the commands below it."""
+    inviting = ("potluck invite --uses 20 --hours 24", "potluck invite --qr", "potluck invite list")
+    group = typer.Typer()
+    group.callback(invoke_without_command=True, epilog=examples(*inviting))(invite)
+    group.command("list", epilog=examples("potluck invite list", "potluck invite list --json"))(invite_list)
+    group.command("withdraw", epilog=examples("potluck invite withdraw 3fa2b81c"))(invite_withdraw)
+    return group
+
+
 def invite(
+    context: typer.Context,
     state_dir: StateDir = None,
     uses: Annotated[int, typer.Option(help="How many peers may use it.")] = 1,
     hours: Annotated[float, typer.Option(help="How long it is valid.")] = 72.0,
     qr: Annotated[bool, typer.Option("--qr", help="Show it as a QR code, too.")] = False,
 ) -> None:
     """Print one more invite of the run that is hosted here."""
+    if context.invoked_subcommand is not None:
+        context.obj = state_dir
+        return
     import shutil
 
     from coordinator import commands
@@ -110,6 +124,34 @@ def invite(
             "\n".join(lines) if lines else f"a terminal of {columns} columns is too narrow for its QR code",
             err=not lines,
         )
+
+
+def invite_list(context: typer.Context, state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """List the run's invites, the newest last: id, peers that joined, and end."""
+    from coordinator import commands
+
+    rows = commands.list_invites(state_dir or context.obj)
+    if as_json:
+        typer.echo(json.dumps(rows))
+    elif not rows:
+        typer.echo("no invite was made yet")
+    for row in () if as_json else rows:
+        until = time.strftime("%a %d %b %H:%M", time.localtime(float(str(row["expires_unix_s"]))))
+        state = str(row["ends"]) or f"valid until {until}"
+        typer.echo(f"{row['id']}  used by {row['uses']} of {row['max_uses']}  {state}")
+
+
+def invite_withdraw(
+    context: typer.Context,
+    invite_id: Annotated[
+        str, typer.Argument(metavar="ID", help="As `potluck invite list` shows it, or the whole line.")
+    ],
+    state_dir: StateDir = None,
+) -> None:
+    """Withdraw an invite: nobody else joins with it. Peers that have joined stay."""
+    from coordinator import commands
+
+    typer.echo(commands.withdraw_invite(state_dir or context.obj, invite_id))
 
 
 def ban(

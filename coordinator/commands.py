@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final, get_args
 
@@ -82,7 +83,7 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
     """Make one more invite of the run in `state_dir`. The host may be running.
 
     Raises:
-        ConfigError: no run was ever hosted from there, or a number is out of range.
+        ConfigError: no run was ever hosted from there, it is complete, or a number is out of range.
     """
     if not 1 <= uses <= _MOST_USES or not 0 < hours <= 24 * 365:
         raise ConfigError(f"an invite for {uses} uses and {hours} hours", f"1 to {_MOST_USES:,} uses, and up to a year")
@@ -99,7 +100,45 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
             raise ConfigError(
                 f"the run in {folder} was never up", "a host that ran once", "start it with: potluck host"
             )
-        return issue_invite(ledger, run, reach, uses=uses, hours=hours, now_unix_s=time.time())
+        total_tokens = run.manifest.config.run.total_tokens
+        if any(row.total_tokens >= total_tokens for row in ledger.checkpoints()):
+            raise ConfigError(
+                f"the run in {folder} is complete, so nobody can join it",
+                "a run in progress",
+                "see: potluck checkpoint list",
+            )
+        return issue_invite(ledger, run, reach, uses=uses, hours=hours, now_unix_s=time.time()).line
+
+
+def list_invites(state_dir: Path | None) -> list[dict[str, object]]:
+    """The run's invites, the newest last: id, made_unix_s, expires_unix_s, uses, max_uses, and the reason in `ends` if it admits
+    nobody now. The host may be running.
+
+    Raises:
+        ConfigError: no run was ever hosted from there.
+    """
+    ledger_file = require_run(host_folder(state_dir))
+    from coordinator.admission.invites import list_invites as listed
+    from coordinator.ledger.ledger import open_ledger
+
+    with open_ledger(ledger_file) as ledger:
+        return [asdict(each) for each in listed(ledger, time.time())]
+
+
+def withdraw_invite(state_dir: Path | None, which: str) -> str:
+    """Withdraw an invite of the run in `state_dir`, by its id or line. The host may be running. Returns one line for the user.
+
+    Raises:
+        ConfigError: no run was ever hosted from there.
+        UsageError: no invite or more than one is meant.
+        StorageError: the ledger cannot be written; nothing was withdrawn.
+    """
+    ledger_file = require_run(host_folder(state_dir))
+    from coordinator.admission.invites import withdraw_invite as withdraw
+    from coordinator.ledger.ledger import open_ledger
+
+    with open_ledger(ledger_file) as ledger:
+        return withdraw(ledger, which, time.time())
 
 
 def ban(state_dir: Path | None, who: str, *, reason: str) -> str:

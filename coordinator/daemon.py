@@ -35,14 +35,22 @@ from averaging.network.seams.interfaces import Network, TrafficCount
 from averaging.network.seams.offload import ThreadOffload
 from averaging.storage.disk_room import DiskMeter
 from averaging.trio_errors import run_single_error
-from coordinator.admission.addresses import HostAddresses, public_url, reach_note, settle_addresses
-from coordinator.admission.invites import InviteAddresses, issue_invite, known_reach, remember_reach
+from coordinator.admission.addresses import (
+    HostAddresses,
+    keep_http_port,
+    kept_http_port,
+    public_url,
+    settle_addresses,
+)
+from coordinator.admission.greeting import address_lines, invite_lines
+from coordinator.admission.invites import InviteAddresses, IssuedInvite, invite_of_start, known_reach, remember_reach
 from coordinator.admission.qr_code import qr_lines
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
 from coordinator.checkpoints.verify import verify_checkpoint
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
+from coordinator.progress.run_core import Phase
 from coordinator.progress.run_events import EventBook, RunEvent
 from coordinator.progress.tracker import RunTracker, TrackedRun
 from coordinator.run.run_files import (
@@ -159,7 +167,9 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
 async def _serve(host: HostDaemon, say: Say) -> None:
     config = host.config
     addresses = await host.writer.run(lambda ledger: settle_addresses(config, ledger))
-    listener = bind_http(config.http_host, config.http_port)
+    http_port = config.http_port or await host.writer.run(partial(kept_http_port, http_host=config.http_host))
+    listener = bind_http(config.http_host, http_port)
+    await host.writer.run(partial(keep_http_port, port=int(listener.getsockname()[1])))
     public = None
     if config.public_http_port is not None:
         public = bind_http(config.public_http_host, config.public_http_port, flag="--public-http-port")
@@ -179,7 +189,7 @@ async def _serve(host: HostDaemon, say: Say) -> None:
             services.start_soon(_tick, host)
             async with _open_network(host, thread, addresses) as network:
                 node.network = network
-                await _greet(host, addresses, network.addresses(), local_address(urls[0]), say)
+                await _greet(host, addresses, network, local_address(urls[0]), say)
                 for url in public_urls:
                     say(
                         f"public   {public_url(url, addresses.public_host)}   (read-only, for anybody who can reach it)"
@@ -243,7 +253,7 @@ def _direct(host: HostDaemon, addresses: HostAddresses) -> DirectOptions:
         credential=lambda: own,
         ca_certificate_der=authority.certificate_der,
         check=credential_check(authority.certificate_der, run_id, unix_s),
-        listen_host=addresses.listen_host or "0.0.0.0",
+        listen_host=addresses.listen_host,
         listen_port=addresses.bulk_port,
         may_take_another=True,
     )
@@ -266,7 +276,7 @@ async def _open_rpc(
         bootstrap=node.addresses,
     )
     service = CoordinatorService(hosted, host.tracker, host.writer, host.clock)
-    names = (TLS_SERVER_NAME, addresses.public_host)
+    names = (TLS_SERVER_NAME, *addresses.public_hosts)
     # Valid from the CA's own begin. A peer whose clock is behind then gets an error about its clock, not about a certificate.
     begin_unix_s = run.authority.certificate.not_valid_before_utc.timestamp() + BACKDATE_S
     tls = ServerTls(*run.authority.issue_server(names, now_unix_s=begin_unix_s))
@@ -402,25 +412,38 @@ def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:
     return fetch
 
 
-async def _greet(host: HostDaemon, addresses: HostAddresses, bootstrap: tuple[str, ...], url: str, say: Say) -> None:
+async def _greet(host: HostDaemon, addresses: HostAddresses, network: Network, url: str, say: Say) -> None:
     config, run = host.config, host.run
-    reach = InviteAddresses((addresses.grpc_address,), bootstrap)
+    reach = InviteAddresses(addresses.grpc_addresses, network.addresses())
+    is_over = host.tracker.state.phase is Phase.FINISHED
+    is_asked = not config.model_fields_set.isdisjoint(("invite_uses", "invite_hours"))
 
-    def remember(ledger: Ledger) -> str:
+    def invite(ledger: Ledger) -> IssuedInvite | None:
         remember_reach(ledger, reach)
-        now_unix_s = host.clock.unix_s()
-        return issue_invite(
-            ledger, run, reach, uses=config.invite_uses, hours=config.invite_hours, now_unix_s=now_unix_s
+        if is_over:
+            return None
+        return invite_of_start(
+            ledger,
+            run,
+            reach,
+            host.held.identity.libp2p_private_key_bytes(),
+            uses=config.invite_uses,
+            hours=config.invite_hours,
+            is_asked=is_asked,
+            now_unix_s=host.clock.unix_s(),
         )
 
-    line = await host.writer.run(remember)
-    name = run.manifest.config.run.name
-    say(f"run {name} is open: {host.tracker.news().phase}, {host.tracker.news().reason}")
+    issued = await host.writer.run(invite)
+    news, bulk_port = host.tracker.news(), next((address.port for address in network.bulk_addresses()), 0)
+    say(f"run {run.manifest.config.run.name} is {'complete' if is_over else 'open'}: {news.phase}, {news.reason}")
     say(f"status   {url}/")
     say(f"metrics  {url}/metrics")
-    say(f"invite for {config.invite_uses} peers, good for {config.invite_hours:g} hours; on their machines:")
-    say(f"\n    potluck join {line}\n")
-    if note := reach_note(addresses.public_host):
-        say(note)
-    if sys.stdout.isatty() and (code := qr_lines(line, shutil.get_terminal_size().columns)):
+    for line in address_lines(addresses, bulk_port):
+        say(line)
+    if issued is None:
+        say("nobody can join it any more, so there is no invite; its model: potluck checkpoint list")
+        return
+    for line in invite_lines(issued, addresses):
+        say(line)
+    if sys.stdout.isatty() and (code := qr_lines(issued.line, shutil.get_terminal_size().columns)):
         say("\n".join(code))

@@ -21,7 +21,7 @@ from averaging.host.http_client import kept_status_address
 from averaging.host.leave_signals import watch_signals
 from averaging.host.log_file import LOG_FOLDER, keep_log
 from averaging.network.libp2p.libp2p_network import open_libp2p_network
-from averaging.network.seams.asyncio_thread import open_asyncio_thread
+from averaging.network.seams.asyncio_thread import open_asyncio_thread, open_plain_nursery
 from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import DirectoryEntry
 from averaging.network.seams.offload import ThreadOffload
@@ -43,6 +43,7 @@ from peer.machine.device import check_can_limit, choose_device
 from peer.membership.addresses import check_listen_address
 from peer.membership.coordinator_client import Caller, CoordinatorEndpoint, open_coordinator_client
 from peer.membership.credential_cache import CREDENTIAL_CHANNEL, CredentialCache, recent_voters
+from peer.membership.host_ways import host_ways, watch_host_ports
 from peer.membership.incarnation import take_incarnation
 from peer.membership.joining import (
     Membership,
@@ -54,6 +55,7 @@ from peer.membership.joining import (
     open_start_record,
     saved_membership,
 )
+from peer.membership.kept_addresses import keep_addresses, with_kept
 from peer.membership.membership_upkeep import MembershipUpkeep
 from peer.membership.network_options import network_options
 from peer.membership.process_takeover import DirectoryClaim
@@ -109,7 +111,7 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
     clock = SystemClock()
     if not is_known(folder):
         check_invite(invite, clock.unix_s())
-    check_listen_address(config)
+    check_listen_address(with_kept(config))
     device = choose_device(config.device)
     if config.max_gpu_memory_gb is not None:
         check_can_limit(device)
@@ -124,7 +126,9 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
                 log.warning("codecs_not_compiled", costs="more processor time a round", mend="README.md, Try it")
             while comes_back:
                 session = take_session(config.state_dir, clock.unix_s())
-                comes_back = run_single_error(partial(_main, config, invite, held, folder, session, clock, worker))
+                comes_back = run_single_error(
+                    partial(_main, with_kept(config), invite, held, folder, session, clock, worker)
+                )
                 worker = None
     return 0
 
@@ -154,6 +158,7 @@ async def _main(
         config, invite, held, folder, incarnation, session, SequenceNumbers(session), clock, sources, worker, controls
     )
     listener = bind_http(config.http_host, config.http_port)
+    http_port = int(listener.getsockname()[1])
     async with trio.open_nursery() as nursery:
         app = peer_app(read_status, partial(known_peers, sources), partial(latest_rounds, sources), board.latest_spans)
         addresses = await nursery.start(serve_http, listener, app)
@@ -168,13 +173,13 @@ async def _main(
                 life.departure.order()
 
             await nursery.start(watch_signals, leave)
-            await _take_part(life)
+            await _take_part(life, http_port)
         write_final_status(config.state_dir, read_status())
         nursery.cancel_scope.cancel()
     return life.departure.comes_back
 
 
-async def _take_part(life: PeerSession) -> None:
+async def _take_part(life: PeerSession, http_port: int) -> None:
     async with AsyncExitStack() as stack:
         thread = await stack.enter_async_context(open_asyncio_thread())
         saved = saved_membership(life.folder, life.identity, life.invite.run_id, life.clock.unix_s())
@@ -190,6 +195,10 @@ async def _take_part(life: PeerSession) -> None:
         else:
             life.board.say("joining", "asking the coordinator for admission")
             membership, is_host_there = await admit(*arguments), True
+        watch = await stack.enter_async_context(open_plain_nursery())
+        if is_host_there:
+            ways = host_ways(membership.saved, membership.coordinator)
+            watch.start_soon(watch_host_ports, ways, client.answers_at, life.board.health.hears_of_ports)
         is_outbound_only = await find_outbound_only(
             life.config, client, membership.saved.credential, is_host_there=is_host_there
         )
@@ -214,6 +223,7 @@ async def _take_part(life: PeerSession) -> None:
         network = await stack.enter_async_context(
             open_libp2p_network(thread, options, life.identity.peer_id, unix_s=life.clock.unix_s)
         )
+        print(await keep_addresses(life.config, network, http_port), flush=True)
         roster.serve(network)
         revocations.serve(network)
         life.board.network = network
@@ -336,7 +346,8 @@ async def _catch_up(joined: JoinedSession, chains: Sequence[UnitChain]) -> tuple
     board, reporter = joined.life.board, joined.reporter
     board.say("catching up", "looking for the run's newest state")
     donors = await _members_listed(joined)
-    reached = [await catch_up_by_snapshot(joined.network, chain, donors, board.downloading) for chain in chains]
+    told = (board.downloading, board.lacks_donor)
+    reached = [await catch_up_by_snapshot(joined.network, chain, donors, *told) for chain in chains]
     spine = chains[0]
     for chain, index in zip(chains, reached, strict=True):
         # none of the listed members has commits that are not here

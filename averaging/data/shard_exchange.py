@@ -86,8 +86,18 @@ async def _send(stream: Stream, shard_hash: bytes, read_shard: ReadShard) -> Non
         raise CallTimeout(f"{stream.remote} takes shard {shard_hash[:4].hex()} too slowly", "it read in time")
 
 
+def _unheeded(_num_bytes: int) -> None:
+    pass
+
+
 async def fetch_shard(
-    network: Network, donor: PeerId, shard_hash: bytes, num_bytes: int, *, timeout_s: float
+    network: Network,
+    donor: PeerId,
+    shard_hash: bytes,
+    num_bytes: int,
+    *,
+    timeout_s: float,
+    on_bytes: Callable[[int], None] = _unheeded,
 ) -> bytes | None:
     """Fetch one shard from one donor, and verify it. None if the donor does not have it.
 
@@ -97,6 +107,7 @@ async def fetch_shard(
         shard_hash: SHA-256 of the shard, from the dataset's manifest.
         num_bytes: its length, from the same manifest.
         timeout_s: for everything, including opening the stream.
+        on_bytes: called with the number of bytes here after each frame.
 
     Raises:
         PeerUnreachable, CallTimeout: the donor is gone or too slow; ask another.
@@ -107,14 +118,14 @@ async def fetch_shard(
     with trio.move_on_after(timeout_s):
         stream = await network.open_stream(donor, SHARD_CHANNEL, timeout_s=timeout_s)
         try:
-            return await _fetch(stream, shard_hash, num_bytes)
+            return await _fetch(stream, shard_hash, num_bytes, on_bytes)
         finally:
             with trio.move_on_after(1.0, shield=True):
                 await stream.aclose()
     raise CallTimeout(f"shard {shard_hash[:4].hex()} from {donor} did not come", f"it within {timeout_s:.0f} s")
 
 
-async def _fetch(stream: Stream, shard_hash: bytes, num_bytes: int) -> bytes | None:
+async def _fetch(stream: Stream, shard_hash: bytes, num_bytes: int, on_bytes: Callable[[int], None]) -> bytes | None:
     await stream.send_frame(shard_hash)
     head = await _frame(stream)
     if len(head) != _LENGTH.size:
@@ -127,6 +138,7 @@ async def _fetch(stream: Stream, shard_hash: bytes, num_bytes: int) -> bytes | N
     data = bytearray()
     while len(data) < num_bytes:
         data += await _frame(stream)
+        on_bytes(len(data))
         if len(data) > num_bytes:
             raise RemoteProtocolError(f"more than {num_bytes} bytes of a shard", "its length")
     if sha256(data).digest() != shard_hash:

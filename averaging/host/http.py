@@ -28,10 +28,10 @@ def bind_http(host: str, port: int, *, flag: str = "--http-port") -> socket.sock
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(64)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name with an empty label cannot be encoded
         listener.close()
         raise MachineError(
-            f"cannot listen on {host}:{port} ({error.strerror})",
+            f"cannot listen on {host}:{port} ({getattr(error, 'strerror', error)})",
             "a free port on an address of this machine",
             f"give another with {flag}, or 0 for any",
         ) from error

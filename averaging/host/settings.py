@@ -31,6 +31,7 @@ from pydantic_settings import (
 )
 
 from averaging.host.usual_folders import config_folder
+from averaging.network.seams.host_names import ANY_HOST, unfit_to_announce, unfit_to_listen
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,24 +39,28 @@ if TYPE_CHECKING:
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
-_LONGEST_NAME: Final = 253
-"""Letters of a DNS name (RFC 1035, section 2.3.4, without the root's dot)."""
-
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
-"""A DNS name in ASCII or an IPv4 address; or an IPv6 address without brackets. No scheme and no port."""
-
 _OF_A_SERVICE: Final = re.compile(r"SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
 """Variables that Kubernetes sets in every container for a service called potluck-peer or potluck-host. They are no settings."""
 
 
-def _check_name(text: str) -> str:
-    if len(text) > _LONGEST_NAME or _NAME.fullmatch(text) is None:
-        raise PydanticCustomError("host_name", "an address or a name alone, as 198.51.100.7 or host.example.org")
+def _check_announced(text: str) -> str:
+    text = text.removesuffix(".") if text.strip(".") else text
+    if expected := unfit_to_announce(text) if text else "":
+        raise PydanticCustomError("host_name", "{expected}", {"expected": expected})
     return text
 
 
-HostName = Annotated[str, AfterValidator(_check_name)]
+def _check_listening(text: str) -> str:
+    if expected := unfit_to_listen(text) if text else "":
+        raise PydanticCustomError("listen_host", "{expected}", {"expected": expected})
+    return text or ANY_HOST
+
+
+HostName = Annotated[str, AfterValidator(_check_announced)]
 """A name or address at which others reach this daemon; empty for none. A wrong one would mislead volunteers."""
+
+ListenHost = Annotated[str, AfterValidator(_check_listening)]
+"""An address of this machine, or a name of one, to listen on: "::" for all of IPv4 and IPv6, "0.0.0.0" for all of IPv4."""
 
 
 def sources_of(daemon: str) -> SettingsConfigDict:

@@ -1,156 +1,241 @@
-"""The addresses on which the host listens and that it announces. Ports are kept over restarts; invites carry the address."""
+"""The addresses on which the host listens and that it announces. Both are kept over restarts; invites carry the addresses."""
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from protocol.errors import MachineError
+import structlog
+
+from averaging.network.seams.host_names import as_address, bracketed, is_loopback, multiaddress, unheard
+from averaging.network.seams.listening import (
+    addresses_of,
+    bind_listeners,
+    is_free,
+    listen_addresses,
+    outward_addresses,
+    own_addresses,
+)
+from protocol.errors import ConfigError, MachineError
 
 if TYPE_CHECKING:
     from coordinator.ledger.ledger import Ledger
     from coordinator.policy.config import HostConfig
 
+_log = structlog.get_logger()
+
 MAX_PORT: Final = 65_535
 _ANY: Final = ("0.0.0.0", "::", "")
+_ANNOUNCED_KEY: Final = "announce host"
+_HTTP_KEY: Final = "http port"
+_TRIES: Final = 32
+"""Free ports that are tried until the one after it is free, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostAddresses:
-    """Ports and the host name or address that invites carry."""
+    """Ports, and the host names or addresses that invites carry.
+
+    Attributes:
+        listen_host: as configured.
+        listens_on: its IP addresses; 0.0.0.0 and :: stand for all of their kind.
+        public_hosts: names or addresses for volunteers, at least one.
+    """
 
     listen_host: str
-    public_host: str
+    listens_on: tuple[str, ...]
+    public_hosts: tuple[str, ...]
     grpc_port: int
     p2p_port: int
 
     @property
-    def bulk_port(self) -> int:
-        """Port that serves and takes shards and states: the one after the bootstrap node's; 0 (any) if that one is not fixed."""
-        port = self.p2p_port + 1
-        return port if port <= MAX_PORT and port != self.grpc_port else 0
+    def public_host(self) -> str:
+        """The name or address that is tried first."""
+        return self.public_hosts[0]
 
     @property
-    def grpc_address(self) -> str:
-        """The address in an invite: "host:port"."""
-        return f"{_bracketed(self.public_host)}:{self.grpc_port}"
+    def bulk_port(self) -> int:
+        """Port that serves and takes shards and states: the one after the bootstrap node's; 0 (any) if that one is not fixed."""
+        return _bulk_port(self.grpc_port, self.p2p_port)
+
+    @property
+    def grpc_addresses(self) -> tuple[str, ...]:
+        """The addresses in an invite: "host:port" each."""
+        return tuple(f"{bracketed(host)}:{self.grpc_port}" for host in self.public_hosts)
 
     @property
     def p2p_listen(self) -> tuple[str, ...]:
         """Multiaddresses to listen on."""
-        return (multiaddress(self.listen_host or "0.0.0.0", self.p2p_port),)
+        return tuple(multiaddress(host, self.p2p_port) for host in self.listens_on)
 
     @property
     def p2p_announce(self) -> tuple[str, ...]:
         """Multiaddresses to announce; empty if the listening address is the public one."""
-        if self.listen_host == self.public_host:
+        if self.public_hosts == (self.listen_host,):
             return ()
-        return (multiaddress(self.public_host, self.p2p_port),)
+        return tuple(multiaddress(host, self.p2p_port) for host in self.public_hosts)
 
 
-def reach_note(host: str) -> str:
-    """A note for the host when an invite with this name or address works for some volunteers only. Empty if it seems to work for
-    everybody.
-    """
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        is_this_machine, is_for_all = host == "localhost", host != "localhost"
-    else:
-        is_this_machine, is_for_all = address.is_loopback, address.is_global
-    if is_for_all:
+def _bulk_port(grpc_port: int, p2p_port: int) -> int:
+    port = p2p_port + 1
+    return port if port <= MAX_PORT and port != grpc_port else 0
+
+
+def reach_note(addresses: HostAddresses) -> str:
+    """A note for the host when its invites work for some volunteers only. Empty if they seem to work for everybody."""
+    hosts, grpc_port, p2p_port = addresses.public_hosts, addresses.grpc_port, addresses.p2p_port
+    if any(map(_is_for_all, hosts)):
         return ""
-    who = "this machine" if is_this_machine else "its own network"
-    return (
-        f"the invite carries {host}, which only {who} reaches; for volunteers elsewhere forward three TCP ports of the router to "
-        "this machine, PORT, NEXT and the one after NEXT, and start with --announce-host ADDRESS --grpc-port PORT --p2p-port NEXT"
+    who = "this machine" if all(map(is_loopback, hosts)) else "its own network"
+    is_row = p2p_port == grpc_port + 1 and addresses.bulk_port
+    ports = (
+        f"{grpc_port} to {p2p_port + 1}" if is_row else f"{grpc_port}, {p2p_port} and {addresses.bulk_port or '...'}"
     )
+    return (
+        f"the invite carries {' and '.join(hosts)}, which only {who} reaches. For volunteers elsewhere: potluck host run.toml "
+        f"--announce-host YOUR_ADDRESS --grpc-port {grpc_port} --p2p-port {p2p_port}, and forward TCP {ports} on the router to this "
+        "machine"
+    )
+
+
+def _is_for_all(host: str) -> bool:
+    address = as_address(host)
+    return host.lower() != "localhost" if address is None else address.is_global
 
 
 def public_url(url: str, host: str) -> str:
     """The URL of a served page for other machines. A page on all interfaces gets `host`, the address in the invites."""
     parts = urlsplit(url)
     listens_on = parts.hostname or ""
-    return f"http://{_bracketed(host if listens_on in _ANY else listens_on)}:{parts.port}/"
+    return f"http://{bracketed(host if listens_on in _ANY else listens_on)}:{parts.port}/"
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def multiaddress(host: str, port: int) -> str:
-    """A libp2p address of a TCP port on an IP address or a name."""
-    try:
-        version = ipaddress.ip_address(host).version
-    except ValueError:
-        return f"/dns4/{host}/tcp/{port}"
-    return f"/ip{version}/{host}/tcp/{port}"
-
-
-def public_host(config: HostConfig) -> str:
-    """The announced name or address: as configured, else that of the interface towards the internet."""
-    if config.announce_host:
-        return config.announce_host
+def _public_hosts(config: HostConfig, announced: str, listens_on: tuple[str, ...]) -> tuple[str, ...]:
+    """The announced names or addresses: as configured, else those of this machine that others reach, on which it listens."""
+    if announced:
+        return (announced,)
     if config.listen_host not in _ANY:
-        return config.listen_host
-    # Connecting a datagram socket sends nothing. It only asks the system which interface it would use.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
+        return (config.listen_host,)
+    kinds = {":" in host for host in listens_on}
+    return tuple(host for host in outward_addresses() if (":" in host) in kinds) or ("127.0.0.1",)
 
 
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError as error:
-            raise MachineError(
-                f"cannot listen on {host} ({error.strerror})", "an address of this machine", "set --listen-host"
-            ) from error
-        return int(probe.getsockname()[1])
+def _announced(config: HostConfig, ledger: Ledger) -> tuple[str, str]:
+    """The name or address to announce as configured, else that of the last start; and its flag, for errors."""
+    if "announce_host" in config.model_fields_set:
+        return config.announce_host, "--announce-host"
+    kept = (ledger.get(_ANNOUNCED_KEY) or b"").decode("ascii")
+    return kept, "--announce-host '', which forgets the one of an earlier start,"
 
 
-def _port(ledger: Ledger, name: str, wanted: int, host: str) -> int:
-    stored = ledger.get(name)
-    port = wanted or (int(stored) if stored else _free_port(host))
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            probe.listen()
-        except OSError as error:
-            flag = "--" + name.replace(" ", "-")
-            remedy = f"give another with {flag}" if wanted else f"free it: invites name it; or move with {flag}"
-            raise MachineError(
-                f"{name}: cannot listen on {_bracketed(host)}:{port} ({error.strerror})",
-                "a free port on an address of this machine",
-                remedy,
-            ) from error
+def _check_announced(told: str, flag: str, listen_host: str, listens_on: tuple[str, ...]) -> None:
+    """Compare the announced name or address with the listening ones. Blocks while a name is looked up.
+
+    Raises:
+        ConfigError: nobody who dials it can get here.
+    """
+    found = (told,) if as_address(told) is not None else addresses_of(told)
+    if not found:
+        remedy = "check its DNS record, unless volunteers resolve it by another server"
+        _log.warning("announced_name_not_known_here", name=told, remedy=remedy)
+    own = tuple(host for hosts in own_addresses().values() for host in hosts)
+    if why := unheard(found, listens_on, own):
+        raise ConfigError(
+            f"the host is announced as {told}, while it listens on {listen_host}: {why}",
+            "an announced address that leads to the listening one",
+            f"give another with {flag} or --listen-host ::",
+        )
+
+
+def _free_port(listens_on: tuple[str, ...], host: str) -> int:
+    """A free port whose successor is free, too: the bootstrap node takes both."""
+    try:
+        for _ in range(_TRIES):
+            sockets = bind_listeners(listens_on, 0)
+            port = int(sockets[0].getsockname()[1])
+            for each in sockets:
+                each.close()
+            if port < MAX_PORT and is_free(listens_on, port + 1):
+                break
+    except OSError as error:
+        raise MachineError(
+            f"cannot listen on {host} ({error.strerror})", "an address of this machine", "set --listen-host"
+        ) from error
     return port
 
 
+def _port(ledger: Ledger, name: str, wanted: int, listens_on: tuple[str, ...], host: str) -> int:
+    stored = ledger.get(name)
+    port = wanted or (int(stored) if stored else _free_port(listens_on, host))
+    flag = "--" + name.replace(" ", "-")
+    _check_free(
+        name,
+        port,
+        listens_on,
+        host,
+        f"give another with {flag}" if wanted else f"free it: invites name it; or move with {flag}",
+    )
+    return port
+
+
+def _check_free(name: str, port: int, listens_on: tuple[str, ...], host: str, remedy: str) -> None:
+    try:
+        sockets = bind_listeners(listens_on, port)
+    except OSError as error:
+        raise MachineError(
+            f"{name}: cannot listen on {bracketed(host)}:{port} ({error.strerror})",
+            "a free port on an address of this machine",
+            remedy,
+        ) from error
+    for each in sockets:
+        each.close()
+
+
+def kept_http_port(ledger: Ledger, http_host: str) -> int:
+    """The port of the status page at the last start; 0, for any free one, if it is in use or not known. Blocks."""
+    port = int(ledger.get(_HTTP_KEY) or 0)
+    try:
+        return port if port and is_free(listen_addresses(http_host), port) else 0
+    except MachineError:  # an unknown name, which the start itself reports
+        return 0
+
+
+def keep_http_port(ledger: Ledger, port: int) -> None:
+    """Remember the port of the status page for the next start."""
+    ledger.put(_HTTP_KEY, str(port).encode("ascii"))
+
+
 def settle_addresses(config: HostConfig, ledger: Ledger) -> HostAddresses:
-    """Ports as configured, else those of the last start so that invites stay valid, else free ones. Blocks.
+    """Ports and announced address as configured, else those of the last start so that invites stay valid, else ones that fit this
+    machine. Blocks.
 
     Each port is tested by listening on it briefly. libp2p shares its ports with other processes of the same user and would not
-    notice. Ports are remembered only when both are free, so a failed start changes nothing.
+    notice. They are remembered only when all are usable, so a failed start changes nothing.
 
     Raises:
         MachineError: a port is in use, or `listen_host` is no address of this machine.
+        ConfigError: nobody who dials the announced address can get here.
     """
     host = config.listen_host
-    grpc_port = _port(ledger, "grpc port", config.grpc_port, host)
-    p2p_port = _port(ledger, "p2p port", config.p2p_port, host)
+    listens_on = listen_addresses(host)
+    grpc_port = _port(ledger, "grpc port", config.grpc_port, listens_on, host)
+    p2p_port = _port(ledger, "p2p port", config.p2p_port, listens_on, host)
     if grpc_port == p2p_port:
         raise MachineError(f"grpc port and p2p port are both {grpc_port}", "two ports", "change one of them")
+    bulk_port = _bulk_port(grpc_port, p2p_port)
+    if config.p2p_port and bulk_port:
+        _check_free(
+            "the port after the p2p port, for weights and data",
+            bulk_port,
+            listens_on,
+            host,
+            "give others with --p2p-port",
+        )
+    announced, flag = _announced(config, ledger)
+    if announced:
+        _check_announced(announced, flag, host, listens_on)
     ledger.put("grpc port", str(grpc_port).encode("ascii"))
     ledger.put("p2p port", str(p2p_port).encode("ascii"))
-    return HostAddresses(host, public_host(config), grpc_port, p2p_port)
+    ledger.put(_ANNOUNCED_KEY, announced.encode("ascii"))
+    return HostAddresses(host, listens_on, _public_hosts(config, announced, listens_on), grpc_port, p2p_port)

@@ -32,6 +32,9 @@ COUNTED_COMMITS: Final = "counted commits"
 REFUSED_COMMITS: Final = "refused commits"
 """Key of the lone commits that are not followed: their ids concatenated."""
 
+WITHDRAWN_INVITE: Final = "withdrawn invite "
+"""The beginning of the key of a withdrawn invite; the hash of its secret follows in hexadecimal. It admits nobody."""
+
 SCHEMA_VERSION: Final = 3
 _BUSY_TIMEOUT_S: Final = 5.0
 
@@ -100,6 +103,15 @@ class CheckpointRow:
     state_root: Root
     path: str
     written_unix_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class InviteRow:
+    """An invite as it stands in the ledger, which has no copy of its secret."""
+
+    secret_hash: bytes
+    created_unix_s: int
+    facts: InviteFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +226,25 @@ class Ledger:
     def invite(self, secret_hash: bytes) -> InviteFacts | None:
         """The facts of an invite; None if unknown."""
         rows = self._rows("SELECT uses, max_uses, expires_unix_s FROM invites WHERE secret_hash = ?", secret_hash)
-        return InviteFacts(*map(_int, rows[0])) if rows else None
+        if not rows:
+            return None
+        uses, max_uses, expires_unix_s = map(_int, rows[0])
+        return InviteFacts(uses, max_uses, expires_unix_s, self.get(WITHDRAWN_INVITE + secret_hash.hex()) is not None)
+
+    def invites(self) -> Sequence[InviteRow]:
+        """All invites that were ever made, the newest last."""
+        query = "SELECT secret_hash, created_unix_s, uses, max_uses, expires_unix_s FROM invites ORDER BY created_unix_s, rowid"
+        withdrawn = {name for (name,) in self._rows("SELECT name FROM kv WHERE name LIKE ?", f"{WITHDRAWN_INVITE}%")}
+        return [
+            InviteRow(
+                _bytes(hashed),
+                _int(created),
+                InviteFacts(
+                    _int(uses), _int(most), _int(ends), f"{WITHDRAWN_INVITE}{_bytes(hashed).hex()}" in withdrawn
+                ),
+            )
+            for hashed, created, uses, most, ends in self._rows(query)
+        ]
 
     def admit(
         self, applicant: Applicant, decide: Decide, issue: Issue, *, now_unix_s: int
@@ -281,7 +311,7 @@ class Ledger:
                 return _bytes(standing[0][0])
             number = 1 + _int(self._rows("SELECT COALESCE(MAX(number), 0) FROM revocations")[0][0])
             entry = sign(number)
-            self._write_ban(db, peer, reason, entry)
+            _write_ban(db, peer, reason, entry)
             return entry
 
     def ban_again(self, peer: PeerId, public_key: bytes, reason: str, entry: bytes, *, now_unix_s: int) -> None:
@@ -290,11 +320,7 @@ class Ledger:
             if not self._rows("SELECT number FROM revocations WHERE entry = ?", entry):
                 peer_row = (peer, public_key, now_unix_s)
                 db.execute("INSERT OR IGNORE INTO peers (peer, public_key, admitted_unix_s) VALUES (?, ?, ?)", peer_row)
-                self._write_ban(db, peer, reason, entry)
-
-    def _write_ban(self, db: sqlite3.Connection, peer: PeerId, reason: str, entry: bytes) -> None:
-        db.execute("INSERT INTO revocations (peer, entry) VALUES (?, ?)", (peer, entry))
-        db.execute("UPDATE peers SET is_banned = 1, ban_reason = ? WHERE peer = ?", (reason, peer))
+                _write_ban(db, peer, reason, entry)
 
     def revocations(self) -> Sequence[bytes]:
         """The signed entries of all bans, oldest first."""
@@ -358,6 +384,11 @@ class Ledger:
             )
             for c, u, i, t, root, path, written in self._rows(query)
         ]
+
+
+def _write_ban(db: sqlite3.Connection, peer: PeerId, reason: str, entry: bytes) -> None:
+    db.execute("INSERT INTO revocations (peer, entry) VALUES (?, ?)", (peer, entry))
+    db.execute("UPDATE peers SET is_banned = 1, ban_reason = ? WHERE peer = ?", (reason, peer))
 
 
 def _commit_row(row: Sequence[object]) -> CommitRow:

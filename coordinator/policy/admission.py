@@ -27,6 +27,7 @@ class InviteFacts:
     uses: int
     max_uses: int
     expires_unix_s: int
+    is_withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ def invite_error(invite: InviteFacts | None, now_unix_s: float) -> PotluckError 
     remedy = "ask the host for a new one (potluck invite)"
     if invite is None:
         return RefusedError("an invite that this coordinator did not make", "an invite of this run", remedy)
+    if invite.is_withdrawn:
+        return RefusedError("an invite that the host has withdrawn", "an invite still valid", remedy)
     if now_unix_s >= invite.expires_unix_s:
         minutes = (now_unix_s - invite.expires_unix_s) / 60
         return RefusedError(f"the invite expired {minutes:.0f} minutes ago", "an invite still valid", remedy)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from averaging.host.settings import DaemonSettings, HostName, Port, sources_of
+from averaging.host.settings import DaemonSettings, HostName, ListenHost, Port, sources_of
 from averaging.host.usual_folders import state_root
+from averaging.network.seams.host_names import ANY_HOST
 
 
 class HostConfig(DaemonSettings):
@@ -21,8 +22,10 @@ class HostConfig(DaemonSettings):
     given.
     """
 
-    listen_host: str = "0.0.0.0"
-    """Address on which peers reach this host; 127.0.0.1 keeps the run on this machine."""
+    listen_host: ListenHost = ANY_HOST
+    """Address on which peers reach this host: :: for every address of the machine, 0.0.0.0 for every IPv4 one. 127.0.0.1 keeps the
+    run on this machine.
+    """
 
     announce_host: HostName = ""
     """Name or address that invites carry, where a router forwards the ports. The host's own addresses if not given."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from peer.checks.machine_core import Finding, Level, Unread, unread
+from peer.membership.host_ways_core import Purpose, Tried, closed, place
 
 CLOCK_GOOD_S: Final = 5.0
 """Messages live for two minutes, so an offset of some seconds does no harm yet. It shows that the clock is not synchronised."""
@@ -106,7 +107,8 @@ class Line:
 class HostReadings:
     """All readings of the way to the host. `reach` is None if the owner takes no inbound connections. `reach` and `line` are None
     if the host did not answer or refused the probe. `bulk` is the port for weights and data, None if `reach` is.
-    `needed_bits_per_s` is the rate of a round in each direction, 0 if the run is not known here.
+    `needed_bits_per_s` is the rate of a round in each direction, 0 if the run is not known here. `ways` are the host's ports besides
+    gRPC, each tried as a join uses it; none if no address of them is known.
     """
 
     answer: Answer | NoAnswer
@@ -115,14 +117,15 @@ class HostReadings:
     refusal: HostRefusal | None = None
     bulk: ReachReport | PortTaken | Unread | None = None
     needed_bits_per_s: float = 0.0
+    ways: tuple[Tried, ...] = ()
 
 
 def judge_host(readings: HostReadings) -> tuple[Finding, ...]:
     """The findings about the way to the host, in the order of the report."""
     answer = readings.answer
     if isinstance(answer, NoAnswer):
-        return (_silence(answer),)
-    findings = [_release(answer), _clock(answer)]
+        return (_silence(answer), *_ways(readings.ways, Level.FAIL if answer.is_needed else Level.WARN))
+    findings = [_release(answer), _clock(answer), *_ways(readings.ways, Level.FAIL)]
     if readings.refusal is not None:
         return (*findings, Finding("admission", Level.FAIL, readings.refusal.found, readings.refusal.fix))
     findings.append(_reach(readings.reach))
@@ -131,6 +134,25 @@ def judge_host(readings: HostReadings) -> tuple[Finding, ...]:
     if readings.line is not None:
         findings.append(_line(readings.line, readings.needed_bits_per_s))
     return tuple(findings)
+
+
+def _ways(tried: tuple[Tried, ...], if_closed: Level) -> list[Finding]:
+    """A finding for each purpose of the host's ports. One address of several is enough."""
+    findings, failures = list[Finding](), closed(tried)
+    for purpose in dict.fromkeys(each.purpose for each in tried):
+        name = "host's peers" if purpose is Purpose.PEERS else "host's data"
+        of_it = [each for each in tried if each.purpose is purpose]
+        if found := [each for each in failures if each.purpose is purpose]:
+            places = ", ".join(f"{place(each.port)} does not answer: {each.reason}" for each in found)
+            ports = " and ".join(dict.fromkeys(str(each.port.port) for each in found))
+            fix = (
+                f"tell the host's owner: forward TCP port {ports} of the router to the host and open it in the firewall"
+            )
+            findings.append(Finding(name, if_closed, places, fix))
+            continue
+        places = ", ".join(place(each.port) for each in of_it if not each.reason)
+        findings.append(Finding(name, Level.OK, f"answers at {places}, the port for {purpose.value}"))
+    return findings
 
 
 def _silence(answer: NoAnswer) -> Finding:
@@ -216,7 +238,7 @@ def outbound_only(reach: ReachReport) -> Finding:
             "reachable",
             Level.WARN,
             found,
-            "take connections with --listen-host 0.0.0.0, or announce none with --no-listen",
+            "take connections with --listen-host ::, or announce none with --no-listen",
         )
     if reach.is_own_address:
         fix = f"open TCP port {reach.port} in the firewall and join with --listen-port {reach.port}"

@@ -10,15 +10,18 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import psutil
 import trio
 
+from averaging.data.shards import parse_dataset
+from averaging.network.direct.tls_identity import TlsCredential
 from averaging.network.seams.asyncio_thread import open_asyncio_thread, open_plain_nursery
 from averaging.network.seams.clocks import SystemClock
+from averaging.network.seams.listening import bind_listeners, listen_addresses
 from averaging.release import installed_release
 from peer.checks.host_core import Answer, Flow, HostReadings, HostRefusal, Line, NoAnswer, PortTaken, ReachReport
 from peer.checks.machine_core import Unread
@@ -30,15 +33,18 @@ from peer.membership.coordinator_client import (
     ProbeProof,
     open_coordinator_client,
 )
+from peer.membership.host_ways import AsMember, HostWays, host_ways
+from peer.membership.host_ways_core import Tried, data_ports, host_in, peer_ports
 from peer.membership.saved_membership import is_known, last_run_folder, load_membership, run_folder
 from peer.settings.config import PeerConfig
-from protocol.errors import CallTimeout, PotluckError, RefusedError, RemoteProtocolError, VersionError
+from protocol.errors import CallTimeout, MachineError, PotluckError, RefusedError, RemoteProtocolError, VersionError
 from protocol.host.calls import DIAL_BACK_NONCE_BYTES, MAX_PROBE_BYTES, MAX_PROBE_DOWN_BYTES, MAX_PROBE_UP_BYTES
 from protocol.identity.envelope import first_sequence, next_session
 from protocol.identity.identity import Identity
 from protocol.identity.identity_file import read_identity
 from protocol.identity.invite import decode_invite
 from protocol.identity.verifier import Ed25519Verifier
+from protocol.ids import PeerId
 from protocol.run.manifest import open_manifest
 
 ALL_WITHIN_S: Final = 30.0
@@ -61,6 +67,7 @@ class Way:
     secret: bytes
     credential: bytes
     needed_bits_per_s: float = 0.0
+    ways: HostWays | None = None
 
     @property
     def proof(self) -> ProbeProof:
@@ -89,7 +96,12 @@ def find_way(config: PeerConfig, invite_text: str) -> Way | None:
         return _known_way(config, folder)
     invite.ensure_fresh(time.time())
     endpoint = CoordinatorEndpoint(invite.coordinator_addresses, invite.ca_certificate_der, invite.run_id)
-    return Way(endpoint, Identity(secrets.token_bytes(32)), invite.secret, b"")
+    host = host_in(invite.bootstrap)
+    ways = None
+    if host is not None:
+        ports = peer_ports(invite.bootstrap, host)
+        ways = HostWays(host, invite.ca_certificate_der, ports, data_ports(ports, invite.coordinator_addresses))
+    return Way(endpoint, Identity(secrets.token_bytes(32)), invite.secret, b"", ways=ways)
 
 
 def _known_way(config: PeerConfig, folder: Path) -> Way | None:
@@ -99,7 +111,11 @@ def _known_way(config: PeerConfig, folder: Path) -> Way | None:
     manifest = open_manifest(saved.manifest, verifier=Ed25519Verifier())
     endpoint = CoordinatorEndpoint(saved.addresses, saved.ca_certificate_der, manifest.run_id)
     needed_bits_per_s = manifest.config.needed_mbit_per_s * 1e6
-    return Way(endpoint, read_identity(config.state_dir / "identity"), b"", saved.credential, needed_bits_per_s)
+    identity, ways = read_identity(config.state_dir / "identity"), host_ways(saved, PeerId(saved.coordinator_peer_id))
+    if saved.tls_key_pem and ways.for_data:
+        dataset = parse_dataset(saved.dataset, manifest.dataset_id)
+        ways = replace(ways, member=AsMember(TlsCredential(saved.credential, saved.tls_key_pem), dataset.files[0]))
+    return Way(endpoint, identity, b"", saved.credential, needed_bits_per_s, ways)
 
 
 def read_host(config: PeerConfig, invite_text: str) -> HostReadings | None:
@@ -121,6 +137,20 @@ def _cause(error: PotluckError) -> str:
 
 
 async def _read(config: PeerConfig, way: Way) -> HostReadings:
+    """Ask the host and try its other ports, both at once."""
+    tried = list[Tried]()
+
+    async def try_ways() -> None:
+        if way.ways is not None:
+            tried.extend(await way.ways.try_all())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(try_ways)
+        readings = await _read_host(config, way)
+    return replace(readings, ways=tuple(tried))
+
+
+async def _read_host(config: PeerConfig, way: Way) -> HostReadings:
     with trio.move_on_after(ALL_WITHIN_S):
         return await _ask(config, way)
     late = CallTimeout(f"no answer from the host within {ALL_WITHIN_S:.0f} s", "", "try again later")
@@ -159,7 +189,7 @@ async def _greet(way: Way, client: CoordinatorClient) -> Answer:
         greeting = await client.greet()
         if not math.isfinite(greeting.ahead_s):
             raise RemoteProtocolError("a host with a valid clock", "seconds since 1970", "tell the host")
-        return Answer(", ".join(way.endpoint.addresses), greeting.ahead_s, greeting.release, installed_release())
+        return Answer(client.answers_at, greeting.ahead_s, greeting.release, installed_release())
     raise CallTimeout(
         f"no answer from {', '.join(way.endpoint.addresses)}", "a running `potluck host`", "try again later"
     )
@@ -196,10 +226,14 @@ async def _dialled_back(
 ) -> ReachReport | PortTaken | Unread:
     host = config.listen_host
     try:
-        listeners = await trio.open_tcp_listeners(port, host=host)
+        addresses = await trio.to_thread.run_sync(listen_addresses, host)
+        sockets = bind_listeners(addresses, port)
     except OSError as error:
         return PortTaken(f"cannot listen on {host} port {port} ({error.strerror})")
-    port = int(listeners[0].socket.getsockname()[1])
+    except MachineError as error:
+        return PortTaken(error.found)
+    port = int(sockets[0].getsockname()[1])
+    listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(each)) for each in sockets]
     nonce = secrets.token_bytes(DIAL_BACK_NONCE_BYTES)
 
     async def say_nonce(stream: trio.SocketStream) -> None:

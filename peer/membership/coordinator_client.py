@@ -233,6 +233,11 @@ class CoordinatorClient:
         """Bytes sent to the coordinator and received from it so far."""
         return HostTraffic(self._bytes_up, self._bytes_down)
 
+    @property
+    def answers_at(self) -> str:
+        """The address that answered last; the first one before any answer."""
+        return self._addresses[0]
+
     async def _call(self, name: str, request: bytes, *, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
         async def attempt(address: str) -> bytes:
             self._bytes_up += len(request)

@@ -16,6 +16,7 @@ from cryptography import x509
 
 from averaging.data.shard_exchange import fetch_shard
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache, parse_dataset
+from averaging.network.seams.asyncio_thread import open_plain_nursery
 from averaging.network.seams.interfaces import Clock, Network
 from peer.membership.coordinator_client import CoordinatorClient
 from peer.membership.saved_membership import (
@@ -39,6 +40,7 @@ from protocol.identity.credential import check_credential, key_pem, make_request
 from protocol.identity.envelope import open_envelope
 from protocol.identity.identity import Identity
 from protocol.identity.invite import Invite
+from protocol.identity.names import peer_name
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, Root, RunId, short
 from protocol.rounds.messages.start import StartRecord
@@ -56,6 +58,8 @@ CLOCK_WITHIN_S: Final = 5.0
 SHARD_WITHIN_S: Final = 60.0
 RETRY_S: Final = 1.0
 DATA_WITHIN_S: Final = 600.0
+TOLD_AFTER_S: Final = 8.0
+"""Time without a byte of data after which the owner is told why."""
 
 
 @dataclass(frozen=True)
@@ -251,36 +255,76 @@ async def fetch_data(
     donors: Callable[[], Sequence[PeerId]],
     on_progress: Callable[[str], None],
 ) -> None:
-    """Download these files of the data set into the cache from any peer that has them, and check each.
+    """Download these files of the data set into the cache from any peer that has them, and check each. A donor's failure is shown
+    and logged once no byte has come for TOLD_AFTER_S.
 
     Raises:
         UnreachableError: nobody gave a shard for ten minutes.
     """
     missing = [entry for entry in files if not await trio.to_thread.run_sync(cache.has, entry)]
     for position, entry in enumerate(missing):
-        on_progress(f"fetching data: shard {position + 1} of {len(missing)}")
-        with trio.move_on_after(DATA_WITHIN_S) as scope:
-            while not await _fetch_one(network, entry, cache, donors()):
-                await trio.sleep(RETRY_S)
-        if scope.cancelled_caught:
+        fetching = f"fetching data: shard {position + 1} of {len(missing)}"
+        on_progress(fetching)
+        silence, data = _Silence(fetching, on_progress), None
+        with trio.move_on_after(DATA_WITHIN_S):
+            async with open_plain_nursery() as nursery:
+                nursery.start_soon(silence.tell)
+                while (data := await _fetch_one(network, entry, donors(), silence)) is None:
+                    await trio.sleep(RETRY_S)
+        if data is None:
+            why = f" ({silence.reason})" if silence.reason else ""
             raise UnreachableError(
-                f"nobody gave data shard {entry.sha256[:8]}", "the host or one peer that has it", "try again later"
+                f"nobody gave data shard {entry.sha256[:8]}{why}", "the host or one peer that has it", "try again later"
             )
+        await trio.to_thread.run_sync(cache.put, entry, data)
 
 
-async def _fetch_one(network: Network, entry: HashedFile, cache: ShardCache, donors: Sequence[PeerId]) -> bool:
+class _Silence:
+    """Tells the owner why no data comes.
+
+    Attributes:
+        reason: the latest donor's failure; empty before one.
+    """
+
+    def __init__(self, fetching: str, show: Callable[[str], None]) -> None:
+        self.reason = ""
+        self._fetching = fetching
+        self._show = show
+        self._shown = ""
+        self._since_s = trio.current_time()
+
+    def ends(self, _num_bytes: int) -> None:
+        """Bytes have come."""
+        self._since_s = trio.current_time()
+        if self._shown:
+            self._shown = ""
+            self._show(self._fetching)
+
+    async def tell(self) -> None:
+        """Show and log each new reason while nothing comes, until cancelled."""
+        while True:
+            await trio.sleep(RETRY_S)
+            reason = self.reason or "no peer has answered yet"
+            if trio.current_time() - self._since_s >= TOLD_AFTER_S and reason != self._shown:
+                self._shown = reason
+                self._show(f"{self._fetching}; nothing has come for {TOLD_AFTER_S:.0f} s or more: {reason}; tries on")
+                log.warning("no_data_comes", reason=reason)
+
+
+async def _fetch_one(network: Network, entry: HashedFile, donors: Sequence[PeerId], silence: _Silence) -> bytes | None:
+    """The file from the first donor that gives it; None if none does."""
+    asked, num_bytes = bytes.fromhex(entry.sha256), entry.num_bytes
     for donor in donors:
         try:
-            data = await fetch_shard(
-                network, donor, bytes.fromhex(entry.sha256), entry.num_bytes, timeout_s=SHARD_WITHIN_S
-            )
+            data = await fetch_shard(network, donor, asked, num_bytes, timeout_s=SHARD_WITHIN_S, on_bytes=silence.ends)
         except PotluckError as error:
+            silence.reason = f"{peer_name(donor)}: {error.found}"
             log.debug("shard_not_fetched", donor=short(donor), reason=error.one_line())
             continue
         if data is not None:
-            await trio.to_thread.run_sync(cache.put, entry, data)
-            return True
-    return False
+            return data
+        silence.reason = f"{peer_name(donor)} does not have it"
+    return None
 
 
 def open_start_record(sealed: bytes, manifest: RunManifest) -> bytes:

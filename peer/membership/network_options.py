@@ -10,7 +10,7 @@ from averaging.network.libp2p.libp2p_network import NetworkOptions
 from averaging.network.libp2p.p2pd import P2pdOptions
 from averaging.network.seams.directory import member_record_rule
 from averaging.network.seams.interfaces import Clock
-from peer.membership.addresses import announced, bulk_port, multiaddress
+from peer.membership.addresses import announced, bulk_port, listening
 from peer.membership.credential_cache import CREDENTIAL_CHANNEL, CredentialCache
 from peer.membership.joining import Membership
 from peer.settings.config import PeerConfig
@@ -32,11 +32,12 @@ def network_options(
 
     Raises:
         ConfigError: as `announced`.
+        MachineError: as `listening`.
     """
     return NetworkOptions(
         p2pd=P2pdOptions(
             identity_file=identity_file,
-            listen=(multiaddress(config.listen_host, config.listen_port),),
+            listen=listening(config),
             announce=announced(config),
             accepts_inbound=not config.no_listen,
         ),

@@ -5,7 +5,7 @@ Rules: R24 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -20,6 +20,7 @@ from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, fetch_commits
 from averaging.state.state import STATE_BYTES_PER_VALUE
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
+from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.lineage.chain import attested_roots, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -52,13 +53,17 @@ class _Lineage:
 
 
 async def catch_up_by_snapshot(
-    network: Network, chain: UnitChain, donors: Sequence[PeerId], on_progress: OnProgress
+    network: Network,
+    chain: UnitChain,
+    donors: Sequence[PeerId],
+    on_progress: OnProgress,
+    on_failure: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Download a whole state if a replay would move more bytes. The round service replays the commits after it. Returns the newest
     round whose commits were received and verified, 0 without any.
 
     Commits are fetched from up to MAX_DONORS donors, one after another. The state then comes from all of them in parallel, except
-    those that sent invalid commits. If no donor can help, nothing changes.
+    those that sent invalid commits. If no donor can help, nothing changes. `on_failure` gets a sentence for each that could not.
     """
     trusted, best = list(dict.fromkeys(donors))[:MAX_DONORS], _BestLineage(chain, await _own_lineage(chain))
     for donor in tuple(trusted):
@@ -75,8 +80,11 @@ async def catch_up_by_snapshot(
         except RemoteProtocolError as error:
             trusted.remove(donor)
             log.warning("not_caught_up", donor=short(donor), reason=str(error))
+            on_failure(f"{peer_name(donor)} cannot help: {error.found}")
         except (PotluckError, trio.TooSlowError) as error:
             log.info("not_caught_up", donor=short(donor), reason=str(error))
+            why = error.found if isinstance(error, PotluckError) else "too slow"
+            on_failure(f"{peer_name(donor)} cannot help: {why}")
     return best.index
 
 

@@ -8,8 +8,9 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator
 
-from averaging.host.settings import DaemonSettings, HostName, Port, sources_of
+from averaging.host.settings import DaemonSettings, HostName, ListenHost, Port, sources_of
 from averaging.host.usual_folders import state_root
+from averaging.network.seams.host_names import ANY_HOST
 from peer.settings.hours_core import parse_hours
 from protocol.errors import ConfigError
 from protocol.host.expert_choice import parse_experts
@@ -31,8 +32,10 @@ class PlaceConfig(DaemonSettings):
     given.
     """
 
-    listen_host: str = "0.0.0.0"
-    """Address on which other peers reach this one; 127.0.0.1 keeps the peer on this machine."""
+    listen_host: ListenHost = ANY_HOST
+    """Address on which other peers reach this one: :: for every address of the machine, 0.0.0.0 for every IPv4 one. 127.0.0.1 keeps
+    the peer on this machine.
+    """
 
     listen_port: Port = 0
     """TCP port for other peers; 0 for any free one."""

@@ -22,12 +22,19 @@ SHOWN_S: Final = 3600.0
 
 @dataclass
 class HealthNotes:
-    """Problems that the rounds reported. `num_refused` counts the tasks that failed because the disk refused."""
+    """Problems that the rounds reported. `num_refused` counts the tasks that failed because the disk refused. `closed_ports` is the
+    sentence about ports of the host that do not answer, empty if all do.
+    """
 
     num_refused: int = 0
     refusal: str = ""
     refused_s: float = 0.0
     differs: str = ""
+    closed_ports: str = ""
+
+    def hears_of_ports(self, sentence: str) -> None:
+        """Set the sentence about the host's ports, empty once all answer."""
+        self.closed_ports = sentence
 
     def take(self, report: RoundReport, now_s: float) -> None:
         """Note a report from the rounds of any unit. `now_s` is a time of the monotonic clock."""
@@ -45,7 +52,7 @@ class HealthNotes:
         is_new = self.refusal and now_s - self.refused_s < SHOWN_S
         reasons = dict.fromkeys([*([self.refusal] if is_new else []), *filter(None, refused)])
         sentences = [f"the disk refuses: {reason}" for reason in reasons]
-        return "; ".join([*sentences, *([self.differs] if self.differs else [])])
+        return "; ".join(filter(None, [self.closed_ports, *sentences, self.differs]))
 
 
 APART_AFTER_S: Final = 60.0

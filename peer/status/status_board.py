@@ -178,6 +178,10 @@ class StatusBoard:
         if not has_rounds:
             self.reason = str(progress)
 
+    def lacks_donor(self, reason: str) -> None:
+        """Add the latest donor's failure to the sentence about the search for the run's newest state."""
+        self.say("catching up", f"looking for the run's newest state; {reason}")
+
     def waits_for_download(self) -> bool:
         """Whether a state is being downloaded. If so, sets this as the reason why the peer does not train."""
         if self.download is not None:

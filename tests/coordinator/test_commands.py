@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -72,6 +73,29 @@ def test_invite_is_remembered_by_its_hash_only(state: Path) -> None:
         assert (facts.max_uses, facts.expires_unix_s) == (3, invite.expires_unix_s)
     assert invite.secret not in (state / LEDGER_FILE).read_bytes()
     assert invite.coordinator_addresses == ("127.0.0.1:4001",)
+
+
+def test_invites_are_listed_and_withdrawn_on_the_command_line(state: Path) -> None:
+    app, runner = typer.Typer(), CliRunner()
+    add_commands(app, _no_models)
+    assert runner.invoke(app, ["invite", "list", "--state-dir", str(state)]).stdout == "no invite was made yet\n"
+    made = runner.invoke(app, ["invite", "--state-dir", str(state), "--uses", "3"])
+    assert decode_invite(made.stdout).max_uses == 3
+    listed = json.loads(runner.invoke(app, ["invite", "list", "--state-dir", str(state), "--json"]).stdout)
+    (row,) = listed
+    said = runner.invoke(app, ["invite", "withdraw", row["id"], "--state-dir", str(state)]).stdout
+    assert said.startswith(f"withdrawn: invite {row['id']}")
+    shown = runner.invoke(app, ["invite", "--state-dir", str(state), "list"]).stdout
+    assert shown == f"{row['id']}  used by 0 of 3  withdrawn\n"
+
+
+def test_complete_run_gives_no_invite(state: Path) -> None:
+    target = load_run(state).manifest.config.run.total_tokens
+    row = write_checkpoint(state / "checkpoints", content(), now_unix_s=7)
+    with open_ledger(state / LEDGER_FILE) as ledger:
+        ledger.add_checkpoint(replace(row, total_tokens=target))
+    with pytest.raises(ConfigError, match="is complete, so nobody can join it"):
+        make_invite(state, uses=1, hours=1.0)
 
 
 @pytest.mark.parametrize(("uses", "hours"), [(0, 1.0), (10**20, 1.0), (1, 0.0), (1, 1e9), (1, float("nan"))])

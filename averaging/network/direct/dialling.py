@@ -104,15 +104,7 @@ async def dial_first(
 async def _dial(
     address: BulkAddress, context: ssl.SSLContext, check: Callable[[bytes], None], connected: Connected
 ) -> TlsSocket:
-    places = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, place = places[0]
-    connection = socket.socket(family, kind, protocol)
-    try:
-        connection.setblocking(False)
-        await _connect(connection, place)
-    except BaseException:
-        connection.close()
-        raise
+    connection = await _connected(address)
     connected(address, True)
     try:
         tls = wrap(connection, context, is_server=False)
@@ -125,6 +117,48 @@ async def _dial(
         connected(address, False)
         raise
     return tls
+
+
+async def _connected(address: BulkAddress) -> socket.socket:
+    """A connection to the first address of a name that takes one; they are dialled one shortly after the other.
+
+    Raises:
+        OSError: the name is unknown, or none of its addresses takes connections: the last one's reason.
+    """
+    places = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    made, failures = list[socket.socket](), list[OSError]()
+
+    async def attempt(family: int, place: object, failed: trio.Event) -> None:
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.setblocking(False)
+            await _connect(connection, place)
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, OSError):
+                raise
+            failures.append(error)
+            failed.set()
+            return
+        made.append(connection)
+        nursery.cancel_scope.cancel()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for family, _, _, _, place in places:
+                failed = trio.Event()
+                nursery.start_soon(attempt, family, place, failed)
+                with trio.move_on_after(NEXT_AFTER_S):
+                    await failed.wait()
+    except BaseException:
+        for connection in made:
+            connection.close()
+        raise
+    if not made:
+        raise failures[-1]
+    for connection in made[1:]:
+        connection.close()
+    return made[0]
 
 
 async def _connect(connection: socket.socket, place: object) -> None:

@@ -59,11 +59,7 @@ def tls_context(own: TlsCredential, ca_certificate_der: bytes, *, is_server: boo
     Raises:
         ConfigError: our credential and its key do not belong together, or cannot be read.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the peer id is compared instead
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= _NO_CHECK_TIME
+    context = _context(is_server=is_server)
     try:
         context.load_verify_locations(cadata=ca_certificate_der)
         with _as_file(own) as path:
@@ -74,6 +70,29 @@ def tls_context(own: TlsCredential, ca_certificate_der: bytes, *, is_server: boo
         ) from error
     if is_server:
         context.num_tickets = 0
+    return context
+
+
+def stranger_context(ca_certificate_der: bytes) -> ssl.SSLContext:
+    """TLS 1.3 for a caller without a credential. It sees the other side's, and is then turned away.
+
+    Raises:
+        ConfigError: the CA certificate cannot be read.
+    """
+    context = _context(is_server=False)
+    try:
+        context.load_verify_locations(cadata=ca_certificate_der)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"a CA certificate that TLS does not take ({error})", "a whole invite") from error
+    return context
+
+
+def _context(*, is_server: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the peer id is compared instead
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= _NO_CHECK_TIME
     return context
 
 

@@ -28,8 +28,10 @@ from averaging.network.direct.tls_stream import Ending, Ends, KeepUntilDone, Tls
 from averaging.network.pacing.bulk_lane import BulkLane
 from averaging.network.seams.call_limits import Admits, CallLimiter
 from averaging.network.seams.frames import Status
+from averaging.network.seams.host_names import bracketed
 from averaging.network.seams.interfaces import Stream
 from averaging.network.seams.lag_patience import patient_for
+from averaging.network.seams.listening import bind_listeners, listen_addresses
 from protocol.errors import MachineError, PotluckError, RefusedError
 from protocol.ids import PeerId
 
@@ -56,7 +58,6 @@ MAX_SUBSTREAMS: Final = 128
 MAX_STREAMS_PER_CONNECTION: Final = 256
 """After this number a new handshake is due: an opening costs its sender a few bytes, and us processor time."""
 
-BACKLOG: Final = 128
 TURNED_AWAY_S: Final = 1.0
 ACCEPT_AGAIN_S: Final = 0.1
 """Pause after the process ran out of file descriptors."""
@@ -86,42 +87,19 @@ class AcceptRules:
 
 
 def bind_bulk(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on `host`. If that is all of IPv4, all of IPv6 is added if the machine has it. `port` 0 for any free port.
+    """Sockets that listen on `host`, "::" for all of IPv4 and IPv6 as far as the machine has them. `port` 0 for any free port.
 
     Raises:
-        MachineError: the port is in use or the address is not ours.
+        MachineError: the port is in use, or the address is not ours.
     """
     try:
-        first = _listener(host, port)
+        return bind_listeners(listen_addresses(host), port)
     except OSError as error:
         raise MachineError(
-            f"cannot listen on {host}:{port} for bulk ({error.strerror})",
+            f"cannot listen on {bracketed(host)}:{port} for bulk ({error.strerror})",
             "a free port on an address of this machine",
             "give another with --bulk-port, or 0 for any",
         ) from error
-    if host != "0.0.0.0":
-        return [first]
-    try:
-        return [first, _listener("::", first.getsockname()[1])]
-    except OSError as error:
-        log.debug("no_ipv6_for_bulk", reason=error.strerror)
-        return [first]
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 class _Place:

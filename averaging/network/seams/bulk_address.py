@@ -14,12 +14,13 @@ from typing import Final
 
 import psutil
 
+from averaging.network.seams.host_names import ANY_HOST
 from protocol.errors import RemoteProtocolError
 
 MAX_ADDRESSES: Final = 8
 MAX_TEXT_BYTES: Final = 2048
 _NAME: Final = re.compile(
-    r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
+    r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*"
 )
 _PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
 
@@ -75,8 +76,7 @@ def _is_ip(text: str) -> bool:
 def own_addresses(multiaddresses: Sequence[str], listen_host: str, port: int) -> tuple[BulkAddress, ...]:
     """Our addresses for bulk: the hosts of our libp2p addresses, which include announced names and addresses seen by others.
 
-    If we listen on all of IPv4, and so on all of IPv6, this machine's public IPv6 addresses are added. Relay addresses are left
-    out.
+    If we listen on all of IPv4 and IPv6, this machine's public IPv6 addresses are added. Relay addresses are left out.
     """
     hosts: dict[str, None] = {}
     for address in multiaddresses:
@@ -84,7 +84,7 @@ def own_addresses(multiaddresses: Sequence[str], listen_host: str, port: int) ->
         if len(parts) > 4 and parts[1] in ("ip4", "ip6", "dns", "dns4", "dns6") and "p2p-circuit" not in parts:
             hosts[parts[2]] = None
     has_name = any(not _is_ip(host) for host in hosts)
-    if listen_host == "0.0.0.0" and hosts and not has_name:
+    if listen_host == ANY_HOST and hosts and not has_name:
         hosts |= dict.fromkeys(_public_ipv6())
     public_first = sorted(hosts, key=lambda host: _is_ip(host) and not ipaddress.ip_address(host).is_global)
     return tuple(BulkAddress(host, port) for host in public_first[:MAX_ADDRESSES])

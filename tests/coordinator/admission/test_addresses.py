@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.admission.addresses import multiaddress, public_url, reach_note, settle_addresses
+from coordinator.admission import addresses
+from coordinator.admission.addresses import (
+    HostAddresses,
+    keep_http_port,
+    kept_http_port,
+    public_url,
+    reach_note,
+    settle_addresses,
+)
 from coordinator.ledger.ledger import open_ledger
 from coordinator.policy.config import HostConfig
-from protocol.errors import MachineError
+from protocol.errors import ConfigError, MachineError
 
 
 def _free_port() -> int:
@@ -24,7 +32,7 @@ def test_free_ports_are_taken_once_and_kept(tmp_path: Path) -> None:
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
         first = settle_addresses(config, ledger)
         assert settle_addresses(config, ledger) == first
-        assert first.grpc_address == f"127.0.0.1:{first.grpc_port}"
+        assert first.grpc_addresses == (f"127.0.0.1:{first.grpc_port}",)
         assert first.p2p_listen == (f"/ip4/127.0.0.1/tcp/{first.p2p_port}",)
         assert first.p2p_announce == ()
         other_port = _free_port()
@@ -60,6 +68,18 @@ def test_remembered_port_in_use_says_that_invites_name_it(tmp_path: Path) -> Non
             settle_addresses(config, ledger)
 
 
+def test_status_page_keeps_its_port_where_it_is_free(tmp_path: Path) -> None:
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, socket.socket() as other:
+        assert kept_http_port(ledger, "127.0.0.1") == 0
+        port = _free_port()
+        keep_http_port(ledger, port)
+        assert kept_http_port(ledger, "127.0.0.1") == port
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        assert kept_http_port(ledger, "127.0.0.1") == 0
+        assert kept_http_port(ledger, "nowhere.invalid") == 0
+
+
 def test_one_port_for_two_services_is_refused(tmp_path: Path) -> None:
     port = _free_port()
     config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1", grpc_port=port, p2p_port=port)
@@ -70,9 +90,9 @@ def test_one_port_for_two_services_is_refused(tmp_path: Path) -> None:
 def test_announced_name_goes_into_invites_and_multiaddresses(tmp_path: Path) -> None:
     config = HostConfig(state_dir=tmp_path, announce_host="run.example.org")
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
-        addresses = settle_addresses(config, ledger)
-    assert addresses.grpc_address == f"run.example.org:{addresses.grpc_port}"
-    assert addresses.p2p_announce == (f"/dns4/run.example.org/tcp/{addresses.p2p_port}",)
+        found = settle_addresses(config, ledger)
+    assert found.grpc_addresses == (f"run.example.org:{found.grpc_port}",)
+    assert found.p2p_announce == (f"/dns/run.example.org/tcp/{found.p2p_port}",)
 
 
 def test_address_of_another_machine_is_one_clear_error(tmp_path: Path) -> None:
@@ -81,9 +101,66 @@ def test_address_of_another_machine_is_one_clear_error(tmp_path: Path) -> None:
         settle_addresses(config, ledger)
 
 
-def test_multiaddresses_tell_addresses_from_names() -> None:
-    assert multiaddress("::1", 5) == "/ip6/::1/tcp/5"
-    assert multiaddress("10.0.0.1", 5) == "/ip4/10.0.0.1/tcp/5"
+@pytest.mark.parametrize(
+    ("listen", "told"), [("0.0.0.0", "fd00:9::2"), ("::1", "127.0.0.2"), ("127.0.0.2", "127.0.0.3")]
+)
+def test_announced_address_on_which_nobody_listens_is_refused_unless_it_may_be_a_tunnels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listen: str, told: str
+) -> None:
+    monkeypatch.setattr(addresses, "own_addresses", lambda: {"eth0": ("127.0.0.1", "10.9.0.2", "fd00:9::2")})
+    config = HostConfig(state_dir=tmp_path, listen_host=listen, announce_host=told)
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        if listen != "0.0.0.0":
+            assert settle_addresses(config, ledger).public_hosts == (told,)
+            return
+        with pytest.raises(ConfigError, match=r"announced as fd00:9::2, while it listens on 0.0.0.0.*--listen-host ::"):
+            settle_addresses(config, ledger)
+        assert ledger.get("grpc port") is None
+
+
+def test_name_with_records_of_the_other_kind_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "own_addresses", lambda: {"eth0": ("10.9.0.2",)})
+    monkeypatch.setattr(addresses, "addresses_of", lambda name: ("fd00:9::2",))
+    config = HostConfig(state_dir=tmp_path, announce_host="v6only.test")
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, pytest.raises(ConfigError, match="IPv6, on which"):
+        settle_addresses(config, ledger)
+
+
+def test_announced_name_is_kept_over_restarts_until_another_is_given(tmp_path: Path) -> None:
+    given = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1", announce_host="run.example.org")
+    plain = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1")
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        assert settle_addresses(plain, ledger).public_hosts == ("127.0.0.1",)
+        first = settle_addresses(given, ledger)
+        assert settle_addresses(plain, ledger) == first
+        forgotten = settle_addresses(plain.model_copy(update={"announce_host": ""}), ledger)
+        assert forgotten.public_hosts == settle_addresses(plain, ledger).public_hosts == ("127.0.0.1",)
+
+
+def test_host_on_all_addresses_listens_on_and_announces_both_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "outward_addresses", lambda: ("10.9.0.2", "fd00:9::2"))
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        found = settle_addresses(HostConfig(state_dir=tmp_path), ledger)
+        port = found.p2p_port
+        assert found.p2p_listen == (f"/ip4/0.0.0.0/tcp/{port}", f"/ip6/::/tcp/{port}")
+        assert found.p2p_announce == (f"/ip4/10.9.0.2/tcp/{port}", f"/ip6/fd00:9::2/tcp/{port}")
+        assert found.grpc_addresses == (f"10.9.0.2:{found.grpc_port}", f"[fd00:9::2]:{found.grpc_port}")
+        assert found.bulk_port == port + 1
+        of_ipv4 = settle_addresses(HostConfig(state_dir=tmp_path, listen_host="0.0.0.0"), ledger)
+        assert of_ipv4.public_hosts == ("10.9.0.2",)
+
+
+def test_chosen_port_whose_successor_is_taken_is_refused(tmp_path: Path) -> None:
+    config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1")
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, socket.socket() as other:
+        first = settle_addresses(config, ledger)
+        other.bind(("127.0.0.1", first.bulk_port))
+        other.listen()
+        with pytest.raises(MachineError, match=f"weights and data: cannot listen on 127.0.0.1:{first.bulk_port}"):
+            settle_addresses(config.model_copy(update={"p2p_port": first.p2p_port}), ledger)
+        assert settle_addresses(config, ledger) == first
 
 
 @pytest.mark.parametrize(
@@ -100,7 +177,7 @@ def test_multiaddresses_tell_addresses_from_names() -> None:
     ],
 )
 def test_invite_that_volunteers_elsewhere_cannot_use_is_said_with_the_flag(host: str, who: str) -> None:
-    note = reach_note(host)
+    note = reach_note(HostAddresses("::", ("0.0.0.0", "::"), (host,), 4600, 4601))
     assert who in note
     assert bool(note) == bool(who)
     assert ("--announce-host" in note) == bool(who)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from averaging import release
+from averaging.network.seams.bulk_address import BulkAddress
 from peer.checks import host_core as doctor_host_core
 from peer.checks.host_core import (
     Answer,
@@ -19,6 +20,7 @@ from peer.checks.host_core import (
 )
 from peer.checks.machine_core import Finding, Level, Unread
 from peer.membership import joining
+from peer.membership.host_ways_core import Purpose, Tried
 
 REACHED = ReachReport("0.0.0.0", 4001, True, "203.0.113.9", True, "")
 FAST = Flow(8 << 20, 1.0)
@@ -92,7 +94,7 @@ def test_clock(ahead_s: float, level: Level, says: str) -> None:
             Level.WARN,
             "or join with --no-listen: it contributes fully",
         ),
-        (replace(REACHED, is_reached=False, listen_host="127.0.0.1"), Level.WARN, "--listen-host 0.0.0.0"),
+        (replace(REACHED, is_reached=False, listen_host="127.0.0.1"), Level.WARN, "--listen-host ::"),
         (None, Level.OK, "outbound only, as --no-listen asks"),
         (PortTaken("cannot listen on 0.0.0.0 port 4001 (in use)"), Level.FAIL, "--listen-port"),
         (Unread("4 checks within 60 s"), Level.WARN, "could not be read: 4 checks within 60 s"),
@@ -166,3 +168,22 @@ def test_port_for_weights_and_data(bulk: ReachReport | PortTaken, level: Level, 
 
 def test_port_for_weights_and_data_is_not_told_where_nobody_can_connect_anyway() -> None:
     assert not [finding for finding in judge_host(FINE) if finding.name == "bulk"]
+
+
+def test_port_of_the_host_that_does_not_answer_fails_and_is_named() -> None:
+    four, six = BulkAddress("10.9.0.2", 4101), BulkAddress("fd00:9::2", 4101)
+    data = BulkAddress("10.9.0.2", 4102)
+    ways = (Tried(Purpose.PEERS, four, "no answer"), Tried(Purpose.PEERS, six), Tried(Purpose.DATA, data, "refused"))
+    peers = find(replace(FINE, ways=ways), "host's peers")
+    assert (peers.level, peers.found) == (Level.OK, "answers at [fd00:9::2]:4101, the port for peers")
+    found = find(replace(FINE, ways=ways), "host's data")
+    assert found.level is Level.FAIL
+    assert found.found == "10.9.0.2:4102 does not answer: refused"
+    assert "forward TCP port 4102" in found.fix
+
+
+@pytest.mark.parametrize(("is_needed", "level"), [(True, Level.FAIL), (False, Level.WARN)])
+def test_other_ports_of_a_silent_host_are_told_too(is_needed: bool, level: Level) -> None:
+    ways = (Tried(Purpose.PEERS, BulkAddress("10.9.0.2", 4101), "no answer"),)
+    silent = HostReadings(NoAnswer("no answer from 10.9.0.2:4100", "try again later", is_needed), ways=ways)
+    assert find(silent, "host's peers").level is level

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.membership.addresses import announced, check_listen_address, multiaddress
+from peer.membership import addresses
+from peer.membership.addresses import announced, check_listen_address, listening
 from peer.settings.config import PeerConfig
 from protocol.errors import ConfigError, MachineError
 
@@ -14,15 +15,26 @@ def _config(**changes: object) -> PeerConfig:
     return PeerConfig(state_dir=Path("unused"), listen_host="127.0.0.1").model_copy(update=changes)
 
 
-def test_multiaddresses_tell_addresses_from_names() -> None:
-    assert multiaddress("::", 5) == "/ip6/::/tcp/5"
-    assert multiaddress("10.0.0.1", 5) == "/ip4/10.0.0.1/tcp/5"
-    assert multiaddress("box.example.org", 5) == "/dns4/box.example.org/tcp/5"
+def test_peer_listens_on_ipv4_and_ipv6_on_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "listen_addresses", lambda host: ("127.0.0.1", "::1") if host == "::" else (host,))
+    first, second = listening(_config(listen_host="::"))
+    port = int(first.removeprefix("/ip4/127.0.0.1/tcp/"))
+    assert port > 0
+    assert second == f"/ip6/::1/tcp/{port}"
+    assert listening(_config(listen_host="0.0.0.0")) == ("/ip4/0.0.0.0/tcp/0",)
+    assert listening(_config(listen_host="::", listen_port=4001))[1] == "/ip6/::1/tcp/4001"
+
+
+def test_announced_address_that_does_not_lead_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "own_addresses", lambda: {"eth0": ("10.9.0.2", "fd00:9::2")})
+    with pytest.raises(ConfigError, match=r"announced as fd00:9::2, while it listens on 0.0.0.0.*--listen-host ::"):
+        check_listen_address(_config(listen_host="0.0.0.0", announce_host="fd00:9::2"))
+    check_listen_address(_config(listen_host="0.0.0.0", announce_host="198.51.100.7"))
 
 
 def test_forwarded_port_is_announced_and_a_name_without_one_is_refused() -> None:
     assert announced(_config()) == ()
-    assert announced(_config(announce_host="box.example.org", listen_port=4001)) == ("/dns4/box.example.org/tcp/4001",)
+    assert announced(_config(announce_host="box.example.org", listen_port=4001)) == ("/dns/box.example.org/tcp/4001",)
     with pytest.raises(ConfigError, match=r"announce_host.*--listen-port"):
         announced(_config(announce_host="box.example.org"))
 

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import structlog.testing
 import trio
 
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
@@ -265,6 +266,29 @@ async def test_data_that_nobody_has_is_one_clear_error_in_the_end(tmp_path: Path
         with pytest.raises(UnreachableError, match=r"nobody gave data shard \w{8}.*one peer that has it"):
             await fetch_data(network, DATASET.files, ShardCache(tmp_path), lambda: (HOST, OTHER), lambda _: None)
         assert trio.current_time() - begun_s == pytest.approx(DATA_WITHIN_S)
+
+
+async def test_donor_that_does_not_answer_is_shown_within_ten_seconds_and_until_data_comes(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    reported, shown_at_s, donors = list[str](), list[float](), [HOST]
+
+    def show(text: str) -> None:
+        reported.append(text)
+        shown_at_s.append(trio.current_time())
+        if len(reported) == 2:
+            donors.append(LATE)
+
+    async with _swarm() as swarm:
+        swarm.start(LATE).serve_streams(SHARD_CHANNEL, _honest())
+        network, begun_s = swarm.start(OURSELVES), trio.current_time()
+        with structlog.testing.capture_logs() as logs:
+            await fetch_data(network, DATASET.files[:1], ShardCache(tmp_path), lambda: tuple(donors), show)
+    assert reported[1].startswith("fetching data: shard 1 of 1; nothing has come for 8 s or more: ")
+    assert "refused the connection" in reported[1]
+    assert shown_at_s[1] - begun_s <= 10.0
+    assert reported[2:] == ["fetching data: shard 1 of 1"]
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["no_data_comes"]
 
 
 # --- coming back with a credential that has ended -------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from averaging.state.generations import Generations
 from averaging.state.unit_log import UnitLog
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from peer.session.catch_up import COMMITS_WITHIN_S, catch_up_by_snapshot
+from protocol.identity.names import peer_name
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.lineage.chain import attested_roots
 from protocol.rounds.messages.messages import Certificate
@@ -76,11 +77,13 @@ def _after(num_rounds: int, check: Callable[[World], Awaitable[None]]) -> str:
 
 def test_a_newcomer_takes_an_attested_state_and_restarts_from_it() -> None:
     async def check(world: World) -> None:
-        disk, reported = MemoryDisk(), list[DownloadProgress]()
+        disk, reported, failures = MemoryDisk(), list[DownloadProgress](), list[str]()
         chain = new_chain(world, disk)
         await chain.restore()
-        donor = world.nodes[0]
-        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [PeerId("nobody"), donor.peer], reported.append)
+        donor, us = world.nodes[0], world.swarm.start(NEWCOMER)
+        await catch_up_by_snapshot(us, chain, [PeerId("nobody"), donor.peer], reported.append, failures.append)
+        assert len(failures) == 1
+        assert failures[0].startswith(f"{peer_name(PeerId('nobody'))} cannot help: ")
         assert chain.head.index >= 9
         assert donor.service is not None
         roots = attested_roots(donor.service.chain.links)

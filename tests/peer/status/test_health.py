@@ -93,3 +93,13 @@ def test_once_the_hosts_head_is_here_the_time_begins_anew() -> None:
     apart = after_report(apart, LINKS, _commit(4), 4, 101.0)
     apart = after_report(apart, LINKS, _commit(90), 82, 150.0)
     assert apart.sentence(100.0 + APART_AFTER_S) == ""
+
+
+def test_ports_of_the_host_that_do_not_answer_are_a_trouble_until_they_do() -> None:
+    health = HealthNotes()
+    health.hears_of_ports("the host answers at 10.9.0.2:4100, but not at 10.9.0.2:4101")
+    assert health.sentence(["no space"], 1.0) == (
+        "the host answers at 10.9.0.2:4100, but not at 10.9.0.2:4101; the disk refuses: no space"
+    )
+    health.hears_of_ports("")
+    assert health.sentence([], 1.0) == ""

@@ -186,8 +186,8 @@ async def _received(tls: TlsSocket, num_bytes: int) -> bytes:
     return bytes(data)
 
 
-async def test_who_listens_on_all_of_ipv4_listens_on_all_of_ipv6_on_the_same_port() -> None:
-    listeners = bind_bulk("0.0.0.0", 0)
+async def test_all_addresses_are_ipv4_and_ipv6_on_one_port() -> None:
+    listeners = bind_bulk("::", 0)
     try:
         assert listeners[0].family is socket.AF_INET
         assert len({listener.getsockname()[1] for listener in listeners}) == 1

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
@@ -195,6 +196,11 @@ async def test_a_peer_that_comes_back_while_the_host_is_dead_finds_the_others_by
         assert await bob.publish("peers", bob.peer_id, value, expires_unix_s=expires_s)
         async with _open(thread, replace(carols, initial_peers=(*dead, *bob.addresses())), CAROL) as carol:
             assert [entry.subkey for entry in await carol.lookup("peers")] == [bob.peer_id]
+        with structlog.testing.capture_logs() as logs:
+            async with _open(thread, replace(carols, initial_peers=dead), CAROL):
+                pass
+        (warning,) = [entry for entry in logs if entry["event"] == "no_known_peer_answers"]
+        assert (warning["log_level"], warning["tried"]) == ("warning", sorted(a.rpartition("/p2p/")[0] for a in dead))
 
 
 async def test_a_peer_that_is_not_admitted_reaches_the_open_channels_only(tmp_path: Path) -> None:

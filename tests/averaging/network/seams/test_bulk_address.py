@@ -33,9 +33,10 @@ def test_our_addresses_are_the_hosts_of_our_libp2p_addresses_with_the_bulk_port(
     monkeypatch.setattr(bulk_address, "_public_ipv6", lambda: ["2a00::5"])
     ours = ("/ip4/192.168.1.5/tcp/4001/p2p/me", "/ip4/8.8.4.4/tcp/4001/p2p/me")
     relayed = "/ip4/9.9.9.9/tcp/4001/p2p/relay/p2p-circuit/p2p/me"
-    own = own_addresses((*ours, relayed), "0.0.0.0", 4002)
+    own = own_addresses((*ours, relayed), "::", 4002)
     assert own == (BulkAddress("8.8.4.4", 4002), BulkAddress("2a00::5", 4002), BulkAddress("192.168.1.5", 4002))
     assert own_addresses(ours[:1], "192.168.1.5", 7) == (BulkAddress("192.168.1.5", 7),)
-    named = own_addresses(("/dns4/box.example.org/tcp/4001/p2p/me",), "0.0.0.0", 7)
+    named = own_addresses(("/dns4/box.example.org/tcp/4001/p2p/me",), "::", 7)
     assert named == (BulkAddress("box.example.org", 7),)
-    assert own_addresses((), "0.0.0.0", 7) == ()
+    assert own_addresses((), "::", 7) == ()
+    assert own_addresses(ours[:1], "0.0.0.0", 7) == (BulkAddress("192.168.1.5", 7),)

@@ -1,0 +1,54 @@
+"""Addresses that a peer keeps over restarts."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from peer.membership.kept_addresses import FILE_NAME, keep, listening_port, read_kept, with_kept
+from peer.settings.config import PeerConfig
+
+
+def _config(folder: Path, **given: object) -> PeerConfig:
+    return PeerConfig(state_dir=folder, listen_host="127.0.0.1", **given)  # type: ignore[arg-type]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_ports_and_name_of_the_last_start_are_taken_again(tmp_path: Path) -> None:
+    port, page = _free_port(), _free_port()
+    given = _config(tmp_path, listen_port=port, announce_host="box.example.org")
+    keep(given, (f"/dns/box.example.org/tcp/{port}/p2p/me",), page)
+    again = with_kept(_config(tmp_path))
+    assert (again.listen_port, again.http_port, again.announce_host) == (port, page, "box.example.org")
+    assert with_kept(_config(tmp_path, announce_host="")).announce_host == ""
+    other = with_kept(_config(tmp_path, listen_port=4001, http_port=4003, announce_host="other.example"))
+    assert (other.listen_port, other.http_port, other.announce_host) == (4001, 4003, "other.example")
+
+
+def test_kept_port_that_is_in_use_is_left_unless_a_name_is_announced_with_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        keep(_config(tmp_path), (f"/ip4/127.0.0.1/tcp/{port}/p2p/me",), port)
+        fresh = with_kept(_config(tmp_path))
+        assert (fresh.listen_port, fresh.http_port) == (0, 0)
+        assert with_kept(_config(tmp_path, announce_host="box.example.org")).listen_port == port
+
+
+def test_first_start_and_a_file_that_is_damaged_leave_the_settings_alone(tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    assert with_kept(config) is config
+    for text in ("{", '{"listen_port": 70000}', '{"announce_host": ".."}'):
+        (tmp_path / FILE_NAME).write_text(text, encoding="utf8")
+        assert with_kept(config) is config
+
+
+def test_peer_that_does_not_listen_keeps_the_port_of_an_earlier_start(tmp_path: Path) -> None:
+    keep(_config(tmp_path), ("/ip4/127.0.0.1/tcp/4001/p2p/me",), 7)
+    keep(_config(tmp_path, no_listen=True), (), 7)
+    assert read_kept(tmp_path).listen_port == 4001
+    assert listening_port(()) == 0
