@@ -15,19 +15,23 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from averaging.data.packing.baselines import Baselines
 from averaging.data.packing.expert_shards import check_each_expert
 from averaging.data.packing.packing import NO_START, Packing, pack
+from averaging.data.packing.read_back import ReadBackTokenizer
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources.sources import open_source
-from averaging.data.sources.texts import Split
-from averaging.data.vocabulary import open_tokenizer
+from averaging.data.sources.texts import Split, Text, whole_documents
+from averaging.data.tokenizer import Tokenizer
+from averaging.data.vocabulary import FileTokenizer, open_tokenizer
 from coordinator.run.hosted_runs import MANIFEST_FILE
 from coordinator.run.run_router import check_router, packed_texts, routing_of
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
@@ -46,6 +50,8 @@ from protocol.run.manifest import (
     sign_manifest,
 )
 from protocol.tensors.tensor_schema import ChunkGrid
+
+_log = structlog.get_logger()
 
 IDENTITY_FILE: Final = "identity.key"
 CHECKPOINT_FOLDER: Final = "checkpoints"
@@ -213,19 +219,23 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
     data, start = config.data, _start_bytes(config, base)
     source = open_source(data, base)
     tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
+    if isinstance(tokenizer, FileTokenizer) and tokenizer.doubt:
+        _log.warning("end_token_guessed", reason=tokenizer.doubt)
     _check_start_tokenizer(config, base, tokenizer.vocab_size)
     read = packed_texts(config, source)
     routing = routing_of(config, base, read, tokenizer)
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
+        encoder, texts = _checked(tokenizer, read())
         dataset = pack(
-            read(),
-            tokenizer,
+            texts,
+            encoder,
             unfinished,
             Packing(data.shard_bytes, data.source, source.licence, start=start, routing=routing),
             yardsticks.add,
         )
+        _report_loss(encoder)
         _check_enough(config, dataset)
         check_each_expert(dataset, config.model.context_tokens + 1)
         # Left by a crash before the manifest was signed.
@@ -236,6 +246,20 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return dataset
+
+
+def _checked(tokenizer: Tokenizer, texts: Iterator[Text]) -> tuple[Tokenizer, Iterator[Text]]:
+    """The tokenizer and the texts as they are packed: read back, and whole, unless tokens are bytes."""
+    if not isinstance(tokenizer, FileTokenizer):
+        return tokenizer, texts
+    return ReadBackTokenizer(tokenizer), whole_documents(texts, tokenizer.cut)
+
+
+def _report_loss(encoder: Tokenizer) -> None:
+    if isinstance(encoder, ReadBackTokenizer):
+        encoder.check()
+        if encoder.loss:
+            _log.warning("text_lost", reason=encoder.loss)
 
 
 def _start_bytes(config: RunConfig, base: Path) -> memoryview:
