@@ -233,7 +233,7 @@ def _checked_documents(parts: _Parts, experts: Sequence[int | None]) -> int:
     """Number of documents for training and evaluation, each counted once. Every expert must have some of each."""
     num_train, num_heldout = (sum(parts[split, expert].num_own for expert in experts) for split in _NEEDED_SPLITS)
     if not num_train + num_heldout:
-        raise ConfigError("data: there is no text in it", "documents with text", "check data.glob and data.field")
+        raise ConfigError("data: there is no text in it", "documents with text", "check the keys of [data]")
     for expert in experts:
         train, heldout = (parts[split, expert].num_documents for split in _NEEDED_SPLITS)
         if not train or not heldout:

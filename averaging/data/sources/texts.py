@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import chain
@@ -22,9 +22,6 @@ MAX_DOCUMENT_BYTES: Final = 64 << 20
 """A row or line is held in memory whole. A longer one is most likely not a document but a file of another kind."""
 
 _LONGEST_CHARACTER_BYTES: Final = 4
-
-_TEXT_KINDS: Final = frozenset(["string", "large_string"])
-"""Arrow's names of columns of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +64,6 @@ def too_long(place: str) -> ConfigError:
     """The error for a line or row that is too long to be a document."""
     limit = f"at most {MAX_DOCUMENT_BYTES >> 20} MiB of text in one document"
     return ConfigError(f"{place} is too long", limit, "split it into several")
-
-
-def check_column(place: str, kinds: Mapping[str, str], column: str) -> None:
-    """Reject a table without such a column of text. `kinds` are Arrow's types of its columns by name, `place` is its name in
-    errors.
-
-    Raises:
-        ConfigError: the column is missing, or is not text.
-    """
-    if column not in kinds:
-        known = ", ".join(list(kinds)[:8])[:120] or "none"
-        raise ConfigError(f"{place} has no column {column!r}; its columns: {known}", "the text there", "set data.field")
-    if kinds[column] not in _TEXT_KINDS:
-        raise ConfigError(f"{place}: column {column!r} holds {kinds[column]}", "strings", "set data.field")
 
 
 def no_text(place: str, column: str) -> ConfigError:
