@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import textwrap
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from itertools import pairwise
@@ -34,6 +35,8 @@ from pydantic_settings import (
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
     from protocol.estimates.dry_run import Setting
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -65,6 +68,13 @@ def sources_of(daemon: str) -> SettingsConfigDict:
     )
 
 
+class _SettingsFile(TomlConfigSettingsSource):
+    """The file of settings. Some editors begin it with a byte order mark."""
+
+    def _read_file(self, file_path: Path | Traversable) -> dict[str, object]:
+        return tomllib.loads(file_path.read_bytes().decode("utf-8-sig"))
+
+
 class DaemonSettings(BaseSettings):
     """The base of a daemon's settings. A subclass adds its fields and `model_config = sources_of(daemon)`."""
 
@@ -80,7 +90,7 @@ class DaemonSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags over variables over the file; no .env and no secrets folder."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, _SettingsFile(settings_cls)
 
     @classmethod
     def file(cls) -> Path:
@@ -165,7 +175,7 @@ def settings_with_origins(config: DaemonSettings, flags: Mapping[str, object]) -
 
     kind, file = type(config), config.file()
     in_variables = EnvSettingsSource(kind)()
-    in_file = TomlConfigSettingsSource(kind)()
+    in_file = _SettingsFile(kind)()
 
     def origin(name: str) -> str:
         if flags.get(name) is not None:
