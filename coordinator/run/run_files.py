@@ -221,7 +221,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
     tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
     if isinstance(tokenizer, FileTokenizer) and tokenizer.doubt:
         _log.warning("end_token_guessed", reason=tokenizer.doubt)
-    _check_start_tokenizer(config, base, tokenizer.vocab_size)
+    _check_start_tokenizer(config, base, tokenizer)
     read = packed_texts(config, source)
     routing = routing_of(config, base, read, tokenizer)
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
@@ -271,11 +271,12 @@ def _start_bytes(config: RunConfig, base: Path) -> memoryview:
     return memoryview(read_weights(base / config.run.start_from, config.model).numpy().astype("<f4").tobytes())
 
 
-def _check_start_tokenizer(config: RunConfig, base: Path, num_tokens: int) -> None:
+def _check_start_tokenizer(config: RunConfig, base: Path, tokenizer: Tokenizer) -> None:
     if config.run.start_from:
-        from coordinator.checkpoints.weights_import import check_tokenizer
+        from coordinator.checkpoints.weights_import import check_tokenizer, check_tokens
 
-        check_tokenizer(base / config.run.start_from, config.model, num_tokens)
+        check_tokenizer(base / config.run.start_from, config.model, tokenizer.vocab_size)
+        check_tokens(base / config.run.start_from, tokenizer)
 
 
 def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:

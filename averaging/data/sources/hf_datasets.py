@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _STATE: Final = "state.json"
 """The file that says which others hold the rows of a saved data set, or of one of its splits."""
 
+_SPLITS: Final = "dataset_dict.json"
+"""The file with the names of a data set's splits, each of which has a folder of its own."""
+
 _FIRST_RELEASE: Final = 5
 """Older releases may load pickle files and, below 4, Python scripts of a data set."""
 
@@ -45,7 +48,7 @@ class SavedDataset:
         """Raises ConfigError if there is no such folder, or a folder of another kind."""
         if not self.folder.is_dir():
             raise ConfigError(f"data.dataset: no folder {self}", "one that save_to_disk wrote", "check data.dataset")
-        if not any((self.folder / name).is_file() for name in (_STATE, "dataset_dict.json")):
+        if not any((self.folder / name).is_file() for name in (_STATE, _SPLITS)):
             raise ConfigError(
                 f"data.dataset: {self} was not written by save_to_disk",
                 "a folder with state.json",
@@ -141,10 +144,10 @@ def _split_folder(place: SavedDataset) -> Path:
         return place.folder
     folder = place.folder / place.split
     if not (folder / _STATE).is_file():
-        found = sorted(
-            (path.parent for path in place.folder.glob(f"*/{_STATE}")), key=lambda path: path.stat().st_mtime_ns
-        )
-        known = ", ".join(path.name for path in found)[:120] or "none"
+        try:
+            known = ", ".join(map(str, json.loads((place.folder / _SPLITS).read_bytes())["splits"]))[:120] or "none"
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise _damaged(f"{place} is cut off or damaged", error) from error
         raise ConfigError(f"{place} has no split {place.split!r}; its splits: {known}", "one of them", "set data.split")
     return folder
 
