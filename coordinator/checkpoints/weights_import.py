@@ -40,24 +40,27 @@ def read_weights(folder: Path, config: ModelConfig) -> torch.Tensor:
             another kind.
         StorageError: a file cannot be read or is damaged.
     """
+    return _read(folder, config, has_values=True).finished(folder)
+
+
+def check_checkpoint(folder: Path, config: ModelConfig) -> None:
+    """Refuse a checkpoint in `folder` that does not fit `config`, as far as that is known without its weights. Raises as
+    `read_weights`.
+    """
+    _read(folder, config, has_values=False).check_all(folder)
+
+
+def _read(folder: Path, config: ModelConfig, *, has_values: bool) -> _Taken:
     from safetensors import safe_open
 
-    check_config(folder, config)
-    taken = _Taken(config)
+    file = folder / _CONFIG_NAME
+    layout_of(config).check_config_json(file, _read_json(file), config)
+    taken = _Taken(config, has_values=has_values)
     for file in _weight_files(folder):
         with _reading(file), safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - no mapping, it only has such a method
                 taken.take(file, name, opened)
-    return taken.finished(folder)
-
-
-def check_config(folder: Path, config: ModelConfig) -> None:
-    """Refuse a checkpoint in `folder` of other numbers than `config`. Reads no weights. Raises as `read_weights`."""
-    file = folder / _CONFIG_NAME
-    layout_of(config).check_config_json(file, _read_json(file), config)
-    for weights in _weight_files(folder):
-        with _reading(weights):
-            weights.stat()
+    return taken
 
 
 class _Slice(Protocol):
@@ -77,14 +80,14 @@ class _OpenedFile(Protocol):
 
 
 class _Taken:
-    """The weights of a model, while they are taken from files one tensor at a time."""
+    """The weights of a model, while they are taken from files one tensor at a time; without values, only their names and shapes."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, has_values: bool) -> None:
         import torch
 
         self._config, self._layout, self._schema = config, layout_of(config), model_schema(config)
         self._wanted = {self._layout.name(spec.name): spec for spec in self._schema.tensors}
-        self._flat_N = torch.empty(self._schema.num_elements)
+        self._flat_N = torch.empty(self._schema.num_elements if has_values else 0)
         self._places: dict[str, Path] = {}
         self._copies: dict[str, torch.Tensor] = {}
 
@@ -99,13 +102,16 @@ class _Taken:
             if not self._layout.may_be_left_out(name, self._config):
                 expected = f"the tensors of a model of family {self._config.family}"
                 raise ConfigError(f"{file}: {name} has no place in the run's model", expected)
-            if tuple(opened.get_slice(name).get_shape()) == self._schema.tensors[0].shape:
+            is_copy = tuple(opened.get_slice(name).get_shape()) == self._schema.tensors[0].shape
+            if is_copy and len(self._flat_N):
                 self._copies[name] = opened.get_tensor(name).float()
             return
         spec, part = self._wanted[name], opened.get_slice(name)
         if tuple(part.get_shape()) != spec.shape or part.get_dtype() not in _DTYPES:
             found = f"{file}: {name} is {part.get_dtype()} of shape {tuple(part.get_shape())}"
             raise ConfigError(found, f"one of {', '.join(_DTYPES)} of shape {spec.shape}")
+        if not len(self._flat_N):
+            return
         values = self._values(spec)
         values.copy_(opened.get_tensor(name))
         if not bool(torch.isfinite(values).all()):
@@ -114,13 +120,17 @@ class _Taken:
     def _values(self, spec: TensorSpec) -> torch.Tensor:
         return self._flat_N[self._schema.offset(spec.name) :][: spec.num_elements].view(spec.shape)
 
+    def check_all(self, folder: Path) -> None:
+        """Refuse a checkpoint that lacks tensors. Raises ConfigError."""
+        missing = set(self._wanted) - set(self._places)
+        if missing:
+            raise ConfigError(f"{folder} lacks {min(missing)} ({len(missing)} tensors in all)", "a whole checkpoint")
+
     def finished(self, folder: Path) -> torch.Tensor:
         """(N,) float32: all weights. Raises ConfigError as `read_weights`."""
         import torch
 
-        missing = set(self._wanted) - set(self._places)
-        if missing:
-            raise ConfigError(f"{folder} lacks {min(missing)} ({len(missing)} tensors in all)", "a whole checkpoint")
+        self.check_all(folder)
         embedding = self._schema.tensors[0]
         for name, copied in self._copies.items():
             if not torch.equal(copied, self._values(embedding)):

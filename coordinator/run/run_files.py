@@ -33,7 +33,8 @@ from averaging.data.sources.texts import Split, Text, whole_documents
 from averaging.data.tokenizer import Tokenizer
 from averaging.data.vocabulary import FileTokenizer, open_tokenizer
 from coordinator.run.hosted_runs import MANIFEST_FILE
-from coordinator.run.run_router import check_router, packed_texts, routing_of
+from coordinator.run.run_checks import check_new_run, check_start_tokenizer
+from coordinator.run.run_router import packed_texts, routing_of
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
 from protocol.host.calls import START_DOMAIN
 from protocol.identity.credential import CertificateAuthority, load_ca, make_ca
@@ -86,12 +87,14 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
     """Open the run in `folder`, or make it from `run_file`: pack the data, make the authority, sign. Blocks.
 
     Raises:
-        ConfigError: an invalid value, a glob without files or with too little text, or another run's file.
+        ConfigError: an invalid value, a glob without files or with too little text, or another run's file; or as `check_new_run`.
         StorageError: the folder cannot be written or is damaged.
     """
     config = load_run_config(run_file)
     if is_opened(folder):
         return reopen_run(run_file, config, folder)
+    for note in check_new_run(config, run_file.parent):
+        _log.warning("may_not_be_meant", reason=note)
     yardsticks = Baselines()
     dataset = _pack(config, folder, run_file.parent, yardsticks)
     authority = _make_authority(folder, now_unix_s)
@@ -215,13 +218,10 @@ def _first_difference(found: Mapping[str, object], expected: Mapping[str, object
 
 
 def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) -> DatasetManifest:
-    check_router(config, base)
     data, start = config.data, _start_bytes(config, base)
     source = open_source(data, base)
     tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
-    if isinstance(tokenizer, FileTokenizer) and tokenizer.doubt:
-        _log.warning("end_token_guessed", reason=tokenizer.doubt)
-    _check_start_tokenizer(config, base, tokenizer)
+    check_start_tokenizer(config, base, tokenizer)
     read = packed_texts(config, source)
     routing = routing_of(config, base, read, tokenizer)
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
@@ -269,14 +269,6 @@ def _start_bytes(config: RunConfig, base: Path) -> memoryview:
     from coordinator.checkpoints.weights_import import read_weights
 
     return memoryview(read_weights(base / config.run.start_from, config.model).numpy().astype("<f4").tobytes())
-
-
-def _check_start_tokenizer(config: RunConfig, base: Path, tokenizer: Tokenizer) -> None:
-    if config.run.start_from:
-        from coordinator.checkpoints.weights_import import check_tokenizer, check_tokens
-
-        check_tokenizer(base / config.run.start_from, config.model, tokenizer.vocab_size)
-        check_tokens(base / config.run.start_from, tokenizer)
 
 
 def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:
