@@ -35,7 +35,7 @@ def report_bug(error: BaseException) -> None:
     path = Path(tempfile.gettempdir()) / f"potluck-error-{os.getpid()}.log"
     lines = "".join(traceback.format_exception(error))
     try:
-        path.write_text(lines, encoding="utf8")
+        path.write_text(lines, encoding="utf8", errors="backslashreplace")
     except OSError:
         typer.echo(lines, err=True)
     typer.echo(f"potluck: {type(error).__name__}: {error}; this is a bug; please report it with {path}", err=True)
