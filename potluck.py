@@ -5,6 +5,7 @@ Imports nothing heavy; each command imports its own needs when it runs.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -141,8 +142,16 @@ def _say_the_rest(code: int) -> int:
     return code
 
 
+def _escape_what_is_no_text() -> None:
+    """Names of files may be bytes that are no text: show them as escapes, where Python would refuse to print them."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """Run one command and exit with its code."""
+    _escape_what_is_no_text()
     outlive_the_terminal()
     keep_threads_to_cores()
     with ending_as_ctrl_c_does():

@@ -14,12 +14,15 @@ from collections.abc import Collection, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal, Protocol
+from urllib.parse import quote, unquote_to_bytes
 
 import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainSerializer,
+    PlainValidator,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
@@ -42,6 +45,22 @@ _ID_DOMAIN: Final = b"potluck dataset 1"
 
 
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+def _quoted(path: Path) -> str:
+    return quote(os.fsencode(path))
+
+
+def _unquoted(value: object) -> Path:
+    if isinstance(value, str):
+        return Path(os.fsdecode(unquote_to_bytes(value)))
+    if not isinstance(value, Path):
+        raise ValueError(f"{value!r} is no path")
+    return value
+
+
+ShardPath = Annotated[Path, PlainSerializer(_quoted, when_used="json"), PlainValidator(_unquoted)]
+"""A file's path in a message. A path is bytes that may be no text, so JSON has it with percent signs, as URLs do."""
 
 
 class HashedFile(Protocol):

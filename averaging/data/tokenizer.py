@@ -7,6 +7,8 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from protocol.errors import ConfigError
+
 VOCAB_SIZE: Final = 257
 """Of the byte tokenizer: 256 bytes and one end mark."""
 
@@ -15,6 +17,18 @@ END: Final = 256
 
 ByteTokens: TypeAlias = npt.NDArray[np.uint16]
 Tokens: TypeAlias = npt.NDArray[np.uint16 | np.uint32]
+
+
+class EncodingError(ConfigError):
+    """A tokenizer has no token for a word of a text. `cause` names tokenizer and word, `line` counts from 1, `text` names the text."""
+
+    def __init__(self, cause: str, line: int, text: str = "a text") -> None:
+        self.cause, self.line = cause, line
+        super().__init__(
+            f"{text} line {line}: {cause}",
+            "a tokenizer for every text",
+            "take one that has all bytes, or a token for unknown text, in data.tokenizer",
+        )
 
 
 class Tokenizer(Protocol):
@@ -36,7 +50,11 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: bytes) -> Tokens:
-        """The tokens of a piece of text, without an end mark."""
+        """The tokens of a piece of text, without an end mark.
+
+        Raises:
+            EncodingError: there is no token for a part of it.
+        """
         ...
 
 

@@ -6,16 +6,19 @@ The host and peers that show text need the tokenizers package; training only nee
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from averaging.data.end_token import EndToken, find_end, read_neighbours
 from averaging.data.shards import MAX_TOKENIZER_BYTES
-from averaging.data.sources.texts import Text, cut_pieces, not_installed
-from averaging.data.tokenizer import VOCAB_SIZE, ByteTokenizer, Tokenizer, Tokens
+from averaging.data.sources.texts import Text, not_installed
+from averaging.data.text_cuts import keeps_tokens_when_cut, last_cut
+from averaging.data.tokenizer import VOCAB_SIZE, ByteTokenizer, EncodingError, Tokenizer, Tokens
 from protocol.errors import ConfigError, MachineError
 from protocol.plain_file import check_plain_file
 from protocol.run.data_section import DataSection
@@ -25,55 +28,130 @@ if TYPE_CHECKING:
 
 BPE_END: Final = "<|end|>"
 
-_USUAL_ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]", BPE_END)
-"""Names of the end of a document in well-known tokenizers, the most common first."""
-
 _TRAINED_BYTES: Final = 1 << 27
 """BPE learns from the first 128 MiB of the training text. The most frequent pieces occur there, and more text takes much longer.
 """
 
 _ENCODED_BYTES: Final = 1 << 18
-"""Texts are encoded in parts of this length, because tokenizers needs much memory for each token of one call."""
+"""Texts that may be cut are encoded in parts of this length, because tokenizers needs much memory for each token of one call."""
+
+_SHOWN_LETTERS: Final = 40
 
 
 class FileTokenizer:
     """A tokenizer from the bytes of a tokenizer.json. Its special tokens in a text are encoded as text."""
 
-    def __init__(self, data: bytes, place: str, end: str | int = "") -> None:
-        """Parse it. `place` is its name in errors; `end` is the end mark's name or number, or empty for one of the usual names.
+    def __init__(
+        self,
+        data: bytes,
+        place: str,
+        end: str | int = "",
+        neighbours: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
+    ) -> None:
+        """Parse it.
+
+        Args:
+            data: the file.
+            place: its name in errors.
+            end: the end mark's name or number; empty for the one that the files name.
+            neighbours: the files beside it, as `read_neighbours` returns them.
 
         Raises:
             ConfigError: not a tokenizer, or one without the end mark.
             MachineError: tokenizers is not installed.
         """
-        self._rules = _read_rules(data, place)
+        self._rules, values = _read_rules(data, place)
+        self._place = place
         self.file: bytes | None = data
         tokens: dict[str, int] = self._rules.get_vocab(with_added_tokens=True)
         if not tokens:
             raise ConfigError(f"{place} has no tokens", "a tokenizer with a vocabulary", "check the file")
         self.vocab_size = max(tokens.values()) + 1
-        self.end = end if isinstance(end, int) else _end_of(tokens, end, place)
+        found = EndToken(end) if isinstance(end, int) else _end_of(tokens, end, place, values, neighbours)
+        self.end, self.doubt = found.number, found.doubt
+        self.unknown = _unknown_of(values, tokens)
+        self._may_cut = keeps_tokens_when_cut(values)
 
     def encode(self, text: bytes) -> Tokens:
-        """(tokens,) uint32 of a text. Invalid UTF-8 becomes the replacement character."""
-        parts = [np.empty(0, dtype=np.uint32)]
-        for piece in cut_pieces(text[i : i + _ENCODED_BYTES] for i in range(0, len(text), _ENCODED_BYTES)):
-            ids = self._rules.encode(piece.decode(errors="replace"), add_special_tokens=False).ids
+        """(tokens,) uint32 of a text. Invalid UTF-8 becomes the replacement character.
+
+        Raises:
+            EncodingError: the tokenizer has no token for a part of the text.
+        """
+        parts, begin = [np.empty(0, dtype=np.uint32)], 0
+        while begin < len(text):
+            stop = self._part_end(text, begin)
+            try:
+                ids = self._ids(text[begin:stop].decode(errors="replace"))
+            except _Unsayable as error:
+                raise self._not_encoded(text[begin:stop], text.count(b"\n", 0, begin), error) from error
             parts.append(np.array(ids, dtype=np.uint32))
+            begin = stop
         return np.concatenate(parts)
+
+    def _part_end(self, text: bytes, begin: int) -> int:
+        length = _ENCODED_BYTES
+        while begin + length < len(text):
+            if cut := self.cut(text[begin : begin + length]):
+                return begin + cut
+            length *= 2
+        return len(text)
+
+    def cut(self, text: bytes) -> int:
+        """The last place in a text at which it may be cut in two without another token; 0 if none is known."""
+        return last_cut(text) if self._may_cut else 0
+
+    def _ids(self, text: str) -> list[int]:
+        try:
+            return list(self._rules.encode(text, add_special_tokens=False).ids)
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
+            raise _Unsayable(str(error).splitlines()[0][:200] if str(error) else "it failed") from error
+
+    def _not_encoded(self, text: bytes, lines_before: int, error: _Unsayable) -> EncodingError:
+        """The error for the first word that cannot be encoded by itself."""
+        for number, line in enumerate(text.decode(errors="replace").split("\n"), lines_before + 1):
+            for word in line.split():
+                try:
+                    self._ids(word)
+                except _Unsayable as cause:
+                    return EncodingError(f"{self._place} has no token for {word[:_SHOWN_LETTERS]!r} ({cause})", number)
+        return EncodingError(f"{self._place} cannot encode it ({error})", lines_before + 1)
 
     def decode(self, tokens: Tokens) -> str:
         """Decode tokens. End marks become line breaks."""
         pieces: list[list[int]] = [[]]
-        for token in tokens:
+        for token in tokens.tolist():
             if token == self.end:
                 pieces.append([])
             else:
-                pieces[-1].append(int(token))
+                pieces[-1].append(token)
         return "\n".join(str(self._rules.decode(piece, skip_special_tokens=False)) for piece in pieces)
 
 
-def _read_rules(data: bytes, place: str) -> Rules:
+class _Unsayable(Exception):
+    """The library raised while it encoded a text."""
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Whether tokenizers raised it: a bare Exception, or a panic of its Rust code, which is no Exception."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+def _unknown_of(values: Mapping[str, object], tokens: Mapping[str, int]) -> int | None:
+    """The token for text that the tokenizer does not know; None if it has none."""
+    model = values.get("model")
+    if not isinstance(model, dict):
+        return None
+    name, number = model.get("unk_token"), model.get("unk_id")
+    if isinstance(name, str):
+        return tokens.get(name)
+    return number if isinstance(number, int) else None
+
+
+def _read_rules(data: bytes, place: str) -> tuple[Rules, dict[str, object]]:
+    """The tokenizer, and the contents of its file."""
     try:
         from tokenizers import Tokenizer as Rules
     except ImportError as error:
@@ -91,32 +169,57 @@ def _read_rules(data: bytes, place: str) -> Rules:
     rules.no_truncation()
     rules.no_padding()
     rules.encode_special_tokens = True
-    return rules
+    if getattr(rules.model, "dropout", None):
+        rules.model.dropout = None  # merges left out at random, while a model is trained with other tools
+    return rules, values
 
 
 def _no_tokenizer(place: str, cause: str) -> ConfigError:
     return ConfigError(f"{place} is no tokenizer: {cause}", "a Hugging Face tokenizer.json", "check data.tokenizer")
 
 
-def _end_of(tokens: dict[str, int], end_token: str, place: str) -> int:
-    for name in (end_token,) if end_token else _USUAL_ENDS:
-        if name in tokens:
-            return tokens[name]
-    looked_for = f"no token {end_token!r}" if end_token else "no end mark of a usual name"
-    raise ConfigError(f"{place} has {looked_for}", "a token that ends a document", "name it in data.end_token")
+def _end_of(
+    tokens: dict[str, int],
+    end_token: str,
+    place: str,
+    values: Mapping[str, object],
+    neighbours: Mapping[str, Mapping[str, object]],
+) -> EndToken:
+    if not end_token:
+        return find_end(values, tokens, neighbours, place)
+    if end_token not in tokens:
+        raise ConfigError(
+            f"{place} has no token {end_token!r}", "a token that ends a document", "name it in data.end_token"
+        )
+    return EndToken(tokens[end_token])
+
+
+def check_bpe_size(vocab_size: int) -> None:
+    """Refuse a vocabulary with no room for a token longer than a byte.
+
+    Raises:
+        ConfigError: it has every byte and an end mark, or less.
+    """
+    if vocab_size < VOCAB_SIZE:
+        raise ConfigError(
+            f"model.vocab_size is {vocab_size}", f'at least {VOCAB_SIZE} with data.tokenizer = "bpe"', "raise it"
+        )
+    if vocab_size == VOCAB_SIZE:
+        raise ConfigError(
+            f'model.vocab_size is {vocab_size} with data.tokenizer = "bpe"',
+            f"more, since {VOCAB_SIZE} are the bytes and an end mark, and nothing would be learned",
+            'raise it, for example to 4096, or take data.tokenizer = "bytes"',
+        )
 
 
 def train_bpe(texts: Iterable[Text], vocab_size: int) -> FileTokenizer:
     """Train byte-level BPE of at most `vocab_size` tokens on the training part. The same text gives the same file, byte for byte.
 
     Raises:
-        ConfigError: the vocabulary is too small for every byte and an end mark.
+        ConfigError: as `check_bpe_size`.
         MachineError: tokenizers is not installed.
     """
-    if vocab_size < VOCAB_SIZE:
-        raise ConfigError(
-            f"model.vocab_size is {vocab_size}", f'at least {VOCAB_SIZE} with data.tokenizer = "bpe"', "raise it"
-        )
+    check_bpe_size(vocab_size)
     try:
         from tokenizers import Tokenizer as Rules
         from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -160,7 +263,7 @@ def open_tokenizer(data: DataSection, base: Path, texts: Iterable[Text], vocab_s
         tokenizer = train_bpe(texts, vocab_size)
     else:
         path = base / data.tokenizer
-        tokenizer = FileTokenizer(_read(path), str(path), data.end_token)
+        tokenizer = FileTokenizer(_read(path), str(path), data.end_token, read_neighbours(path))
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"model.vocab_size is {vocab_size}",

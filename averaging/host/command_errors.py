@@ -35,7 +35,7 @@ def report_bug(error: BaseException) -> None:
     lines = "".join(traceback.format_exception(error))
     try:
         path = Path(temporary_folder()) / f"potluck-error-{os.getpid()}.log"
-        path.write_text(lines, encoding="utf8")
+        path.write_text(lines, encoding="utf8", errors="backslashreplace")
         told = str(path)
     except (OSError, MachineError):
         typer.echo(lines, err=True)

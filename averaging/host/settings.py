@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import textwrap
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from itertools import pairwise
@@ -35,6 +36,8 @@ from averaging.network.seams.host_names import ANY_HOST, unfit_to_announce, unfi
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
     from protocol.estimates.dry_run import Setting
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -68,6 +71,13 @@ def sources_of(daemon: str) -> SettingsConfigDict:
     return SettingsConfigDict(env_prefix=f"POTLUCK_{daemon.upper()}_")
 
 
+class _SettingsFile(TomlConfigSettingsSource):
+    """The file of settings. Some editors begin it with a byte order mark."""
+
+    def _read_file(self, file_path: Path | Traversable) -> dict[str, object]:
+        return tomllib.loads(file_path.read_bytes().decode("utf-8-sig"))
+
+
 class DaemonSettings(BaseSettings):
     """The base of a daemon's settings. A subclass adds its fields and `model_config = sources_of(daemon)`."""
 
@@ -83,7 +93,7 @@ class DaemonSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags over variables over the file; no .env and no secrets folder."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, cls.file())
+        return init_settings, env_settings, _SettingsFile(settings_cls, cls.file())
 
     @classmethod
     def file(cls) -> Path | None:
@@ -174,7 +184,7 @@ def settings_with_origins(config: DaemonSettings, flags: Mapping[str, object]) -
 
     kind, file = type(config), config.file()
     in_variables = EnvSettingsSource(kind)()
-    in_file = TomlConfigSettingsSource(kind, file)()
+    in_file = _SettingsFile(kind, file)()
 
     def origin(name: str) -> str:
         if flags.get(name) is not None:

@@ -27,13 +27,38 @@ def byte_tokenizer(config: ModelConfig) -> ExportedTokenizer | None:
     """The byte vocabulary; None if the model's vocabulary is too small for every byte and the end mark."""
     if config.vocab_size < VOCAB_SIZE:
         return None
-    return ExportedTokenizer((json.dumps(_byte_vocabulary(), indent=2) + "\n").encode(), END, _END_TEXT)
+    return ExportedTokenizer(byte_vocabulary(), END, _END_TEXT)
+
+
+def byte_vocabulary() -> bytes:
+    """The tokenizer.json of the byte vocabulary."""
+    return (json.dumps(_byte_vocabulary(), indent=2) + "\n").encode()
 
 
 def file_tokenizer(data: bytes, end: int) -> ExportedTokenizer | None:
     """The tokenizer of a tokenizer.json; None if that has no token with the number `end`."""
     end_text = next((text for text, number in token_numbers(data) if number == end), None)
-    return None if end_text is None else ExportedTokenizer(data, end, end_text)
+    return None if end_text is None else ExportedTokenizer(_as_trained(data), end, end_text)
+
+
+def _as_trained(data: bytes) -> bytes:
+    """The tokenizer.json with which other programs give a text the tokens that it had in training: all of them, and no special
+    token around them.
+    """
+    values = json.loads(data)
+    changed = {key: None for key in ("truncation", "padding") if values.get(key) is not None}
+    if _adds_tokens(values.get("post_processor")):
+        changed["post_processor"] = None
+    return (json.dumps(values | changed, indent=2, ensure_ascii=False) + "\n").encode() if changed else data
+
+
+def _adds_tokens(processor: object) -> bool:
+    match processor:
+        case {"type": "Sequence", "processors": list(parts)}:
+            return any(map(_adds_tokens, parts))
+        case {"type": "ByteLevel"} | None:
+            return False
+    return True
 
 
 def token_numbers(data: bytes) -> Iterator[tuple[str, int]]:

@@ -10,13 +10,15 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
+from averaging.data.tokenizer import Tokenizer
 from averaging.models.family import layout_of
-from coordinator.checkpoints.exported_tokenizer import token_numbers
+from coordinator.checkpoints.exported_tokenizer import byte_vocabulary, token_numbers
 from protocol.errors import ConfigError, StorageError
 from protocol.plain_file import check_plain_file
 from protocol.tensors.model_config import ModelConfig, model_schema
+from protocol.tensors.tensor_schema import TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -27,77 +29,187 @@ _CONFIG_NAME: Final = "config.json"
 _TOKENIZER_NAME: Final = "tokenizer.json"
 _MAX_JSON_BYTES: Final = 1 << 26
 _DTYPES: Final = ("F32", "BF16", "F16")
+_SAME_TOKENS: Final = "set data.tokenizer to the tokenizer.json of these weights"
 
 
 def read_weights(folder: Path, config: ModelConfig) -> torch.Tensor:
     """(N,) float32: the weights in `folder`, in the order of the model's schema.
 
     Raises:
-        ConfigError: there is no checkpoint, its numbers differ from `config`, or tensors are missing, surplus or of another kind.
+        ConfigError: there is no checkpoint, its numbers differ from `config`, or tensors are missing, surplus, double or of
+            another kind.
         StorageError: a file cannot be read or is damaged.
     """
-    import torch
+    return _read(folder, config, has_values=True).finished(folder)
+
+
+def check_checkpoint(folder: Path, config: ModelConfig) -> None:
+    """Refuse a checkpoint in `folder` that does not fit `config`, as far as that is known without its weights. Raises as
+    `read_weights`.
+    """
+    _read(folder, config, has_values=False).check_all(folder)
+
+
+def _read(folder: Path, config: ModelConfig, *, has_values: bool) -> _Taken:
     from safetensors import safe_open
 
-    layout, config_file = layout_of(config), folder / _CONFIG_NAME
-    layout.check_config_json(config_file, _read_json(config_file), config)
-    schema = model_schema(config)
-    wanted = {layout.name(spec.name): spec for spec in schema.tensors}
-    flat_N = torch.empty(schema.num_elements)
-    missing = set(wanted)
+    file = folder / _CONFIG_NAME
+    layout_of(config).check_config_json(file, _read_json(file), config)
+    taken = _Taken(config, has_values=has_values)
     for file in _weight_files(folder):
         with _reading(file), safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - no mapping, it only has such a method
-                if name not in wanted:
-                    if not layout.may_be_left_out(name, config):
-                        expected = f"the tensors of a model of family {config.family}"
-                        raise ConfigError(f"{file}: {name} has no place in the run's model", expected)
-                    continue
-                spec, part = wanted[name], opened.get_slice(name)
-                if tuple(part.get_shape()) != spec.shape or part.get_dtype() not in _DTYPES:
-                    found = f"{file}: {name} is {part.get_dtype()} of shape {tuple(part.get_shape())}"
-                    raise ConfigError(found, f"one of {', '.join(_DTYPES)} of shape {spec.shape}")
-                values = flat_N[schema.offset(spec.name) :][: spec.num_elements]
-                values.copy_(opened.get_tensor(name).reshape(-1))
-                if not bool(torch.isfinite(values).all()):
-                    raise ConfigError(f"{file}: {name} has values that are not finite", "numbers")
-                missing.discard(name)
-    if missing:
-        raise ConfigError(f"{folder} lacks {min(missing)} ({len(missing)} tensors in all)", "a whole checkpoint")
-    return flat_N
+                taken.take(file, name, opened)
+    return taken
+
+
+class _Slice(Protocol):
+    """A tensor of an open file, whose values are not read yet."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def get_dtype(self) -> str: ...
+
+
+class _OpenedFile(Protocol):
+    """An open safetensors file."""
+
+    def get_slice(self, name: str) -> _Slice: ...
+
+    def get_tensor(self, name: str) -> torch.Tensor: ...
+
+
+class _Taken:
+    """The weights of a model, while they are taken from files one tensor at a time; without values, only their names and shapes."""
+
+    def __init__(self, config: ModelConfig, *, has_values: bool) -> None:
+        import torch
+
+        self._config, self._layout, self._schema = config, layout_of(config), model_schema(config)
+        self._wanted = {self._layout.name(spec.name): spec for spec in self._schema.tensors}
+        self._flat_N = torch.empty(self._schema.num_elements if has_values else 0)
+        self._places: dict[str, Path] = {}
+        self._copies: dict[str, torch.Tensor] = {}
+
+    def take(self, file: Path, name: str, opened: _OpenedFile) -> None:
+        """Take one tensor of an open file. Raises ConfigError as `read_weights`."""
+        import torch
+
+        if name in self._places:
+            raise ConfigError(f"{name} is in {self._places[name]} and in {file}", "each tensor once")
+        self._places[name] = file
+        if name not in self._wanted:
+            if not self._layout.may_be_left_out(name, self._config):
+                expected = f"the tensors of a model of family {self._config.family}"
+                raise ConfigError(f"{file}: {name} has no place in the run's model", expected)
+            is_copy = tuple(opened.get_slice(name).get_shape()) == self._schema.tensors[0].shape
+            if is_copy and len(self._flat_N):
+                self._copies[name] = opened.get_tensor(name).float()
+            return
+        spec, part = self._wanted[name], opened.get_slice(name)
+        if tuple(part.get_shape()) != spec.shape or part.get_dtype() not in _DTYPES:
+            found = f"{file}: {name} is {part.get_dtype()} of shape {tuple(part.get_shape())}"
+            raise ConfigError(found, f"one of {', '.join(_DTYPES)} of shape {spec.shape}")
+        if not len(self._flat_N):
+            return
+        values = self._values(spec)
+        values.copy_(opened.get_tensor(name))
+        if not bool(torch.isfinite(values).all()):
+            raise ConfigError(f"{file}: {name} has values that are not finite", "numbers")
+
+    def _values(self, spec: TensorSpec) -> torch.Tensor:
+        return self._flat_N[self._schema.offset(spec.name) :][: spec.num_elements].view(spec.shape)
+
+    def check_all(self, folder: Path) -> None:
+        """Refuse a checkpoint that lacks tensors. Raises ConfigError."""
+        missing = set(self._wanted) - set(self._places)
+        if missing:
+            raise ConfigError(f"{folder} lacks {min(missing)} ({len(missing)} tensors in all)", "a whole checkpoint")
+
+    def finished(self, folder: Path) -> torch.Tensor:
+        """(N,) float32: all weights. Raises ConfigError as `read_weights`."""
+        import torch
+
+        self.check_all(folder)
+        embedding = self._schema.tensors[0]
+        for name, copied in self._copies.items():
+            if not torch.equal(copied, self._values(embedding)):
+                raise ConfigError(
+                    f"{folder}: {name} differs from {self._layout.name(embedding.name)}, and {_CONFIG_NAME} ties them",
+                    "one tensor",
+                    f"if the head was trained, set tie_word_embeddings in {_CONFIG_NAME} and model.is_tied to false",
+                )
+        return self._flat_N
 
 
 def check_tokenizer(folder: Path, config: ModelConfig, num_tokens: int) -> None:
-    """Refuse a tokenizer other than the weights were trained on: its size must equal that of the tokenizer in `folder`, or else the
-    model's vocabulary.
+    """Refuse a tokenizer of another size than the weights were trained on: that of the tokenizer in `folder`, or else the model's
+    vocabulary.
 
     Raises:
         ConfigError: it has `num_tokens`, and that is another number.
         StorageError: the tokenizer in `folder` cannot be read.
     """
-    file, place, expected = folder / _TOKENIZER_NAME, "model.vocab_size", config.vocab_size
-    if file.exists():
-        place, expected = str(file), max((number for _, number in token_numbers(_read_small(file))), default=-1) + 1
-        if not expected:
-            raise ConfigError(f"{file} names no tokens", "a tokenizer.json", "download the checkpoint again")
+    theirs = _tokens_beside(folder)
+    place, expected = "model.vocab_size", config.vocab_size
+    if theirs is not None:
+        place, expected = str(folder / _TOKENIZER_NAME), max(theirs.values()) + 1
     if num_tokens != expected:
         raise ConfigError(
             f"the run's tokenizer has {num_tokens} tokens",
             f"{expected}, as {place} of run.start_from says",
-            "set data.tokenizer to the tokenizer.json of these weights",
+            _SAME_TOKENS,
         )
 
 
+def check_tokens(folder: Path, tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer with other tokens than the one in `folder`, if there is one. Sizes alone may agree by chance.
+
+    Raises:
+        ConfigError: a token has another number, or is missing.
+        StorageError: the tokenizer in `folder` cannot be read.
+    """
+    own = dict(token_numbers(tokenizer.file or byte_vocabulary()))
+    for text, number in (_tokens_beside(folder) or {}).items():
+        if own.get(text) != number:
+            found = f"token {own[text]}" if text in own else "no token"
+            raise ConfigError(
+                f"{text[:40]!r} is {found} of the run's tokenizer",
+                f"{number}, as {folder / _TOKENIZER_NAME} of run.start_from says",
+                _SAME_TOKENS,
+            )
+
+
+def _tokens_beside(folder: Path) -> dict[str, int] | None:
+    """The tokens of the tokenizer.json in `folder` and their numbers; None if there is no such file."""
+    file = folder / _TOKENIZER_NAME
+    if not file.exists():
+        return None
+    tokens = dict(token_numbers(_read_small(file)))
+    if not tokens:
+        raise ConfigError(f"{file} names no tokens", "a tokenizer.json", "download the checkpoint again")
+    return tokens
+
+
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / _INDEX_NAME
+    index, single = folder / _INDEX_NAME, folder / _WEIGHTS_NAME
     if not index.exists():
-        return [folder / _WEIGHTS_NAME]
+        return [single]
     names = _read_json(index).get("weight_map")
     files = set(names.values()) if isinstance(names, dict) else set()
     plain = {name for name in files if isinstance(name, str) and name == Path(name).name}
     if not files or plain != files:
         raise ConfigError(f"{index} names no files, or some outside of its folder", "a weight_map of files beside it")
-    return [folder / name for name in sorted(plain)]
+    paths = [folder / name for name in sorted(plain)]
+    for path in paths:
+        with _reading(path):
+            path.stat()
+    if single.exists() and paths != [single]:
+        # transformers reads the single file
+        raise ConfigError(
+            f"{folder} has {single.name}, and {index.name} names others", "one of both", "remove the other"
+        )
+    return paths
 
 
 def _read_json(file: Path) -> dict[str, object]:

@@ -15,21 +15,26 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from averaging.data.packing.baselines import Baselines
 from averaging.data.packing.expert_shards import check_each_expert
 from averaging.data.packing.packing import NO_START, Packing, pack
+from averaging.data.packing.read_back import ReadBackTokenizer
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources.sources import open_source
-from averaging.data.sources.texts import Split
-from averaging.data.vocabulary import open_tokenizer
+from averaging.data.sources.texts import Split, Text, whole_documents
+from averaging.data.tokenizer import Tokenizer
+from averaging.data.vocabulary import FileTokenizer, open_tokenizer
 from coordinator.run.hosted_runs import MANIFEST_FILE
-from coordinator.run.run_router import check_router, packed_texts, routing_of
+from coordinator.run.run_checks import check_new_run, check_start_tokenizer
+from coordinator.run.run_router import packed_texts, routing_of
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
 from protocol.host.calls import START_DOMAIN
 from protocol.identity.credential import CertificateAuthority, load_ca, make_ca
@@ -46,6 +51,8 @@ from protocol.run.manifest import (
     sign_manifest,
 )
 from protocol.tensors.tensor_schema import ChunkGrid
+
+_log = structlog.get_logger()
 
 IDENTITY_FILE: Final = "identity.key"
 CHECKPOINT_FOLDER: Final = "checkpoints"
@@ -80,12 +87,14 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
     """Open the run in `folder`, or make it from `run_file`: pack the data, make the authority, sign. Blocks.
 
     Raises:
-        ConfigError: an invalid value, a glob without files or with too little text, or another run's file.
+        ConfigError: an invalid value, a glob without files or with too little text, or another run's file; or as `check_new_run`.
         StorageError: the folder cannot be written or is damaged.
     """
     config = load_run_config(run_file)
     if is_opened(folder):
         return reopen_run(run_file, config, folder)
+    for note in check_new_run(config, run_file.parent):
+        _log.warning("may_not_be_meant", reason=note)
     yardsticks = Baselines()
     dataset = _pack(config, folder, run_file.parent, yardsticks)
     authority = _make_authority(folder, now_unix_s)
@@ -209,23 +218,24 @@ def _first_difference(found: Mapping[str, object], expected: Mapping[str, object
 
 
 def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) -> DatasetManifest:
-    check_router(config, base)
     data, start = config.data, _start_bytes(config, base)
     source = open_source(data, base)
     tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
-    _check_start_tokenizer(config, base, tokenizer.vocab_size)
+    check_start_tokenizer(config, base, tokenizer)
     read = packed_texts(config, source)
     routing = routing_of(config, base, read, tokenizer)
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
+        encoder, texts = _checked(tokenizer, read())
         dataset = pack(
-            read(),
-            tokenizer,
+            texts,
+            encoder,
             unfinished,
             Packing(data.shard_bytes, data.source, source.licence, start=start, routing=routing),
             yardsticks.add,
         )
+        _report_loss(encoder)
         _check_enough(config, dataset)
         check_each_expert(dataset, config.model.context_tokens + 1)
         # Left by a crash before the manifest was signed.
@@ -238,6 +248,20 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
     return dataset
 
 
+def _checked(tokenizer: Tokenizer, texts: Iterator[Text]) -> tuple[Tokenizer, Iterator[Text]]:
+    """The tokenizer and the texts as they are packed: read back, and whole, unless tokens are bytes."""
+    if not isinstance(tokenizer, FileTokenizer):
+        return tokenizer, texts
+    return ReadBackTokenizer(tokenizer), whole_documents(texts, tokenizer.cut)
+
+
+def _report_loss(encoder: Tokenizer) -> None:
+    if isinstance(encoder, ReadBackTokenizer):
+        encoder.check()
+        if encoder.loss:
+            _log.warning("text_lost", reason=encoder.loss)
+
+
 def _start_bytes(config: RunConfig, base: Path) -> memoryview:
     """The weights that the run begins with, little-endian float32 in the schema's order; empty if they follow from the seed."""
     if not config.run.start_from:
@@ -245,13 +269,6 @@ def _start_bytes(config: RunConfig, base: Path) -> memoryview:
     from coordinator.checkpoints.weights_import import read_weights
 
     return memoryview(read_weights(base / config.run.start_from, config.model).numpy().astype("<f4").tobytes())
-
-
-def _check_start_tokenizer(config: RunConfig, base: Path, num_tokens: int) -> None:
-    if config.run.start_from:
-        from coordinator.checkpoints.weights_import import check_tokenizer
-
-        check_tokenizer(base / config.run.start_from, config.model, num_tokens)
 
 
 def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:

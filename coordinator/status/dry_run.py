@@ -7,6 +7,7 @@ from pathlib import Path
 
 from averaging.host.settings import settings_with_origins
 from coordinator.policy.config import HostConfig
+from coordinator.run.run_checks import check_new_run
 from coordinator.status.dry_run_core import Data, each_peer_estimates, host_estimates
 from protocol.estimates.dry_run import END, estimate_lines, run_settings, setting_lines
 from protocol.run.manifest import RunConfig, load_run_config
@@ -20,6 +21,7 @@ def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object
     """
     run = load_run_config(run_file)
     data, is_opened = _data(run_file, run, config.state_dir)
+    notes = [] if is_opened else check_new_run(run, run_file.parent)
     return [
         "settings",
         *setting_lines(settings_with_origins(config, flags)),
@@ -30,6 +32,7 @@ def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object
         *estimate_lines(host_estimates(run, data)),
         "estimates for each peer",
         *estimate_lines(each_peer_estimates(run)),
+        *(f"note: {note}" for note in notes),
         END,
     ]
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from torch.nn import functional
 
 from averaging.data.assignment import heldout_starts, window_starts
-from averaging.data.shards import TokenBytes, TokenReader
+from averaging.data.shards import ShardPath, TokenBytes, TokenReader
 from averaging.models.llama.config import require_llama
 from peer.machine.device import autocast_dtype, choose_device, give_back_memory, is_out_of_memory, limit_memory
 from peer.machine.memory import forget_own_peak, memory_use
@@ -59,15 +59,15 @@ class TextPlan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    train_shards: tuple[Path, ...]
-    heldout_shards: tuple[Path, ...]
-    prose_shards: tuple[Path, ...] = ()
+    train_shards: tuple[ShardPath, ...]
+    heldout_shards: tuple[ShardPath, ...]
+    prose_shards: tuple[ShardPath, ...] = ()
     token_bytes: TokenBytes = 2
     train_bytes_per_token: float = 1.0
     heldout_bytes_per_token: float = 1.0
     prose_bytes_per_token: float = 1.0
-    expert_shards: tuple[tuple[Path, ...], ...] = ()
-    expert_heldout_shards: tuple[tuple[Path, ...], ...] = ()
+    expert_shards: tuple[tuple[ShardPath, ...], ...] = ()
+    expert_heldout_shards: tuple[tuple[ShardPath, ...], ...] = ()
     expert_heldout_bytes_per_token: tuple[float, ...] = ()
 
 

@@ -109,6 +109,10 @@ class Invite:
         return f"Invite(run={self.run_id[:4].hex()}, to={self.coordinator_addresses})"  # never the secret
 
 
+_NO_LETTERS: Final = re.compile("[\\s\ufeff\u200b-\u200f\u2060]+")
+"""White space, byte order marks and letters without width, which editors and chats put around a line or into it."""
+
+
 def decode_invite(text: str) -> Invite:
     """The invite in a pasted line.
 
@@ -116,7 +120,7 @@ def decode_invite(text: str) -> Invite:
         VersionError: made by a newer Potluck.
         ConfigError: not an invite, cut off or mistyped.
     """
-    text = "".join(text.split())
+    text = _NO_LETTERS.sub("", text)
     remedy = "copy the whole line that the host printed"
     if not text.startswith(PREFIX):
         kind, colon, _ = text.partition(":")

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from protocol.run.section import Section
+from protocol.run.section import Section, Shaped
 
 _FIRST_DATA_KEYS: Final = frozenset(["source", "glob", "shard_bytes", "heldout_every"])
 """Keys of the data section that every manifest has."""
@@ -46,7 +46,7 @@ class DataSection(Section):
     configuration: Annotated[str, Field(max_length=256)] = ""
     """Configuration of a data set on the Hub, where it has several."""
 
-    split: Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=256)] = "train"
+    split: Annotated[str, Shaped(r"\w[\w.-]*", "the name of a split, such as train"), Field(max_length=256)] = "train"
     """Split of the data set that is read."""
 
     shard_bytes: Annotated[int, Field(ge=4096, le=1 << 30)] = 1 << 20
@@ -58,12 +58,14 @@ class DataSection(Section):
     field: Annotated[str, Field(min_length=1, max_length=256)] = "text"
     """Field of a JSON line, or column of a table, that holds the text."""
 
-    tokenizer: Annotated[str, Field(pattern=r"^(bytes|bpe|.+\.json)$", max_length=1024)] = "bytes"
+    tokenizer: Annotated[
+        str, Shaped(r"bytes|bpe|.+\.json", '"bytes", "bpe" or the path of a tokenizer.json'), Field(max_length=1024)
+    ] = "bytes"
     """Kind of tokens: "bytes"; "bpe", which is trained on the text to model.vocab_size tokens; or the path of a tokenizer.json."""
 
     prose: str = ""
-    """Files of a second text to measure the loss on, never trained on, as "prose/*.txt". The source "python-stdlib" has one of its
-    own.
+    """Files of a second text to measure the loss on, as "prose/*.txt". They are never trained on, even if `glob` matches them, too.
+    The source "python-stdlib" has one of its own.
     """
 
     end_token: Annotated[str, Field(max_length=256)] = ""
@@ -72,9 +74,7 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _check_keys(self) -> DataSection:
         if (self.source in _SOURCES_WITH_GLOBS) != bool(self.glob):
-            raise ValueError(
-                'a glob belongs to the sources "text", "jsonl" and "parquet", and to no other; such as "corpus/*.txt"'
-            )
+            raise ValueError(self._glob_problem())
         self._check_dataset()
         self._check_domains()
         if self.field != "text" and self.source not in _SOURCES_WITH_FIELDS:
@@ -82,6 +82,12 @@ class DataSection(Section):
         if self.end_token and self.tokenizer in ("bytes", "bpe"):
             raise ValueError(f'end_token = "{self.end_token}" belongs to a tokenizer.json, not to "{self.tokenizer}"')
         return self
+
+    def _glob_problem(self) -> str:
+        if self.glob:
+            return f'a glob belongs to the sources "text", "jsonl" and "parquet", and not to "{self.source}"'
+        ending = "txt" if self.source == "text" else self.source
+        return f'source = "{self.source}" needs glob = "corpus/**/*.{ending}" below [data]'
 
     @property
     def domain_names(self) -> tuple[str, ...]:

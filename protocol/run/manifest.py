@@ -30,7 +30,7 @@ from protocol.run.pipeline_section import PipelineSection, pipeline_contradictio
 from protocol.run.round_section import RoundSection
 from protocol.run.round_size_rules import PacingNumbers
 from protocol.run.round_size_rules import contradiction as pacing_contradiction
-from protocol.run.section import Count, Section
+from protocol.run.section import Count, Section, Shaped
 from protocol.run.streaming_rules import DEFAULT_DELAY_STEPS, StreamingNumbers, contradiction
 from protocol.run.traffic import LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
 from protocol.run.training_sections import InnerSection, OuterSection
@@ -60,7 +60,13 @@ _FIRST_RUN_KEYS: Final = frozenset(["name", "seed", "total_tokens", "min_members
 class RunSection(Section):
     """The name, length and kind of the run."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
+    name: Annotated[
+        str,
+        Shaped(
+            r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}",
+            "1 to 64 letters from a to z, digits, spaces, dots, dashes and underscores, beginning with a letter or digit",
+        ),
+    ]
     """Name of the run, which peers see."""
 
     seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 1
@@ -349,7 +355,7 @@ def load_run_config(path: Path) -> RunConfig:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_RUN_TOML_BYTES + 1)
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except OSError as error:
         found = f"{path} cannot be read: {error.strerror}"
         raise ConfigError(found, "a run.toml", "write one with: potluck init") from error
@@ -367,6 +373,10 @@ def parse_run_config(text: str, name: str = "run.toml") -> RunConfig:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{name} is no TOML: {error}", "key = value lines under [sections]", "mend that line"
+        ) from error
+    except ValueError as error:  # Python's limit on whole numbers from text
+        raise ConfigError(
+            f"{name} has a number of thousands of digits", "shorter numbers", "look for the longest line"
         ) from error
     try:
         return RunConfig.model_validate(values)

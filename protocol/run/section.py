@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Count = Annotated[int, Field(ge=1, le=1 << 53)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -22,6 +23,23 @@ class OneOf:
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The schema of a `Literal`, whose error lists the names."""
         return core_schema.literal_schema(list(self.names))
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """`Annotated[str, Shaped(pattern, meaning)]`: a text that matches a pattern as a whole. Errors give its meaning, in words."""
+
+    pattern: str
+    meaning: str
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of a text, and then of its shape."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, text: str) -> str:
+        if re.fullmatch(self.pattern, text) is None:
+            raise PydanticCustomError("shape", "{meaning}", {"meaning": self.meaning})
+        return text
 
 
 class Section(BaseModel):

@@ -131,7 +131,7 @@ def _of_document(number: int, beginning: Beginning) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        found = error.found.removeprefix("a document that ")
+        found = error.found.removeprefix("a document that ").removeprefix("a text ")
         place = beginning.place or f"document {number + 1}"
         raise ConfigError(f"data: {place} {found}", error.expected, error.remedy) from error
 

@@ -27,7 +27,7 @@ from averaging.data.shards import (
     write_whole,
 )
 from averaging.data.sources.texts import Split, Text
-from averaging.data.tokenizer import Tokenizer, Tokens
+from averaging.data.tokenizer import EncodingError, Tokenizer, Tokens
 from protocol.errors import ConfigError, StorageError
 
 _SMALL_VOCABULARY: Final = 1 << 16
@@ -126,7 +126,7 @@ def pack(
     """Write the tokens of the texts and the initial weights as shards into `folder`. Returns the manifest, which is written last.
 
     Args:
-        texts: documents, piece by piece.
+        texts: documents, piece by piece. Each piece is encoded by itself, so that they should be cut as `whole_documents` does.
         tokenizer: encodes them.
         folder: created if it does not exist.
         packing: the settings.
@@ -134,7 +134,7 @@ def pack(
 
     Raises:
         ConfigError: no document for training or for evaluation, in all or for an expert; another number of documents than were
-            routed; or an error of the texts.
+            routed; a text that the tokenizer cannot encode; or an error of the texts.
         StorageError: the folder cannot be written.
     """
     try:
@@ -158,10 +158,10 @@ def _write_texts(texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, pack
         for split in _SPLITS
         for expert in packing.experts
     }
-    document = 0
+    document = line = 0
     for text in texts:
         seen(text)
-        tokens = tokenizer.encode(text.data)
+        tokens = _encoded(tokenizer, text, document, line)
         chosen: Sequence[int | None] = (None,) if routing is None else _chosen(routing, document)
         for expert in chosen:
             part = parts[text.split, expert]
@@ -169,11 +169,21 @@ def _write_texts(texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, pack
             part.num_documents += text.is_last
             part.num_own += text.is_last and expert == chosen[0]
         document += text.is_last
+        line = 0 if text.is_last else line + text.data.count(b"\n")
     if routing is not None and document != len(routing.choices):
         raise _other_text(document, routing)
     for part in parts.values():
         part.finish()
     return parts
+
+
+def _encoded(tokenizer: Tokenizer, text: Text, document: int, line: int) -> Tokens:
+    """The tokens of a piece that begins after `line` lines of its document."""
+    try:
+        return tokenizer.encode(text.data)
+    except EncodingError as error:
+        place = text.place or f"document {document + 1}"
+        raise EncodingError(error.cause, line + error.line, f"data: {place}") from error
 
 
 def _write_beside(parts: _Parts, tokenizer: Tokenizer, folder: Path, packing: Packing) -> DatasetManifest:
@@ -223,7 +233,7 @@ def _checked_documents(parts: _Parts, experts: Sequence[int | None]) -> int:
     """Number of documents for training and evaluation, each counted once. Every expert must have some of each."""
     num_train, num_heldout = (sum(parts[split, expert].num_own for expert in experts) for split in _NEEDED_SPLITS)
     if not num_train + num_heldout:
-        raise ConfigError("data: there is no text in it", "documents with text", "check data.glob and data.field")
+        raise ConfigError("data: there is no text in it", "documents with text", "check the keys of [data]")
     for expert in experts:
         train, heldout = (parts[split, expert].num_documents for split in _NEEDED_SPLITS)
         if not train or not heldout:

@@ -41,11 +41,16 @@ class Document:
     is_heldout: bool
 
 
+def name_bytes(name: str) -> bytes:
+    """The bytes of a file's name, as the file system has it. It may be no text."""
+    return name.encode("utf-8", "surrogateescape")
+
+
 def is_heldout(name: str, heldout_every: int) -> bool:
     """Whether the hash of a file's name selects it for evaluation, one in `heldout_every`. The split is the same on every
-    machine.
+    machine. A name need not be UTF-8.
     """
-    return int.from_bytes(sha256(name.encode()).digest()[:8], "big") % heldout_every == 0
+    return int.from_bytes(sha256(name_bytes(name)).digest()[:8], "big") % heldout_every == 0
 
 
 def python_stdlib_documents(heldout_every: int = 20) -> Sequence[Document]:
@@ -81,33 +86,68 @@ def python_topics() -> Sequence[str]:
     return tuple(str(text) for table in topics if isinstance(table, dict) for _, text in sorted(table.items()))
 
 
-def text_documents(pattern: str, heldout_every: int = 20, base: Path | None = None) -> Sequence[Document]:
-    """Files that match a pattern such as "corpus/**/*.txt", relative to `base`.
+def text_documents(
+    pattern: str, heldout_every: int = 20, base: Path | None = None, left_out: str = ""
+) -> Sequence[Document]:
+    """Files that match a pattern such as "corpus/**/*.txt", relative to `base`. A file that has several names there counts once.
+
+    Args:
+        left_out: a pattern of files for evaluation only, which are none of these.
 
     Raises:
         ConfigError: nothing matches, or too little to keep a part for evaluation.
     """
     root = (base or Path.cwd()).resolve()
-    names = _matching_names(pattern, root, "at least two files")
+    names = _without(left_out, pattern, root, _matching_names(pattern, root, "at least two files"))
     if len(names) < 2:
         raise ConfigError(
-            f"data.glob {pattern!r} matches one file", "at least two, one to evaluate on", "split the text"
+            f"data.glob {pattern!r} matches one file, whatever its names",
+            "at least two, one to evaluate on",
+            "split the text",
         )
     return _documents(root, names, heldout_every)
 
 
-def matching_files(pattern: str, base: Path, key: str = "data.glob") -> list[Path]:
-    """Files that match a pattern relative to `base`, sorted by name. `key` is the pattern's key in run.toml.
+def matching_files(pattern: str, base: Path, key: str = "data.glob", left_out: str = "") -> list[Path]:
+    """Files that match a pattern relative to `base`, sorted by name, each once. `key` is the pattern's key in run.toml, and
+    `left_out` as of `text_documents`.
 
     Raises:
         ConfigError: nothing matches.
     """
     root = base.resolve()
-    return [root / name for name in _matching_names(pattern, root, "at least one file", key)]
+    names = _without(left_out, pattern, root, _matching_names(pattern, root, "at least one file", key))
+    return [root / name for name in names]
+
+
+def _without(left_out: str, pattern: str, root: Path, names: list[str]) -> list[str]:
+    """The names without the files of another pattern."""
+    others = (
+        {_identity(root / name) for name in _matching_names(left_out, root, "", "data.prose")} if left_out else set()
+    )
+    kept = [name for name in names if _identity(root / name) not in others]
+    if not kept:
+        raise ConfigError(
+            f"data.prose {left_out!r} matches all files of data.glob {pattern!r}",
+            "files that are never trained on, and others",
+            "change one of the patterns",
+        )
+    return kept
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """The file behind a name: links have that of their target."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _matching_names(pattern: str, root: Path, expected: str, key: str = "data.glob") -> list[str]:
-    names = sorted(name for name in glob.glob(pattern, root_dir=root, recursive=True) if (root / name).is_file())
+    """The files' names, sorted. Of several names of a file, the one with the fewest folders; links may lead to a file again and
+    again.
+    """
+    found = [name for name in glob.glob(pattern, root_dir=root, recursive=True) if (root / name).is_file()]
+    shortest_first = sorted(found, key=lambda name: (name.count("/"), (root / name).is_symlink(), name))
+    names = sorted({_identity(root / name): name for name in reversed(shortest_first)}.values())
     if not names:
         raise ConfigError(
             f"{key} {pattern!r} matches nothing below {root}", expected, "check the pattern and the folder"

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from averaging.data.sources.corpus import is_heldout, python_stdlib_documents
+from averaging.data.sources.corpus import is_heldout, name_bytes, python_stdlib_documents
 from averaging.data.sources.texts import Text
 from protocol.errors import ConfigError, MachineError
 
@@ -50,7 +50,7 @@ def domain_documents(domain: str, most: int, heldout_every: int = 20) -> Sequenc
     if domain not in DOMAINS:
         raise ConfigError(f"domain {domain!r}", f"one of {', '.join(DOMAINS)}")
     found: list[DomainDocument] = []
-    for name, path in sorted(DOMAINS[domain](), key=lambda pair: sha256(pair[0].encode()).digest()):
+    for name, path in sorted(DOMAINS[domain](), key=lambda pair: sha256(name_bytes(pair[0])).digest()):
         if len(found) == most:
             break
         data = _cut(_text(domain, path))

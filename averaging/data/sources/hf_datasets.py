@@ -7,17 +7,25 @@ would run a data set's script, or unpickle its files, are refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from averaging.data.sources.texts import Text, check_column, no_text, not_installed, one_document
+from averaging.data.sources.columns import check_column, text_of
+from averaging.data.sources.texts import Text, not_installed, one_document
 from protocol.errors import ConfigError, MachineError, UnreachableError
 from protocol.plain_file import check_plain_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+_STATE: Final = "state.json"
+"""The file that says which others hold the rows of a saved data set, or of one of its splits."""
+
+_SPLITS: Final = "dataset_dict.json"
+"""The file with the names of a data set's splits, each of which has a folder of its own."""
 
 _FIRST_RELEASE: Final = 5
 """Older releases may load pickle files and, below 4, Python scripts of a data set."""
@@ -40,7 +48,7 @@ class SavedDataset:
         """Raises ConfigError if there is no such folder, or a folder of another kind."""
         if not self.folder.is_dir():
             raise ConfigError(f"data.dataset: no folder {self}", "one that save_to_disk wrote", "check data.dataset")
-        if not any((self.folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        if not any((self.folder / name).is_file() for name in (_STATE, _SPLITS)):
             raise ConfigError(
                 f"data.dataset: {self} was not written by save_to_disk",
                 "a folder with state.json",
@@ -69,18 +77,16 @@ def read_dataset(place: SavedDataset | HubDataset, column: str, heldout_every: i
     """The text column of every row, in order. Empty texts are left out. A data set from the Hub is downloaded first.
 
     Raises:
-        ConfigError: no such data set, split or column, or a row without text; names the row.
+        ConfigError: no such data set, split or column, no rows, or a row without text; names the row.
         MachineError: it cannot be read to its end, or `datasets` is missing or of an unsafe release.
         UnreachableError: the Hub does not answer.
     """
     dataset = _open_saved(place) if isinstance(place, SavedDataset) else _fetch(place)
-    check_column(str(place), {field.name: str(field.type) for field in dataset.features.arrow_schema}, column)
+    check_column(str(place), {field.name: field.type for field in dataset.features.arrow_schema}, column)
     for number, value in enumerate(_values(dataset.select_columns([column]), place), 1):
         row = f"{place} row {number}"
-        if not isinstance(value, str):
-            raise no_text(row, column)
-        if value:
-            yield one_document(value, row, heldout_every)
+        if text := text_of(value, row, column):
+            yield one_document(text, row, heldout_every)
 
 
 def _values(dataset: Dataset, place: SavedDataset | HubDataset) -> Iterator[object]:
@@ -116,16 +122,34 @@ def _open_saved(place: SavedDataset) -> Dataset:
     place.check()
     for path in place.folder.rglob("*"):
         check_plain_file(path, "the files that save_to_disk wrote", "check data.dataset")
+    folder = _split_folder(place)
     try:
-        loaded = load_from_disk(str(place.folder))
+        if not json.loads((folder / _STATE).read_bytes())["_data_files"]:
+            raise ConfigError(f"{folder} has no rows", "some text", "take another data.dataset or data.split")
+        loaded = load_from_disk(str(folder))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise _damaged(f"{place} is cut off or damaged", error) from error
-    if not isinstance(loaded, DatasetDict):
-        return loaded
-    if place.split not in loaded:
-        known = ", ".join(map(str, loaded))[:120] or "none"
+    if isinstance(loaded, DatasetDict):
+        raise _damaged(f"{place} is cut off or damaged", ValueError("splits within a split"))
+    return loaded
+
+
+def _split_folder(place: SavedDataset) -> Path:
+    """The folder of the chosen split, which is the data set's own if it has no splits.
+
+    Raises:
+        ConfigError: there are other splits alone.
+    """
+    if (place.folder / _STATE).is_file():
+        return place.folder
+    folder = place.folder / place.split
+    if not (folder / _STATE).is_file():
+        try:
+            known = ", ".join(map(str, json.loads((place.folder / _SPLITS).read_bytes())["splits"]))[:120] or "none"
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise _damaged(f"{place} is cut off or damaged", error) from error
         raise ConfigError(f"{place} has no split {place.split!r}; its splits: {known}", "one of them", "set data.split")
-    return loaded[place.split]
+    return folder
 
 
 def _fetch(place: HubDataset) -> Dataset:

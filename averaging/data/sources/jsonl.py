@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -42,6 +43,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         with _open(path) as file:
             while line := file.readline(_MAX_LINE_BYTES + 1):
                 number += 1
+                line = line.removeprefix(BOM_UTF8) if number == 1 else line
                 if len(line) > _MAX_LINE_BYTES:
                     raise too_long(f"{path} line {number}")
                 yield line
@@ -65,7 +67,8 @@ def _open(path: Path) -> BinaryIO | gzip.GzipFile:
 
 def _field(line: bytes, field: str, place: str) -> str:
     try:
-        row = json.loads(line.decode("utf-8-sig"))
+        # A number is no text, whatever its size; Python's whole numbers from text have a limit.
+        row = json.loads(line.decode(), parse_int=float)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{place} is no UTF-8", "JSON in UTF-8", "save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from averaging.data.sources.texts import Text, check_column, no_text, not_installed, one_document
+from averaging.data.sources.columns import check_column, text_of
+from averaging.data.sources.texts import Text, not_installed, one_document
 from protocol.errors import ConfigError, MachineError
 
 ENDINGS: Final = (".parquet",)
@@ -30,10 +31,8 @@ def read_parquet(paths: Sequence[Path], column: str, heldout_every: int) -> Iter
     for path in paths:
         for number, value in enumerate(_values(path, column), 1):
             place = f"{path} row {number}"
-            if not isinstance(value, str):
-                raise no_text(place, column)
-            if value:
-                yield one_document(value, place, heldout_every)
+            if text := text_of(value, place, column):
+                yield one_document(text, place, heldout_every)
 
 
 def _values(path: Path, column: str) -> Iterator[object]:
@@ -45,7 +44,7 @@ def _values(path: Path, column: str) -> Iterator[object]:
     try:
         _check_kind(path)
         with parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
-            check_column(str(path), {field.name: str(field.type) for field in file.schema_arrow}, column)
+            check_column(str(path), {field.name: field.type for field in file.schema_arrow}, column)
             for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[column], use_threads=False):
                 for value in batch.column(0):
                     number += 1

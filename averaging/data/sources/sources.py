@@ -74,7 +74,7 @@ def _paths(data: DataSection, base: Path) -> list[Path]:
     if data.source == "python-stdlib":
         paths = [document.path for document in python_stdlib_documents(data.heldout_every)]
     elif data.source == "text":
-        paths = [document.path for document in text_documents(data.glob, data.heldout_every, base)]
+        paths = [document.path for document in text_documents(data.glob, data.heldout_every, base, data.prose)]
     elif data.source not in ("hf", "domains"):
         paths = _files(data, base, JSONL_ENDINGS if data.source == "jsonl" else PARQUET_ENDINGS)
     return paths + (matching_files(data.prose, base, "data.prose") if data.prose else [])
@@ -100,7 +100,7 @@ def _texts(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:
     if data.source == "python-stdlib":
         return partial(read_files, python_stdlib_documents(data.heldout_every), is_utf8=is_utf8)
     if data.source == "text":
-        return partial(read_files, text_documents(data.glob, data.heldout_every, base), is_utf8=is_utf8)
+        return partial(read_files, text_documents(data.glob, data.heldout_every, base, data.prose), is_utf8=is_utf8)
     if data.source == "jsonl":
         return partial(read_jsonl, _files(data, base, JSONL_ENDINGS), data.field, data.heldout_every)
     return partial(read_parquet, _files(data, base, PARQUET_ENDINGS), data.field, data.heldout_every)
@@ -115,7 +115,7 @@ def _prose(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:
 
 
 def _files(data: DataSection, base: Path, endings: tuple[str, ...]) -> list[Path]:
-    paths = matching_files(data.glob, base)
+    paths = matching_files(data.glob, base, left_out=data.prose)
     for path in paths:
         if not path.name.endswith(endings):
             raise ConfigError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
-from typing import Final, Literal
+from typing import BinaryIO, Final, Literal
 
 from averaging.data.sources.corpus import Document
 from protocol.errors import ConfigError, MachineError
@@ -20,9 +22,6 @@ MAX_DOCUMENT_BYTES: Final = 64 << 20
 """A row or line is held in memory whole. A longer one is most likely not a document but a file of another kind."""
 
 _LONGEST_CHARACTER_BYTES: Final = 4
-
-_TEXT_KINDS: Final = frozenset(["string", "large_string"])
-"""Arrow's names of columns of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +66,6 @@ def too_long(place: str) -> ConfigError:
     return ConfigError(f"{place} is too long", limit, "split it into several")
 
 
-def check_column(place: str, kinds: Mapping[str, str], column: str) -> None:
-    """Reject a table without such a column of text. `kinds` are Arrow's types of its columns by name, `place` is its name in
-    errors.
-
-    Raises:
-        ConfigError: the column is missing, or is not text.
-    """
-    if column not in kinds:
-        known = ", ".join(list(kinds)[:8])[:120] or "none"
-        raise ConfigError(f"{place} has no column {column!r}; its columns: {known}", "the text there", "set data.field")
-    if kinds[column] not in _TEXT_KINDS:
-        raise ConfigError(f"{place}: column {column!r} holds {kinds[column]}", "strings", "set data.field")
-
-
 def no_text(place: str, column: str) -> ConfigError:
     """The error for a row of a table whose text is missing."""
     return ConfigError(f"{place}: column {column!r} is empty", "text", "drop such rows, or set data.field")
@@ -116,7 +101,7 @@ def _read_file(path: Path, split: Split, is_utf8: bool) -> Iterator[Text]:
     line = 1
     try:
         with path.open("rb") as file:
-            for data in cut_pieces(iter(lambda: file.read(PIECE_BYTES), b"")):
+            for data in cut_pieces(_without_mark(file)):
                 if is_utf8:
                     _require_utf8(data, path, line)
                     line += data.count(b"\n")
@@ -124,6 +109,12 @@ def _read_file(path: Path, split: Split, is_utf8: bool) -> Iterator[Text]:
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror}", "a readable file") from error
     yield Text(b"", split, place=str(path))
+
+
+def _without_mark(file: BinaryIO) -> Iterator[bytes]:
+    """Blocks of a file, without the byte order mark with which some editors begin a file."""
+    begin = file.read(PIECE_BYTES).removeprefix(BOM_UTF8)
+    return chain([begin] if begin else [], iter(lambda: file.read(PIECE_BYTES), b""))
 
 
 def cut_pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -144,6 +135,29 @@ def _character_end(data: bytes) -> int:
         if data[-back] & 0xC0 == 0xC0:
             return len(data) - back
     return len(data)
+
+
+def whole_documents(texts: Iterable[Text], cut: Callable[[bytes], int]) -> Iterator[Text]:
+    """The same texts in pieces that can be encoded one by one: whole documents, or cut where it makes no difference to a tokenizer.
+
+    Args:
+        texts: documents, piece by piece.
+        cut: returns the last place at which a text may be cut; 0 if there is none.
+
+    Raises:
+        ConfigError: a document is too long to be encoded whole; or an error of the texts.
+    """
+    held = b""
+    for text in texts:
+        held += text.data
+        if text.is_last:
+            yield replace(text, data=held)
+            held = b""
+        elif len(held) >= PIECE_BYTES and (place := cut(held)):
+            yield replace(text, data=held[:place])
+            held = held[place:]
+        elif len(held) > MAX_DOCUMENT_BYTES:
+            raise too_long(f"{text.place or 'a document'}, which its tokenizer encodes whole,")
 
 
 def _require_utf8(data: bytes, path: Path, first_line: int) -> None:

@@ -93,15 +93,15 @@ class LlamaLayout:
         Raises:
             ConfigError: its numbers differ from `config`, or this decoder does not support it.
         """
-        found = _found_numbers(found)
+        found = _found_numbers(file, found)
         expected = self.config_json(config)
         for key in _FIXED:
             if found[key] != expected[key]:
                 raise ConfigError(
                     f"{file}: {key} is {found[key]!r}", f"{expected[key]!r}", "start from another checkpoint"
                 )
-        if found["rope_type"] not in ("default", None):
-            raise ConfigError(f"{file}: rope_type is {found['rope_type']!r}", "plain rotary positions")
+        for key in _KEYS:
+            _check_kind(file, key, found[key])
         wrong = [
             f"model.{own} is {json.dumps(expected[key])} and not {json.dumps(found[key])}"
             for key, own in _KEYS.items()
@@ -120,22 +120,64 @@ class LlamaLayout:
 LAYOUT: Final[Layout[LlamaConfig]] = LlamaLayout()
 
 
-def _found_numbers(values: Mapping[str, object]) -> dict[str, object]:
-    """The values of config.json, with the layout's defaults for missing keys."""
-    rope = next((r for r in (values.get("rope_parameters"), values.get("rope_scaling")) if isinstance(r, dict)), {})
-    dim, heads = values.get("hidden_size"), values.get("num_attention_heads")
-    head_dim = dim // heads if isinstance(dim, int) and isinstance(heads, int) and heads else None
-    return {
-        "num_key_value_heads": heads,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")),
-        **dict.fromkeys(("model_type",)),
-        "rope_theta": rope.get("rope_theta", 10000.0),
-        "rope_type": rope.get("rope_type", rope.get("type")),
-        **values,
-        "head_dim": values.get("head_dim") or head_dim,
-    }
+_DEFAULTS: Final = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+"""Values of transformers for keys that a config.json lacks. None follows from other keys."""
+
+
+def _found_numbers(file: Path, values: Mapping[str, object]) -> dict[str, object]:
+    """The values of config.json as transformers reads them, with its defaults for missing keys.
+
+    Raises:
+        ConfigError: rotary positions of another kind, or with two values that releases of transformers choose from differently.
+    """
+    found = {**dict.fromkeys((*_KEYS, *_FIXED)), **_DEFAULTS, **values, "rope_theta": _rope_theta(file, values)}
+    dim, heads = found["hidden_size"], found["num_attention_heads"]
+    if found["num_key_value_heads"] is None:
+        found["num_key_value_heads"] = heads
+    if found["head_dim"] is None and isinstance(dim, int) and isinstance(heads, int) and heads:
+        found["head_dim"] = dim // heads
+    return found
+
+
+def _rope_theta(file: Path, values: Mapping[str, object]) -> object:
+    """The base of plain rotary positions, which stands beside the other keys, in rope_parameters, in rope_scaling, or in several."""
+    thetas = {"rope_theta": values["rope_theta"]} if "rope_theta" in values else {}
+    for place in ("rope_parameters", "rope_scaling"):
+        rope = values.get(place)
+        if not isinstance(rope, dict):
+            continue
+        kind = rope.get("rope_type", rope.get("type"))
+        if kind not in ("default", None):
+            raise ConfigError(f"{file}: rope_type is {kind!r}", "plain rotary positions")
+        if "rope_theta" in rope:
+            thetas[f"{place}.rope_theta"] = rope["rope_theta"]
+        _check_whole_heads(file, f"{place}.partial_rotary_factor", rope.get("partial_rotary_factor"))
+    _check_whole_heads(file, "partial_rotary_factor", values.get("partial_rotary_factor"))
+    first = next(iter(thetas.values()), 10000.0)
+    if any(theta != first for theta in thetas.values()):
+        both = " and ".join(f"{key} is {theta}" for key, theta in thetas.items())
+        raise ConfigError(
+            f"{file}: {both}", "one value", "write the one that the weights were trained with in all places"
+        )
+    return first
+
+
+def _check_whole_heads(file: Path, key: str, factor: object) -> None:
+    if factor not in (None, 1):
+        raise ConfigError(f"{file}: {key} is {factor!r}", "rotary positions of whole heads, 1.0")
+
+
+def _check_kind(file: Path, key: str, value: object) -> None:
+    """Refuse a value that no model has, which run.toml could not have either."""
+    is_flag = key == "tie_word_embeddings"
+    if isinstance(value, bool) != is_flag or not isinstance(value, (bool, int, float)):
+        kind = "true or false" if is_flag else "a number"
+        raise ConfigError(f"{file}: {key} is {json.dumps(value)[:80]}", kind, "download the checkpoint again")

@@ -6,12 +6,11 @@ between stages, or a snapshot. The stage's parameters go through shared memory.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from averaging.data.shards import TokenBytes
+from averaging.data.shards import ShardPath, TokenBytes
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import LaneConfig, Point
@@ -47,8 +46,8 @@ class StagePlan(_Message):
     stage: int
     seed: int
     total_tokens: int
-    train_shards: tuple[Path, ...] = ()
-    heldout_shards: tuple[Path, ...] = ()
+    train_shards: tuple[ShardPath, ...] = ()
+    heldout_shards: tuple[ShardPath, ...] = ()
     token_bytes: TokenBytes = 2
     train_bytes_per_token: float = 1.0
     heldout_bytes_per_token: float = 1.0

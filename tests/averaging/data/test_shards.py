@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from averaging.data.packing.packing import Packing, pack
 from averaging.data.shards import (
@@ -12,6 +14,7 @@ from averaging.data.shards import (
     DatasetManifest,
     ShardCache,
     ShardEntry,
+    ShardPath,
     TextBytes,
     TokenizerEntry,
     TokenReader,
@@ -148,3 +151,10 @@ def test_bytes_per_token_follow_from_the_counts_of_each_part() -> None:
     assert [manifest.bytes_per_token(split) for split in ("train", "heldout", "prose")] == [4.0, 2.5, 1.0]
     assert [file.num_bytes for file in manifest.files] == [40, 80, 9]
     assert parse_dataset(manifest.canonical_bytes(), manifest.dataset_id) == manifest
+
+
+def test_path_that_is_no_text_crosses_a_message_as_it_is() -> None:
+    paths = TypeAdapter(tuple[ShardPath, ...])
+    sent = (Path(os.fsdecode(b"caf\xe9/100% one")), Path("größer"))
+    assert paths.validate_json(paths.dump_json(sent)) == sent
+    assert paths.validate_python(sent) == sent

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from averaging.data import vocabulary
 from averaging.data.sources.texts import Text
@@ -150,3 +151,60 @@ def test_without_the_library_the_command_that_installs_it_is_said(
     for make in (lambda: train_bpe(TEXTS, 300), lambda: FileTokenizer(WORDS.encode(), "t.json")):
         with pytest.raises(MachineError, match=r'tokenizers is not installed; .*pip install "potluck-train\[hf\]"'):
             make()
+
+
+def _prepending() -> FileTokenizer:
+    """Writes a space before each text, as those of the Llama 2 family do."""
+    letters = [chr(number) for number in range(33, 127)] + ["▁", "\n", "\t"]
+    vocab = {"<unk>": 0, "</s>": 1, **{letter: number + 2 for number, letter in enumerate(letters)}}
+    rules = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", fuse_unk=True))
+    rules.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    rules.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return FileTokenizer(rules.to_str().encode(), "tokenizer.json")
+
+
+def test_text_of_two_lines_has_the_tokens_of_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "_ENCODED_BYTES", 4)
+    tokenizer, text = _prepending(), "Q: one\nA: two"
+    assert tokenizer.decode(tokenizer.encode(text.encode())) == text
+    whole = Tokenizer.from_str((tokenizer.file or b"").decode()).encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode(text.encode()).tolist() == whole
+    indented = train_bpe([Text(b"if a:\n    b\n" * 20, "train")], 280)
+    deep = "if a:\n        b\n    c\n\n  d"
+    whole = Tokenizer.from_str((indented.file or b"").decode()).encode(deep, add_special_tokens=False).ids
+    assert indented.encode(deep.encode()).tolist() == whole
+
+
+@pytest.mark.parametrize(
+    ("model", "cause"),
+    [
+        (models.WordPiece({"hello": 0, "[SEP]": 1}, unk_token="[UNK]"), "Missing"),
+        (models.WordLevel({"hello": 0, "</s>": 1}, unk_token="<unk>"), "Missing"),
+        (models.Unigram([("hello", -1.0), ("</s>", -2.0)], None), "unk_id"),
+        (models.BPE({"h": 0, "e": 1, "</s>": 2, "l": 3, "o": 4}, [], unk_token="<unk>"), "Unk token"),
+    ],
+    ids=["wordpiece", "wordlevel", "unigram", "bpe"],
+)
+def test_word_that_a_tokenizer_has_no_token_for_is_named_with_its_line(model: models.Model, cause: str) -> None:
+    rules = Tokenizer(model)
+    rules.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = FileTokenizer(rules.to_str().encode(), "words.json")
+    place = (
+        "line 1: words.json has no token for 'hello'"
+        if cause == "unk_id"
+        else "line 2: words.json has no token for 'world'"
+    )
+    with pytest.raises(ConfigError, match=rf"a text {place} \(.*{cause}.*data\.tokenizer"):
+        tokenizer.encode(b"hello\nhello world\n")
+
+
+def test_bpe_of_bytes_alone_is_refused_since_it_would_learn_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'vocab_size is 257 with data\.tokenizer = "bpe"; expected more'):
+        _open(tmp_path, "bpe", 257)
+
+
+def test_merges_are_not_left_out_at_random(tmp_path: Path) -> None:
+    values = json.loads(train_bpe(TEXTS, 400).file or b"")
+    values["model"]["dropout"] = 0.9
+    tokenizer = FileTokenizer(json.dumps(values).encode(), "it")
+    assert len({tuple(tokenizer.encode(TEXTS[0].data)) for _ in range(10)}) == 1

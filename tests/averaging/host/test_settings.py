@@ -64,6 +64,12 @@ def test_flag_goes_before_variable_before_file_before_default(
     ]
 
 
+def test_file_may_begin_with_the_byte_order_mark_of_an_editor(file: Path) -> None:
+    file.write_text("a_port = 4\n", encoding="utf-8-sig")
+    assert Settings.load({}).a_port == 4
+    assert settings_with_origins(Settings.load({}), {})[0].origin == f"file {file}"
+
+
 def test_without_a_file_all_is_default() -> None:
     assert {setting.origin for setting in settings_with_origins(Settings.load({}), {})} == {"default"}
 

@@ -135,6 +135,22 @@ def test_a_runs_own_tokenizer_goes_out_with_its_end_mark(with_words: Path, tmp_p
     assert len(tokens) == 12 or tokens[-1] == stored.end
 
 
+def test_tokenizer_of_another_model_goes_out_as_it_was_trained_with(tmp_path: Path) -> None:
+    trained = train_bpe([Text(b"potluck trains " * 20, "train")], 270)
+    values = json.loads(trained.file or b"")
+    special = {"<|end|>": {"id": "<|end|>", "ids": [trained.end], "tokens": ["<|end|>"]}}
+    around = [{"SpecialToken": {"id": "<|end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    template = {"type": "TemplateProcessing", "single": around, "pair": around, "special_tokens": special}
+    values["post_processor"] = template
+    values["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    words = RunTokenizer(json.dumps(values).encode(), trained.end)
+    export_checkpoint(checkpoint_of(tmp_path, decoder(vocab_size=300), tokenizer=words), tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    text = "potluck trains, and so on and on"
+    assert theirs.encode(text) == FileTokenizer(words.data, "it", words.end).encode(text.encode()).tolist()
+    assert json.loads((tmp_path / "out" / "tokenizer.json").read_text())["model"] == values["model"]
+
+
 def test_tokenizer_that_is_lost_damaged_or_lacks_its_end_mark_is_not_exported(with_words: Path, tmp_path: Path) -> None:
     without = checkpoint_of(tmp_path / "other", decoder(), tokenizer=RunTokenizer(b"[]", 3))
     (with_words / "tokenizer.json").write_bytes(b"{}")

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
+from averaging.data.sources.texts import Text
+from averaging.data.tokenizer import ByteTokenizer
+from averaging.data.vocabulary import train_bpe
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.checkpoints.checkpoints import load_checkpoint
-from coordinator.checkpoints.weights_import import check_tokenizer, read_weights
+from coordinator.checkpoints.weights_import import check_tokenizer, check_tokens, read_weights
 from protocol.errors import ConfigError, PotluckError, StorageError
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, decoder
 
@@ -71,8 +75,9 @@ def test_what_older_releases_leave_out_or_add_does_not_matter(tmp_path: Path) ->
     folder = exported(tmp_path, num_kv_heads=4, norm_eps=1e-6)
     gone = ("rope_theta", "rope_parameters", "head_dim", "num_key_value_heads", "rms_norm_eps", "mlp_bias")
     _change_config(folder, **dict.fromkeys(gone, ...), rope_scaling=None)
-    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2), "lm_head.weight": torch.zeros(257, 16)}
-    _change_tensors(folder, lambda tensors: tensors.update(extra))
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}
+    copied = "model.embed_tokens.weight"
+    _change_tensors(folder, lambda tensors: tensors.update({**extra, "lm_head.weight": tensors[copied].clone()}))
     assert len(read_weights(folder, decoder(num_kv_heads=4, norm_eps=1e-6)))
 
 
@@ -105,8 +110,16 @@ def test_each_number_that_differs_from_run_toml_is_named(
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'"),
         ({"head_dim": 8}, "head_dim is 8; expected 4"),
-        ({"vocab_size": None}, "model.vocab_size is 257 and not null"),
-        ({"hidden_size": "16"}, 'model.dim is 16 and not "16"'),
+        ({"vocab_size": None}, "vocab_size is null; expected a number; download"),
+        ({"hidden_size": "16"}, 'hidden_size is "16"; expected a number; download'),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1; expected true or false"),
+        ({"rope_theta": 500.0}, "rope_theta is 500.0 and rope_parameters.rope_theta is 10000.0; expected one value"),
+        (
+            {"rope_scaling": {"rope_type": "default", "rope_theta": 5.0}},
+            "rope_parameters.rope_theta is 10000.0 and rope_scaling.rope_theta is 5.0",
+        ),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type is 'llama3'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ],
 )
 def test_config_of_another_kind_of_model_is_refused(tmp_path: Path, changes: dict[str, object], found: str) -> None:
@@ -115,6 +128,58 @@ def test_config_of_another_kind_of_model_is_refused(tmp_path: Path, changes: dic
     with pytest.raises(ConfigError) as raised:
         read_weights(folder, decoder())
     assert found in raised.value.one_line()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_key_value_heads": None},
+        {"head_dim": None},
+        {"rope_scaling": None, "rope_parameters": None},
+        {"rope_theta": ..., "rope_parameters": {"rope_theta": 10000.0}},
+        {"rope_parameters": ..., "rope_scaling": {"type": "default"}},
+    ],
+    ids=["heads", "size of heads", "no scaling", "newer", "older"],
+)
+def test_values_that_follow_from_others_are_those_that_transformers_reads(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    folder = exported(tmp_path, num_kv_heads=4)
+    values = json.loads((folder / "config.json").read_text()) | changes
+    values = {key: value for key, value in values.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(values))
+    theirs = AutoConfig.from_pretrained(folder, local_files_only=True)
+    own = decoder(num_kv_heads=theirs.num_key_value_heads, rope_theta=theirs.rope_parameters["rope_theta"])
+    assert len(read_weights(folder, own))
+    assert (own.num_kv_heads, own.head_dim) == (4, theirs.head_dim)
+
+
+def test_head_of_its_own_in_a_checkpoint_that_ties_it_is_refused_with_both_names(tmp_path: Path) -> None:
+    folder = exported(tmp_path)
+    _change_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(257, 16)}))
+    with pytest.raises(
+        ConfigError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight, and config\.json"
+    ):
+        read_weights(folder, decoder())
+
+
+def test_checkpoint_with_a_single_file_and_an_index_of_others_is_refused(tmp_path: Path) -> None:
+    folder = exported(tmp_path)
+    single = (folder / "model.safetensors").read_bytes()
+    _shard(folder)
+    (folder / "model.safetensors").write_bytes(single)
+    with pytest.raises(ConfigError, match=r"has model\.safetensors, and model\.safetensors\.index\.json names others"):
+        read_weights(folder, decoder())
+
+
+def test_tensor_in_two_files_is_refused_with_both_names(tmp_path: Path) -> None:
+    folder = exported(tmp_path)
+    _shard(folder)
+    second = folder / "model-00002-of-00002.safetensors"
+    tensors = load_file(folder / "model-00001-of-00002.safetensors")
+    save_file({**load_file(second), min(tensors): tensors[min(tensors)] + 1}, second)
+    with pytest.raises(ConfigError, match=rf"{min(tensors)} is in .*model-00001.* and in .*model-00002"):
+        read_weights(folder, decoder())
 
 
 @pytest.mark.parametrize(
@@ -188,6 +253,21 @@ def test_tokenizer_of_the_run_must_have_as_many_tokens_as_that_of_the_weights(tm
     check_tokenizer(folder, decoder(vocab_size=300), 300)
     with pytest.raises(ConfigError, match=r"has 257 tokens.*300, as model\.vocab_size"):
         check_tokenizer(folder, decoder(vocab_size=300), 257)
+
+
+def test_tokenizer_of_the_run_must_have_the_tokens_of_that_of_the_weights(tmp_path: Path) -> None:
+    folder = exported(tmp_path)
+    check_tokens(folder, ByteTokenizer())
+    trained = train_bpe([Text(b"potluck trains " * 20, "train")], 265)
+    (folder / "tokenizer.json").write_bytes(trained.file or b"")
+    check_tokens(folder, trained)
+    other = train_bpe([Text(b"another text altogether " * 20, "train")], 265)
+    assert other.vocab_size == trained.vocab_size
+    for wrong in (other, ByteTokenizer()):
+        with pytest.raises(ConfigError, match=r"of the run's tokenizer; expected \d+, as .*tokenizer\.json"):
+            check_tokens(folder, wrong)
+    (folder / "tokenizer.json").unlink()
+    check_tokens(folder, other)
 
 
 def test_tokenizers_with_scored_pieces_are_counted_with_what_was_added(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 
 from averaging.data.shards import ShardCache
 from averaging.data.sources.texts import Text
@@ -286,3 +287,12 @@ def test_run_that_starts_from_nowhere_is_not_opened(run_file: Path, tmp_path: Pa
     with pytest.raises(ConfigError, match=r"nowhere/config\.json is not there"):
         open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
     assert not (tmp_path / "state").exists()
+
+
+def test_tokenizer_that_drops_the_text_opens_no_run_and_the_share_is_told(run_file: Path, tmp_path: Path) -> None:
+    rules = Tokenizer(models.BPE({"t": 0, "e": 1, "</s>": 2}, []))
+    rules.save(str(tmp_path / "drops.json"))
+    run_file.write_text(RUN_TOML.replace("[data]", '[data]\ntokenizer = "drops.json"'))
+    with pytest.raises(ConfigError, match=r"the tokenizer loses \d\d\.\d\d% of the text"):
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert not (tmp_path / "state" / "data").exists()

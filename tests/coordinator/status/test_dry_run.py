@@ -7,12 +7,13 @@ from typing import NoReturn
 
 import pytest
 import typer
+from tokenizers import Tokenizer, models
 from typer.testing import CliRunner
 
 from coordinator.command_line import add_commands
 from coordinator.policy.config import HostConfig
 from coordinator.run.run_files import open_run
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, PotluckError
 from protocol.estimates.dry_run import END
 from tests.coordinator.run.test_run_files import HOST, write_run_file
 
@@ -91,3 +92,38 @@ def test_what_could_not_be_hosted_is_told_as_without_dry_run(tmp_path: Path) -> 
         ConfigError, match=r"expected a link of at least [0-9.]+, round\.longest_interval_s of at least"
     ):
         _dry_run(run_file, "--state-dir", str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[run]", '[run]\nstart_from = "nowhere"', r"nowhere/config\.json is not there"),
+        ("[data]", '[data]\ntokenizer = "gone.json"', r"gone\.json cannot be read"),
+        ("[data]", '[data]\ntokenizer = "bpe"', r'vocab_size is 257 with data\.tokenizer = "bpe"; expected more'),
+        ("[model]", "[model]\nvocab_size = 200", "vocab_size is 200; expected at least 257"),
+        (
+            "target_tokens = 300",
+            "target_tokens = 50",
+            r"round\.target_tokens is 50; expected at least inner\.batch_tokens, 64",
+        ),
+        ("texts/*.txt", "nowhere/*.txt", "matches nothing"),
+    ],
+)
+def test_whatever_host_refuses_before_it_reads_text_a_dry_run_refuses_in_the_same_words(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    run_file = write_run_file(tmp_path)
+    run_file.write_text(run_file.read_text().replace(old, new, 1))
+    with pytest.raises(PotluckError, match=said) as dry:
+        _dry_run(run_file, "--state-dir", str(tmp_path / "state"))
+    with pytest.raises(PotluckError, match=said) as wet:
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert dry.value.one_line() == wet.value.one_line()
+
+
+def test_end_of_documents_that_no_file_names_is_told(tmp_path: Path) -> None:
+    run_file = write_run_file(tmp_path)
+    Tokenizer(models.WordLevel({"text": 0, "</s>": 1, "[UNK]": 2}, unk_token="[UNK]")).save(str(tmp_path / "w.json"))
+    run_file.write_text(run_file.read_text().replace("[data]", '[data]\ntokenizer = "w.json"'))
+    (note,) = [line for line in _dry_run(run_file, "--state-dir", str(tmp_path / "s")) if line.startswith("note: ")]
+    assert "which token ends a document; '</s>' does" in note

@@ -28,6 +28,11 @@ def test_an_invite_survives_pasting_with_line_breaks_and_spaces() -> None:
     assert decode_invite(f"  {text[:40]}\n   {text[40:]}\n") == INVITE
 
 
+def test_marks_that_editors_and_chats_put_into_a_line_are_no_letters() -> None:
+    text = INVITE.encode()
+    assert decode_invite(f"\ufeff{text[:40]}\u200b{text[40:]}\u2060\r\n") == INVITE
+
+
 def test_no_piece_of_an_invite_is_taken_for_an_option_wherever_the_line_was_broken() -> None:
     # All 64 letters, at every place of a group of four.
     letters = bytes(range(256)) * 3

@@ -12,7 +12,8 @@ def test_a_section_that_says_nothing_is_pythons_library_and_writes_only_its_firs
 @pytest.mark.parametrize(
     ("values", "reported"),
     [
-        ({"source": "text"}, "a glob belongs to the sources"),
+        ({"source": "text"}, r'source = "text" needs glob = "corpus/\*\*/\*\.txt" below \[data\]'),
+        ({"source": "jsonl"}, r'needs glob = "corpus/\*\*/\*\.jsonl" below'),
         ({"glob": "corpus/*.txt"}, "a glob belongs to the sources"),
         ({"source": "hf"}, 'a dataset belongs to the source "hf"'),
         ({"source": "hf", "dataset": "hf://nobody"}, "is no name on the Hub"),
@@ -37,3 +38,9 @@ def test_keys_of_another_source_are_refused(values: dict[str, str], reported: st
 def test_domains_are_named_by_commas() -> None:
     assert DataSection(source="domains", domains="c++,stubs , python").domain_names == ("c++", "stubs", "python")
     assert DataSection().domain_names == ()
+
+
+def test_shapes_of_names_are_told_in_words() -> None:
+    for values, said in (({"split": "../b"}, "the name of a split"), ({"tokenizer": "gpt2"}, "path of a tokenizer")):
+        with pytest.raises(ValidationError, match=said):
+            DataSection.model_validate(values)

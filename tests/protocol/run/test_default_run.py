@@ -41,3 +41,8 @@ def test_a_pipeline_run_has_a_founder_for_each_stage_and_rounds_of_whole_lanes()
     assert config.pipeline is not None
     assert config.stages.num_stages == config.run.min_members == 3
     assert config.round.target_tokens == 3 * config.pipeline.inner_steps * config.inner.batch_tokens
+
+
+def test_the_commonest_edit_takes_two_lines_that_are_there() -> None:
+    text = DEFAULT_TOML.replace('source = "python-stdlib" ', 'source = "text" ').replace("# glob = ", "glob = ")
+    assert parse_run_config(text).data.glob == "corpus/**/*.txt"

@@ -121,6 +121,12 @@ def test_the_optimizer_is_written_only_where_it_is_chosen() -> None:
         ),
         ("# local_steps = ", "link_mbit_per_s = 1e-320 # ", "expected greater than or equal to 0.000001"),
         ("[data]", "[data", "is no TOML"),
+        ("seed = 1", f"seed = {'1' * 5000}", "has a number of thousands of digits; expected shorter numbers"),
+        (
+            'name = "first-light"',
+            'name = "Mülheim"',
+            "run.name is 'Mülheim'; expected 1 to 64 letters from a to z, digits",
+        ),
         ("learning_rate = 0.003", "", "inner.learning_rate is missing"),
         ('source = "python-stdlib"', 'source = "text"', "glob"),
         ('source = "python-stdlib"', 'field = "body"', 'field = "body" does not belong'),
@@ -214,6 +220,12 @@ def test_a_codec_for_results_is_written_only_where_it_is_chosen() -> None:
 def test_a_missing_file_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file or directory; .*potluck init"):
         load_run_config(tmp_path / "none.toml")
+
+
+def test_a_file_may_begin_with_the_byte_order_mark_of_an_editor(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(default_run_toml(), encoding="utf-8-sig")
+    assert load_run_config(path) == parse_run_config(default_run_toml())
 
 
 def test_a_file_that_is_no_text_says_so(tmp_path: Path) -> None:

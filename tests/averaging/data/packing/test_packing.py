@@ -9,7 +9,7 @@ from averaging.data.packing.packing import Packing, pack, token_bytes
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, TokenReader
 from averaging.data.sources.corpus import Document, text_documents
 from averaging.data.sources.texts import Split, Text, read_files
-from averaging.data.tokenizer import ByteTokenizer
+from averaging.data.tokenizer import ByteTokenizer, EncodingError
 from protocol.errors import ConfigError, MachineError, StorageError
 
 
@@ -106,3 +106,15 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="cannot be written"):
         _pack([Text(b"a", "train"), Text(b"a", "heldout")], tmp_path / "file" / "data")
+
+
+def test_text_without_a_token_is_told_with_its_file_and_line(tmp_path: Path) -> None:
+    class Narrow(Wide):
+        def encode(self, text: bytes) -> np.ndarray:
+            if b"?" in text:
+                raise EncodingError("it has no token for '?'", 1 + text[: text.index(b"?")].count(b"\n"))
+            return super().encode(text)
+
+    texts = [Text(b"one\ntwo\n", "train", is_last=False, place="a.txt"), Text(b"three\n?", "train", place="a.txt")]
+    with pytest.raises(ConfigError, match=r"data: a\.txt line 4: it has no token for '\?'"):
+        _pack([Text(b"a\n", "train"), *texts], tmp_path, Narrow())

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from averaging.data.sources.corpus import python_stdlib_documents, python_topics, text_documents
+from averaging.data.sources.corpus import (
+    is_heldout,
+    matching_files,
+    python_stdlib_documents,
+    python_topics,
+    text_documents,
+)
 from protocol.errors import ConfigError
 
 
@@ -81,3 +88,37 @@ def test_a_pattern_that_matches_nothing_or_one_file_is_one_clear_line(tmp_path: 
     _write(tmp_path, ["only.txt"])
     with pytest.raises(ConfigError, match="matches one file"):
         text_documents("*.txt", 20, tmp_path)
+
+
+def _documents(pattern: str, folder: Path) -> dict[str, bool]:
+    return {document.name: document.is_heldout for document in text_documents(pattern, 2, folder)}
+
+
+def test_name_that_is_no_utf8_is_a_name_like_any_other(tmp_path: Path) -> None:
+    _write(tmp_path, ["a.txt", "b.txt"])
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("x")
+    found = _documents("*.txt", tmp_path)
+    assert sorted(map(os.fsencode, found)) == [b"a.txt", b"b.txt", b"caf\xe9.txt"]
+    assert is_heldout("größer.txt", 20) == is_heldout(os.fsdecode("größer.txt".encode()), 20)
+
+
+def test_file_counts_once_whatever_leads_to_it(tmp_path: Path) -> None:
+    _write(tmp_path, ["corpus/one.txt", "corpus/two.txt"])
+    (tmp_path / "corpus" / "again").symlink_to(".")
+    (tmp_path / "corpus" / "link.txt").symlink_to("one.txt")
+    (tmp_path / "corpus" / "a_hard_link.txt").hardlink_to(tmp_path / "corpus" / "two.txt")
+    assert list(_documents("corpus/**/*.txt", tmp_path)) == ["corpus/a_hard_link.txt", "corpus/one.txt"]
+    assert len(matching_files("corpus/**/*.txt", tmp_path)) == 2
+    (tmp_path / "corpus" / "one.txt").unlink()
+    with pytest.raises(ConfigError, match="matches one file, whatever its names"):
+        text_documents("corpus/**/*.txt", 2, tmp_path)
+
+
+def test_prose_is_not_trained_on_even_if_both_patterns_match_it(tmp_path: Path) -> None:
+    _write(tmp_path, ["a.txt", "b.txt", "prose/c.txt"])
+    (tmp_path / "d.txt").symlink_to("prose/c.txt")
+    kept = text_documents("**/*.txt", 2, tmp_path, "prose/*.txt")
+    assert [document.name for document in kept] == ["a.txt", "b.txt"]
+    assert [path.name for path in matching_files("**/*.txt", tmp_path, left_out="prose/*.txt")] == ["a.txt", "b.txt"]
+    with pytest.raises(ConfigError, match=r"data\.prose '\*\*/\*' matches all files of data\.glob"):
+        text_documents("**/*.txt", 2, tmp_path, "**/*")

@@ -84,6 +84,21 @@ def test_a_data_set_without_rows_is_no_document(tmp_path: Path) -> None:
     assert _read(_save(tmp_path / "a", {"text": pa.array([], pa.string())})) == []
 
 
+def test_data_set_saved_without_any_file_of_rows_is_empty_and_not_damaged(tmp_path: Path) -> None:
+    empty, full = (Dataset(pa.table({"text": pa.array(rows, pa.string())})) for rows in ([], ["a"]))
+    empty.save_to_disk(tmp_path / "a")
+    assert f"{tmp_path / 'a'} has no rows; expected some text; take another" in _raised(ConfigError, tmp_path / "a")
+    DatasetDict({"train": full, "rest": empty}).save_to_disk(tmp_path / "b")
+    assert _read(tmp_path / "b") == [b"a"]
+
+
+@pytest.mark.parametrize(
+    "values", [pa.array(["a", "b"], pa.string_view()), pa.array([b"a", b"b"])], ids=["view", "bytes"]
+)
+def test_strings_of_any_kind_are_text(tmp_path: Path, values: pa.Array) -> None:
+    assert _read(_save(tmp_path / "a", {"text": values})) == [b"a", b"b"]
+
+
 def test_files_that_are_cut_off_or_damaged_are_one_line(tmp_path: Path) -> None:
     folder = _save(tmp_path / "a", {"text": ROWS})
     (arrow,) = folder.glob("*.arrow")

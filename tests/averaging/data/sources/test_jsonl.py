@@ -38,7 +38,6 @@ def test_empty_lines_and_texts_are_passed_over_and_a_byte_order_mark_is_no_text(
         (b'{"text": "cut of', "line 3 is no JSON"),
         (b"PAR1\x15\x04", "line 3 is no JSON"),
         (b"[" * 100_000, "line 3 is no JSON"),
-        (b'{"n": ' + b"1" * 5000 + b"}", "line 3 is no JSON"),
         (b'{"text": "\xff"}', "line 3 is no UTF-8"),
         (b'{"text": "\\ud800"}', "line 3: the text holds"),
         (b'["text"]', "line 3 is no object"),
@@ -100,3 +99,18 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_number_of_thousands_of_digits_in_another_field_is_none_of_our_business(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": ' + b"1" * 5000 + b', "body": "one", "m": 2}\n')
+    assert _read(path, "body") == [b"one"]
+    for field in "nm":
+        with pytest.raises(ConfigError, match=f"field '{field}' is no text"):
+            _read(path, field)
+
+
+def test_byte_order_mark_on_a_line_of_its_own_is_an_empty_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf\n{"body": "one"}\n')
+    assert _read(path, "body") == [b"one"]

@@ -76,3 +76,29 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
     for _ in read_parquet([path], "text", 20):
         peak = max(peak, pa.total_allocated_bytes() - before)
     assert peak < 8 << 20 < path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(["one", "two"]).dictionary_encode(),
+        pa.array(["one", "two"], pa.string_view()),
+        pa.array(["one", "two"], pa.large_string()).dictionary_encode(),
+        pa.array([b"one", b"two"]),
+        pa.array([b"one", b"two"], pa.binary(3)),
+        pa.array([b"one", b"two"], pa.binary_view()),
+    ],
+    ids=["category", "view", "large category", "bytes", "fixed bytes", "view of bytes"],
+)
+def test_strings_and_bytes_of_any_kind_are_text(tmp_path: Path, values: pa.Array) -> None:
+    assert _read(_write(tmp_path / "a.parquet", {"text": values})) == [b"one", b"two"]
+
+
+def test_bytes_that_are_no_text_and_columns_of_lists_or_nothing_are_refused_with_what_helps(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.parquet", {"text": pa.array([b"fine", b"\xff"])})
+    with pytest.raises(ConfigError, match=r"a\.parquet row 2 is no UTF-8; .*save the column as strings"):
+        _read(path)
+    with pytest.raises(ConfigError, match=r"holds list<.*or save this one as strings"):
+        _read(_write(path, {"text": pa.array([["a"]])}))
+    with pytest.raises(ConfigError, match=r"every row: column 'text' is empty"):
+        _read(_write(path, {"text": pa.array([None])}))

@@ -1,0 +1,175 @@
+"""The token that ends a document, as the tokenizer's own files name it.
+
+transformers takes it from tokenizer_config.json and special_tokens_map.json, and stops a text by generation_config.json or
+config.json. A tokenizer.json alone may name it in its post-processor. Nothing is believed against another file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protocol.errors import ConfigError, StorageError
+from protocol.plain_file import check_plain_file
+
+TOKENIZER_NAME: Final = "tokenizer.json"
+
+_CONFIG: Final = "tokenizer_config.json"
+_MAP: Final = "special_tokens_map.json"
+_GENERATION: Final = "generation_config.json"
+_MODEL: Final = "config.json"
+
+_MOST_BYTES: Final = 1 << 26
+
+_REMEDY: Final = "name the token that ends a document in data.end_token"
+
+_USUAL_ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]", "<|end|>")
+"""Names of the end of a document in well-known tokenizers. One is taken only if nothing else names the token, and it is alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndToken:
+    """The token that ends a document. `doubt` is a sentence for the host if no file says so; else empty."""
+
+    number: int
+    doubt: str = ""
+
+
+def read_neighbours(file: Path) -> dict[str, Mapping[str, object]]:
+    """The files beside a tokenizer.json that may name its special tokens, by their names. None are looked for beside a file of
+    another name.
+
+    Raises:
+        ConfigError: one is no JSON object.
+        StorageError: one cannot be read.
+    """
+    if file.name != TOKENIZER_NAME:
+        return {}
+    paths = [file.with_name(name) for name in (_CONFIG, _MAP, _GENERATION, _MODEL)]
+    return {path.name: _read(path) for path in paths if path.exists()}
+
+
+def _read(path: Path) -> Mapping[str, object]:
+    check_plain_file(path, "a JSON object", "check data.tokenizer")
+    try:
+        with path.open("rb") as file:
+            values = json.loads(file.read(_MOST_BYTES))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read ({error.strerror})", "a readable file") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no JSON, or has a number that is too long", "a JSON object", "mend it") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} is no JSON object", "a JSON object", "mend or remove it")
+    return values
+
+
+def find_end(
+    values: Mapping[str, object], tokens: Mapping[str, int], neighbours: Mapping[str, Mapping[str, object]], place: str
+) -> EndToken:
+    """The token that ends a document.
+
+    Args:
+        values: the contents of tokenizer.json.
+        tokens: all tokens by their text, added ones too.
+        neighbours: as `read_neighbours` returns them.
+        place: the tokenizer's name in errors.
+
+    Raises:
+        ConfigError: the files name none, one that the tokenizer lacks, or different ones.
+    """
+    named = _named_by_config(tokens, neighbours, place)
+    file, stops = _stops(neighbours, set(tokens.values()), place)
+    if named is not None:
+        if stops and named[1] not in stops:
+            text = f"{place}: {named[0]} names token {named[1]} as its end, and {file} {' or '.join(map(str, stops))}"
+            raise ConfigError(text, "the same token in both", _REMEDY)
+        return EndToken(named[1])
+    if len(stops) > 1:
+        raise ConfigError(f"{place}: {file} names tokens {' and '.join(map(str, stops))}", "one that ends it", _REMEDY)
+    if stops:
+        return EndToken(stops[0])
+    after = list(_appended(values.get("post_processor")))
+    if after and after[-1] in tokens.values():
+        return EndToken(after[-1])
+    return _usual(values, tokens, place)
+
+
+def _named_by_config(
+    tokens: Mapping[str, int], neighbours: Mapping[str, Mapping[str, object]], place: str
+) -> tuple[str, int] | None:
+    """The file that names the end token and its number. The map counts only beside a config that lists no added tokens."""
+    order = (_CONFIG,) if "added_tokens_decoder" in neighbours.get(_CONFIG, {}) else (_MAP, _CONFIG)
+    for file in order:
+        token = neighbours.get(file, {}).get("eos_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if text is None:
+            continue
+        if not isinstance(text, str) or text not in tokens:
+            raise ConfigError(f"{place} has no token {text!r}", f"the eos_token of its {file}", _REMEDY)
+        return file, tokens[text]
+    return None
+
+
+def _stops(neighbours: Mapping[str, Mapping[str, object]], known: set[int], place: str) -> tuple[str, list[int]]:
+    """The file that says where a text stops, and its tokens. A generation config wins over a model's config."""
+    for file in (_GENERATION, _MODEL):
+        found = neighbours.get(file, {}).get("eos_token_id")
+        if found is None:
+            continue
+        stops: list[object] = found if isinstance(found, list) else [found]
+        wrong = [stop for stop in stops if type(stop) is not int or stop not in known]
+        if wrong:
+            raise ConfigError(f"{place} has no token {wrong[0]!r}", f"the eos_token_id of its {file}", _REMEDY)
+        return file, [stop for stop in stops if isinstance(stop, int)]
+    return "", []
+
+
+def _appended(processor: object) -> Iterator[int]:
+    """The special tokens that a post-processor appends to a text, in their order."""
+    if not isinstance(processor, dict):
+        return
+    kind = processor.get("type")
+    if kind == "Sequence":
+        parts = processor.get("processors")
+        for part in parts if isinstance(parts, list) else ():
+            yield from _appended(part)
+    elif kind in ("BertProcessing", "RobertaProcessing"):
+        match processor.get("sep"):
+            case [str(), int(number)]:
+                yield number
+    elif kind == "TemplateProcessing":
+        yield from _of_template(processor)
+
+
+def _of_template(processor: Mapping[str, object]) -> Iterator[int]:
+    pieces, specials = processor.get("single"), processor.get("special_tokens")
+    is_after = False
+    for piece in pieces if isinstance(pieces, list) else ():
+        match piece:
+            case {"Sequence": _}:
+                is_after = True
+            case {"SpecialToken": {"id": str(name)}} if is_after and isinstance(specials, dict):
+                match specials.get(name):
+                    case {"ids": [*_, int(number)]}:
+                        yield number
+
+
+def _usual(values: Mapping[str, object], tokens: Mapping[str, int], place: str) -> EndToken:
+    added = values.get("added_tokens")
+    special = {
+        token.get("content")
+        for token in (added if isinstance(added, list) else ())
+        if isinstance(token, dict) and token.get("special")
+    }
+    usual = [name for name in _USUAL_ENDS if name in tokens]
+    found = [name for name in usual if name in special] or usual
+    if len(found) == 1:
+        doubt = f"no file of {place} says which token ends a document; {found[0]!r} does, as is usual for its name"
+        return EndToken(tokens[found[0]], doubt)
+    which = f"has several: {', '.join(map(repr, found))}" if found else "has no end mark of a usual name"
+    known = ", ".join(sorted(map(repr, special))[:8])[:200]
+    hint = f"; its special tokens: {known}" if known and not found else ""
+    raise ConfigError(f"{place} {which}{hint}", "a token that ends a document", "name it in data.end_token")

@@ -1,0 +1,61 @@
+"""The checks of a run.toml before a run is opened, the same for `potluck host` and its dry run. Reads; packs and writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from averaging.data.sources.sources import source_bytes
+from averaging.data.tokenizer import Tokenizer
+from averaging.data.vocabulary import FileTokenizer, check_bpe_size, open_tokenizer
+from coordinator.run.run_router import check_router
+from protocol.errors import ConfigError
+from protocol.run.manifest import RunConfig
+
+
+def check_new_run(config: RunConfig, base: Path) -> list[str]:
+    """Refuse a run that could not be hosted, as far as that is known without its text. Blocks.
+
+    Args:
+        config: from run.toml.
+        base: the folder that its paths are relative to.
+
+    Returns:
+        Sentences about what may not be meant; the run can be hosted all the same.
+
+    Raises:
+        ConfigError: a value, a tokenizer or a checkpoint to start from that cannot work.
+        MachineError, StorageError: a file cannot be read.
+    """
+    _check_target(config)
+    check_router(config, base)
+    source_bytes(config.data, base)
+    if config.run.start_from:
+        from coordinator.checkpoints.weights_import import check_checkpoint
+
+        check_checkpoint(base / config.run.start_from, config.model)
+    if config.data.tokenizer == "bpe":
+        check_bpe_size(config.model.vocab_size)
+        return []
+    tokenizer = open_tokenizer(config.data, base, (), config.model.vocab_size)
+    check_start_tokenizer(config, base, tokenizer)
+    return [tokenizer.doubt] if isinstance(tokenizer, FileTokenizer) and tokenizer.doubt else []
+
+
+def check_start_tokenizer(config: RunConfig, base: Path, tokenizer: Tokenizer) -> None:
+    """Refuse another tokenizer than that of the checkpoint that the run starts from. Raises ConfigError and StorageError."""
+    if config.run.start_from:
+        from coordinator.checkpoints.weights_import import check_tokenizer, check_tokens
+
+        check_tokenizer(base / config.run.start_from, config.model, tokenizer.vocab_size)
+        check_tokens(base / config.run.start_from, tokenizer)
+
+
+def _check_target(config: RunConfig) -> None:
+    """A round of fewer tokens than one local step would be due after every step of any peer."""
+    target, step = config.round.target_tokens, config.inner.batch_tokens
+    if target < step:
+        raise ConfigError(
+            f"round.target_tokens is {target}",
+            f"at least inner.batch_tokens, {step}, which one local step of one peer takes",
+            f"take the tokens of all peers in some steps, for example {60 * step}",
+        )
