@@ -27,7 +27,7 @@ def add_commands(app: typer.Typer) -> None:
     asking = ("potluck doctor", "potluck doctor potluck1:...")
     app.command(cls=command_with_flags(_place), rich_help_panel=_PANEL, epilog=examples(*asking))(doctor)
     app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)
-    demos = ("potluck demo --dir demo --plot demo.png", "potluck demo --shards expert", "potluck demo --one-round")
+    demos = ("potluck demo --shards expert --plot demo.png", "potluck demo --one-round")
     app.command(epilog=examples(*demos))(demo)
     generating = "potluck generate CHECKPOINT_DIR --prompt 'def main(' --temperature 0.5"
     app.command(epilog=examples(generating))(generate)
