@@ -152,7 +152,11 @@ def _tried(folder: Path, interpreter: Path, pins: Path, sources: Sources) -> lis
     home = folder / "home"
     home.mkdir()
     environment = {**os.environ, "HOME": str(home), "COLUMNS": "200", "NO_COLOR": "1", "GRPC_VERBOSITY": "ERROR"}
-    problems = [f"{folder.name}: {problem}" for problem in broken_command_line(python, environment)]
+    problems: list[str] = []
+    try:
+        problems += [f"{folder.name}: {problem}" for problem in broken_command_line(python, environment)]
+    except Failed as error:
+        problems.append(f"{folder.name}: {error}")
     # Warnings of old and new releases are theirs; pyproject.toml makes them errors for the pinned ones.
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", *TESTS]
     try:

@@ -18,13 +18,18 @@ LAST_LINES: Final = 15
 TOO_MUCH: Final = ("cc", "gcc", "clang", "c++", "git", "make")
 """Programs that an installation must not need."""
 
-_COMMANDS: Final = """
-import json, typer, potluck
+_ALL_HELP: Final = """
+import contextlib, io, json, typer, potluck
+program, found = typer.main.get_command(potluck.app), {}
 def walk(command, words):
-    yield words
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        program.main([*words, "--help"], prog_name="potluck", standalone_mode=False)
+    found[" ".join(words)] = said.getvalue()
     for name, child in (getattr(command, "commands", None) or {}).items():
-        yield from walk(child, [*words, name])
-print(json.dumps(list(walk(typer.main.get_command(potluck.app), []))))
+        walk(child, [*words, name])
+walk(program, [])
+print(json.dumps(found))
 """
 
 
@@ -132,28 +137,15 @@ def bare(python: Path, home: Path) -> dict[str, str]:
     return {**kept, "PATH": str(folder), "HOME": str(home), "NO_COLOR": "1", "COLUMNS": "200"}
 
 
-def commands_of(python: Path, environment: Mapping[str, str]) -> list[list[str]]:
-    """The words of every command of the installed potluck; the first is the program itself, without any."""
-    found: list[list[str]] = json.loads(
-        run([python, "-P", "-c", _COMMANDS], cwd=python.parent, environment=environment)
-    )
-    return found
-
-
 def broken_command_line(python: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """One sentence for each command that cannot be asked for its help, and for the version."""
+    """One sentence for each command that has no help, and for a program that does not start."""
     potluck = python.parent / "potluck"
-    try:
-        commands = commands_of(python, environment)
-    except Failed as error:
-        yield str(error)
-        return
-    for words in (["--version"], *([*words, "--help"] for words in commands)):
-        try:
-            said = run([potluck, *words], cwd=python.parent, environment=environment)
-        except Failed as error:
-            yield str(error)
-            continue
-        if words[-1] == "--help" and "Usage: potluck" not in said:
-            yield f"potluck {' '.join(words)} shows no usage"
-    say(f"  asked {len(commands)} commands for their help")
+    for word, expected in (("--version", "potluck "), ("--help", "Usage: potluck")):
+        said = run([potluck, word], cwd=python.parent, environment=environment)
+        if expected not in said:
+            yield f"potluck {word} says: {said[:200]}"
+    helps: dict[str, str] = json.loads(run([python, "-P", "-c", _ALL_HELP], cwd=python.parent, environment=environment))
+    yield from (
+        f"potluck {words} --help shows no usage" for words, said in helps.items() if "Usage: potluck" not in said
+    )
+    say(f"  asked {len(helps)} commands for their help")
