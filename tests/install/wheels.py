@@ -79,7 +79,7 @@ def _trial(folder: Path, interpreter: Path, archive: Path, sources: Sources, ins
     environment = bare(python, folder / "home")
     pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
     if installer == "uv":
-        pip = [uv(), "pip", "install", "--quiet", "--python", python]
+        pip = [uv(), "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
     constraint = folder / "constraint.txt"
     constraint.write_text(f"torch=={sources.torch}\n" if sources.torch else "", encoding="ascii")
     run(
