@@ -3,6 +3,7 @@
 # make check     format, lint and types
 # make proto     protocol/pb from protocol/proto
 # make settings  peer/SETTINGS.md and coordinator/SETTINGS.md from the settings
+# make dist      dist/: the source archive, a wheel with compiled codecs for Linux on x86-64, one for all other machines. Needs uv
 # make demo      a host and three peers on this machine, about three minutes
 #
 # VENV=path      use another environment (it is created when absent)
@@ -19,7 +20,7 @@ WORKERS ?= 2
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INPUTS := pyproject.toml constraints.txt averaging/codecs/blocks.c averaging/codecs/build_hook.py
 
-.PHONY: help install test check format proto settings demo clean
+.PHONY: help install test check format proto settings dist demo clean
 
 help:
 	@sed -n 's/^# //p;/^SHELL/q' Makefile
@@ -57,6 +58,9 @@ proto: $(VENV)/.stamp-dev
 
 settings: $(VENV)/.stamp-install
 	$(BIN)/python -m tests.settings_pages
+
+dist: $(VENV)/.stamp-install
+	$(BIN)/python -m tests.install build --dir dist
 
 format: $(VENV)/.stamp-dev
 	$(BIN)/python -m ruff format .

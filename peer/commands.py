@@ -27,7 +27,7 @@ def add_commands(app: typer.Typer) -> None:
     asking = ("potluck doctor", "potluck doctor potluck1:...")
     app.command(cls=command_with_flags(_place), rich_help_panel=_PANEL, epilog=examples(*asking))(doctor)
     app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)
-    demos = ("potluck demo --dir demo --plot demo.png", "potluck demo --shards expert")
+    demos = ("potluck demo --shards expert --plot demo.png", "potluck demo --one-round")
     app.command(epilog=examples(*demos))(demo)
     generating = "potluck generate CHECKPOINT_DIR --prompt 'def main(' --temperature 0.5"
     app.command(epilog=examples(generating))(generate)
@@ -183,6 +183,12 @@ def demo(
             help='"expert": four peers, a trunk that all hold and two experts; "pipeline": six, two lanes of three stages.'
         ),
     ] = "data",
+    one_round: Annotated[
+        bool,
+        typer.Option(
+            "--one-round", help="Only check that the installation works: two peers, one round, nobody is killed."
+        ),
+    ] = False,
 ) -> None:
     """Run a host and three peers on this machine and train a small model on Python's own source text.
 
@@ -198,6 +204,7 @@ def demo(
         total_tokens=total_tokens,
         limit_s=limit_s,
         shards=shards,
+        one_round=one_round,
     )
     raise typer.Exit(run_demo(options))
 

@@ -123,7 +123,7 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
         comes_back = True
         with keep_log(log_path):
             if BLOCKS is None:
-                log.warning("codecs_not_compiled", costs="more processor time a round", mend="README.md, Try it")
+                log.warning("codecs_not_compiled", costs="more processor time a round", mend="`potluck doctor` says how")
             while comes_back:
                 session = take_session(config.state_dir, clock.unix_s())
                 comes_back = run_single_error(

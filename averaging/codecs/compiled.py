@@ -164,6 +164,8 @@ def load(path: Path = _LIBRARY) -> CompiledBlocks | None:
 
 def problem(path: Path = _LIBRARY) -> str:
     """Why the codecs are not compiled here, in one line; empty if they are."""
+    if not path.exists():
+        return f"this installation has no {path.name}"
     try:
         CompiledBlocks(path)
     except OSError as error:

@@ -77,7 +77,8 @@ def _options(settings: type[DaemonSettings]) -> tuple[Any, ...]:
             default=None,
             annotation=Annotated[
                 _value_type(field.annotation) | None,
-                typer.Option(_names(name, field), help=flag_help(texts.get(name, ""), field)),
+                # Older releases of typer leave a path as text without this class.
+                typer.Option(_names(name, field), help=flag_help(texts.get(name, ""), field), path_type=Path),  # type: ignore[arg-type]
             ],
         )
         for name, field in settings.model_fields.items()

@@ -28,7 +28,10 @@ OPEN_FILES_FEW: Final = 1024
 
 OPEN_FILES_LEAST: Final = 128
 
-_COMPILE: Final = "install a C compiler (gcc or clang), then build again: README.md, Try it"
+_COMPILE: Final = (
+    "install a C compiler (gcc or clang), then build again: `make install` in a clone, else "
+    "`pip install --force-reinstall --no-deps --no-binary potluck-train potluck-train`"
+)
 _UPDATE_TORCH: Final = "install a torch built for this card (pytorch.org/get-started), or train with --device cpu"
 
 

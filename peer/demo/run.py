@@ -74,6 +74,7 @@ class DemoOptions:
         total_tokens: the run ends at this many tokens.
         limit_s: the demo gives up after this time.
         shards: the kind of shards that peers hold, one of CASTS.
+        one_round: train the fewest tokens, in one round, and kill nobody. `total_tokens` is then not used, and nothing is plotted.
     """
 
     directory: Path | None
@@ -82,6 +83,13 @@ class DemoOptions:
     total_tokens: int
     limit_s: float
     shards: str = "data"
+    one_round: bool = False
+
+    @property
+    def cast(self) -> Cast:
+        """The peers of this demo. `shards` must be known."""
+        cast = CASTS[self.shards]
+        return cast.for_one_round() if self.one_round else cast
 
     def check(self) -> None:
         """Reject bad options now instead of minutes later. Writes nothing.
@@ -102,7 +110,8 @@ class DemoOptions:
         except OSError as error:
             found = f"{self.directory} cannot be used ({error.strerror})"
             raise ConfigError(found, "a new or empty folder", _REMEDY) from error
-        for flag, path in (("--plot", self.plot_file), ("--json", self.json_file)):
+        plot_file = None if self.one_round else self.plot_file
+        for flag, path in (("--plot", plot_file), ("--json", self.json_file)):
             if path is not None and not _can_be_written(path):
                 raise StorageError(f"{path} cannot be written", "a file in a folder", f"give another with {flag}")
 
@@ -244,6 +253,8 @@ def play(swarm: Swarm) -> None:
     first_s = START_SHARE * swarm.limit_s
     if not swarm.wait("gathering", lambda: seen.index > 0, within_s=swarm.started_s + first_s - time.monotonic()):
         raise _GaveUp(f"no round has committed within {first_s:.0f} s; --limit-s gives a slow machine more")
+    if swarm.cast.one_round:
+        swarm.wait("ending", lambda: False)
     swarm.wait("training", lambda: seen.share >= 0.5)
     swarm.kill_victim()
     killed = f"half-way: peer {VICTIM} is killed without warning; the others go on"
@@ -275,9 +286,10 @@ def run_demo(options: DemoOptions) -> int:
         if directory is None:
             above = temporary_folder("set TMPDIR to one, or name a folder with --dir")
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-demo-", dir=above)))
-        _write(directory / "run.toml", demo_run_toml(options.total_tokens, options.shards), "--dir")
+        run_toml = demo_run_toml(options.total_tokens, options.shards, one_round=options.one_round)
+        _write(directory / "run.toml", run_toml, "--dir")
         processes = stack.enter_context(open_processes(directory / "logs"))
-        with open_screen(CASTS[options.shards]) as screen:
+        with open_screen(options.cast) as screen:
             swarm = _start(processes, directory, options, screen, started_s)
             try:
                 play(swarm)
@@ -288,7 +300,8 @@ def run_demo(options: DemoOptions) -> int:
         summary = _conclude(swarm, gave_up, options.plot_file, started_s)
         if options.json_file is not None:  # before the sample, which is slow on a busy machine
             _write(options.json_file, summary.model_dump_json(indent=2) + "\n", "--json")
-        print_summary(summary, _sample(summary, swarm.cast), directory if options.directory else None)
+        sample, kept = _sample(summary, swarm.cast), directory if options.directory else None
+        print_summary(summary, sample, kept, one_round=options.one_round)
     return 0 if summary.ok else 1
 
 
@@ -311,23 +324,26 @@ def _start(processes: ProcessGroup, directory: Path, options: DemoOptions, scree
             raise
         # The log that it names is removed with the temporary folder.
         raise MachineError(error.found, error.expected, "see why with --dir DIR, which keeps the logs") from error
-    swarm = Swarm(processes, directory, CASTS[options.shards], host, invite, screen, started_s, options.limit_s)
+    swarm = Swarm(processes, directory, options.cast, host, invite, screen, started_s, options.limit_s)
     for number in range(1, swarm.cast.num_peers + 1):
         swarm.start_peer(number)
     return swarm
 
 
-def demo_run_toml(total_tokens: int, shards: str = "data") -> str:
+def demo_run_toml(total_tokens: int, shards: str = "data", *, one_round: bool = False) -> str:
     """The default run with this many tokens, all peers from the first round on and a checkpoint after every fourth.
 
     Fewer tokens make its rounds smaller, down to one local step of each peer. It trains with AdamW, whose steps are cheaper on a
     CPU. With experts, half of each feed-forward belongs to the trunk and half to an expert, so a token costs as much as in the
-    default model.
+    default model. `one_round` takes the tokens of one local step of each peer instead, and ends with them.
     """
     from protocol.run.manifest import default_run_toml
 
-    cast, run = CASTS[shards], tomllib.loads(default_run_toml())
+    run = tomllib.loads(default_run_toml())
+    cast = CASTS[shards].for_one_round() if one_round else CASTS[shards]
     batch_tokens = run["inner"]["batch_tokens"]
+    if one_round:
+        total_tokens = cast.num_peers // max(1, cast.num_stages) * batch_tokens
     least = max(cast.num_peers * batch_tokens, total_tokens // FEWEST_ROUNDS)
     del run["inner"]["optimizer"]
     run["round"]["target_tokens"] = min(run["round"]["target_tokens"], least)
@@ -359,13 +375,14 @@ def _wait_for_last_checkpoint(swarm: Swarm) -> None:
 def _conclude(swarm: Swarm, gave_up: str, plot_file: Path, started_s: float) -> DemoSummary:
     """Plot, verify and judge. A demo that gave up fails for that reason alone, because every other failure follows from it."""
     seen, cast = swarm.seen, swarm.cast
-    plot_losses(seen, plot_file, title=f"Potluck demo: {cast.title}")
+    if not cast.one_round:
+        plot_losses(seen, plot_file, title=f"Potluck demo: {cast.title}")
     final = {number: left for number in swarm.peers if (left := last_status(swarm.folder(number))) is not None}
     summary = summarise(seen, final, cast).model_copy(
         update={
             "rejoin_s": _rejoin_s(swarm, final.get(VICTIM)),
             "others_paused_s": swarm.others_paused_s,
-            "plot": str(plot_file),
+            "plot": "" if cast.one_round else str(plot_file),
             "seconds": round(time.monotonic() - started_s, 1),
         }
     )
@@ -408,8 +425,8 @@ def _stored_roots(checkpoint: str) -> dict[str, str]:
 
 
 def _sample(summary: DemoSummary, cast: Cast) -> str:
-    """Text generated by the model; empty for a demo that failed."""
-    if not summary.ok:
+    """Text generated by the model; empty for a demo that failed or trained one round only."""
+    if not summary.ok or cast.one_round:
         return ""
     from peer.models.checkpoint_sample import sample_from_checkpoint
 

@@ -102,7 +102,7 @@ def _peers(seen: Seen, cast: Cast) -> RenderableType:
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     for heading in ("peer", "name", "state", "tokens/s", "ready", "bits/byte", "up", "down", "root"):
         table.add_column(heading, justify="left" if heading in ("peer", "name", "state", "root") else "right")
-    notes = {cast.slow_peer: " (slowed)", VICTIM: " (to be killed)"}
+    notes = {} if cast.one_round else {cast.slow_peer: " (slowed)", VICTIM: " (to be killed)"}
     for number in range(1, cast.num_peers + 1):
         peer = seen.peers.get(number)
         unit = f", expert {cast.experts[number - 1]}" if cast.experts else ""
@@ -177,8 +177,8 @@ def plot_losses(seen: Seen, path: Path, *, title: str) -> None:
         raise StorageError(f"cannot write {path} ({error.strerror})", "a writable place", "see --plot") from error
 
 
-def print_summary(summary: DemoSummary, sample: str, kept: Path | None) -> None:
-    """The summary: results, a sample of the model, and broken promises."""
+def print_summary(summary: DemoSummary, sample: str, kept: Path | None, *, one_round: bool = False) -> None:
+    """The summary: results, a sample of the model, and broken promises. After `one_round` nothing of the killed peer and the curve."""
     console = Console(highlight=False)
     if sample:
         console.print(Panel(Text(sample), title="Text that the model writes after this training"))
@@ -188,12 +188,13 @@ def print_summary(summary: DemoSummary, sample: str, kept: Path | None) -> None:
     rows = {"held-out loss": f"{start} -> {end} bits/byte (pair model {bits(summary.heldout_loss_pairs)})"}
     rows |= {f"  {unit}": f"{bits(nats)}, on its documents" for unit, nats in summary.heldout_experts_end.items()}
     rows["rounds"] = f"{summary.rounds_committed}, members {list(summary.members_per_round)}"
-    rows["killed peer"] = f"counted again {back}{waited}"
+    if not one_round:
+        rows["killed peer"] = f"counted again {back}{waited}"
     rows["bytes"] = f"{in_bytes(summary.bytes_up)} up, {in_bytes(summary.bytes_down)} down"
     roots = {"state roots": tuple(summary.state_roots.values()), **summary.unit_roots}
     rows |= {name: ", ".join(root[:8] or "none" for root in found) for name, found in roots.items()}
     rows["checkpoint"] = f"{summary.checkpoint_root[:8] or 'none'} {summary.checkpoint if kept else ''}"
-    rows |= {"loss curve": summary.plot, "time": f"{summary.seconds:.0f} s"}
+    rows |= ({} if one_round else {"loss curve": summary.plot}) | {"time": f"{summary.seconds:.0f} s"}
     if summary.failures:
         logs = f"the logs in {kept / 'logs'}" if kept else "the logs that `potluck demo --dir DIR` keeps in DIR/logs"
         rows["to do"] = f"if this machine was busy, try again when it is not; else report it, with {logs}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
@@ -29,6 +29,7 @@ class Cast:
         num_stages: number of stages of the model, one per peer; 0 if it is not cut.
         slow_peer: the peer that runs at a third of its speed. Lanes have none, because they are as fast as their slowest member.
         title: of the screen and of the plot.
+        one_round: the run ends with its first round. Nobody is slowed or killed, and the loss is not judged.
     """
 
     title: str
@@ -36,12 +37,17 @@ class Cast:
     experts: tuple[int, ...] = ()
     num_stages: int = 0
     slow_peer: int | None = 3
+    one_round: bool = False
 
     @property
     def units(self) -> tuple[str, ...]:
         """The experts or stages; each has holders of its own."""
         experts = tuple(expert_unit(expert) for expert in sorted(set(self.experts)))
         return experts + tuple(stage_unit(stage) for stage in range(self.num_stages))
+
+    def for_one_round(self) -> Cast:
+        """The peers for a run of one round: two where all hold the whole model, else one for each place that the run needs."""
+        return replace(self, one_round=True, slow_peer=None, num_peers=self.num_peers if self.units else 2)
 
 
 CASTS: Final = {
@@ -258,6 +264,12 @@ def broken_promises(
             yield f"the holders of {unit} did not end on one state root ({_shown(found)})"
         elif stored != found[0]:
             yield f"{unit} of the last checkpoint has root {stored[:8]}, not its holders'"
+    if not cast.one_round:
+        yield from _broken_promises_of_a_whole_run(summary, went_on=went_on)
+
+
+def _broken_promises_of_a_whole_run(summary: DemoSummary, *, went_on: bool) -> Iterator[str]:
+    """Those that one round cannot keep: on the loss, and on the killed peer."""
     end, pairs = summary.heldout_loss_end, summary.heldout_loss_pairs
     if end is None or pairs is None:
         yield "the held-out loss of the model or of the pair model is missing"

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.policy.config import HostConfig
 from peer.settings.config import PeerConfig
+from protocol.run.manifest import default_run_toml
 from tests.docker.assets import DOCKER, ROOT, services, stages, yaml_of
 
 TARGETS = ("peer-cpu", "peer-gpu", "coordinator")
@@ -68,6 +69,24 @@ def test_every_base_is_the_argument_or_an_earlier_stage() -> None:
         for word, rest in lines:
             base = rest.partition(" AS ")[0]
             assert word != "FROM" or base == "${BASE}" or base in names, name
+
+
+def test_host_finds_the_texts_that_its_run_names() -> None:
+    """A path of run.toml is taken from the folder of that file."""
+    (example,) = re.findall(r'with a glob such as "(\w+)/', default_run_toml())
+    volumes = services()["host"]["volumes"]
+    assert "./run.toml:/run.toml:ro" in volumes
+    assert f"./{example}:/{example}:ro" in volumes
+    assert f"/docker/{example}/" in (ROOT / ".gitignore").read_text(encoding="utf8").splitlines()
+
+
+def test_host_has_what_parquet_files_and_data_sets_need_and_a_peer_does_not() -> None:
+    installed = {name: " ".join(rest for word, rest in lines if word == "RUN") for name, lines in stages().items()}
+    for target in TARGETS:
+        copied = "\n".join(rest for word, rest in stages()[target] if word == "COPY")
+        (source,) = re.findall(r"--from=(\S+)", copied)
+        assert ("-r requirements-hf.txt" in installed[source]) == (target == "coordinator"), target
+        assert "-r requirements.txt" in installed[source], target
 
 
 def test_no_secret_is_in_a_layer() -> None:

@@ -215,7 +215,12 @@ class _Story:
 
 
 def _run(
-    story: _Story, folder: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float = 60.0
+    story: _Story,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit_s: float = 60.0,
+    *,
+    one_round: bool = False,
 ) -> tuple[int, DemoSummary]:
     for name, stand_in in (
         ("open_processes", lambda _: nullcontext(story)),
@@ -226,7 +231,10 @@ def _run(
     ):
         monkeypatch.setattr(peer.demo.run, name, stand_in)
     monkeypatch.setattr(peer.models.checkpoint_sample, "sample_from_checkpoint", lambda _, expert: f"text {expert}")
-    options = DemoOptions(folder / "demo", folder / "told.json", folder / "plot.png", 200_000, limit_s, "expert")
+    plot_file = folder / "plot.png"
+    options = DemoOptions(
+        folder / "demo", folder / "told.json", plot_file, 200_000, limit_s, "expert", one_round=one_round
+    )
     code = run_demo(options)
     return code, DemoSummary.model_validate_json((folder / "told.json").read_bytes())
 
@@ -280,3 +288,23 @@ def test_demo_that_goes_wrong_says_why_and_ends_with_1(
     code, summary = _run(_Story(tmp_path, counts, exit_code=exit_code), tmp_path, monkeypatch, limit_s)
     assert (code, summary.ok) == (1, False)
     assert found in summary.failures
+
+
+@pytest.mark.parametrize(("shards", "num_peers"), [("data", 2), ("expert", 4), ("pipeline", 6)])
+def test_demo_of_one_round_ends_with_its_first(tmp_path: Path, shards: str, num_peers: int) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(demo_run_toml(1_228_800, shards, one_round=True), encoding="utf8")
+    config = load_run_config(path)
+    assert config.run.min_members == num_peers
+    assert config.run.total_tokens <= config.round.target_tokens
+
+
+def test_demo_of_one_round_kills_nobody_and_draws_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    story = _Story(tmp_path, (0, 1))
+    (tmp_path / "plot.png").mkdir()
+    code, summary = _run(story, tmp_path, monkeypatch, one_round=True)
+    assert (code, summary.failures, summary.plot, summary.rejoin_s) == (0, (), "", None)
+    assert {name: len(processes) for name, processes in story.started.items()} == {
+        "host": 1, "peer-1": 1, "peer-2": 1, "peer-3": 1, "peer-4": 1, "verify": 1,
+    }  # fmt: skip
+    assert all("--slowdown" not in story.started[f"peer-{n}"][-1].arguments for n in FOUR)

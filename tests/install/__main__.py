@@ -1,0 +1,83 @@
+"""`python -m tests.install floors|wheels|images|build`: what a stranger's installation does, tried for real.
+
+    floors   the lowest releases that pyproject.toml declares, and the newest: the command line and a fixed set of tests in each
+    wheels   wheel and sdist in empty environments without a compiler, git and make: `potluck demo --one-round` in each
+    images   each target of docker/Dockerfile by buildah, and a host and a peer in containers for a round
+    build    sdist, compiled wheel and pure wheel into a folder, and nothing else
+
+Needs uv (`pip install uv`) and the package registry; `images` needs root, buildah and debootstrap (Debian: apt-get install). Ends with
+1 if anything failed, and says what could not be tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.install.floors import FLOORS_PYTHON, try_floors
+from tests.install.images import TARGETS, try_images
+from tests.install.release import build_release
+from tests.install.running import Failed, Sources, say
+from tests.install.wheels import PYTHONS, try_wheels
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one check. Returns the exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        with tempfile.TemporaryDirectory(prefix="potluck-install-") as temporary:
+            folder = (given.dir or Path(temporary)).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            problems = _check(given, folder)
+    except Failed as error:
+        problems = [str(error)]
+    for problem in problems:
+        say(f"FAILED: {problem}")
+    say("not ok" if problems else "ok")
+    return 1 if problems else 0
+
+
+def _check(given: argparse.Namespace, folder: Path) -> list[str]:
+    if given.check == "build":
+        say(*(f"built {path}" for path in build_release(folder)))
+        return []
+    sources = Sources(tuple(given.find_links), given.torch)
+    if given.check == "floors":
+        return try_floors(folder, given.python or FLOORS_PYTHON, sources)
+    if given.check == "images":
+        return try_images(folder, given.target or list(TARGETS), sources)
+    return try_wheels(folder, given.python or list(PYTHONS), sources, given.installer)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.install", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    checks = parser.add_subparsers(dest="check", required=True)
+    for name in ("floors", "wheels", "images", "build"):
+        check = checks.add_parser(name)
+        check.add_argument("--dir", type=Path, help="keep everything here, for a look; a temporary folder if not given")
+        if name == "build":
+            continue
+        check.add_argument(
+            "--find-links", type=Path, action="append", default=[], help="a folder of wheels to use, too"
+        )
+        check.add_argument("--torch", default="", help="this torch instead of the one resolved, such as 2.13.0+cpu")
+        if name == "floors":
+            check.add_argument("--python", help=f"a version, or an interpreter's path; {FLOORS_PYTHON} if not given")
+        if name == "wheels":
+            versions = ", ".join(PYTHONS)
+            check.add_argument("--python", action="append", help=f"as often as wanted; {versions} if not given")
+            check.add_argument("--installer", choices=("pip", "uv"), default="pip", help="uv unpacks large wheels once")
+        if name == "images":
+            check.add_argument(
+                "--target", action="append", choices=TARGETS, help="as often as wanted; all if not given"
+            )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""The images: each target of docker/Dockerfile built by buildah, and a host and a peer in containers for a round.
+
+buildah needs no daemon. Its chroot isolation needs root and has no network of its own, so ports, networks between containers, a
+read-only root and compose are not tried. The base is a stand-in of the same Debian, made by debootstrap, because a registry of images
+may be out of reach.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.install.one_round import one_host, write_run_of_one_round
+from tests.install.running import INSTALL_LIMIT_S, ROOT, Failed, Sources, run, say
+
+TARGETS: Final = ("coordinator", "peer-cpu", "peer-gpu")
+RUNNABLE: Final = ("coordinator", "peer-cpu")
+SUITE: Final = "bookworm"
+BASE: Final = "localhost/potluck-base:stand-in"
+MIRROR: Final = "http://deb.debian.org/debian"
+CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
+UID: Final = 10001
+ABSENT: Final = ("gcc", "cc", "make", "git", "curl", "wget", "pip")
+"""Programs that no image may have on its PATH."""
+
+NOT_TRIED: Final = (
+    "docker build and compose, ports, networks between containers, a read-only root, the health check by a container's runtime",
+    "python:3.11-slim-bookworm itself: a stand-in by debootstrap is the base",
+    "a card in a container",
+)
+
+
+class Buildah:
+    """buildah with a storage of its own below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        found = shutil.which("buildah")
+        if found is None or os.geteuid() != 0:
+            raise Failed("images need root and buildah (Debian: apt-get install buildah debootstrap)")
+        self._words = [found, "--root", str(folder / "images"), "--runroot", str(folder / "run")]
+
+    def words(self, command: str, *arguments: str | Path) -> list[str | Path]:
+        """A command line."""
+        isolated = ["--isolation", "chroot"] if command in ("build", "run", "from") else []
+        return [*self._words, command, *isolated, *arguments]
+
+    def __call__(self, command: str, *arguments: str | Path, log: Path | None = None) -> str:
+        """What the command printed."""
+        return run(self.words(command, *arguments), limit_s=INSTALL_LIMIT_S, log=log)
+
+    def start(self, image: str) -> str:
+        """A container of the image. Returns its name."""
+        return self("from", "--pull-never", image).strip().splitlines()[-1]
+
+
+def try_images(folder: Path, targets: Sequence[str], sources: Sources) -> list[str]:
+    """Build the targets, look into each, and run a round where host and peer are there. Returns what failed."""
+    buildah, problems = Buildah(folder), []
+    make_base(buildah, folder)
+    for target in targets:
+        say(f"== {target}")
+        try:
+            buildah(*build_words(target, folder, sources), log=folder / f"build-{target}.log")
+            problems += [f"{target}: {problem}" for problem in _looked_into(buildah, target)]
+        except Failed as error:
+            problems.append(f"{target}: {error}")
+    if set(RUNNABLE) <= set(targets) and not problems:
+        say("== a host and a peer in containers")
+        try:
+            problems += _round_in_containers(buildah, folder / "round")
+        except Failed as error:
+            problems.append(f"a round in containers: {error}")
+    say(*(f"NOT TRIED: {what}" for what in NOT_TRIED))
+    return problems
+
+
+def make_base(buildah: Buildah, folder: Path) -> None:
+    """The stand-in for the base: Debian's smallest, its Python and venv, and the certificates of this machine."""
+    if BASE.rpartition(":")[0] in buildah("images"):
+        return
+    root = folder / "base"
+    if not (root / "usr/bin/python3").exists():
+        packages = "python3,python3-venv,ca-certificates"
+        run(["debootstrap", "--variant=minbase", f"--include={packages}", SUITE, root, MIRROR], limit_s=INSTALL_LIMIT_S)
+    if CERTIFICATES.exists():
+        shutil.copy(CERTIFICATES, root / "etc/ssl/certs/ca-certificates.crt")
+    container = buildah("from", "scratch").strip()
+    buildah("add", "--quiet", container, root, "/")
+    buildah("config", "--env", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", container)
+    buildah("commit", "--quiet", "--rm", container, BASE)
+
+
+def build_words(target: str, folder: Path, sources: Sources) -> list[str]:
+    """The command `build` for a target. Packages come as this machine's pip has them; folders of wheels are mounted for the build."""
+    pipconf = folder / "pip.conf"
+    folders = "".join(f"\n    {path}" for path in sources.find_links)
+    pipconf.write_text(
+        f"[global]\ncert = {CERTIFICATES}\n" + (f"find-links ={folders}\n" if folders else ""), encoding="utf8"
+    )
+    words = ["build", "--layers", "--build-arg", f"BASE={BASE}", "--secret", f"id=pipconf,src={pipconf}"]
+    words += ["--build-arg", "TORCH_INDEX="] if sources.find_links else []
+    words += [word for path in sources.find_links for word in ("--volume", f"{path}:{path}:ro")]
+    return [
+        *words,
+        "--file",
+        str(ROOT / "docker/Dockerfile"),
+        "--target",
+        target,
+        "--tag",
+        f"potluck:{target}",
+        str(ROOT),
+    ]
+
+
+def _looked_into(buildah: Buildah, target: str) -> Iterator[str]:
+    container = buildah.start(f"localhost/potluck:{target}")
+    try:
+        asked = "; ".join(f"command -v {name}" for name in ABSENT)
+        found = buildah("run", container, "--", "sh", "-c", f"{asked}; true").split()
+        strange = [path for path in found if not path.startswith("/opt/potluck/")]
+        if strange:
+            yield f"{', '.join(strange)} is in the image"
+        said = buildah("run", container, "--", "sh", "-c", "id -u; potluck --version; cat /etc/pip.conf 2>&1 || true")
+        if said.split()[:2] != [str(UID), "potluck"] or "find-links" in said:
+            yield f"the container says: {said}"
+        codecs = "from averaging.codecs.compiled import problem; print(problem() or 'compiled')"
+        said = buildah("run", container, "--", "python", "-c", codecs)
+        if said.strip() != "compiled":
+            yield f"codecs: {said.strip()}"
+        say(
+            f"  {target} runs as {UID}, with compiled codecs and none of {', '.join(ABSENT)} beside the environment's own"
+        )
+    finally:
+        buildah("rm", container)
+
+
+def _round_in_containers(buildah: Buildah, folder: Path) -> Iterator[str]:
+    """As compose.yml has it: run.toml and corpus/ mounted into the host, the invite as a file into the peer, tini before both."""
+    shutil.rmtree(folder, ignore_errors=True)
+    write_run_of_one_round(folder, "parquet")
+    for path in (folder, folder / "corpus"):
+        path.chmod(0o755)
+    host, peer = (buildah.start(f"localhost/potluck:{target}") for target in RUNNABLE)
+    mounts = ["--volume", f"{folder / 'run.toml'}:/run.toml:ro", "--volume", f"{folder / 'corpus'}:/corpus:ro"]
+    try:
+        hosting = buildah.words("run", *mounts, host, "--", "tini", "--", "potluck", "host", "/run.toml")
+        with one_host(hosting, folder, os.environ) as invite:
+            (folder / "invite.txt").write_text(f"{invite}\n", encoding="ascii")
+            joining = 'exec potluck join "$(cat /run/secrets/invite)"'
+            secret = ["--volume", f"{folder / 'invite.txt'}:/run/secrets/invite:ro"]
+            # both share this machine's ports
+            ports = ["--env", "POTLUCK_PEER_LISTEN_PORT=7630", "--env", "POTLUCK_PEER_HTTP_PORT=7640"]
+            said = buildah(
+                "run", *secret, *ports, peer, "--", "tini", "--", "sh", "-c", joining, log=folder / "peer.log"
+            )
+        if "the run is complete" not in said:
+            yield f"the peer ended before its run did: {said[-500:]}"
+        say("  a peer joined the host, which read parquet files below /corpus, and trained its run to the end")
+    finally:
+        buildah("rm", host, peer)

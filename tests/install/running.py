@@ -1,0 +1,151 @@
+"""Commands that the checks run, environments that they make, and the words in which they tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+INSTALL_LIMIT_S: Final = 3600.0
+COMMAND_LIMIT_S: Final = 1800.0
+LAST_LINES: Final = 15
+TOO_MUCH: Final = ("cc", "gcc", "clang", "c++", "git", "make")
+"""Programs that an installation must not need."""
+
+_ALL_HELP: Final = """
+import contextlib, io, json, typer, potluck
+program, found = typer.main.get_command(potluck.app), {}
+def walk(command, words):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        program.main([*words, "--help"], prog_name="potluck", standalone_mode=False)
+    found[" ".join(words)] = said.getvalue()
+    for name, child in (getattr(command, "commands", None) or {}).items():
+        walk(child, [*words, name])
+walk(program, [])
+print(json.dumps(found))
+"""
+
+
+class Failed(Exception):
+    """A command failed; the message names it and has the end of what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where packages come from beside the registry.
+
+    Attributes:
+        find_links: folders of wheels.
+        torch: the release of torch to take; empty for the one that is resolved.
+    """
+
+    find_links: tuple[Path, ...] = ()
+    torch: str = ""
+
+    def flags(self) -> list[str]:
+        """For pip and uv."""
+        return [word for folder in self.find_links for word in ("--find-links", str(folder))]
+
+
+def say(*lines: str) -> None:
+    """Print lines at once, for a check takes long."""
+    for line in lines:
+        print(line, flush=True)
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float = COMMAND_LIMIT_S,
+    log: Path | None = None,
+) -> str:
+    """What the command printed. All of it goes to `log`, too, if one is given.
+
+    Raises:
+        Failed: it could not be started, ended with another code than 0, or took longer than `limit_s`.
+    """
+    words = [str(word) for word in command]
+    shown = " ".join(words[:8]) + (" ..." if len(words) > 8 else "")
+    try:
+        done = subprocess.run(
+            words, cwd=cwd, env=None if environment is None else dict(environment), timeout=limit_s,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"{shown}: not done within {limit_s:.0f} s") from error
+    except OSError as error:
+        raise Failed(f"{shown}: {error.strerror}") from error
+    if log is not None:
+        log.write_text(done.stdout, encoding="utf8")
+    if done.returncode:
+        last = "\n    ".join(done.stdout.strip().splitlines()[-LAST_LINES:])
+        raise Failed(f"{shown}: exit code {done.returncode}\n    {last}")
+    return done.stdout
+
+
+def uv() -> str:
+    """The program uv.
+
+    Raises:
+        Failed: there is none.
+    """
+    found = shutil.which("uv")
+    if found is None:
+        raise Failed("uv is not on PATH; install it with: pip install uv")
+    return found
+
+
+def find_python(wanted: str) -> Path | None:
+    """The interpreter of a version such as 3.12, or at a path; None if this machine has none. Downloads nothing."""
+    try:
+        found = run([uv(), "python", "find", "--no-python-downloads", "--no-project", "--system", wanted])
+    except Failed:
+        return None
+    return Path(found.strip().splitlines()[-1])
+
+
+def new_environment(folder: Path, python: Path, *, with_pip: bool = False) -> Path:
+    """An empty environment in `folder`. Returns its interpreter."""
+    seed = ["--seed"] if with_pip else []
+    run([uv(), "venv", "--quiet", "--clear", "--no-project", *seed, "--python", python, folder])
+    return folder / "bin/python"
+
+
+def bare(python: Path, home: Path) -> dict[str, str]:
+    """Variables of a machine that has nothing but this environment: neither a compiler nor git nor make.
+
+    Raises:
+        Failed: one of them is in the environment's own folder.
+    """
+    folder = python.parent
+    there = [name for name in TOO_MUCH if (folder / name).exists()]
+    if there:
+        raise Failed(f"{folder} has {', '.join(there)}")
+    home.mkdir(parents=True, exist_ok=True)
+    kept = {
+        name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_", "SSL_", "LC_", "LANG"))
+    }
+    return {**kept, "PATH": str(folder), "HOME": str(home), "NO_COLOR": "1", "COLUMNS": "200"}
+
+
+def broken_command_line(python: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    """One sentence for each command that has no help, and for a program that does not start."""
+    potluck = python.parent / "potluck"
+    for word, expected in (("--version", "potluck "), ("--help", "Usage: potluck")):
+        said = run([potluck, word], cwd=python.parent, environment=environment)
+        if expected not in said:
+            yield f"potluck {word} says: {said[:200]}"
+    helps: dict[str, str] = json.loads(run([python, "-P", "-c", _ALL_HELP], cwd=python.parent, environment=environment))
+    yield from (
+        f"potluck {words} --help shows no usage" for words, said in helps.items() if "Usage: potluck" not in said
+    )
+    say(f"  asked {len(helps)} commands for their help")

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from protocol.run.manifest import load_run_config
+from tests.docker.assets import DOCKER, stages
+from tests.install.images import TARGETS, build_words
+from tests.install.one_round import write_run_of_one_round
+from tests.install.running import Sources
+
+
+def test_every_target_is_built_and_every_service_has_one() -> None:
+    named = re.findall(r"--target (\S+)", (DOCKER / "Dockerfile").read_text(encoding="utf8"))
+    assert sorted(named) == sorted(TARGETS)
+    assert set(TARGETS) <= stages().keys()
+
+
+def test_folder_of_wheels_is_mounted_for_the_build_and_named_to_pip(tmp_path: Path) -> None:
+    words = build_words("peer-cpu", tmp_path, Sources((Path("/wheels"), Path("/more"))))
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--volume"] == [
+        "/wheels:/wheels:ro",
+        "/more:/more:ro",
+    ]
+    assert "TORCH_INDEX=" in words
+    assert "find-links =\n    /wheels\n    /more\n" in (tmp_path / "pip.conf").read_text()
+
+
+def test_without_a_folder_of_wheels_torch_comes_from_where_the_dockerfile_has_it(tmp_path: Path) -> None:
+    assert not [word for word in build_words("peer-cpu", tmp_path, Sources()) if word.startswith("TORCH_INDEX")]
+    assert "find-links" not in (tmp_path / "pip.conf").read_text()
+
+
+def test_run_of_one_round_is_a_run_whose_files_are_beside_it(tmp_path: Path) -> None:
+    for source, ending in (("text", "*.txt"), ("parquet", "*.parquet")):
+        config = load_run_config(write_run_of_one_round(tmp_path / source, source))
+        assert config.run.total_tokens == config.round.target_tokens
+        assert list((tmp_path / source / "corpus").glob(ending))

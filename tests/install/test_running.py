@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.install.running import COMMAND_LIMIT_S, Failed, bare, run
+
+
+def test_command_that_fails_is_told_with_the_end_of_what_it_said(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(Failed, match=r"exit code 3\n    the reason"):
+        run([sys.executable, "-c", "print('the reason'); raise SystemExit(3)"], log=log)
+    assert log.read_text() == "the reason\n"
+    assert COMMAND_LIMIT_S > 0
+
+
+def test_program_that_is_not_there_and_one_that_hangs_are_told(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match="No such file"):
+        run([tmp_path / "nothing"])
+    with pytest.raises(Failed, match="not done within 0 s"):
+        run([sys.executable, "-c", "input()"], limit_s=0.01)
+
+
+def test_bare_machine_has_only_the_environment_on_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("PIP_CERT", "/certificates")
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    found = bare(python, tmp_path / "home")
+    assert (found["PATH"], found["HOME"], found["PIP_CERT"]) == (
+        str(python.parent),
+        str(tmp_path / "home"),
+        "/certificates",
+    )
+    assert "PYTHONPATH" not in found
+    assert (tmp_path / "home").is_dir()
+
+
+def test_environment_that_brings_a_compiler_or_git_proves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/gcc").touch()
+    with pytest.raises(Failed, match="has gcc"):
+        bare(tmp_path / "bin/python", tmp_path / "home")
