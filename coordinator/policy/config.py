@@ -33,6 +33,9 @@ class HostConfig(DaemonSettings):
     p2p_port: Port = 0
     """TCP port of the bootstrap node, which also serves the data; 0 for any free one, which later starts keep."""
 
+    relay: bool = True
+    """Relay between peers that cannot connect to each other. Their messages cost the host's line twice their bytes."""
+
     http_host: str = "127.0.0.1"
     """Address of the status page and metrics. Anybody who reaches it can read them."""
 
