@@ -10,7 +10,13 @@ from typing import Any, Final
 
 import structlog
 
-from averaging.network.libp2p.circuits import CIRCUIT_WITHIN_S, circuits_through, is_relay_away, without_circuits
+from averaging.network.libp2p.circuits import (
+    CIRCUIT,
+    CIRCUIT_WITHIN_S,
+    circuits_through,
+    is_relay_away,
+    without_circuits,
+)
 from averaging.network.libp2p.p2pd import P2pdProcess
 from averaging.network.seams.frames import EndOfStream, FrameReader, write_end, write_frame
 from averaging.network.seams.interfaces import MAX_FRAME_BYTES
@@ -201,7 +207,7 @@ class Daemon:
             return True
         reason = response.error.msg
         log.debug("no_circuit", peer=peer, reason=reason[:300])
-        if not self._verdicts.was_refused(peer) and (is_relay_away(reason) or BACKOFF in reason):
+        if self._verdicts.may_be_there(peer, reason):
             raise CallTimeout(f"no relay could be asked for {peer}: {reason[:200]}", "a connection") from error
         return False
 
@@ -263,26 +269,39 @@ class DialVerdicts:
 
     def __init__(self) -> None:
         self._refused: dict[PeerId, None] = {}
+        self._without_place: dict[PeerId, None] = {}
 
     def opened(self, peer: PeerId) -> None:
         """A stream to the peer was opened, so forget its refusal."""
         self._refused.pop(peer, None)
+        self._without_place.pop(peer, None)
 
-    def was_refused(self, peer: PeerId) -> bool:
-        """Whether the last dial that told anything was refused."""
-        return peer in self._refused
+    def may_be_there(self, peer: PeerId, reason: str) -> bool:
+        """Whether the peer may be there although no circuit to it was made: no relay could be asked, and no dial was refused."""
+        if is_relay_away(reason):
+            if BACKOFF not in reason:
+                self._without_place.pop(peer, None)
+            return peer not in self._without_place and peer not in self._refused
+        if CIRCUIT in reason:
+            _remember(self._without_place, peer)
+        return False
 
     def failed(self, peer: PeerId, reason: str) -> TransportError:
         """The error to raise for p2pd's reason."""
         full, reason = reason, without_circuits(reason)
         if REFUSED in reason:
-            self._refused[peer] = None
-            if len(self._refused) > MAX_REFUSED:
-                del self._refused[next(iter(self._refused))]
+            _remember(self._refused, peer)
         elif BACKOFF not in reason:
             self._refused.pop(peer, None)
-        if peer not in self._refused and (is_relay_away(full) or any(word in reason for word in (BACKOFF, *NOT_NOW))):
+        is_unknown = any(word in reason for word in (BACKOFF, *NOT_NOW)) and peer not in self._refused
+        if self.may_be_there(peer, full) or is_unknown:
             return CallTimeout(f"{peer} could not be dialled in time: {full[:200]}", "a connection")
         if peer not in self._refused and RESET in reason:
             return ConnectionReset(f"a connection to {peer} broke: {reason[:200]}", "an open stream")
         return PeerUnreachable(f"{peer} could not be reached: {full[:200]}", "a connection")
+
+
+def _remember(peers: dict[PeerId, None], peer: PeerId) -> None:
+    peers[peer] = None
+    if len(peers) > MAX_REFUSED:
+        del peers[next(iter(peers))]

@@ -101,23 +101,30 @@ def p2pd_arguments(options: P2pdOptions, control_socket: Path) -> list[str]:
 
 
 def _relay_flags(options: P2pdOptions) -> dict[str, str | int]:
-    """Nobody relays unless told to: bytes of others through a volunteer's line would escape its counters and caps."""
-    flags: dict[str, str | int] = {
-        "relay": int(bool(options.relays) or options.serves_circuits),
-        "relayService": int(options.serves_circuits),
-        "autoRelay": int(bool(options.places)),
-    }
+    """Nobody relays unless told to: bytes of others through a volunteer's line would escape its counters and caps.
+
+    p2pd serves circuits of a few seconds whatever -relay and -relayService say. Only a relay service of a peer that counts as
+    reachable obeys its limits, so a peer that does not relay has such a service with room for nobody.
+    """
     if options.places:
-        flags |= {"trustedRelays": ",".join(options.places), "relayDiscovery": 0, "forceReachabilityPrivate": 1}
-    if options.serves_circuits:
-        flags |= {
-            "forceReachabilityPublic": 1,  # libp2p relays at no other peer
-            "relayDataLimit": CIRCUIT_BYTES,
-            "relayTimeLimit": f"{CIRCUIT_S}s",
-            "relayMaxCircuits": MAX_CIRCUITS_PER_PEER,
-            "relayMaxReservations": MAX_RESERVATIONS,
+        return {
+            "relay": 1,
+            "relayService": 0,
+            "autoRelay": 1,
+            "trustedRelays": ",".join(options.places),
+            "relayDiscovery": 0,
+            "forceReachabilityPrivate": 1,
         }
-    return flags
+    return {
+        "relay": 1,
+        "relayService": 1,
+        "autoRelay": 0,
+        "forceReachabilityPublic": 1,
+        "relayDataLimit": CIRCUIT_BYTES,
+        "relayTimeLimit": f"{CIRCUIT_S}s",
+        "relayMaxCircuits": MAX_CIRCUITS_PER_PEER,
+        "relayMaxReservations": MAX_RESERVATIONS if options.serves_circuits else 0,
+    }
 
 
 def p2pd_program() -> Path:
