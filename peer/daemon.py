@@ -66,6 +66,7 @@ from peer.session.build import open_chains, text_plan, training_plan, whole_anch
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
+from peer.session.isolation import watch_isolation
 from peer.session.leaving import hand_over
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.session.start_record import StartSearch
@@ -399,6 +400,7 @@ async def _rounds(
         # fetching need no training.
         nursery.start_soon(_begin_training, life, chains, trainer, first)
         await nursery.start(rounds.run)
+        nursery.start_soon(watch_isolation, joined, rounds)
         nursery.start_soon(list_peers, joined.poller, listed, IN_ROUNDS)
         with life.departure.ends():
             whole = partial(whole_anchor, chains)

@@ -190,7 +190,7 @@ class RunTracker:
             has_started = report.head != NO_COMMIT
             reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started)
             await self._step(run_core.PeerLeft(peer) if is_leaving else reported)
-        return self._reply(want)
+        return self._reply(peer, want)
 
     @property
     def convictions(self) -> Convictions:
@@ -325,14 +325,16 @@ class RunTracker:
             stage_commits=self._units.stage_commits,
         )
 
-    def _reply(self, want_from_index: int) -> ReportReply:
+    def _reply(self, peer: PeerId, want_from_index: int) -> ReportReply:
         state = self._state
+        others = [self._peers[other].report for other in self.live_peers() - {peer}]
         return ReportReply(
             state.phase.value,
             state.head or CommitId(b""),
             state.index,
             want_from_index,
             self.is_final_checkpoint_written,
+            live_others=sum(report.head != NO_COMMIT for report in others),
         )
 
     def _notify(self) -> None:

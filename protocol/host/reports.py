@@ -211,6 +211,7 @@ class ReportReply:
         asks_revocations: the coordinator lacks some that the peer has; `known_revocations` are fingerprints of its own.
         like: the digest of the report as it was taken: the next one may be short if it has the same. Empty from a coordinator
             that takes whole ones only.
+        live_others: other peers that have reported lately and taken up the run.
     """
 
     phase: str
@@ -222,6 +223,7 @@ class ReportReply:
     asks_revocations: bool = False
     known_revocations: bytes = b""
     like: bytes = b""
+    live_others: int = 0
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
