@@ -44,6 +44,6 @@ async def watch_isolation(joined: JoinedSession, rounds: PeerRounds) -> None:
 
 
 def hears_anybody(state: RoundState, now_s: float) -> bool:
-    """Whether any other peer of a unit is alive, as far as is heard here."""
+    """Whether any other holder of the unit is alive, as far as is heard here. A peer that only reduces is none."""
     patience_s = idle_patience_s(state)
-    return any(is_alive(state, peer, now_s, patience_s) for peer in state.peers)
+    return any(view.head is not None and is_alive(state, peer, now_s, patience_s) for peer, view in state.peers.items())
