@@ -150,6 +150,7 @@ class PeerRounds:
             self._tasks.use(nursery)
             for service in self.services:
                 await nursery.start(service.run)
+            nursery.start_soon(trio.sleep_forever)  # a peer that only reduces has no service
             task_status.started()
 
     async def list_peers(self, peers: tuple[PeerId, ...]) -> None:

@@ -37,6 +37,7 @@ from coordinator.progress.run_view import (
     RunPicture,
     TimedRound,
     heard,
+    is_member,
     live_peers,
     mean_train_loss,
 )
@@ -184,6 +185,8 @@ class RunTracker:
             if self._chain is None and report.start_record:
                 await self._take_start(report.start_record)
             want = await self._take_progress(peer, report)
+            if not is_member(report, is_known=peer in self._peers):
+                return self._reply(peer, want)
             self._peers[peer] = heard(self._peers.get(peer), report, self._clock.monotonic_s())
             self._units.heard(peer, report)
             is_leaving = report.state == "left"
@@ -298,6 +301,10 @@ class RunTracker:
     def live_peers(self) -> frozenset[PeerId]:
         """Peers that reported recently."""
         return frozenset(live_peers(self._peers, self._clock.monotonic_s()))
+
+    def are_hidden(self) -> Sequence[bool]:
+        """For each live peer whether nobody can connect to it."""
+        return [self._peers[peer].report.is_outbound_only for peer in sorted(self.live_peers())]
 
     def picture(self) -> RunPicture:
         """One snapshot of the run."""

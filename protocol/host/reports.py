@@ -34,6 +34,9 @@ MAX_DOUBLE_VOTES: Final = 8
 
 MAX_ACK_BYTES: Final = 1024
 
+HELPING: Final = "helping"
+"""The state of a peer that only reduces: it counts as no member, neither at the start nor for the most that a run takes."""
+
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
 _MAX_UNITS: Final = 1024
