@@ -48,6 +48,7 @@ from coordinator.admission.qr_code import qr_lines
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
 from coordinator.checkpoints.verify import verify_checkpoint
+from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext, keep_helper
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.progress.run_core import Phase
@@ -197,10 +198,32 @@ async def _serve(host: HostDaemon, say: Say) -> None:
                 async with trio.open_nursery() as work:
                     work.start_soon(host.disk.keep_measured)
                     work.start_soon(keep_cool)
+                    if config.helper:
+                        reach = InviteAddresses((addresses.grpc_address,), network.addresses())
+                        work.start_soon(keep_helper, _helper(host, addresses, reach, say))
                     keeper = await _unit_keeper(host, network) if host.run.manifest.num_parts else None
                     work.start_soon(_checkpointer(host, network, keeper).run, host.clock, host.offload)
                     if keeper is not None:
                         work.start_soon(keeper.run)
+
+
+def _helper(host: HostDaemon, addresses: HostAddresses, reach: InviteAddresses, say: Say) -> HelperContext:
+    async def issue() -> str:
+        now_unix_s, run = host.clock.unix_s(), host.run
+        return await host.writer.run(
+            lambda ledger: issue_invite(ledger, run, reach, uses=1, hours=1.0, now_unix_s=now_unix_s)
+        )
+
+    return HelperContext(
+        folder=host.run.folder.absolute() / HELPER_FOLDER,
+        listen_host=addresses.listen_host or "0.0.0.0",
+        announce_host=host.config.announce_host,
+        first_port=host.config.helper_port or addresses.p2p_port + 2,
+        clock=host.clock,
+        are_hidden=host.tracker.are_hidden,
+        issue_invite=issue,
+        say=say,
+    )
 
 
 @dataclass
@@ -227,7 +250,9 @@ async def _open_network(host: HostDaemon, thread: AsyncioThread, addresses: Host
         return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
 
     options = NetworkOptions(
-        p2pd=P2pdOptions(host.held.path, addresses.p2p_listen, addresses.p2p_announce),
+        p2pd=P2pdOptions(
+            host.held.path, addresses.p2p_listen, addresses.p2p_announce, serves_circuits=host.config.relay
+        ),
         record_rule=member_record_rule(Ed25519Verifier(), run_id, host.run.authority.certificate_der),
         admits=is_admitted,
         direct=_direct(host, addresses),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -81,7 +82,7 @@ def join(
     from peer.training.worker_process import early_worker
 
     check_before_join(config, text)
-    with early_worker() as worker:
+    with nullcontext() if config.reduce_only else early_worker() as worker:
         # Both import torch, which is slow, so they import in parallel.
         with frozen_imports():
             from peer.daemon import run_peer

@@ -69,7 +69,9 @@ from peer.session.build import open_chains, text_plan, training_plan, whole_anch
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
+from peer.session.isolation import watch_isolation
 from peer.session.leaving import hand_over
+from peer.session.reducing import reduce_for_others
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
@@ -85,6 +87,7 @@ from peer.training.mode_rules import standing_still_s
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.unit_trainer import UnitTrainer
 from peer.training.worker_process import EarlyWorker
+from protocol.host.reports import HELPING
 from protocol.identity.identity_file import HeldIdentity, open_identity
 from protocol.identity.invite import Invite, decode_invite
 from protocol.identity.verifier import Ed25519Verifier
@@ -267,6 +270,12 @@ async def _train(joined: JoinedSession) -> None:
     cache = ShardCache(life.config.state_dir.absolute() / "data", life.config.cache_bytes)
     joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), joined.roster.is_member))
     async with trio.open_nursery() as nursery:
+        if life.config.reduce_only:
+            life.board.say(HELPING, "reducing for peers to which nobody can connect")
+            _keep_up(joined, nursery)
+            await reduce_for_others(joined)
+            nursery.cancel_scope.cancel()
+            return
         _keep_up(joined, nursery)
         await _bring_data(joined, cache, joined.experts.wanted)
         chains = await _open_chains(joined, cache)
@@ -411,6 +420,7 @@ async def _rounds(
         # fetching need no training.
         nursery.start_soon(_begin_training, life, chains, trainer, first)
         await nursery.start(rounds.run)
+        nursery.start_soon(watch_isolation, joined, rounds)
         nursery.start_soon(list_peers, joined.poller, listed, IN_ROUNDS)
         with life.departure.ends():
             whole = partial(whole_anchor, chains)

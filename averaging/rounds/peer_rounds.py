@@ -33,7 +33,7 @@ from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError, 
 from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
 from protocol.rounds import heartbeat_interval as cadence
-from protocol.rounds.events import Event, MessageArrived, PeerLost, PeersListed
+from protocol.rounds.events import ApartNoted, Event, MessageArrived, PeerLost, PeersListed
 from protocol.rounds.leading import leads
 from protocol.rounds.lineage.lineage import SpineView
 from protocol.rounds.messages.bounds import MAX_MEMBERS
@@ -150,6 +150,7 @@ class PeerRounds:
             self._tasks.use(nursery)
             for service in self.services:
                 await nursery.start(service.run)
+            nursery.start_soon(trio.sleep_forever)  # a peer that only reduces has no service
             task_status.started()
 
     async def list_peers(self, peers: tuple[PeerId, ...]) -> None:
@@ -157,6 +158,10 @@ class PeerRounds:
         if self._follower is not None:
             self._follower.keep_holders(peers)
         await self._tell_all(PeersListed(peers))
+
+    async def note_apart(self, is_apart: bool) -> None:
+        """Others are at work, or may be, while we hear none of them; or no longer."""
+        await self._tell_all(ApartNoted(is_apart))
 
     async def leave(self) -> None:
         """Promise on disk to vote no more on these bases, and say goodbye, so that nobody waits for us (R3)."""

@@ -37,7 +37,7 @@ from protocol.host.calls import (
     encode_checkpoints,
 )
 from protocol.host.report_delta import made_whole, report_digest
-from protocol.host.reports import PeerReport, decode_report, encode_report_reply
+from protocol.host.reports import HELPING, PeerReport, decode_report, encode_report_reply
 from protocol.identity.credential import check_credential, open_request
 from protocol.identity.envelope import Envelope, ReplayGuard, open_envelope, session_of, superseded
 from protocol.identity.identity import public_key_from_peer_id
@@ -215,7 +215,7 @@ class CoordinatorService:
         return encode_report_reply(
             replace(
                 reply,
-                like=report_digest(counted),
+                like=b"" if report.state == HELPING else report_digest(counted),
                 revocations=missing(revocations, report.known_revocations),
                 asks_revocations=is_asked,
                 known_revocations=b"".join(map(fingerprint, revocations)) if is_asked else b"",

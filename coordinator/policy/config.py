@@ -36,6 +36,15 @@ class HostConfig(DaemonSettings):
     p2p_port: Port = 0
     """TCP port of the bootstrap node, which also serves the data; 0 for any free one, which later starts keep."""
 
+    relay: bool = True
+    """Relay between peers that cannot connect to each other. Their messages cost the host's line twice their bytes."""
+
+    helper: bool = True
+    """Run a helper beside the host while nobody can connect to most of the peers: it reduces for them, and has no vote."""
+
+    helper_port: Port = 0
+    """First of the helper's two TCP ports; 0 for the second after --p2p-port, or any free ones."""
+
     http_host: str = "127.0.0.1"
     """Address of the status page and metrics. Anybody who reaches it can read them."""
 

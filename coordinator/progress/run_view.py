@@ -18,7 +18,7 @@ from coordinator.progress.stage_commits import StageCommits, counted_everywhere,
 from coordinator.progress.stage_view import LaneSummary, PipelineSummary, StageSummary, pipeline_summary
 from coordinator.progress.unit_holders import UnitHolders
 from protocol.estimates.eta import ETA_ROUNDS, ProgressPoint, time_left_s
-from protocol.host.reports import PeerReport
+from protocol.host.reports import HELPING, PeerReport
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.lineage.round_row import Counted, RoundRow, counted_by_peer, round_json
@@ -115,6 +115,11 @@ class RunPicture:
 def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
     """Peers that reported recently and have not said goodbye, sorted."""
     return sorted(p for p, e in peers.items() if now_s - e.seen_s <= LIVE_S and e.report.state != "left")
+
+
+def is_member(report: PeerReport, *, is_known: bool) -> bool:
+    """Whether a peer that reports this takes part in the run. A helper does not, and its goodbye is that of an unknown peer."""
+    return report.state != HELPING and (is_known or report.state not in ("leaving", "left"))
 
 
 def heard(before: PeerEntry | None, report: PeerReport, now_s: float) -> PeerEntry:

@@ -37,6 +37,7 @@ from coordinator.progress.run_view import (
     RunPicture,
     TimedRound,
     heard,
+    is_member,
     live_peers,
     mean_train_loss,
 )
@@ -184,13 +185,15 @@ class RunTracker:
             if self._chain is None and report.start_record:
                 await self._take_start(report.start_record)
             want = await self._take_progress(peer, report)
+            if not is_member(report, is_known=peer in self._peers):
+                return self._reply(peer, want)
             self._peers[peer] = heard(self._peers.get(peer), report, self._clock.monotonic_s())
             self._units.heard(peer, report)
             is_leaving = report.state == "left"
             has_started = report.head != NO_COMMIT
             reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started)
             await self._step(run_core.PeerLeft(peer) if is_leaving else reported)
-        return self._reply(want)
+        return self._reply(peer, want)
 
     @property
     def convictions(self) -> Convictions:
@@ -299,6 +302,10 @@ class RunTracker:
         """Peers that reported recently."""
         return frozenset(live_peers(self._peers, self._clock.monotonic_s()))
 
+    def are_hidden(self) -> Sequence[bool]:
+        """For each live peer whether nobody can connect to it."""
+        return [self._peers[peer].report.is_outbound_only for peer in sorted(self.live_peers())]
+
     def picture(self) -> RunPicture:
         """One snapshot of the run."""
         manifest = self._run.manifest
@@ -325,14 +332,16 @@ class RunTracker:
             stage_commits=self._units.stage_commits,
         )
 
-    def _reply(self, want_from_index: int) -> ReportReply:
+    def _reply(self, peer: PeerId, want_from_index: int) -> ReportReply:
         state = self._state
+        others = [self._peers[other].report for other in self.live_peers() - {peer}]
         return ReportReply(
             state.phase.value,
             state.head or CommitId(b""),
             state.index,
             want_from_index,
             self.is_final_checkpoint_written,
+            live_others=sum(report.head != NO_COMMIT for report in others),
         )
 
     def _notify(self) -> None:

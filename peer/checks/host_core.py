@@ -232,7 +232,7 @@ def _bulk(bulk: ReachReport | PortTaken | Unread) -> Finding:
 
 def outbound_only(reach: ReachReport) -> Finding:
     """The finding for a peer that the host could not connect back to."""
-    found = f"outbound only, because there are no relays: the host could not connect back to {reach.seen_as} port {reach.port}"
+    found = f"outbound only: the host could not connect back to {reach.seen_as} port {reach.port}"
     if reach.listen_host in ("127.0.0.1", "::1", "localhost"):
         return Finding(
             "reachable",

@@ -40,6 +40,8 @@ def network_options(
             listen=listening(config),
             announce=announced(config),
             accepts_inbound=not config.no_listen,
+            relays=host_addresses(membership),
+            is_hidden=is_outbound_only,
         ),
         record_rule=member_record_rule(
             verifier, membership.run_id, ca_certificate_der, roster.judged_as_of_s, roster.is_banned
@@ -50,6 +52,11 @@ def network_options(
         upload_bytes_per_s=float(config.upload_bytes_per_s) or None,
         direct=_direct(config, membership, ca_certificate_der, roster, clock, is_outbound_only=is_outbound_only),
     )
+
+
+def host_addresses(membership: Membership) -> tuple[str, ...]:
+    """The multiaddresses of the host's bootstrap node, which relays."""
+    return tuple(address for address in membership.saved.ways_in if address.endswith(f"/p2p/{membership.coordinator}"))
 
 
 def _direct(

@@ -36,6 +36,7 @@ from peer.pipeline.transport.lane_work import LaneContext
 from peer.session.await_state import HELD_BECAUSE, FirstState
 from peer.session.build import stage_plan
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
+from peer.session.isolation import watch_isolation
 from peer.session.session import JoinedSession, PeerSession
 from peer.status.status_of import status_of
 from peer.training.trainer import OWNER_HOLDS
@@ -274,6 +275,7 @@ async def _run(
 
     async with trio.open_nursery() as nursery:
         await nursery.start(rounds.run)
+        nursery.start_soon(watch_isolation, joined, rounds)
         # the other stages' throughputs are in their records, and moves need a recent read of them
         rhythm = Rhythm(settled_every_s=SETTLED_S - joined.poller.patience_s, bytes_per_s=inf)
         nursery.start_soon(list_peers, joined.poller, listed, rhythm)

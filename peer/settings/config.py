@@ -62,6 +62,9 @@ class PeerConfig(PlaceConfig):
     http_port: Port = 0
     """Port of the status page and metrics; 0 for any free one."""
 
+    reduce_only: bool = False
+    """Train nothing and hold no state: only sum contributions for peers that nobody can connect to."""
+
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads for training; 0 lets torch choose."""
 

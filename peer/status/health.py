@@ -3,6 +3,8 @@
 `HealthNotes` records refused disk writes and a state that differs from the attested one.
 
 `LineageDivergence` records that the host follows a lineage whose commits this peer cannot get.
+
+`Isolation` records that others are at work whom this peer does not hear.
 """
 
 from __future__ import annotations
@@ -78,6 +80,54 @@ class LineageDivergence:
             f"this peer is at a round {self.own_index} of its own; what is trained here counts once a peer with the run's rounds "
             "can be reached; `potluck doctor` shows how"
         )
+
+
+UNHEARD_AFTER_S: Final = 20.0
+"""Peers hear each other within seconds of a start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """Since when this peer has heard no other member although others are at work, or may be; None while it is not so.
+
+    `live_others` are those that the host hears, 0 if the host is away.
+    """
+
+    since_s: float | None = None
+    live_others: int = 0
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether to commit nothing alone."""
+        return self.since_s is not None
+
+    def sentence(self, now_s: float) -> str:
+        """The consequence for the owner, in one sentence; empty while there is nothing to say."""
+        if self.since_s is None or now_s - self.since_s < UNHEARD_AFTER_S:
+            return ""
+        others = (
+            f"{self.live_others} others are at work"
+            if self.live_others > 1
+            else "another peer is at work"
+            if self.live_others
+            else "others may be at work, the host does not answer"
+        )
+        return (
+            f"no other peer is heard for {duration(now_s - self.since_s)}: {others}, and neither side can connect to the other; "
+            "what is trained here is kept and counts once they can; `potluck doctor` shows how this peer can be reached"
+        )
+
+
+def isolation(
+    before: Isolation, *, hears_anybody: bool, live_others: int | None, is_outbound_only: bool, now_s: float
+) -> Isolation:
+    """The next value. `live_others` is None if the host does not answer: then a peer to which nobody can connect cannot know whether
+    others are at work.
+    """
+    may_others_work = is_outbound_only if live_others is None else live_others > 0
+    if hears_anybody or not may_others_work:
+        return Isolation()
+    return Isolation(now_s if before.since_s is None else before.since_s, live_others or 0)
 
 
 def after_report(

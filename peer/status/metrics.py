@@ -189,6 +189,12 @@ PEER_METRICS: Final = (
         "potluck_peer_state_sound", "gauge", "1 while the state is the attested one.", lambda s: _one(s.is_sound)
     ),
     PeerMetric(
+        "potluck_peer_unheard",
+        "gauge",
+        "1 while no other peer is heard though others are at work, or may be.",
+        lambda s: _one(s.is_unheard),
+    ),
+    PeerMetric(
         "potluck_peer_writes_refused",
         "counter",
         "Writes that the disk refused.",

@@ -158,6 +158,7 @@ class PeerStatus(BaseModel):
         move_reason: in a pipeline run, why this peer holds its stage, or when it moves to another.
         could_tokens_per_s: possible speed of its stage if it never waited for other peers, 0 if unknown.
         owed_tokens: tokens of finished lane rounds that did not count them; the stage's next commit should.
+        is_unheard: whether others are at work, or may be, and this peer hears none of them: it commits nothing alone then.
         apart: for how long the host has followed a lineage that is not here, in one sentence; empty while our lineage is the run's.
     """
 
@@ -230,6 +231,7 @@ class PeerStatus(BaseModel):
     trouble: str = ""
     writes_refused: int = 0
     generations_damaged: int = 0
+    is_unheard: bool = False
     apart: str = ""
     units: tuple[UnitPlace, ...] = ()
     lane: int | None = None

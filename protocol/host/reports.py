@@ -34,6 +34,9 @@ MAX_DOUBLE_VOTES: Final = 8
 
 MAX_ACK_BYTES: Final = 1024
 
+HELPING: Final = "helping"
+"""The state of a peer that only reduces: it counts as no member, neither at the start nor for the most that a run takes."""
+
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
 _MAX_UNITS: Final = 1024
@@ -211,6 +214,7 @@ class ReportReply:
         asks_revocations: the coordinator lacks some that the peer has; `known_revocations` are fingerprints of its own.
         like: the digest of the report as it was taken: the next one may be short if it has the same. Empty from a coordinator
             that takes whole ones only.
+        live_others: other peers that have reported lately and taken up the run.
     """
 
     phase: str
@@ -222,6 +226,7 @@ class ReportReply:
     asks_revocations: bool = False
     known_revocations: bytes = b""
     like: bytes = b""
+    live_others: int = 0
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)

@@ -252,7 +252,7 @@ class UnitBody(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations", "like")
+    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations", "like", "live_others")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +262,7 @@ class ReportReply(_message.Message):
     ASKS_REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     LIKE_FIELD_NUMBER: _ClassVar[int]
+    LIVE_OTHERS_FIELD_NUMBER: _ClassVar[int]
     phase: str
     head: bytes
     index: int
@@ -271,7 +272,8 @@ class ReportReply(_message.Message):
     asks_revocations: bool
     known_revocations: bytes
     like: bytes
-    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ..., revocations: _Optional[_Iterable[bytes]] = ..., asks_revocations: bool = ..., known_revocations: _Optional[bytes] = ..., like: _Optional[bytes] = ...) -> None: ...
+    live_others: int
+    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ..., revocations: _Optional[_Iterable[bytes]] = ..., asks_revocations: bool = ..., known_revocations: _Optional[bytes] = ..., like: _Optional[bytes] = ..., live_others: _Optional[int] = ...) -> None: ...
 
 class WatchBody(_message.Message):
     __slots__ = ()

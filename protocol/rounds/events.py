@@ -37,6 +37,13 @@ class PeersListed:
 
 
 @dataclass(frozen=True, slots=True)
+class ApartNoted:
+    """Whether other members are at work, or may be, while this peer hears none of them. It commits nothing alone then (R18)."""
+
+    is_apart: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PeersAnswered:
     """Signs of life, reported together, each with its monotonic time: peers that answered our control messages, and `heartbeats`
     that change only what is known of their senders.
@@ -233,6 +240,7 @@ class CommitStalled:
 Event = (
     RoundTicked
     | PeersListed
+    | ApartNoted
     | PeersAnswered
     | PeerLost
     | MessageArrived

@@ -24,6 +24,7 @@ from protocol.rounds import bad_results as refusing
 from protocol.rounds.ballot_proofs import consent_problem
 from protocol.rounds.events import (
     AckLogged,
+    ApartNoted,
     Applied,
     BytesHeld,
     CommitsFetched,
@@ -136,6 +137,9 @@ def step(state: RoundState, event: Event, now_s: float) -> RoundStep:
             return liveness.peer_lost(state, event, now_s)
         case PeersListed():
             return liveness.peers_listed(state, event, now_s)
+        case ApartNoted(is_apart):
+            reason = "others may be at work unheard: nothing is committed alone" if is_apart else "no longer apart"
+            return RoundStep(replace(state, is_apart=is_apart), reason=reason)
         case Progressed():
             return RoundStep(_progressed(state, event))
         case ExchangeMeasured():

@@ -14,6 +14,7 @@ import trio
 
 from averaging.network.direct.direct import DirectOptions, DirectWay, HostNetwork, open_direct
 from averaging.network.direct.tls_calls import NotSent
+from averaging.network.libp2p.circuits import keep_place
 from averaging.network.libp2p.hivemind_parts import import_hivemind
 from averaging.network.libp2p.libp2p_directory import Libp2pDirectory
 from averaging.network.libp2p.libp2p_listener import allow_open_files
@@ -379,7 +380,6 @@ class _Supervisor:
 
     def __init__(self, network: Libp2pNetwork, options: NetworkOptions, folder: Path) -> None:
         self._network = network
-        self._options = options
         self._p2pd = options.p2pd
         self._folder = folder
         self._process: P2pdProcess | None = None
@@ -388,15 +388,16 @@ class _Supervisor:
     async def start(self) -> None:
         """Start p2pd and attach. Raises MachineError, also if p2pd's peer id is not ours."""
         thread = self._network.thread
-        self._process = await thread.run(start_p2pd, self._p2pd, self._folder)
-        self._session = session = await thread.run(open_session, self._process, self._network.hooks(), self._folder)
+        self._process = process = await thread.run(start_p2pd, self._p2pd, self._folder)
+        found = (process, self._network.hooks(), self._folder, self._p2pd.relays)
+        self._session = session = await thread.run(open_session, *found)
         if session.peer_id != self._network.peer_id:
             raise MachineError(
                 f"p2pd's identity is {session.peer_id}", f"{self._network.peer_id}", "check the identity file"
             )
         addresses = await thread.run(self._start_session, session)
         self._p2pd = replace(self._p2pd, listen=with_real_ports(self._p2pd.listen, addresses))
-        self._network.attach(session, addresses, self._process.pid)
+        self._network.attach(session, addresses, process.pid)
 
     async def _start_session(self, session: Session) -> tuple[str, ...]:
         await session.start(self._network.known_addresses, is_client=not self._p2pd.accepts_inbound)
@@ -426,6 +427,11 @@ class _Supervisor:
             self._network.note_restart()
             await self._restart()
             await self._network.directory.publish_again(unix_s())
+
+    def take_place_again(self) -> None:
+        """Let p2pd start again, since it asks a relay that was away for a place only once an hour."""
+        if self._process is not None:
+            self._process.terminate()
 
     async def _restart(self) -> None:
         attempt = 0
@@ -465,6 +471,7 @@ async def open_libp2p_network(
             try:
                 await supervisor.start()
                 nursery.start_soon(supervisor.keep, unix_s)
+                nursery.start_soon(keep_place, options.p2pd.places, network.ping, supervisor.take_place_again)
                 nursery.start_soon(network.lane.keep_pinging, network.ping)
                 async with _maybe_direct(network, options.direct):
                     yield network

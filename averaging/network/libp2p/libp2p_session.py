@@ -133,8 +133,10 @@ class _RuleValidator:
 class Session:
     """Made by `open_session`."""
 
-    def __init__(self, process: P2pdProcess, p2p: Any, hooks: SessionHooks, folder: Path) -> None:
-        self.daemon = Daemon(process)
+    def __init__(
+        self, process: P2pdProcess, p2p: Any, hooks: SessionHooks, folder: Path, relays: Sequence[str] = ()
+    ) -> None:
+        self.daemon = Daemon(process, relays)
         self._p2p = p2p
         self._socket = folder / f"streams-{process.pid}"
         self._listener: asyncio.Server | None = None
@@ -405,8 +407,8 @@ class Session:
         self.daemon.keep_until_done(wait())
 
 
-async def open_session(process: P2pdProcess, hooks: SessionHooks, folder: Path) -> Session:
-    """Attach to a running p2pd; our own listening socket is in `folder`, too.
+async def open_session(process: P2pdProcess, hooks: SessionHooks, folder: Path, relays: Sequence[str] = ()) -> Session:
+    """Attach to a running p2pd; our own listening socket is in `folder`, too. `relays` are asked for peers that cannot be dialled.
 
     Raises:
         MachineError: p2pd does not answer.
@@ -419,4 +421,4 @@ async def open_session(process: P2pdProcess, hooks: SessionHooks, folder: Path) 
         p2p = await asyncio.wait_for(attached.replicate(Multiaddr(f"/unix{process.control_socket}")), CONNECT_TIMEOUT_S)
     except (TimeoutError, *BROKEN) as error:
         raise MachineError(f"p2pd does not answer: {error!r}"[:300], "a running libp2p daemon") from error
-    return Session(process, p2p, hooks, folder)
+    return Session(process, p2p, hooks, folder, relays)

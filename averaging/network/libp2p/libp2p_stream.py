@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
+from averaging.network.libp2p.circuits import (
+    CIRCUIT,
+    CIRCUIT_WITHIN_S,
+    circuits_through,
+    is_relay_away,
+    without_circuits,
+)
 from averaging.network.libp2p.p2pd import P2pdProcess
 from averaging.network.seams.frames import EndOfStream, FrameReader, write_end, write_frame
 from averaging.network.seams.interfaces import MAX_FRAME_BYTES
@@ -127,10 +134,13 @@ class RawStream:
 
 
 class Daemon:
-    """The p2pd below the streams: whether it runs, and streams over its control socket."""
+    """The p2pd below the streams: whether it runs, and streams over its control socket. Peers that nobody can connect to are reached
+    through `relays`.
+    """
 
-    def __init__(self, process: P2pdProcess) -> None:
+    def __init__(self, process: P2pdProcess, relays: Sequence[str] = ()) -> None:
         self._process = process
+        self._relays = tuple(relays)
         self._lingering: set[asyncio.Task[None]] = set()
         self._verdicts = DialVerdicts()
 
@@ -158,13 +168,51 @@ class Daemon:
         return self._process.control_socket
 
     async def open_stream(self, peer: PeerId, protocol: str) -> RawStream:
-        """A libp2p stream to a peer; nothing stays open if this fails or is cancelled.
+        """A libp2p stream to a peer, through a relay if there is no other way; nothing stays open if this fails or is cancelled.
 
         Raises:
             PeerUnreachable: refused, unknown, or it does not speak the protocol. ConnectionReset: the connection broke meanwhile.
-            CallTimeout: the peer could not be dialled in time, or our own p2pd is not running.
+            CallTimeout: the peer could not be dialled in time, only an absent relay could have reached it, or our own p2pd is not
+                running.
         """
-        from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+        try:
+            return await self._open_stream(peer, protocol)
+        except (PeerUnreachable, CallTimeout) as error:
+            if not self._relays or not self.is_running:
+                raise
+            if not await self._connect_by_relay(peer, error):
+                raise
+        return await self._open_stream(peer, protocol)
+
+    async def _connect_by_relay(self, peer: PeerId, error: TransportError) -> bool:
+        """Whether a relay has connected us to the peer, after `error`. Raises CallTimeout: no relay knew whether it is there."""
+        from hivemind.proto import p2pd_pb2
+
+        circuits = circuits_through(self._relays, peer)
+        if not circuits:
+            return False
+        connect = p2pd_pb2.ConnectRequest(peer=_peer_bytes(peer), addrs=circuits)
+        try:
+            async with asyncio.timeout(CIRCUIT_WITHIN_S):
+                reader, writer = await asyncio.open_unix_connection(self._process.control_socket)
+                try:
+                    response = await _ask(
+                        reader, writer, p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=connect)
+                    )
+                finally:
+                    writer.close()
+        except (TimeoutError, *BROKEN):
+            raise CallTimeout(f"no relay answered in time for {peer}", "a connection") from error
+        if response.type != p2pd_pb2.Response.ERROR:
+            return True
+        reason = response.error.msg
+        log.debug("no_circuit", peer=peer, reason=reason[:300])
+        if self._verdicts.may_be_there(peer, reason):
+            raise CallTimeout(f"no relay could be asked for {peer}: {reason[:200]}", "a connection") from error
+        return False
+
+    async def _open_stream(self, peer: PeerId, protocol: str) -> RawStream:
+        """As `open_stream`, over a connection that p2pd has or makes by itself."""
         from hivemind.proto import p2pd_pb2
 
         peer_bytes = _peer_bytes(peer)
@@ -175,9 +223,8 @@ class Daemon:
         stream = RawStream(peer, reader, writer, self)
         try:
             opening = p2pd_pb2.StreamOpenRequest(peer=peer_bytes, proto=[protocol])
-            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening))
-            response = p2pd_pb2.Response()
-            await read_pbmsg_safe(reader, response)
+            request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening)
+            response = await _ask(reader, writer, request)
         except BROKEN as error:
             writer.close()
             found = "our own libp2p daemon ended a request for a stream"
@@ -190,6 +237,17 @@ class Daemon:
             raise self._verdicts.failed(peer, response.error.msg)
         self._verdicts.opened(peer)
         return stream
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Any) -> Any:
+    """One request to p2pd, and its response. Raises asyncio's errors."""
+    from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+    from hivemind.proto import p2pd_pb2
+
+    await write_pbmsg(writer, request)
+    response = p2pd_pb2.Response()
+    await read_pbmsg_safe(reader, response)
+    return response
 
 
 def _peer_bytes(peer: PeerId) -> bytes:
@@ -211,21 +269,39 @@ class DialVerdicts:
 
     def __init__(self) -> None:
         self._refused: dict[PeerId, None] = {}
+        self._without_place: dict[PeerId, None] = {}
 
     def opened(self, peer: PeerId) -> None:
         """A stream to the peer was opened, so forget its refusal."""
         self._refused.pop(peer, None)
+        self._without_place.pop(peer, None)
+
+    def may_be_there(self, peer: PeerId, reason: str) -> bool:
+        """Whether the peer may be there although no circuit to it was made: no relay could be asked, and no dial was refused."""
+        if is_relay_away(reason):
+            if BACKOFF not in reason:
+                self._without_place.pop(peer, None)
+            return peer not in self._without_place and peer not in self._refused
+        if CIRCUIT in reason:
+            _remember(self._without_place, peer)
+        return False
 
     def failed(self, peer: PeerId, reason: str) -> TransportError:
         """The error to raise for p2pd's reason."""
+        full, reason = reason, without_circuits(reason)
         if REFUSED in reason:
-            self._refused[peer] = None
-            if len(self._refused) > MAX_REFUSED:
-                del self._refused[next(iter(self._refused))]
+            _remember(self._refused, peer)
         elif BACKOFF not in reason:
             self._refused.pop(peer, None)
-        if peer not in self._refused and any(word in reason for word in (BACKOFF, *NOT_NOW)):
-            return CallTimeout(f"{peer} could not be dialled in time: {reason[:200]}", "a connection")
+        is_unknown = any(word in reason for word in (BACKOFF, *NOT_NOW)) and peer not in self._refused
+        if self.may_be_there(peer, full) or is_unknown:
+            return CallTimeout(f"{peer} could not be dialled in time: {full[:200]}", "a connection")
         if peer not in self._refused and RESET in reason:
             return ConnectionReset(f"a connection to {peer} broke: {reason[:200]}", "an open stream")
-        return PeerUnreachable(f"{peer} could not be reached: {reason[:200]}", "a connection")
+        return PeerUnreachable(f"{peer} could not be reached: {full[:200]}", "a connection")
+
+
+def _remember(peers: dict[PeerId, None], peer: PeerId) -> None:
+    peers[peer] = None
+    if len(peers) > MAX_REFUSED:
+        del peers[next(iter(peers))]

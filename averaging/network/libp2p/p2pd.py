@@ -28,6 +28,14 @@ STOP_GRACE_S: Final = 3.0
 IDLE_TIMEOUT_S: Final = 30
 """p2pd exits by itself if nobody attaches for this time."""
 KEPT_LINES: Final = 20
+CIRCUIT_BYTES: Final = 64 << 20
+CIRCUIT_S: Final = 1800
+"""Bytes in each direction, and time, after which a relay ends a circuit. Its ends make another one."""
+
+MAX_CIRCUITS_PER_PEER: Final = 64
+MAX_RESERVATIONS: Final = 256
+"""Circuits of one peer, and peers with a place, at one relay."""
+
 CONTROL_SOCKET: Final = "p2pd.sock"
 _READY: Final = b"Peer ID:"
 
@@ -41,12 +49,23 @@ class P2pdOptions:
         listen: multiaddresses ("/ip4/0.0.0.0/tcp/4001"); port 0 takes a free one and keeps it over restarts.
         announce: multiaddresses to publish instead of the ones listened on.
         accepts_inbound: False for a peer that listens nowhere and only opens connections.
+        relays: multiaddresses of relays, each with its peer id, through which peers that nobody can connect to are reached.
+        is_hidden: nobody can connect to this peer, so it takes a place at each of the relays.
+        serves_circuits: relay for others, within the limits below.
     """
 
     identity_file: Path
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
     accepts_inbound: bool = True
+    relays: tuple[str, ...] = ()
+    is_hidden: bool = False
+    serves_circuits: bool = False
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The relays at which this peer takes a place."""
+        return self.relays if self.is_hidden else ()
 
 
 def p2pd_arguments(options: P2pdOptions, control_socket: Path) -> list[str]:
@@ -66,11 +85,7 @@ def p2pd_arguments(options: P2pdOptions, control_socket: Path) -> list[str]:
         "noise": 1,
         "connManager": 1,
         "autonat": 1,
-        # No relays: an unreachable peer works over the connections that it makes itself, and strangers' bytes through a volunteer's
-        # line would escape its counters and caps.
-        "relay": 0,
-        "relayService": 0,
-        "autoRelay": 0,
+        **_relay_flags(options),
         # asking the router for a port takes seconds and is pointless on loopback
         "natPortMap": int(options.accepts_inbound and not is_loopback),
         "idleTimeout": f"{IDLE_TIMEOUT_S}s",
@@ -83,6 +98,33 @@ def p2pd_arguments(options: P2pdOptions, control_socket: Path) -> list[str]:
     if options.announce:
         flags["announceAddrs"] = ",".join(options.announce)
     return [f"-{name}={value}" for name, value in flags.items()]
+
+
+def _relay_flags(options: P2pdOptions) -> dict[str, str | int]:
+    """Nobody relays unless told to: bytes of others through a volunteer's line would escape its counters and caps.
+
+    p2pd serves circuits of a few seconds whatever -relay and -relayService say. Only a relay service of a peer that counts as
+    reachable obeys its limits, so a peer that does not relay has such a service with room for nobody.
+    """
+    if options.places:
+        return {
+            "relay": 1,
+            "relayService": 0,
+            "autoRelay": 1,
+            "trustedRelays": ",".join(options.places),
+            "relayDiscovery": 0,
+            "forceReachabilityPrivate": 1,
+        }
+    return {
+        "relay": 1,
+        "relayService": 1,
+        "autoRelay": 0,
+        "forceReachabilityPublic": 1,
+        "relayDataLimit": CIRCUIT_BYTES,
+        "relayTimeLimit": f"{CIRCUIT_S}s",
+        "relayMaxCircuits": MAX_CIRCUITS_PER_PEER,
+        "relayMaxReservations": MAX_RESERVATIONS if options.serves_circuits else 0,
+    }
 
 
 def p2pd_program() -> Path:
@@ -173,6 +215,11 @@ class P2pdProcess:
     async def wait_exit(self) -> int:
         """Wait for the end of the process; returns its exit status."""
         return await asyncio.to_thread(self._process.wait)
+
+    def terminate(self) -> None:
+        """Ask the process to end; `wait_exit` returns when it has."""
+        if self.is_running:
+            self._process.terminate()
 
     async def stop(self) -> None:
         """Terminate the process, and kill it after STOP_GRACE_S."""

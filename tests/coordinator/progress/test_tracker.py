@@ -20,9 +20,10 @@ from coordinator.progress.run_core import Phase
 from coordinator.progress.run_view import FETCHING_S, FORGET_S, LIVE_S, MISSED_AFTER_S, status_json
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.host.calls import START_DOMAIN
-from protocol.host.reports import HeldoutResult, PeerReport
+from protocol.host.reports import HELPING, HeldoutResult, PeerReport
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.identity.identity import Identity
+from protocol.ids import CommitId
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body
 from tests.coordinator.admission.test_service import chain_of
@@ -101,6 +102,31 @@ async def test_the_start_record_names_the_disks_of_the_founders_where_all_say_th
         )
         start = decode_body(StartRecord, sealed.payload)
         assert start.incarnations == (tuple(disks[peer] for peer in start.roster) if says_all else ())
+
+
+async def test_an_answer_names_how_many_others_are_at_work_without_those_that_left_or_have_not_begun(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        at_work = replace(READY, head=CommitId(bytes(32)))
+        replies = [await host.tracker.report(peer.peer_id, at_work) for peer in PEERS]
+        assert [reply.live_others for reply in replies] == list(range(len(PEERS)))
+        await host.tracker.report(PEERS[0].peer_id, replace(at_work, state="left"))
+        await host.tracker.report(PEERS[1].peer_id, READY)
+        last = await host.tracker.report(PEERS[2].peer_id, at_work)
+        assert last.live_others == len(PEERS) - 3
+
+
+async def test_a_helper_counts_as_no_member_and_its_goodbye_is_not_shown(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        helper, peer = PEERS[0].peer_id, PEERS[1].peer_id
+        for state in (HELPING, "leaving", "left"):
+            await host.tracker.report(helper, PeerReport(state, "", UNIT))
+        await host.tracker.report(peer, replace(READY, is_outbound_only=True))
+        assert set(host.tracker.peers) == host.tracker.live_peers() == {peer}
+        assert list(host.tracker.are_hidden()) == [True]
 
 
 async def test_a_peer_speaks_for_its_own_address_only(tmp_path: Path, autojump_clock: object) -> None:

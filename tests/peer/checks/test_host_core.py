@@ -85,7 +85,7 @@ def test_clock(ahead_s: float, level: Level, says: str) -> None:
         (
             replace(REACHED, is_reached=False),
             Level.WARN,
-            "outbound only, because there are no relays: the host could not connect back to 203.0.113.9",
+            "outbound only: the host could not connect back to 203.0.113.9",
         ),
         (replace(REACHED, is_reached=False), Level.WARN, "open TCP port 4001 in the firewall"),
         (replace(REACHED, is_reached=False, is_own_address=False), Level.WARN, "forward TCP port 4001 of the router"),

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
+import trio
 import trio.testing
 
 from averaging.rounds.lineage.round_reports import StateDiffers, StateHealed, TaskFailed
-from peer.status.health import APART_AFTER_S, SHOWN_S, HealthNotes, LineageDivergence, after_report
+from peer.status.health import (
+    APART_AFTER_S,
+    SHOWN_S,
+    UNHEARD_AFTER_S,
+    HealthNotes,
+    Isolation,
+    LineageDivergence,
+    after_report,
+    isolation,
+)
 from peer.status.status_board import StatusBoard
 from peer.status.status_of import Sources, status_of
 from protocol.ids import CommitId, PeerId, UnitName
@@ -103,3 +114,60 @@ def test_ports_of_the_host_that_do_not_answer_are_a_trouble_until_they_do() -> N
     )
     health.hears_of_ports("")
     assert health.sentence([], 1.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("hears_anybody", "live_others", "is_outbound_only", "is_apart"),
+    [
+        (True, 2, True, False),
+        (False, 2, False, True),
+        (False, 0, True, False),  # the host hears nobody either: this peer is alone in truth
+        (False, None, True, True),  # nobody can tell
+        (False, None, False, False),  # others could connect to this peer, and do not
+    ],
+)
+def test_a_peer_is_apart_while_others_work_whom_it_does_not_hear(
+    hears_anybody: bool, live_others: int | None, is_outbound_only: bool, is_apart: bool
+) -> None:
+    found = isolation(
+        Isolation(),
+        hears_anybody=hears_anybody,
+        live_others=live_others,
+        is_outbound_only=is_outbound_only,
+        now_s=5.0,
+    )
+    assert found.is_apart is is_apart
+
+
+def test_the_owner_of_an_unheard_peer_is_told_once_and_when_it_is_heard_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = VirtualClock()
+    board = StatusBoard(PeerId("me"), clock, 0.0)
+
+    def note(*, hears_anybody: bool) -> None:
+        board.note_isolation(
+            isolation(
+                board.isolation,
+                hears_anybody=hears_anybody,
+                live_others=1,
+                is_outbound_only=True,
+                now_s=clock.monotonic_s(),
+            )
+        )
+
+    async def story() -> None:
+        note(hears_anybody=False)
+        assert status_of(Sources(board)).is_unheard
+        assert status_of(Sources(board)).apart == ""
+        await trio.sleep(UNHEARD_AFTER_S)
+        note(hears_anybody=False)
+        note(hears_anybody=False)
+        assert "another peer is at work" in status_of(Sources(board)).apart
+        note(hears_anybody=True)
+        assert status_of(Sources(board)).apart == ""
+
+    trio.run(story, clock=trio.testing.MockClock(autojump_threshold=0))
+    said = capsys.readouterr().out
+    assert said.count("unheard") == 1
+    assert said.count("heard_again") == 1

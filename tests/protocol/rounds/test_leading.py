@@ -7,7 +7,7 @@ import pytest
 
 from protocol.ids import CommitId
 from protocol.rounds.attempt import left_s, most_left_s
-from protocol.rounds.events import PeerLost, Progressed, PromiseLogged, RoundTicked
+from protocol.rounds.events import ApartNoted, PeerLost, Progressed, PromiseLogged, RoundTicked
 from protocol.rounds.leading import RANK_DELAY_S, expected_opener, overdue_s
 from protocol.rounds.lineage.quorum import tie_holder
 from protocol.rounds.messages.messages import (
@@ -390,6 +390,21 @@ def test_without_a_quorum_nothing_is_committed_until_patience_is_over_and_then_a
     assert alone.head.roster == (alone.peer,)
     table.run_until(lambda: alone.head.index == 2, 10.0)
     assert not alone.head.is_lone
+
+
+def test_a_peer_that_others_at_work_do_not_hear_never_commits_alone_until_it_is_alone_in_truth() -> None:
+    table = Table(3, longest_interval_s=20.0)
+    table.tick()
+    alone = table.live()[0]
+    table.split(alone)
+    alone.tokens = 300
+    alone.feed(ApartNoted(True))
+    table.run_for(3 * alone.state.config.lone_patience_s)
+    assert alone.head.index == 0
+    assert "training goes on" in alone.reasons[-1]
+    alone.feed(ApartNoted(False))
+    table.run_until(lambda: alone.head.index == 1, 60.0)
+    assert alone.head.is_lone
 
 
 def test_a_lone_record_waits_for_the_ack_of_everybody_at_hand() -> None:

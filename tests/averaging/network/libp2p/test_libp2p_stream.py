@@ -9,6 +9,8 @@ from protocol.ids import PeerId
 PEER = PeerId("12D3KooWQAqQX2YQexMmQapfgrFV88PTtqkyiRo1LjpZoVbkjQYR")
 DIAL = f"failed to dial: failed to dial {PEER}: all dials failed\n  * [/ip4/127.0.0.1/tcp/4001] "
 
+CIRCUIT = "  * [/ip4/10.0.0.1/tcp/4001/p2p/12D3KooWRelay/p2p-circuit] "
+
 
 @pytest.mark.parametrize(
     ("reason", "error"),
@@ -30,6 +32,9 @@ DIAL = f"failed to dial: failed to dial {PEER}: all dials failed\n  * [/ip4/127.
         ("context deadline exceeded", CallTimeout),
         (DIAL + "dial backoff", CallTimeout),
         ("connection failed", CallTimeout),
+        (CIRCUIT + "error opening relay circuit: NO_RESERVATION (204)", PeerUnreachable),
+        (CIRCUIT + "error opening hop stream to relay: dial tcp4 10.0.0.1:4001: connection refused", CallTimeout),
+        (DIAL + "connection refused\n" + CIRCUIT + "error opening relay circuit: NO_RESERVATION", PeerUnreachable),
     ],
 )
 def test_what_is_no_refusal_and_no_stranger_is_no_death(reason: str, error: type[Exception]) -> None:

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from averaging.network.libp2p.p2pd import P2pdOptions, p2pd_arguments, p2pd_program, start_p2pd
+from averaging.network.libp2p.p2pd import (
+    CIRCUIT_BYTES,
+    CIRCUIT_S,
+    MAX_RESERVATIONS,
+    P2pdOptions,
+    p2pd_arguments,
+    p2pd_program,
+    start_p2pd,
+)
 from averaging.network.seams.asyncio_thread import open_asyncio_thread
 from protocol.errors import ConfigError, MachineError
 from protocol.identity.identity import Identity
@@ -19,7 +27,23 @@ def _identity_file(folder: Path) -> Path:
 
 def test_nobody_relays_for_strangers_past_a_volunteers_counts_and_caps() -> None:
     flags = p2pd_arguments(P2pdOptions(Path("/id")), Path("/tmp/x.sock"))
-    assert {"-relay=0", "-relayService=0", "-autoRelay=0"} <= set(flags)
+    assert {"-relayService=1", "-forceReachabilityPublic=1", "-relayMaxReservations=0", "-autoRelay=0"} <= set(flags)
+
+
+RELAY = "/ip4/10.0.0.1/tcp/4001/p2p/12D3KooWQAqQX2YQexMmQapfgrFV88PTtqkyiRo1LjpZoVbkjQYR"
+
+
+def test_a_hidden_peer_takes_a_place_at_the_relays_and_nobody_else_does() -> None:
+    hidden = p2pd_arguments(P2pdOptions(Path("/id"), relays=(RELAY,), is_hidden=True), Path("/tmp/x.sock"))
+    assert {"-relay=1", "-autoRelay=1", "-relayService=0", f"-trustedRelays={RELAY}"} <= set(hidden)
+    reachable = p2pd_arguments(P2pdOptions(Path("/id"), relays=(RELAY,)), Path("/tmp/x.sock"))
+    assert {"-relay=1", "-autoRelay=0", "-relayMaxReservations=0"} <= set(reachable)
+
+
+def test_a_relay_bounds_the_bytes_the_time_and_the_number_of_its_circuits() -> None:
+    flags = p2pd_arguments(P2pdOptions(Path("/id"), serves_circuits=True), Path("/tmp/x.sock"))
+    assert {"-relayService=1", f"-relayDataLimit={CIRCUIT_BYTES}", f"-relayTimeLimit={CIRCUIT_S}s"} <= set(flags)
+    assert f"-relayMaxReservations={MAX_RESERVATIONS}" in flags
 
 
 def test_a_peer_without_inbound_connections_listens_nowhere() -> None:
