@@ -76,6 +76,8 @@ def join(
         typer.echo("\n".join(dry_run_lines(config, flags, text)))
         return
 
+    _check_invite(config, text)
+    typer.echo("checking this machine and loading the training program, some seconds ...")
     from averaging.gc_freeze import frozen_imports
     from peer.checks.doctor import check_before_join
     from peer.training.worker_process import early_worker
@@ -87,6 +89,15 @@ def join(
             from peer.daemon import run_peer
 
         raise typer.Exit(run_peer(config, text, worker))
+
+
+def _check_invite(config: PeerConfig, text: str) -> None:
+    """Refuse an invite that cannot work, or none without an earlier run, before any slow import."""
+    import time
+
+    from peer.membership.joining import usable_invite
+
+    usable_invite(config.state_dir, text, time.time())
 
 
 def _whole(invite: list[str] | None) -> str:

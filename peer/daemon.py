@@ -46,18 +46,17 @@ from peer.membership.incarnation import take_incarnation
 from peer.membership.joining import (
     Membership,
     admit,
-    check_invite,
     come_back,
     fetch_data,
-    invite_of_last_run,
     open_start_record,
     saved_membership,
+    usable_invite,
 )
 from peer.membership.membership_upkeep import MembershipUpkeep
 from peer.membership.network_options import network_options
 from peer.membership.process_takeover import DirectoryClaim
 from peer.membership.revocations import Revocations
-from peer.membership.saved_membership import host_heard_s, is_known, run_folder, take_session
+from peer.membership.saved_membership import host_heard_s, run_folder, take_session
 from peer.owner.controls import open_controls
 from peer.owner.disk_use import keep_measured
 from peer.pipeline.lane_training import train_in_lanes
@@ -84,7 +83,7 @@ from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.unit_trainer import UnitTrainer
 from peer.training.worker_process import EarlyWorker
 from protocol.identity.identity_file import HeldIdentity, open_identity
-from protocol.identity.invite import Invite, decode_invite
+from protocol.identity.invite import Invite
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.messages.start import StartRecord
@@ -104,11 +103,9 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
     Raises:
         PotluckError: with its exit code: a bad invite, a refusal, an unreachable host, an identity in use.
     """
-    invite = decode_invite(invite_text) if invite_text else invite_of_last_run(config.state_dir)
-    folder = run_folder(config.state_dir, invite.run_id)
     clock = SystemClock()
-    if not is_known(folder):
-        check_invite(invite, clock.unix_s())
+    invite = usable_invite(config.state_dir, invite_text, clock.unix_s())
+    folder = run_folder(config.state_dir, invite.run_id)
     check_listen_address(config)
     device = choose_device(config.device)
     if config.max_gpu_memory_gb is not None:

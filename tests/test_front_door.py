@@ -37,9 +37,10 @@ from protocol.identity.identity import Identity
 from protocol.ids import PROTOCOL_VERSION
 from tests.forked import Forked, open_forked
 from tests.peer.checks.test_known_runs import keep
-from tests.protocol.identity.test_invite import INVITE
+from tests.peer.membership.test_joining import INVITE as EXPIRED
 
 ROOT = Path(__file__).parents[1]
+INVITE = replace(EXPIRED, expires_unix_s=4_000_000_000)
 HEAVY = {
     "torch",
     "numpy",
@@ -324,9 +325,32 @@ def test_join_with_what_is_no_invite_is_one_line_and_writes_nothing(
     assert not (tmp_path / "peer").exists()
 
 
-def test_join_on_a_machine_that_cannot_take_part_is_one_line_and_exit_4(tmp_path: Path) -> None:
+def test_join_refuses_an_expired_invite_before_anything_slow(tmp_path: Path) -> None:
+    assert "the invite expired" in _one_line(
+        _potluck("join", EXPIRED.encode(), "--state-dir", str(tmp_path / "peer")), 6
+    )
+
+
+@pytest.mark.parametrize("arguments", [("join",), ("invite",), ("status",), ("checkpoint", "list"), ("pause",)])
+def test_commands_that_need_no_model_import_neither_torch_nor_hivemind_nor_grpc(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    program = f"""
+import sys, potluck
+sys.argv = ["potluck", *{arguments!r}, "--state-dir", {str(tmp_path)!r}]
+code = potluck._run()
+sys.exit(code != 3 or bool({{"torch", "hivemind", "grpc"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_join_says_at_once_that_it_checks_and_loads_and_then_what_this_machine_lacks(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    line = _one_line(_potluck("join", GOOD, "--state-dir", str(tmp_path / "file")), 4)
+    done = _potluck("join", GOOD, "--state-dir", str(tmp_path / "file"))
+    assert done.stdout == "checking this machine and loading the training program, some seconds ...\n"
+    assert done.returncode == 4
+    (line,) = done.stderr.splitlines()
     assert line.startswith("potluck: disk: ")
     assert "choose another with --state-dir" in line
 
@@ -350,6 +374,7 @@ def test_invite_pasted_with_line_breaks_or_spaces_is_understood(
         heard.append(text)
         return 0
 
+    monkeypatch.setattr("peer.commands._check_invite", lambda *_: None)
     monkeypatch.setattr("peer.daemon.run_peer", run_peer)
     monkeypatch.setattr("peer.training.worker_process.early_worker", nullcontext)
     assert CliRunner().invoke(potluck.app, ["join", *pieces], catch_exceptions=False).exit_code == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -17,12 +17,13 @@ from cryptography import x509
 from averaging.data.shard_exchange import fetch_shard
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache, parse_dataset
 from averaging.network.seams.interfaces import Clock, Network
-from peer.membership.coordinator_client import CoordinatorClient
 from peer.membership.saved_membership import (
     SavedMembership,
     host_heard_s,
+    is_known,
     last_run_folder,
     load_membership,
+    run_folder,
     save_membership,
 )
 from protocol.errors import (
@@ -38,13 +39,16 @@ from protocol.host.calls import START_DOMAIN
 from protocol.identity.credential import check_credential, key_pem, make_request, make_tls_key
 from protocol.identity.envelope import open_envelope
 from protocol.identity.identity import Identity
-from protocol.identity.invite import Invite
+from protocol.identity.invite import Invite, decode_invite
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, Root, RunId, short
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body
 from protocol.run.manifest import RunManifest, open_manifest
 from protocol.tensors.tensor_schema import TensorSchema
+
+if TYPE_CHECKING:
+    from peer.membership.coordinator_client import CoordinatorClient  # imports grpc
 
 log = structlog.get_logger()
 
@@ -135,6 +139,20 @@ def check_invite(invite: Invite, now_unix_s: float) -> None:
             CLOCK_REMEDY,
         )
     invite.ensure_fresh(now_unix_s)
+
+
+def usable_invite(state_dir: Path, text: str, now_unix_s: float) -> Invite:
+    """The invite in `text`, or that of the last run for an empty one, checked without network and without writing anything. A run
+    that was joined before needs no fresh invite.
+
+    Raises:
+        ConfigError, RefusedError: as `decode_invite`, `check_invite` and `invite_of_last_run`.
+        StorageError, RemoteProtocolError, VersionError: as `invite_of_last_run`.
+    """
+    invite = decode_invite(text) if text else invite_of_last_run(state_dir)
+    if not is_known(run_folder(state_dir, invite.run_id)):
+        check_invite(invite, now_unix_s)
+    return invite
 
 
 def invite_of_last_run(state_dir: Path) -> Invite:
