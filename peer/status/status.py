@@ -158,6 +158,9 @@ class PeerStatus(BaseModel):
         move_reason: in a pipeline run, why this peer holds its stage, or when it moves to another.
         could_tokens_per_s: possible speed of its stage if it never waited for other peers, 0 if unknown.
         owed_tokens: tokens of finished lane rounds that did not count them; the stage's next commit should.
+        offline: for how long neither a peer nor the host has answered, in one sentence; empty while one does.
+        download_what: what is being downloaded; `download_left_s` is the estimated time to its end, None while unknown.
+        tokens_counted: tokens of this peer in the rounds that are remembered here.
         apart: for how long the host has followed a lineage that is not here, in one sentence; empty while our lineage is the run's.
     """
 
@@ -204,6 +207,7 @@ class PeerStatus(BaseModel):
     host_bytes_up: int = 0
     host_bytes_down: int = 0
     rounds_counted: int = 0
+    tokens_counted: int = 0
     first_counted_unix_s: float | None = None
     suspected: tuple[str, ...] = ()
     worker_state: str = ""
@@ -212,6 +216,8 @@ class PeerStatus(BaseModel):
     download_bytes_here: int = 0
     download_bytes_all: int = 0
     download_donors: int = 0
+    download_what: str = "the run's state"
+    download_left_s: float | None = None
     disk_bytes: int = 0
     disk_bound_bytes: int = 0
     disk_free_bytes: int | None = None
@@ -231,6 +237,7 @@ class PeerStatus(BaseModel):
     writes_refused: int = 0
     generations_damaged: int = 0
     apart: str = ""
+    offline: str = ""
     units: tuple[UnitPlace, ...] = ()
     lane: int | None = None
     lane_reason: str = ""

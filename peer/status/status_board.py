@@ -55,7 +55,7 @@ class RoundTally:
 
     Attributes:
         own_roots: roots of the newest contributions of this process.
-        counted: number of committed rounds that count one of them, the first at `first_counted_unix_s`.
+        counted: number of committed rounds that count one of them, with `tokens_counted` tokens; the first at `first_counted_unix_s`.
         last: the newest committed round.
         came_at_s: when it came, in monotonic seconds; missed rounds do not count.
         caught_up: how missed rounds were last fetched, "snapshot" or "replay"; empty if none were missed.
@@ -67,6 +67,7 @@ class RoundTally:
     peer: PeerId
     own_roots: deque[bytes] = field(default_factory=lambda: deque(maxlen=ROOTS_REMEMBERED))
     counted: int = 0
+    tokens_counted: int = 0
     first_counted_unix_s: float | None = None
     last: LastRound | None = None
     came_at_s: float = float("-inf")
@@ -103,6 +104,7 @@ class RoundTally:
         entry = record.contributor(self.peer)
         if entry is not None and entry.root in self.own_roots:
             self.counted += 1
+            self.tokens_counted += entry.credited_tokens
             if self.first_counted_unix_s is None:
                 self.first_counted_unix_s = unix_s
 

@@ -42,7 +42,7 @@ async def test_running_peer_is_asked_where_it_says_that_it_answers(tmp_path: Pat
     found = await _look_at_running(tmp_path)
     assert (found.kind, found.is_running, found.note) == ("peer", True, "")
     assert (found.status["index"], found.peers, found.rounds) == (7, PEERS, ROUNDS)
-    assert found.lines[0] == "calm-otter in no run yet: training, training"
+    assert found.lines[0] == "calm-otter in no run yet: training"
 
 
 async def test_port_that_went_to_another_daemon_is_no_running_peer(tmp_path: Path) -> None:

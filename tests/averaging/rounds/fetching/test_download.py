@@ -154,7 +154,7 @@ async def test_a_state_comes_whole_and_each_chunk_once_from_all_who_have_it(auto
         ]
         assert (
             str(reported[3])
-            == f"taking the state at commit 2: {reported[3].bytes_here / 1e6:.1f} of 0.0 MB from 3 peers"
+            == f"fetching the run's state of round 2: {in_bytes(reported[3].bytes_here)} of {in_bytes(reported[3].bytes_all)} from 3 peers"
         )
 
 
