@@ -35,6 +35,7 @@ from averaging.network.seams.directory import member_record_rule
 from averaging.network.seams.interfaces import Network, TrafficCount
 from averaging.network.seams.offload import ThreadOffload
 from averaging.storage.disk_room import DiskMeter
+from averaging.storage.full_disk import full_disk_sentence
 from averaging.trio_errors import run_single_error
 from coordinator.admission.addresses import HostAddresses, public_url, reach_note, settle_addresses
 from coordinator.admission.invites import InviteAddresses, issue_invite, known_reach, remember_reach
@@ -58,6 +59,7 @@ from coordinator.run.run_files import (
 )
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
+from coordinator.status.screen import NEW_EVENTS, HostView, host_view, run_host_screen
 from coordinator.status.status_page import RunSource, status_app
 from protocol.errors import PotluckError
 from protocol.host.calls import START_DOMAIN, TLS_SERVER_NAME
@@ -111,7 +113,7 @@ def run_host(run_file: Path, config: HostConfig) -> int:
     return 0
 
 
-async def _watch_signals(leaving: trio.CancelScope) -> None:
+async def _watch_signals(leaving: trio.CancelScope, run_file: Path, say: Say) -> None:
     """Leave at the first SIGINT or SIGTERM. At the second, end the process at once with exit code 130."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         is_leaving = False
@@ -121,6 +123,7 @@ async def _watch_signals(leaving: trio.CancelScope) -> None:
                 os._exit(_INTERRUPTED)
             is_leaving = True
             _log.info("host_leaving", reason=f"asked to leave by {signal.Signals(number).name}")
+            say(f"closed; peers train on without the host. Go on with: potluck host {run_file}")
             leaving.cancel()
 
 
@@ -133,7 +136,7 @@ async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
     async with trio.open_nursery() as root:
         leaving = trio.CancelScope()
         # Outside of `leaving`, because a second signal must be heard while the daemon is leaving.
-        root.start_soon(_watch_signals, leaving)
+        root.start_soon(_watch_signals, leaving, run_file, say)
         with leaving:
             async with _open_host(run_file, config, say) as host:
                 await _serve(host, say)
@@ -195,6 +198,7 @@ async def _serve(host: HostDaemon, say: Say) -> None:
                         f"public   {public_url(url, addresses.public_host)}   (read-only, for anybody who can reach it)"
                     )
                 async with trio.open_nursery() as work:
+                    work.start_soon(partial(run_host_screen, partial(_shown, host), mode=config.screen))
                     work.start_soon(host.disk.keep_measured)
                     work.start_soon(keep_cool)
                     keeper = await _unit_keeper(host, network) if host.run.manifest.num_parts else None
@@ -308,6 +312,11 @@ async def _tick(host: HostDaemon) -> None:
 
 def _note(host: HostDaemon) -> None:
     host.events.note(host.tracker.picture(), host.clock.monotonic_s(), int(host.clock.unix_s()))
+
+
+def _shown(host: HostDaemon) -> HostView:
+    trouble = full_disk_sentence(host.config.state_dir) if host.disk.is_full else ""
+    return host_view(host.tracker.picture(), _events(host, NEW_EVENTS), host.clock.monotonic_s(), trouble)
 
 
 def _events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:
@@ -425,7 +434,7 @@ async def _greet(host: HostDaemon, addresses: HostAddresses, bootstrap: tuple[st
 
     line = await host.writer.run(remember)
     name = run.manifest.config.run.name
-    say(f"run {name} is open: {host.tracker.news().phase}, {host.tracker.news().reason}")
+    say(f"run {name} is open: {host.tracker.news().phase}; {host.tracker.news().reason}")
     say(f"status   {url}/")
     say(f"metrics  {url}/metrics")
     say(f"invite for {config.invite_uses} peers, good for {config.invite_hours:g} hours; on their machines:")
