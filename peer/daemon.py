@@ -185,7 +185,7 @@ async def _take_part(life: PeerSession) -> None:
         if saved is not None:
             membership, is_host_there = await come_back(saved, *arguments)
         else:
-            life.board.say("joining", "asking the coordinator for admission")
+            life.board.say("joining", "asking the host for admission")
             membership, is_host_there = await admit(*arguments), True
         is_outbound_only = await find_outbound_only(
             life.config, client, membership.saved.credential, is_host_there=is_host_there

@@ -159,9 +159,9 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
         (["join", "--state-dir"], "--state-dir"),
         (["demo", "--tokens", "many"], "--tokens"),
         (["pause", "--for", "soon"], "--for"),
-        (["pause", "--for", "0"], "--for is 0"),
-        (["pause", "--for", "nan"], "--for is nan"),
-        (["pause", "--for", "inf"], "--for is inf"),
+        (["pause", "--for", "0"], "--for is '0'"),
+        (["pause", "--for", "nan"], "--for is 'nan'"),
+        (["pause", "--for", "inf"], "--for is 'inf'"),
         (["pause", "now"], "potluck pause --help"),
         (["doctor", "--no-such-flag"], "potluck doctor --help"),
         (["checkpoint", "export", "only-one"], "OUT_DIR"),
@@ -432,6 +432,7 @@ def test_pause_and_resume_say_what_they_did(tmp_path: Path) -> None:
     (tmp_path / "identity").write_bytes(b"somebody")
     where = ("--state-dir", str(tmp_path))
     assert _potluck_from_its_start("pause", "--for", "30", *where).stdout.startswith("paused for 30 minutes")
+    assert _potluck("pause", "--for", "1h", *where).stdout.startswith("paused for 60 minutes")
     assert _potluck("pause", *where).stdout.startswith("paused until `potluck resume`")
     assert (tmp_path / "pause.json").read_text(encoding="utf8") == '{"until_unix_s":null}\n'
     assert _potluck_from_its_start("resume", *where).stdout == "the pause is over\n"
@@ -578,7 +579,8 @@ def test_completion_of_bash_knows_the_commands() -> None:
 
 
 def test_mistyped_command_is_answered_with_the_one_that_may_be_meant() -> None:
-    assert "Did you mean 'status'?" in _one_line(_potluck("statu"), 2)
+    line = _one_line(_potluck("statu"), 2)
+    assert line == "potluck: No such command 'statu'. Did you mean 'status'?"
 
 
 def test_log_level_that_there_is_not_is_one_line() -> None:

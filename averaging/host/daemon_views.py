@@ -33,7 +33,7 @@ class DaemonView:
         kind: "host" or "peer".
         folder: its state folder.
         is_running: whether it answered just now.
-        note: if it did not answer, why not and what is shown instead, in one sentence.
+        note: if it did not answer, that it does not run and how to start it, in one sentence.
         status: its present or last status; empty if nothing is known.
         lines: the status for people.
         peers: the peers that it knows, each with at least "peer" and "name".
@@ -114,10 +114,12 @@ def status_json(views: Sequence[DaemonView]) -> dict[str, object]:
 
 
 def _titled(view: DaemonView, lines: Sequence[str]) -> list[str]:
+    if not view.is_running and not view.status:
+        return [view.note]
     state = "running" if view.is_running else "not running"
     lines_of = [f"{view.kind}, {state}, in {view.folder}"]
-    if view.note:
-        lines_of.append(view.note)
+    if not view.is_running and view.status:
+        lines_of.append("its last status:")
     return lines_of + list(lines)
 
 

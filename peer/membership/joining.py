@@ -188,7 +188,7 @@ def _check_clock(ahead_s: float) -> None:
         return
     side = "behind" if ahead_s > 0 else "ahead of"
     raise RefusedError(
-        f"this machine's clock is {abs(ahead_s):.0f} s {side} the coordinator's",
+        f"this machine's clock is {abs(ahead_s):.0f} s {side} the host's",
         f"at most {MAX_CLOCK_ERROR_S:.0f} s",
         CLOCK_REMEDY,
     )

@@ -93,7 +93,7 @@ class StartSearch:
                         else:
                             self._board.say("waiting", f"for the run to start: {news.reason}")
             except PotluckError as error:
-                self._board.say("waiting", f"for the coordinator, or a peer that knows of the start: {error.found}")
+                self._board.say("waiting", f"for the host, or a peer that knows of the start: {error.found}")
                 await trio.sleep(NEWS_RETRY_S)
 
     async def _ask_members(self, entries: Sequence[DirectoryEntry]) -> None:

@@ -19,6 +19,7 @@ from peer.status.status_text import (
     progress,
     round_line,
     speed,
+    state_and_reason,
     state_phrase,
     status_rows,
     time_left,
@@ -73,7 +74,7 @@ class PlainLines:
 def peer_line(status: PeerStatus) -> str:
     """The peer's state in one line."""
     if status.state != "training":
-        return printable(f"{status.name}: {state_phrase(status)}: {status.reason}")
+        return printable(f"{status.name}: {state_and_reason(status)}")
     parts = [state_phrase(status), f"round {status.index}", speed(status)]
     parts += [of_the_run(status)] if status.eta_s is not None else []
     return printable(f"{status.name}: {', '.join(parts)}")
@@ -84,8 +85,7 @@ def peer_picture(status: PeerStatus) -> RenderableType:
     if last := ending(status):
         return Panel(Text(last), title=Text(f"{status.name} in {printable(status.run)}"))
     strange = [Text(text, style="bold yellow") for text in unusual(status)]
-    reason = "" if status.state == "training" else f": {status.reason}"
-    state = rows_of_text([("state", f"{state_phrase(status)}{reason}")], style="bold")
+    state = rows_of_text([("state", state_and_reason(status))], style="bold")
     title = f"{status.name} in {printable(status.run or 'a run')} (Ctrl-C leaves)"
     rows = rows_of_text(status_rows(status))
     return Panel(Group(*strange, bars_of(_bars(status)), Text(""), state, rows), title=Text(title))

@@ -8,14 +8,28 @@ from peer.status.status import PeerStatus
 from protocol.tables import bits, done_percent, duration, in_bytes, printable, several, whole
 
 _LEAST_REPORTED_S: Final = 5.0
+_OUTBOUND: Final = (
+    "others cannot connect to this machine; its work counts in full; `potluck doctor` says how to change it"
+)
 _UNSOUND: Final = "the state differs from the one that the run attests; it is being rebuilt"
 
 
 def state_phrase(status: PeerStatus) -> str:
-    """The state in words: "training", or "waiting for 3 min" with the time spent in any other state."""
+    """The state in words: "training", or "waiting for 3 min" with the time spent in any other state. A pause has its end in its
+    reason.
+    """
+    if status.state == "paused" and status.reason.startswith("paused"):
+        return status.reason
     if status.state == "training" or status.state_s < _LEAST_REPORTED_S:
         return status.state
     return f"{status.state} for {duration(status.state_s)}"
+
+
+def state_and_reason(status: PeerStatus) -> str:
+    """The state in words, and why it is so where that is worth saying."""
+    phrase = state_phrase(status)
+    is_whole = status.state == "training" or phrase == status.reason
+    return phrase if is_whole else f"{phrase}: {status.reason}"
 
 
 def next_round(status: PeerStatus) -> str:
@@ -119,6 +133,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
         ("rounds", "" if status.offline or is_disk_full(status) else status.round_waiting),
         *_run_rows(status),
         ("host", _host(status)),
+        ("reach", _OUTBOUND if status.is_outbound_only else ""),
         ("start", status.restarted),
         ("root", status.state_root[:16]),
     ]
@@ -127,8 +142,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
 
 def status_lines(status: PeerStatus) -> list[str]:
     """The identity and the state, what is unusual, progress, then the rows of `status_rows`."""
-    reason = "" if status.state == "training" else f": {status.reason}"
-    first = f"{status.name} in {status.run or 'no run yet'}: {state_phrase(status)}{reason}"
+    first = f"{status.name} in {status.run or 'no run yet'}: {state_and_reason(status)}"
     lines = [printable(first), *unusual(status), *([ending(status)] if ending(status) else []), progress(status)]
     lines += [next_round(status)] if status.round_target_tokens else []
     return lines + [f"{name}: {text}" for name, text in status_rows(status)]

@@ -126,7 +126,7 @@ def test_without_an_invite_and_without_an_earlier_run_the_user_is_asked_for_the_
 
 @pytest.mark.parametrize(("ahead_s", "side"), [(600.0, "600 s behind"), (-600.0, "600 s ahead of")])
 async def test_a_clock_that_went_wrong_since_the_last_session_is_told(ahead_s: float, side: str) -> None:
-    with pytest.raises(RefusedError, match=rf"clock is {side} the coordinator's.*set the clock"):
+    with pytest.raises(RefusedError, match=rf"clock is {side} the host's.*set the clock"):
         await check_clock_again(FakeClient(ahead_s))  # type: ignore[arg-type]
 
 
