@@ -8,7 +8,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Protocol
 
-from protocol.tables import bits, duration, in_bytes, number, printable, short_count, shortened, whole
+from protocol.identity.names import peer_name
+from protocol.ids import PeerId
+from protocol.tables import bits, duration, in_bytes, number, printable, short_count, whole
 
 Row = Mapping[str, object]
 
@@ -265,7 +267,7 @@ def _members(row: Row, names: Mapping[str, str]) -> str:
     weights = row.get("weights")
     shares = {str(peer): number(share) or 0.0 for peer, share in weights.items()} if isinstance(weights, dict) else {}
     largest = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{names.get(peer, shortened(peer, 12))} {100 * share:.0f}%" for peer, share in largest[:_NAMED]]
+    shown = [f"{names.get(peer) or peer_name(PeerId(peer))} {100 * share:.0f}%" for peer, share in largest[:_NAMED]]
     more = [f"{len(largest) - _NAMED} more"] if len(largest) > _NAMED else []
     return f"{len(largest)}: " + ", ".join(shown + more) if largest else "-"
 

@@ -8,6 +8,7 @@ from typing import Final
 from averaging.host.daemon_views import rows_of
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
+from protocol.rounds.messages.requests import NO_PART
 from protocol.tables import bits, done_percent, duration, in_bytes, printable, several
 
 PARTIAL_SHOWN: Final = 3
@@ -59,7 +60,7 @@ def _round_line(row: Mapping[str, object], names: Mapping[object, object]) -> st
     weights = row.get("weights")
     shares = weights.items() if isinstance(weights, dict) else ()
     members = ", ".join(f"{named(names, peer)} {100 * share:.0f}%" for peer, share in shares)
-    omitted = rows_of(row.get("omitted"))
+    omitted = [each for each in rows_of(row.get("omitted")) if each.get("reason") != NO_PART]
     left_out = "; left out: " + ", ".join(f"{named(names, o.get('peer'))} ({o.get('reason')})" for o in omitted)
     lost = _number(row, "lost")
     no_room = f"; {lost:.1%} of the mean had no room" if lost else ""

@@ -53,6 +53,7 @@ from protocol.rounds.voting import ACK_VERSION
 from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, MadeCommit, Party, RoundWorld, open_world
 from tests.averaging.rounds.service_world import (
     AwayTrainer,
+    PausedTrainer,
     PeerSession,
     SlowTrainer,
     SpareTrainer,
@@ -131,6 +132,14 @@ async def test_a_round_says_of_a_spare_that_nothing_is_missing_and_of_a_failed_s
         spare, _one, failed = (party.peer for party in world.parties)
         assert row.omitted == tuple(sorted([(spare, NO_PART), (failed, NOTHING_TO_OFFER)]))
         assert row.coverage == 0.5
+
+
+async def test_round_with_a_paused_member_is_whole_for_nothing_of_it_is_missing(autojump_clock: Clock) -> None:
+    async with _swarm({2: PausedTrainer("paused")}) as (world, lives, _):
+        await until(lambda: min(life.index for life in lives) >= 1)
+        row = round_row(lives[1].service.chain.links[1])
+        assert row.omitted == ((world.parties[2].peer, NO_PART),)
+        assert row.coverage == 1.0
 
 
 async def test_a_peer_whose_trainer_is_starting_follows_the_rounds_and_no_round_waits_for_it(
