@@ -40,6 +40,7 @@ from protocol.identity.credential import check_credential, key_pem, make_request
 from protocol.identity.envelope import open_envelope
 from protocol.identity.identity import Identity
 from protocol.identity.invite import Invite, decode_invite
+from protocol.identity.names import peer_name
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, Root, RunId, short
 from protocol.rounds.messages.start import StartRecord
@@ -293,7 +294,7 @@ async def _fetch_one(network: Network, entry: HashedFile, cache: ShardCache, don
                 network, donor, bytes.fromhex(entry.sha256), entry.num_bytes, timeout_s=SHARD_WITHIN_S
             )
         except PotluckError as error:
-            log.debug("shard_not_fetched", donor=short(donor), reason=error.one_line())
+            log.debug("shard_not_fetched", donor=peer_name(donor), reason=error.one_line())
             continue
         if data is not None:
             await trio.to_thread.run_sync(cache.put, entry, data)

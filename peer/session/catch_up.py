@@ -20,6 +20,7 @@ from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, fetch_commits
 from averaging.state.state import STATE_BYTES_PER_VALUE
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
+from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.lineage.chain import attested_roots, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -74,9 +75,9 @@ async def catch_up_by_snapshot(
                 break
         except RemoteProtocolError as error:
             trusted.remove(donor)
-            log.warning("not_caught_up", donor=short(donor), reason=str(error))
+            log.warning("not_caught_up", donor=peer_name(donor), reason=str(error))
         except (PotluckError, trio.TooSlowError) as error:
-            log.info("not_caught_up", donor=short(donor), reason=str(error))
+            log.info("not_caught_up", donor=peer_name(donor), reason=str(error))
     return best.index
 
 

@@ -17,7 +17,8 @@ from averaging.rounds.unit_service import LEAVE_WITHIN_S, STAYS_WITHIN_S
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import PeerUnreachable, RemoteProtocolError
 from protocol.identity.envelope import NEVER_MS, seal
-from protocol.ids import CommitId, PeerId, short
+from protocol.identity.names import peer_name
+from protocol.ids import CommitId, PeerId
 from protocol.rounds import machine as core
 from protocol.rounds.events import Applied, Event, PeerLost
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -713,7 +714,7 @@ async def test_a_changed_reason_of_a_round_is_told_once_for_each_change_with_its
     with capture_logs() as said:
         async with _swarm() as (_, lives, _):
             await until(lambda: min(life.index for life in lives) >= 2)
-            me = short(lives[0].party.peer)
+            me = peer_name(lives[0].party.peer)
     for event in ("round", "round_waits"):
         reported = [str(entry["reason"]) for entry in said if entry["event"] == event and entry["peer"] == me]
         assert reported
