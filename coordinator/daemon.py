@@ -25,6 +25,7 @@ from averaging.data.shards import ShardCache
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address, local_address
 from averaging.host.log_file import LOG_FOLDER, keep_log
+from averaging.host.progress import no_progress
 from averaging.network.direct.direct import DirectOptions
 from averaging.network.direct.tls_identity import TlsCredential, credential_check
 from averaging.network.libp2p.libp2p_network import NetworkOptions, open_libp2p_network
@@ -139,7 +140,8 @@ async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
         root.start_soon(_watch_signals, leaving, run_file, say)
         with leaving:
             async with _open_host(run_file, config, say) as host:
-                await _serve(host, say)
+                with no_progress():
+                    await _serve(host, say)
         root.cancel_scope.cancel()
 
 

@@ -25,9 +25,10 @@ from averaging.data.packing.baselines import Baselines
 from averaging.data.packing.expert_shards import check_each_expert
 from averaging.data.packing.packing import NO_START, Packing, pack
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
-from averaging.data.sources.sources import open_source
-from averaging.data.sources.texts import Split
+from averaging.data.sources.sources import open_source, source_bytes
+from averaging.data.sources.texts import Split, Text
 from averaging.data.vocabulary import open_tokenizer
+from averaging.host.progress import progress
 from coordinator.run.hosted_runs import MANIFEST_FILE
 from coordinator.run.run_router import check_router, packed_texts, routing_of
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
@@ -219,13 +220,14 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        dataset = pack(
-            read(),
-            tokenizer,
-            unfinished,
-            Packing(data.shard_bytes, data.source, source.licence, start=start, routing=routing),
-            yardsticks.add,
-        )
+        with progress("packing the data", source_bytes(data, base)) as shown:
+
+            def seen(text: Text) -> None:
+                yardsticks.add(text)
+                shown.add(len(text.data))
+
+            packing = Packing(data.shard_bytes, data.source, source.licence, start=start, routing=routing)
+            dataset = pack(read(), tokenizer, unfinished, packing, seen)
         _check_enough(config, dataset)
         check_each_expert(dataset, config.model.context_tokens + 1)
         # Left by a crash before the manifest was signed.

@@ -46,6 +46,7 @@ from protocol.ids import PeerId, Root, RunId, short
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body
 from protocol.run.manifest import RunManifest, open_manifest
+from protocol.tables import duration, in_bytes
 from protocol.tensors.tensor_schema import TensorSchema
 
 if TYPE_CHECKING:
@@ -276,8 +277,10 @@ async def fetch_data(
         UnreachableError: nobody gave a shard for ten minutes.
     """
     missing = [entry for entry in files if not await trio.to_thread.run_sync(cache.has, entry)]
-    for position, entry in enumerate(missing):
-        on_progress(f"fetching data: shard {position + 1} of {len(missing)}")
+    began_s, num_bytes, here_bytes = trio.current_time(), sum(entry.num_bytes for entry in missing), 0
+    for entry in missing:
+        on_progress(_data_progress(here_bytes, num_bytes, trio.current_time() - began_s))
+        here_bytes += entry.num_bytes
         with trio.move_on_after(DATA_WITHIN_S) as scope:
             while not await _fetch_one(network, entry, cache, donors()):
                 await trio.sleep(RETRY_S)
@@ -285,6 +288,12 @@ async def fetch_data(
             raise UnreachableError(
                 f"nobody gave data shard {entry.sha256[:8]}", "the host or one peer that has it", "try again later"
             )
+
+
+def _data_progress(here_bytes: int, num_bytes: int, took_s: float) -> str:
+    left_s = (num_bytes - here_bytes) * took_s / here_bytes if here_bytes else None
+    left = "time left: not known yet" if left_s is None else f"{duration(left_s)} to go"
+    return f"fetching the run's data: {in_bytes(here_bytes)} of {in_bytes(num_bytes)}, {left}"
 
 
 async def _fetch_one(network: Network, entry: HashedFile, cache: ShardCache, donors: Sequence[PeerId]) -> bool:

@@ -30,6 +30,9 @@ from protocol.tables import in_bytes, printable, several
 PLAIN_SILENCE_S = 600.0
 """After this long without a line, print the round's progress or the waiting time. A silent log looks like a dead peer."""
 
+PLAIN_PROGRESS_S = 60.0
+"""Interval of lines on the progress of a wait, such as a download."""
+
 _NUMBERS: Final = re.compile(r"[0-9][0-9.,]*")
 
 
@@ -47,7 +50,7 @@ class PlainLines:
         self._state = ""
         self._round: int | None = None
         self._unusual: frozenset[str] = frozenset()
-        self._said_s = 0.0
+        self._said_s, self._reason = 0.0, ""
 
     def of(self, status: PeerStatus, now_s: float) -> Sequence[str]:
         """The lines to print now; a change that only moves numbers is none."""
@@ -62,12 +65,13 @@ class PlainLines:
         if state != self._state and (last := ending(status)):
             lines.append(last)
         self._round, self._state, self._unusual = newest.index if newest else 0, state, frozenset(strange)
-        if not lines and now_s - self._said_s >= PLAIN_SILENCE_S:
+        waits = status.state != "training" and status.reason != self._reason
+        if not lines and now_s - self._said_s >= (PLAIN_PROGRESS_S if waits else PLAIN_SILENCE_S):
             lines.append(
                 f"{peer_line(status)}; {next_round(status)}" if status.round_target_tokens else peer_line(status)
             )
         if lines:
-            self._said_s = now_s
+            self._said_s, self._reason = now_s, status.reason
         return lines
 
 

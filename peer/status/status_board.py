@@ -36,6 +36,7 @@ from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree
 from protocol.rounds.lineage.round_row import coverage, lost_share
+from protocol.tables import duration
 
 log = structlog.get_logger()
 
@@ -178,13 +179,17 @@ class StatusBoard:
         if is_whole:
             self.rounds.caught_up, self.rounds.has_downloaded = "snapshot", has_rounds
         if not has_rounds:
-            self.reason = str(progress)
+            self.reason = self._download_text(progress)
 
     def waits_for_download(self) -> bool:
         """Whether a state is being downloaded. If so, sets this as the reason why the peer does not train."""
         if self.download is not None:
-            self.state, self.reason = "catching up", str(self.download)
+            self.state, self.reason = "catching up", self._download_text(self.download)
         return self.download is not None
+
+    def _download_text(self, progress: DownloadProgress) -> str:
+        left_s = progress.left_s(self.download_rate.bytes_per_s)
+        return str(progress) if left_s is None else f"{progress}, {duration(left_s)} to go"
 
     def hears_host(self, links: Sequence[ChainLink], head: CommitId, index: int) -> None:
         """Note the host's head. `links`: the lineage that the host follows, as known here, or empty before there is one.

@@ -193,12 +193,15 @@ function checkpoint(c) {
     const button = make("button", "verify"), verdict = make("span");
     button.onclick = async () => {
       button.disabled = true;
-      verdict.textContent = " computing all hashes again...";
+      const began = Date.now(), say = () => { verdict.textContent = ` computing all hashes again, ${span((Date.now() - began) / 1000)} so far`; };
+      const telling = setInterval(say, 1000);
+      say();
       try {
         const answer = await (await fetch(`api/checkpoints/${encodeURIComponent(c.name)}/verify`)).json();
         verdict.textContent = " " + answer.sentence;
         verdict.className = answer.ok ? "good" : "bad";
       } catch (error) { verdict.textContent = " the host did not answer"; }
+      clearInterval(telling);
       button.disabled = false;
     };
     const row = make("p");

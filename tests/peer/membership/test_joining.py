@@ -172,7 +172,10 @@ async def test_a_peer_gives_all_data_while_the_host_is_away(tmp_path: Path, auto
         swarm.start(OTHER).serve_streams(SHARD_CHANNEL, _honest())
         await fetch_data(swarm.start(OURSELVES), DATASET.files, cache, lambda: (HOST, OTHER), reported.append)
     assert _held(cache) == SHARDS
-    assert reported == ["fetching data: shard 1 of 2", "fetching data: shard 2 of 2"]
+    assert reported == [
+        "fetching the run's data: 0 B of 3.1 kB, time left: not known yet",
+        "fetching the run's data: 2.0 kB of 3.1 kB, 5 min to go",
+    ]
 
 
 async def test_the_tokenizer_comes_with_the_shards(tmp_path: Path, autojump_clock: object) -> None:

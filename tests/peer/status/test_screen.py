@@ -79,6 +79,14 @@ async def test_plain_screen_says_how_far_a_long_round_is(autojump_clock: trio.te
     assert later == [f"{first}; next round: 50 of 200 tokens ready, at the latest in 2.0 h"] * 2
 
 
+def test_plain_screen_tells_the_progress_of_a_download_once_a_minute() -> None:
+    lines, said = PlainLines(), list[str]()
+    for second in range(0, 181, 5):
+        loading = {"state": "catching up", "reason": f"fetching the run's state: {second} MB of 900 MB, 9 min to go"}
+        said += lines.of(STATUS.model_copy(update=loading), 1000.0 + second)
+    assert [line.rpartition("state: ")[2].split()[0] for line in said] == ["0", "60", "120", "180"]
+
+
 async def test_plain_screen_says_now_and_then_that_it_still_waits(autojump_clock: trio.testing.MockClock) -> None:
     console = Console(file=io.StringIO(), width=200)
 
