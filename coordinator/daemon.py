@@ -24,6 +24,7 @@ from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address, local_address
 from averaging.host.leave_signals import watch_signals
 from averaging.host.log_file import LOG_FOLDER, keep_log
+from averaging.host.progress import no_progress
 from averaging.network.direct.direct import DirectOptions
 from averaging.network.direct.tls_identity import TlsCredential, credential_check
 from averaging.network.libp2p.libp2p_network import NetworkOptions, open_libp2p_network
@@ -34,6 +35,7 @@ from averaging.network.seams.directory import member_record_rule
 from averaging.network.seams.interfaces import Network, TrafficCount
 from averaging.network.seams.offload import ThreadOffload
 from averaging.storage.disk_room import DiskMeter
+from averaging.storage.full_disk import full_disk_sentence
 from averaging.trio_errors import run_single_error
 from coordinator.admission.addresses import (
     HostAddresses,
@@ -43,7 +45,14 @@ from coordinator.admission.addresses import (
     settle_addresses,
 )
 from coordinator.admission.greeting import address_lines, invite_lines
-from coordinator.admission.invites import InviteAddresses, IssuedInvite, invite_of_start, known_reach, remember_reach
+from coordinator.admission.invites import (
+    InviteAddresses,
+    IssuedInvite,
+    invite_of_start,
+    issue_invite,
+    known_reach,
+    remember_reach,
+)
 from coordinator.admission.qr_code import qr_lines
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
@@ -66,6 +75,7 @@ from coordinator.run.run_files import (
 )
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
+from coordinator.status.screen import NEW_EVENTS, HostView, host_view, run_host_screen
 from coordinator.status.status_page import RunSource, status_app
 from protocol.errors import PotluckError
 from protocol.host.calls import START_DOMAIN, TLS_SERVER_NAME
@@ -129,13 +139,15 @@ async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
 
         def leave(reason: str) -> None:
             _log.info("host_leaving", reason=reason)
+            say(f"closed; peers train on without the host. Go on with: potluck host {run_file}")
             leaving.cancel()
 
         # Outside of `leaving`, because a second signal must be heard while the daemon is leaving.
         root.start_soon(watch_signals, leave)
         with leaving:
             async with _open_host(run_file, config, say) as host:
-                await _serve(host, say)
+                with no_progress():
+                    await _serve(host, say)
         root.cancel_scope.cancel()
 
 
@@ -196,10 +208,11 @@ async def _serve(host: HostDaemon, say: Say) -> None:
                         f"public   {public_url(url, addresses.public_host)}   (read-only, for anybody who can reach it)"
                     )
                 async with trio.open_nursery() as work:
+                    work.start_soon(partial(run_host_screen, partial(_shown, host), mode=config.screen))
                     work.start_soon(host.disk.keep_measured)
                     work.start_soon(keep_cool)
                     if config.helper:
-                        reach = InviteAddresses((addresses.grpc_address,), network.addresses())
+                        reach = InviteAddresses(addresses.grpc_addresses, network.addresses())
                         work.start_soon(keep_helper, _helper(host, addresses, reach, say))
                     keeper = await _unit_keeper(host, network) if host.run.manifest.num_parts else None
                     work.start_soon(_checkpointer(host, network, keeper).run, host.clock, host.offload)
@@ -210,9 +223,10 @@ async def _serve(host: HostDaemon, say: Say) -> None:
 def _helper(host: HostDaemon, addresses: HostAddresses, reach: InviteAddresses, say: Say) -> HelperContext:
     async def issue() -> str:
         now_unix_s, run = host.clock.unix_s(), host.run
-        return await host.writer.run(
+        issued = await host.writer.run(
             lambda ledger: issue_invite(ledger, run, reach, uses=1, hours=1.0, now_unix_s=now_unix_s)
         )
+        return issued.line
 
     return HelperContext(
         folder=host.run.folder.absolute() / HELPER_FOLDER,
@@ -333,6 +347,11 @@ async def _tick(host: HostDaemon) -> None:
 
 def _note(host: HostDaemon) -> None:
     host.events.note(host.tracker.picture(), host.clock.monotonic_s(), int(host.clock.unix_s()))
+
+
+def _shown(host: HostDaemon) -> HostView:
+    trouble = full_disk_sentence(host.config.state_dir) if host.disk.is_full else ""
+    return host_view(host.tracker.picture(), _events(host, NEW_EVENTS), host.clock.monotonic_s(), trouble)
 
 
 def _events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:

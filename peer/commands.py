@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 
 _PANEL: Final = "For volunteers"
 _HOSTS: Final = "For hosts"
-_LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add this folder's commands to the command line."""
     joining = ("potluck join potluck1:...", "potluck join --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle")
     app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*joining))(join)
-    app.command(rich_help_panel=_PANEL, epilog=examples("potluck pause --for 60", "potluck pause"))(pause)
+    app.command(rich_help_panel=_PANEL, epilog=examples("potluck pause --for 1h", "potluck pause"))(pause)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck resume"))(resume)
     asking = ("potluck doctor", "potluck doctor potluck1:...")
     app.command(cls=command_with_flags(_place), rich_help_panel=_PANEL, epilog=examples(*asking))(doctor)
@@ -77,6 +76,8 @@ def join(
         typer.echo("\n".join(dry_run_lines(config, flags, text)))
         return
 
+    _check_invite(config, text)
+    typer.echo("checking this machine and loading the training program, some seconds ...")
     from averaging.gc_freeze import frozen_imports
     from peer.checks.doctor import check_before_join
     from peer.training.worker_process import early_worker
@@ -90,6 +91,15 @@ def join(
         raise typer.Exit(run_peer(config, text, worker))
 
 
+def _check_invite(config: PeerConfig, text: str) -> None:
+    """Refuse an invite that cannot work, or none without an earlier run, before any slow import."""
+    import time
+
+    from peer.membership.joining import usable_invite
+
+    usable_invite(config.state_dir, text, time.time())
+
+
 def _whole(invite: list[str] | None) -> str:
     """The pasted line. A terminal or a chat may have put spaces into it; the shell then passes several arguments."""
     return "".join("".join(invite or ()).split())
@@ -99,8 +109,11 @@ _StateDir = Annotated[Path | None, typer.Option(help="Folder of identity and pro
 
 
 def pause(
-    minutes: Annotated[
-        float | None, typer.Option("--for", help="Minutes to pause; until `potluck resume` if not given.")
+    length: Annotated[
+        str | None,
+        typer.Option(
+            "--for", help="How long, as 30m, 1h or 2d; a number alone is minutes. Until `potluck resume` if not given."
+        ),
     ] = None,
     state_dir: _StateDir = None,
 ) -> None:
@@ -109,10 +122,9 @@ def pause(
 
     from peer.owner.controls_core import OwnerPause
     from peer.owner.pause_file import write_pause
-    from protocol.errors import UsageError
+    from peer.owner.pause_length import pause_minutes
 
-    if minutes is not None and not 0 < minutes <= _LONGEST_PAUSE_MINUTES:
-        raise UsageError(f"--for is {minutes:g}", f"minutes, more than 0 and at most {_LONGEST_PAUSE_MINUTES:,}")
+    minutes = None if length is None else pause_minutes(length)
     folder = _settings().load({"state_dir": state_dir}).state_dir
     until_unix_s = None if minutes is None else time.time() + minutes * 60
     write_pause(folder, OwnerPause(until_unix_s))

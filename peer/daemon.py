@@ -48,19 +48,18 @@ from peer.membership.incarnation import take_incarnation
 from peer.membership.joining import (
     Membership,
     admit,
-    check_invite,
     come_back,
     fetch_data,
-    invite_of_last_run,
     open_start_record,
     saved_membership,
+    usable_invite,
 )
 from peer.membership.kept_addresses import keep_addresses, with_kept
 from peer.membership.membership_upkeep import MembershipUpkeep
 from peer.membership.network_options import network_options
 from peer.membership.process_takeover import DirectoryClaim
 from peer.membership.revocations import Revocations
-from peer.membership.saved_membership import host_heard_s, is_known, run_folder, take_session
+from peer.membership.saved_membership import host_heard_s, run_folder, take_session
 from peer.owner.controls import open_controls
 from peer.owner.disk_use import keep_measured
 from peer.pipeline.lane_training import train_in_lanes
@@ -89,7 +88,7 @@ from peer.training.unit_trainer import UnitTrainer
 from peer.training.worker_process import EarlyWorker
 from protocol.host.reports import HELPING
 from protocol.identity.identity_file import HeldIdentity, open_identity
-from protocol.identity.invite import Invite, decode_invite
+from protocol.identity.invite import Invite
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.messages.start import StartRecord
@@ -109,11 +108,9 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
     Raises:
         PotluckError: with its exit code: a bad invite, a refusal, an unreachable host, an identity in use.
     """
-    invite = decode_invite(invite_text) if invite_text else invite_of_last_run(config.state_dir)
-    folder = run_folder(config.state_dir, invite.run_id)
     clock = SystemClock()
-    if not is_known(folder):
-        check_invite(invite, clock.unix_s())
+    invite = usable_invite(config.state_dir, invite_text, clock.unix_s())
+    folder = run_folder(config.state_dir, invite.run_id)
     check_listen_address(with_kept(config))
     device = choose_device(config.device)
     if config.max_gpu_memory_gb is not None:
@@ -126,7 +123,9 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
         comes_back = True
         with keep_log(log_path):
             if BLOCKS is None:
-                log.warning("codecs_not_compiled", costs="more processor time a round", mend="`potluck doctor` says how")
+                log.warning(
+                    "codecs_not_compiled", costs="more processor time a round", mend="`potluck doctor` says how"
+                )
             while comes_back:
                 session = take_session(config.state_dir, clock.unix_s())
                 comes_back = run_single_error(
@@ -196,7 +195,7 @@ async def _take_part(life: PeerSession, http_port: int) -> None:
         if saved is not None:
             membership, is_host_there = await come_back(saved, *arguments)
         else:
-            life.board.say("joining", "asking the coordinator for admission")
+            life.board.say("joining", "asking the host for admission")
             membership, is_host_there = await admit(*arguments), True
         watch = await stack.enter_async_context(open_plain_nursery())
         if is_host_there:

@@ -56,6 +56,14 @@ def whole(value: object) -> str:
     return "-" if found is None else f"{found:,.0f}"
 
 
+def done_percent(done: float, of: float) -> str:
+    """The share that is done, as "less than 0.1%", "0.4%" or "43%". Rounded down: a run is complete with its last token."""
+    percent = min(100.0, 100 * done / of) if of else 0.0
+    if 0 < percent < 0.1:
+        return "less than 0.1%"
+    return f"{int(10 * percent) / 10:.1f}%" if 0 < percent < 10 else f"{int(percent)}%"
+
+
 def several(count: float, thing: str) -> str:
     """As "1 round", "3 rounds" or "1,234.5 minutes"; for words that take an s."""
     return f"{count:,.10g} {thing}" if count == 1 else f"{count:,.10g} {thing}s"

@@ -38,9 +38,10 @@ from protocol.identity.identity import Identity
 from protocol.ids import PROTOCOL_VERSION
 from tests.forked import Forked, open_forked
 from tests.peer.checks.test_known_runs import keep
-from tests.protocol.identity.test_invite import INVITE
+from tests.peer.membership.test_joining import INVITE as EXPIRED
 
 ROOT = Path(__file__).parents[1]
+INVITE = replace(EXPIRED, expires_unix_s=4_000_000_000)
 HEAVY = {
     "torch",
     "numpy",
@@ -159,9 +160,9 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
         (["join", "--state-dir"], "--state-dir"),
         (["demo", "--tokens", "many"], "--tokens"),
         (["pause", "--for", "soon"], "--for"),
-        (["pause", "--for", "0"], "--for is 0"),
-        (["pause", "--for", "nan"], "--for is nan"),
-        (["pause", "--for", "inf"], "--for is inf"),
+        (["pause", "--for", "0"], "--for is '0'"),
+        (["pause", "--for", "nan"], "--for is 'nan'"),
+        (["pause", "--for", "inf"], "--for is 'inf'"),
         (["pause", "now"], "potluck pause --help"),
         (["doctor", "--no-such-flag"], "potluck doctor --help"),
         (["checkpoint", "export", "only-one"], "OUT_DIR"),
@@ -325,9 +326,32 @@ def test_join_with_what_is_no_invite_is_one_line_and_writes_nothing(
     assert not (tmp_path / "peer").exists()
 
 
-def test_join_on_a_machine_that_cannot_take_part_is_one_line_and_exit_4(tmp_path: Path) -> None:
+def test_join_refuses_an_expired_invite_before_anything_slow(tmp_path: Path) -> None:
+    assert "the invite expired" in _one_line(
+        _potluck("join", EXPIRED.encode(), "--state-dir", str(tmp_path / "peer")), 6
+    )
+
+
+@pytest.mark.parametrize("arguments", [("join",), ("invite",), ("status",), ("checkpoint", "list"), ("pause",)])
+def test_commands_that_need_no_model_import_neither_torch_nor_hivemind_nor_grpc(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    program = f"""
+import sys, potluck
+sys.argv = ["potluck", *{arguments!r}, "--state-dir", {str(tmp_path)!r}]
+code = potluck._run()
+sys.exit(code != 3 or bool({{"torch", "hivemind", "grpc"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_join_says_at_once_that_it_checks_and_loads_and_then_what_this_machine_lacks(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    line = _one_line(_potluck("join", GOOD, "--state-dir", str(tmp_path / "file")), 4)
+    done = _potluck("join", GOOD, "--state-dir", str(tmp_path / "file"))
+    assert done.stdout == "checking this machine and loading the training program, some seconds ...\n"
+    assert done.returncode == 4
+    (line,) = done.stderr.splitlines()
     assert line.startswith("potluck: disk: ")
     assert "choose another with --state-dir" in line
 
@@ -351,6 +375,7 @@ def test_invite_pasted_with_line_breaks_or_spaces_is_understood(
         heard.append(text)
         return 0
 
+    monkeypatch.setattr("peer.commands._check_invite", lambda *_: None)
     monkeypatch.setattr("peer.daemon.run_peer", run_peer)
     monkeypatch.setattr("peer.training.worker_process.early_worker", nullcontext)
     assert CliRunner().invoke(potluck.app, ["join", *pieces], catch_exceptions=False).exit_code == 0
@@ -408,6 +433,7 @@ def test_pause_and_resume_say_what_they_did(tmp_path: Path) -> None:
     (tmp_path / "identity").write_bytes(b"somebody")
     where = ("--state-dir", str(tmp_path))
     assert _potluck_from_its_start("pause", "--for", "30", *where).stdout.startswith("paused for 30 minutes")
+    assert _potluck("pause", "--for", "1h", *where).stdout.startswith("paused for 60 minutes")
     assert _potluck("pause", *where).stdout.startswith("paused until `potluck resume`")
     assert (tmp_path / "pause.json").read_text(encoding="utf8") == '{"until_unix_s":null}\n'
     assert _potluck_from_its_start("resume", *where).stdout == "the pause is over\n"
@@ -572,7 +598,8 @@ def test_completion_of_bash_knows_the_commands() -> None:
 
 
 def test_mistyped_command_is_answered_with_the_one_that_may_be_meant() -> None:
-    assert "Did you mean 'status'?" in _one_line(_potluck("statu"), 2)
+    line = _one_line(_potluck("statu"), 2)
+    assert line == "potluck: No such command 'statu'. Did you mean 'status'?"
 
 
 def test_log_level_that_there_is_not_is_one_line() -> None:
@@ -641,10 +668,12 @@ def test_log_beside_a_live_screen_does_not_tear_it_and_the_file_has_everything(
         log_to_stderr()
         with keep_log(tmp_path / "peer.log"), Live("the panel", console=console, auto_refresh=False):
             structlog.get_logger().info("round_waits")
-            structlog.get_logger().warning("apart")
+            for minutes in range(3):
+                structlog.get_logger().warning("apart", reason=f"apart from the run for {minutes} min")
     finally:
         structlog.configure(**before)
-    assert "apart" in terminal.getvalue()
+    assert terminal.getvalue().count("warning: apart from the run for 0 min") == 1
+    assert "apart from the run for 1 min" not in terminal.getvalue()
     assert "round_waits" not in terminal.getvalue()
     assert "round_waits" in (tmp_path / "peer.log").read_text()
 

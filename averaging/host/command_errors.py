@@ -59,4 +59,7 @@ def report_usage(error: Exception) -> int:
     message: Callable[[], str] = getattr(error, "format_message", error.__str__)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "potluck"
-    return report(UsageError(message().rstrip("."), f"what `{command} --help` describes", "mend it and try again"))
+    text = message().rstrip(".")
+    if text.endswith("?"):  # the answer is in the question
+        return report(UsageError(text))
+    return report(UsageError(text, f"what `{command} --help` describes", "mend it and try again"))

@@ -8,7 +8,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Protocol
 
-from protocol.tables import bits, duration, in_bytes, number, printable, short_count, shortened, whole
+from protocol.identity.names import peer_name
+from protocol.ids import PeerId
+from protocol.tables import bits, duration, in_bytes, number, printable, short_count, whole
 
 Row = Mapping[str, object]
 
@@ -33,7 +35,7 @@ class DaemonView:
         kind: "host" or "peer".
         folder: its state folder.
         is_running: whether it answered just now.
-        note: if it did not answer, why not and what is shown instead, in one sentence.
+        note: if it did not answer, that it does not run and how to start it, in one sentence.
         status: its present or last status; empty if nothing is known.
         lines: the status for people.
         peers: the peers that it knows, each with at least "peer" and "name".
@@ -114,10 +116,12 @@ def status_json(views: Sequence[DaemonView]) -> dict[str, object]:
 
 
 def _titled(view: DaemonView, lines: Sequence[str]) -> list[str]:
+    if not view.is_running and not view.status:
+        return [view.note]
     state = "running" if view.is_running else "not running"
     lines_of = [f"{view.kind}, {state}, in {view.folder}"]
-    if view.note:
-        lines_of.append(view.note)
+    if not view.is_running and view.status:
+        lines_of.append("its last status:")
     return lines_of + list(lines)
 
 
@@ -263,7 +267,7 @@ def _members(row: Row, names: Mapping[str, str]) -> str:
     weights = row.get("weights")
     shares = {str(peer): number(share) or 0.0 for peer, share in weights.items()} if isinstance(weights, dict) else {}
     largest = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{names.get(peer, shortened(peer, 12))} {100 * share:.0f}%" for peer, share in largest[:_NAMED]]
+    shown = [f"{names.get(peer) or peer_name(PeerId(peer))} {100 * share:.0f}%" for peer, share in largest[:_NAMED]]
     more = [f"{len(largest) - _NAMED} more"] if len(largest) > _NAMED else []
     return f"{len(largest)}: " + ", ".join(shown + more) if largest else "-"
 

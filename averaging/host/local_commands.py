@@ -69,7 +69,7 @@ class LocalCommands:
             typer.echo(self._write_trace(state_dir, trace))
             return
         views = self._look(state_dir)
-        _show(views, [json.dumps(status_json(views))] if as_json else status_text(views))
+        _show(views, [json.dumps(status_json(views))] if as_json else status_text(views), is_json=as_json)
 
     def peers(
         self,
@@ -87,7 +87,7 @@ class LocalCommands:
         from averaging.host.daemon_views import peers_json, peers_text, sorted_peers
 
         views = [view if sort is None else sorted_peers(view, sort) for view in self._look(state_dir)]
-        _show(views, [json.dumps(peers_json(views))] if as_json else peers_text(views))
+        _show(views, [json.dumps(peers_json(views))] if as_json else peers_text(views), is_json=as_json)
 
     def rounds(
         self,
@@ -99,7 +99,7 @@ class LocalCommands:
         from averaging.host.daemon_views import rounds_json, rounds_text
 
         views = self._look(state_dir)
-        _show(views, [json.dumps(rounds_json(views, last))] if as_json else rounds_text(views, last))
+        _show(views, [json.dumps(rounds_json(views, last))] if as_json else rounds_text(views, last), is_json=as_json)
 
     def logs(
         self,
@@ -207,10 +207,13 @@ class LocalCommands:
         return list({path.resolve(): path for path in (root, *below, *configured)}.values())
 
 
-def _show(views: Sequence[DaemonView], lines: Sequence[str]) -> None:
-    """Print the lines; then, if no daemon runs, raise the error whose exit code tells a script."""
-    for line in lines:
-        typer.echo(line)
-    if not any(view.is_running for view in views):
-        where = " or ".join(view.folder for view in views)
-        raise UnreachableError(f"nothing runs from {where}", "a running daemon", "start it: potluck host, potluck join")
+def _show(views: Sequence[DaemonView], lines: Sequence[str], *, is_json: bool) -> None:
+    """Print the lines; then, if no daemon runs, raise the error whose exit code tells a script. Nothing is told twice."""
+    if any(view.is_running for view in views):
+        for line in lines:
+            typer.echo(line)
+        return
+    if any(view.status for view in views) or is_json:
+        for line in lines:
+            typer.echo(line)
+    raise UnreachableError("; ".join(view.note for view in views))

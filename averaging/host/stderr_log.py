@@ -1,21 +1,26 @@
-"""The log lines that a command shows on standard error, also while a live screen is up."""
+"""The log on standard error. People get one plain sentence for each warning; POTLUCK_LOG shows every line as the log file has it."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
+from averaging.host.log_words import AlreadySaid, warning_sentence
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     import structlog
 
 _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+_FOR_PEOPLE: Final = frozenset(("warning", "error", "exception", "critical"))
 
 
 def log_to_stderr() -> None:
-    """Show log lines from the level POTLUCK_LOG on. Tracebacks are without local variables: those hold secrets.
+    """Show warnings and errors as sentences, or all log lines from the level POTLUCK_LOG on. Tracebacks are without local variables:
+    those hold secrets.
 
     Raises:
         ConfigError: POTLUCK_LOG is no level.
@@ -28,8 +33,8 @@ def log_to_stderr() -> None:
     renderer = structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
     )
-    # a level that the user has set is shown whole, even with a live screen
-    shown = renderer if "POTLUCK_LOG" in os.environ else _quiet_during_a_live_screen(renderer)
+    # a level that the user has set is shown whole
+    shown = renderer if "POTLUCK_LOG" in os.environ else _sentences(time.monotonic)
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"), shown],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -47,15 +52,16 @@ class _Stderr:
         sys.stderr.flush()
 
 
-def _quiet_during_a_live_screen(render: structlog.typing.Processor) -> structlog.typing.Processor:
-    """The same renderer, but while a live screen is up only for warnings and errors. The log file has all lines."""
+def _sentences(now_s: Callable[[], float]) -> structlog.typing.Processor:
+    """Drops what is no warning and what was said lately. The log file has all lines."""
+    said = AlreadySaid()
 
-    def shown(logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.ProcessorReturnValue:
+    def shown(_logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.ProcessorReturnValue:
         import structlog
-        from rich.file_proxy import FileProxy
 
-        if method in ("debug", "info") and isinstance(sys.stderr, FileProxy):
+        sentence = warning_sentence(event) if method in _FOR_PEOPLE else ""
+        if not sentence or not said.is_new(sentence, now_s()):
             raise structlog.DropEvent
-        return render(logger, method, event)
+        return sentence
 
     return shown

@@ -27,7 +27,8 @@ from averaging.rounds.traffic.result_ref import NamedResult
 from averaging.rounds.traffic.transfer import PIECE_BYTES
 from protocol.errors import LocalProtocolError, TransportError
 from protocol.identity.identity import Verifier
-from protocol.ids import CommitId, PeerId, Root, RunId, UnitName, short
+from protocol.identity.names import peer_name
+from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.messages.messages import Member, Proposal, ResultReady
 from protocol.rounds.messages.requests import ExchangeHello, FetchResult
 from protocol.rounds.schedule.proposal import both_codecs
@@ -95,7 +96,7 @@ class ExternalReducer:
         job = self._jobs.get(proposal.unit)
         reason = self._why_not(sender, proposal, job)
         if reason:
-            log.info("not_lent", unit=proposal.unit, by=short(sender), reason=reason)
+            log.info("not_lent", unit=proposal.unit, by=peer_name(sender), reason=reason)
             return
         if not self._asks_us(proposal):
             if job is not None:

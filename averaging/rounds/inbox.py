@@ -12,6 +12,7 @@ from averaging.network.seams.interfaces import Clock
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.identity.envelope import ReplayGuard, open_envelope
 from protocol.identity.identity import Verifier
+from protocol.identity.names import peer_name
 from protocol.ids import PeerId, RunId, UnitName, short
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.bundle import decode_bundle, encode_answer, is_bundle
@@ -97,5 +98,5 @@ class _Opened:
 
 
 def _refused(sender: PeerId, error: PotluckError) -> str:
-    log.info("message_refused", peer=short(sender), reason=error.one_line())
+    log.info("message_refused", peer=peer_name(sender), reason=error.one_line())
     return error.one_line()

@@ -20,7 +20,8 @@ import trio
 from averaging.network.seams.interfaces import Network, TookReply
 from averaging.rounds.lineage.round_context import Tasks, leaves
 from protocol.errors import ConnectionReset, LocalProtocolError, PeerUnreachable, PotluckError, RemoteProtocolError
-from protocol.ids import PeerId, short
+from protocol.identity.names import peer_name
+from protocol.ids import PeerId
 from protocol.rounds.messages.bundle import (
     LENGTH_BYTES,
     MAX_BUNDLE_BYTES,
@@ -230,7 +231,7 @@ class Outbox:
             for queued in batch:
                 nursery.start_soon(self._call_each, ROUND_CHANNEL, (peer,), queued.raw, partial(took, queued))
         if taken:
-            log.info("peer_knows_no_bundles", peer=short(peer))
+            log.info("peer_knows_no_bundles", peer=peer_name(peer))
             self._without_bundles[peer] = None
             while len(self._without_bundles) > MAX_PLAIN:
                 self._without_bundles.popitem(last=False)

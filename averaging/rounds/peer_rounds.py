@@ -31,6 +31,7 @@ from averaging.rounds.traffic.transfer import FETCH_CHANNEL, FRAME_WITHIN_S, rea
 from averaging.rounds.unit_service import RoundService
 from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
 from protocol.identity.identity import Verifier
+from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
 from protocol.rounds import heartbeat_interval as cadence
 from protocol.rounds.events import ApartNoted, Event, MessageArrived, PeerLost, PeersListed
@@ -100,6 +101,7 @@ class PeerRounds:
         self._inbox = Inbox(run_id, verifier, tools.clock, self._take)
         self._beats: dict[PeerId, tuple[float, UnitName]] = {}
         self._heartbeats = HeartbeatCache()
+        self._gone: set[PeerId] = set()
         self._own_beat: OwnBeat | None = None
         self._external_reducer: ExternalReducer | None = None
         self._stood_at: dict[tuple[PeerId, UnitName], CommitId] = {}
@@ -303,11 +305,14 @@ class PeerRounds:
         if isinstance(reply, PeerUnreachable):
             self._heartbeats.not_taken(peer)
         if is_gone(reply):
-            log.info("peer_gone", peer=short(peer), reason=reply.one_line())
+            # once, until it answers again: messages to a peer that is gone fail every second
+            (log.debug if peer in self._gone else log.info)("peer_gone", peer=peer_name(peer), reason=reply.one_line())
+            self._gone.add(peer)
             await self._lose(peer)
         elif isinstance(reply, PotluckError):
-            log.debug("not_delivered", to=short(peer), reason=reply.one_line())
+            log.debug("not_delivered", to=peer_name(peer), reason=reply.one_line())
         else:
+            self._gone.discard(peer)
             for service in self._services.values():
                 service.note_answer(peer)
 

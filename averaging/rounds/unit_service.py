@@ -26,6 +26,7 @@ from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.lineage_driver import LineageDriver
 from averaging.rounds.traffic.transfer import TransferService
 from protocol.errors import PotluckError, StorageError
+from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, UnitName, short
 from protocol.rounds import liveness, voting
 from protocol.rounds import machine as core
@@ -129,7 +130,7 @@ class RoundService:
         self._transfer = TransferService(
             config.unit, chain.tools.log, chain.tools.generations, chain.tools.grid, chain.certificates_after
         )
-        self._name = short(config.me.peer)
+        self._name = peer_name(config.me.peer)
         self.reason = "starting"
         self.waiting = ""
 

@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Offload
+from averaging.storage.full_disk import FULL_BYTES
 
 log = structlog.get_logger()
 
@@ -30,8 +31,13 @@ class DiskMeter:
     """Measures in a task of its own, so that readers of `room` never wait for a disk."""
 
     def __init__(self, folder: Path, offload: Offload) -> None:
-        self._folder, self._offload = folder, offload
+        self.folder, self._offload = folder, offload
         self.room: DiskRoom | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the last measurement found no room."""
+        return self.room is not None and self.room.free_bytes < FULL_BYTES
 
     async def keep_measured(self) -> None:
         """Measure until cancelled. After a failure `room` is None until the next measurement."""
@@ -44,5 +50,5 @@ class DiskMeter:
             await trio.sleep(LOOK_EVERY_S)
 
     def _look(self) -> DiskRoom:
-        use = shutil.disk_usage(self._folder)
+        use = shutil.disk_usage(self.folder)
         return DiskRoom(use.free, use.total)

@@ -110,7 +110,7 @@ class _Shell:
         # Runs in trio.
         with trio.move_on_after(CALL_LIMIT_S):
             return await call(request)
-        raise TemporaryError(f"no answer within {CALL_LIMIT_S:.0f} s", "a coordinator with time", "try again")
+        raise TemporaryError(f"no answer within {CALL_LIMIT_S:.0f} s", "a host with time", "try again")
 
     async def _guard(self, name: str, context: Context, work: Awaitable[bytes]) -> bytes:
         try:
@@ -122,7 +122,7 @@ class _Shell:
         except Exception as error:  # noqa: BLE001 - the edge to gRPC: logged, answered without a detail
             self._answered[name, "failed"] += 1
             _log.exception("call_failed", call=name, caller=context.peer())
-            await _abort(context, TemporaryError("the coordinator failed", "", f"try again ({type(error).__name__})"))
+            await _abort(context, TemporaryError("the host failed", "", f"try again ({type(error).__name__})"))
         self._answered[name, "ok"] += 1
         return reply
 

@@ -345,7 +345,7 @@ class CoordinatorService:
         guard, session = self._replays[domain], session_of(envelope.sequence)
         newest = guard.newest_session(envelope.sender)
         if session < newest:
-            raise superseded(session, newest)
+            raise superseded()
         if not guard.admit(envelope):
             raise RemoteProtocolError(
                 f"a repeated message of {envelope.sender}", "a new sequence number", "it was ignored"

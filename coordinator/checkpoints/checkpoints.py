@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from averaging.arithmetic.vectors import picked
+from averaging.host.progress import progress
 from averaging.state.state import UnitState, state_root
 from coordinator.ledger.ledger import CheckpointRow
 from protocol.errors import ConfigError, StorageError
@@ -184,10 +185,11 @@ def sync_path(path: Path) -> None:
 def _hash_file(path: Path) -> StoredFile:
     digest, size = sha256(), 0
     check_plain_file(path, "a file of a checkpoint", "use an older one: potluck checkpoint list")
-    with path.open("rb") as file:
+    with path.open("rb") as file, progress(f"verifying {path.name}", path.stat().st_size) as shown:
         while block := file.read(_READ_BYTES):
             digest.update(block)
             size += len(block)
+            shown.add(len(block))
     return StoredFile(sha256=digest.hexdigest(), num_bytes=size)
 
 

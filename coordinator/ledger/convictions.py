@@ -12,7 +12,7 @@ from coordinator.ledger.recorded_bans import record_ban
 from protocol.errors import ConfigError
 from protocol.host.reports import AckPair
 from protocol.identity.names import peer_name
-from protocol.ids import PeerId, RunId, short
+from protocol.ids import PeerId, RunId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.double_votes import Conviction, conviction_of, double_voters
 from protocol.rounds.lineage.record_rules import SignatureCheck
@@ -76,7 +76,7 @@ class Convictions:
             return [(each.voter, each.words, self._banned(ledger, each, now_unix_s)) for each in new]
 
         for voter, words, trouble in await self._ledger.run(ban_all):
-            _log.warning("voter_convicted", peer=short(voter), name=peer_name(voter), reason=words, trouble=trouble)
+            _log.warning("voter_convicted", peer=peer_name(voter), reason=words, trouble=trouble)
 
     def _banned(self, ledger: Ledger, conviction: Conviction, now_unix_s: float) -> str:
         """Why a convicted voter is not banned; empty once it is."""

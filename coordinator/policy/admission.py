@@ -78,7 +78,7 @@ def clock_error(peer_unix_s: float, now_unix_s: float) -> RefusedError | None:
         return None
     side = "ahead of" if skew_s > 0 else "behind"
     return RefusedError(
-        f"this machine's clock is {abs(skew_s) / 60:.0f} minutes {side} the coordinator's",
+        f"this machine's clock is {abs(skew_s) / 60:.0f} minutes {side} the host's",
         f"a difference of at most {MAX_CLOCK_SKEW_S / 60:.0f} minutes",
         "set the clock (for example: sudo timedatectl set-ntp true) and join again",
     )
@@ -92,11 +92,11 @@ def _request_error(facts: AdmissionFacts, now_unix_s: float) -> PotluckError | N
     if facts.protocol_version != PROTOCOL_VERSION:
         return VersionError(
             f"a peer with protocol version {facts.protocol_version}",
-            f"version {PROTOCOL_VERSION}, which the coordinator speaks",
+            f"version {PROTOCOL_VERSION}, which the host speaks",
             "install the same release of potluck on both sides",
         )
     if not facts.is_same_run:
-        return RefusedError("a request for another run", "this coordinator's run", "ask the host for a new invite")
+        return RefusedError("a request for another run", "this host's run", "ask the host for a new invite")
     if error := clock_error(facts.peer_unix_s, now_unix_s):
         return error
     if facts.is_banned:
@@ -110,7 +110,7 @@ def invite_error(invite: InviteFacts | None, now_unix_s: float) -> PotluckError 
     """The reason why this invite admits nobody now, else None."""
     remedy = "ask the host for a new one (potluck invite)"
     if invite is None:
-        return RefusedError("an invite that this coordinator did not make", "an invite of this run", remedy)
+        return RefusedError("an invite that this host did not make", "an invite of this run", remedy)
     if invite.is_withdrawn:
         return RefusedError("an invite that the host has withdrawn", "an invite still valid", remedy)
     if now_unix_s >= invite.expires_unix_s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -56,6 +56,9 @@ class HostConfig(DaemonSettings):
 
     public_http_port: Port | None = None
     """Port of the read-only status page for anybody; 0 for any free one. No such page if not given."""
+
+    screen: Literal["auto", "live", "plain"] = "auto"
+    """How the run is shown: live redraws one screen, plain prints a line a round; auto takes live on a terminal."""
 
     invite_uses: Annotated[int, Field(ge=1, le=100_000)] = 100
     """How many peers the invite that is printed at the start admits."""

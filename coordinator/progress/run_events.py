@@ -10,6 +10,7 @@ from typing import Final, Literal
 from coordinator.progress.run_view import LIVE_S, PeerEntry, RunPicture, TimedRound
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
+from protocol.rounds.messages.requests import NO_PART
 
 MAX_EVENTS: Final = 500
 """Number of newest events that are kept: some hours of a run."""
@@ -89,9 +90,11 @@ def _between(
         if timed.row.commit not in known and (timed.row.index > newest or before.rounds):
             yield _round(timed)
     if after.num_forks > before.num_forks:
-        yield _NewEvent("trouble", "the run has forked: two lineages are followed until they meet")
+        yield _NewEvent(
+            "trouble", "the run goes on in two branches until they meet: some peers cannot reach the others"
+        )
     elif after.num_forks < before.num_forks:
-        yield _NewEvent("run", "one of the lineages is not followed any more")
+        yield _NewEvent("run", "one of the branches is not followed any more")
     frozen, was_frozen = ({u.unit: u.why_frozen for u in each.units if u.is_frozen} for each in (after, before))
     for unit in sorted(frozen.keys() - was_frozen.keys()):
         yield _NewEvent("trouble", f"{unit} is frozen: {frozen[unit]}")
@@ -147,8 +150,9 @@ def _round(timed: TimedRound) -> _NewEvent:
         text += f", {row.coverage:.0%} covered"
     if row.lost:
         text += f", {row.lost:.1%} of the mean had no room"
-    if row.omitted:
-        text += "; left out: " + ", ".join(f"{peer_name(peer)} ({reason})" for peer, reason in row.omitted)
+    left_out = [f"{peer_name(peer)} ({reason})" for peer, reason in row.omitted if reason != NO_PART]
+    if left_out:
+        text += f"; left out: {', '.join(left_out)}"
     if row.is_lone:
-        return _NewEvent("trouble", f"{text}; committed alone, without a quorum")
+        return _NewEvent("trouble", f"{text}; made by one peer alone")
     return _NewEvent("round", text)

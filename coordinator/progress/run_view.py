@@ -17,7 +17,7 @@ from coordinator.progress.run_core import RunState
 from coordinator.progress.stage_commits import StageCommits, counted_everywhere, partial_lanes
 from coordinator.progress.stage_view import LaneSummary, PipelineSummary, StageSummary, pipeline_summary
 from coordinator.progress.unit_holders import UnitHolders
-from protocol.estimates.eta import ETA_ROUNDS, ProgressPoint, time_left_s
+from protocol.estimates.eta import ProgressPoint, speeds, time_left_s
 from protocol.host.reports import HELPING, PeerReport
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -35,6 +35,9 @@ FETCHING_S: Final = 10.0
 """How long missing commits count as being fetched after one of them arrived, in seconds: some reports."""
 
 Json = Mapping[str, object]
+
+_ROUNDS_FOR_ETA: Final = 1000
+"""Rounds to look back on for the time left. A host that was away finds hundreds at once, and they count as one look."""
 
 _OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans"})
 
@@ -157,8 +160,11 @@ def root_by_majority(peers: Mapping[PeerId, PeerEntry], commit: CommitId) -> Roo
 
 def eta_s(rounds: Sequence[TimedRound], total_tokens: int, target_tokens: int) -> float | None:
     """Seconds until the target at the speed of the latest rounds; None before the second round."""
-    points = [ProgressPoint(timed.total_tokens, timed.seen_unix_s) for timed in rounds[-ETA_ROUNDS:]]
-    return time_left_s(points, total_tokens, target_tokens)
+    return time_left_s(_points(rounds[-_ROUNDS_FOR_ETA:]), total_tokens, target_tokens)
+
+
+def _points(rounds: Sequence[TimedRound]) -> list[ProgressPoint]:
+    return [ProgressPoint(timed.total_tokens, timed.seen_unix_s) for timed in rounds]
 
 
 def _peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float) -> Json:
@@ -333,6 +339,8 @@ def status_json(picture: RunPicture, now_s: float) -> Json:
     return {
         **now_json(picture, now_s),
         "rounds": [round_json(t.row, t.total_tokens, t.seen_unix_s) for t in picture.rounds],
+        "speeds": [list(point) for point in speeds(_points(picture.rounds))],
+        "names": {peer: peer_name(peer) for peer in _named(picture)},
         "heldout": _curve(picture.loss_points, "heldout"),
         "heldout_experts": {
             unit.unit: _curve(picture.loss_points, expert_kind(expert)) for expert, unit in enumerate(picture.units)
@@ -345,6 +353,14 @@ def status_json(picture: RunPicture, now_s: float) -> Json:
             "pairs_nats_per_byte": picture.pairs_nats_per_byte,
         },
     }
+
+
+def _named(picture: RunPicture) -> list[PeerId]:
+    """All peers that the status mentions, also those that this process of the host has not heard."""
+    members = {
+        peer for timed in picture.rounds for peer in (*timed.row.members, *(peer for peer, _ in timed.row.omitted))
+    }
+    return sorted({*picture.peers, *members})
 
 
 def public_json(status: Json) -> Json:

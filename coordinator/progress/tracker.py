@@ -98,7 +98,7 @@ class RunTracker:
         config = run.manifest.config.run
         self._rules = RunRules(config.min_members, config.max_members, config.total_tokens)
         self._state = RunState()
-        self._reason = "the coordinator has just started"
+        self._reason = "the host has just started"
         self._chain: ChainLog | None = None
         self._start_record = b""
         self._peers: dict[PeerId, PeerEntry] = {}

@@ -45,6 +45,4 @@ def fetch_status(state_dir: Path | None) -> dict[str, object]:
     try:
         return get_json(read_status_address(folder) + "/api/status")
     except (UnreachableError, ConfigError, StorageError) as error:
-        raise UnreachableError(
-            f"no host runs from {folder} ({error.found})", "a running host", "start it with: potluck host run.toml"
-        ) from error
+        raise UnreachableError(f"no host runs from {folder}", "", "start it with: potluck host run.toml") from error

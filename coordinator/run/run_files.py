@@ -28,10 +28,11 @@ from averaging.data.packing.expert_shards import check_each_expert
 from averaging.data.packing.packing import NO_START, Packing, pack
 from averaging.data.packing.read_back import ReadBackTokenizer
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
-from averaging.data.sources.sources import open_source
+from averaging.data.sources.sources import open_source, source_bytes
 from averaging.data.sources.texts import Split, Text, whole_documents
 from averaging.data.tokenizer import Tokenizer
 from averaging.data.vocabulary import FileTokenizer, open_tokenizer
+from averaging.host.progress import progress
 from coordinator.run.hosted_runs import MANIFEST_FILE
 from coordinator.run.run_checks import check_new_run, check_start_tokenizer
 from coordinator.run.run_router import packed_texts, routing_of
@@ -227,14 +228,15 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        encoder, texts = _checked(tokenizer, read())
-        dataset = pack(
-            texts,
-            encoder,
-            unfinished,
-            Packing(data.shard_bytes, data.source, source.licence, start=start, routing=routing),
-            yardsticks.add,
-        )
+        with progress("packing the data", source_bytes(data, base)) as shown:
+
+            def seen(text: Text) -> None:
+                yardsticks.add(text)
+                shown.add(len(text.data))
+
+            encoder, texts = _checked(tokenizer, read())
+            packing = Packing(data.shard_bytes, data.source, source.licence, start=start, routing=routing)
+            dataset = pack(texts, encoder, unfinished, packing, seen)
         _report_loss(encoder)
         _check_enough(config, dataset)
         check_each_expert(dataset, config.model.context_tokens + 1)

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from averaging.host.daemon_views import rows_of
-from protocol.tables import bits, duration, in_bytes, printable, several
+from protocol.identity.names import peer_name
+from protocol.ids import PeerId
+from protocol.rounds.messages.requests import NO_PART
+from protocol.tables import bits, done_percent, duration, in_bytes, printable, several
 
 PARTIAL_SHOWN: Final = 3
 """Most lane rounds that are shown of those that a stage lacks, newest first."""
@@ -18,7 +21,7 @@ def _number(row: Mapping[str, object], name: str) -> float:
 
 
 def _loss_line(status: Mapping[str, object]) -> str:
-    parts = []
+    parts: list[str] = []
     for name, label in (("train_loss", "training"), ("heldout", "held-out"), ("prose", "prose")):
         rows = rows_of(status.get(name))
         if rows:
@@ -26,8 +29,8 @@ def _loss_line(status: Mapping[str, object]) -> str:
             parts.append(f"{label} {bits(rows[-1].get('nats'))}{each}")
     marks = status.get("yardsticks")
     if isinstance(marks, dict):
-        parts.append(f"zlib {_number(marks, 'zlib_bits_per_byte'):.3f}")
-        parts.append(f"pairs {bits(marks.get('pairs_nats_per_byte'))}")
+        zlib, pairs = _number(marks, "zlib_bits_per_byte"), bits(marks.get("pairs_nats_per_byte"))
+        parts.append(f"to beat: zlib {zlib:.3f}, a table of byte pairs {pairs}")
     return "bits per byte: " + ", ".join(parts)
 
 
@@ -48,14 +51,17 @@ def _peer_line(row: Mapping[str, object]) -> str:
     )
 
 
+def named(names: Mapping[object, object], peer: object) -> str:
+    """The name of a peer, also of one that the host has not heard."""
+    return str(names.get(peer) or peer_name(PeerId(str(peer))))
+
+
 def _round_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     weights = row.get("weights")
     shares = weights.items() if isinstance(weights, dict) else ()
-    members = ", ".join(f"{names.get(peer, peer)} {100 * share:.0f}%" for peer, share in shares)
-    omitted = rows_of(row.get("omitted"))
-    left_out = "; left out: " + ", ".join(
-        f"{names.get(o.get('peer'), o.get('peer'))} ({o.get('reason')})" for o in omitted
-    )
+    members = ", ".join(f"{named(names, peer)} {100 * share:.0f}%" for peer, share in shares)
+    omitted = [each for each in rows_of(row.get("omitted")) if each.get("reason") != NO_PART]
+    left_out = "; left out: " + ", ".join(f"{named(names, o.get('peer'))} ({o.get('reason')})" for o in omitted)
     lost = _number(row, "lost")
     no_room = f"; {lost:.1%} of the mean had no room" if lost else ""
     return f"last round {row.get('index')}: {members}{left_out if omitted else ''}{no_room}"
@@ -81,7 +87,7 @@ def _stage_line(row: Mapping[str, object]) -> str:
 def _lane_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     members = row.get("members")
     stages = [stage for stage in members if isinstance(stage, list)] if isinstance(members, list) else []
-    shown = [" + ".join(str(names.get(peer, peer)) for peer in stage) or "nobody" for stage in stages]
+    shown = [" + ".join(named(names, peer) for peer in stage) or "nobody" for stage in stages]
     return f"lane {row.get('lane')}: {', '.join(shown)}; {_number(row, 'tokens_per_s'):,.0f} tokens/s"
 
 
@@ -103,34 +109,54 @@ def _bytes_line(units: Mapping[object, object]) -> str:
 
 def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     holders = row.get("holders")
-    held_by = ", ".join(str(names.get(peer, peer)) for peer in holders) if isinstance(holders, list) else ""
+    held_by = ", ".join(named(names, peer) for peer in holders) if isinstance(holders, list) else ""
     nobody = f"frozen: {row.get('why')}" if row.get("frozen") else "held by nobody at the moment"
     where = f"held by {held_by}" if held_by else nobody
     return f"{row.get('unit')}: round {row.get('index')}, {where}"
 
 
+def headline(status: Mapping[str, object]) -> str:
+    """The run and its phase; why it does not train, where it does not."""
+    why = "" if status.get("phase") == "training" else f": {status.get('reason')}"
+    return f"{status.get('run')}: {status.get('phase')}{why}"
+
+
+def progress(status: Mapping[str, object]) -> str:
+    """The round, the tokens and the time left."""
+    done, target, left_s = _number(status, "total_tokens"), _number(status, "target_total_tokens"), status.get("eta_s")
+    left = "time left: not known yet" if left_s is None else f"{duration(left_s)} to go"
+    end = "done" if status.get("phase") == "finished" else left
+    return f"round {status.get('index')}, {done:,.0f} of {target:,.0f} tokens ({done_percent(done, target)}), {end}"
+
+
+def alerts(status: Mapping[str, object]) -> list[str]:
+    """Each thing that needs the host's eye, in one sentence; empty while all is well."""
+    found = [_missing_line(row) for row in rows_of(status.get("missing"))]
+    found += [
+        f"{row.get('unit')} is frozen: {row.get('why')}" for row in rows_of(status.get("units")) if row.get("frozen")
+    ]
+    if forks := int(_number(status, "forks")):
+        found.append(f"the run goes on in {forks + 1} branches until they meet: some peers cannot reach the others")
+    if bans := int(_number(status, "bans")):
+        found.append(f"{several(bans, 'peer')} banned")
+    return [printable(text) for text in found]
+
+
 def status_lines(status: Mapping[str, object]) -> Sequence[str]:
-    """The run in a few lines: progress, loss, peers, last round, newest checkpoint."""
-    done, target = _number(status, "total_tokens"), _number(status, "target_total_tokens")
-    share = min(100.0, 100 * done / target) if target else 0.0  # the last round exceeds the target a little
+    """The run in a few lines: what is unusual, progress, loss, peers, last round, newest checkpoint."""
     peers, rounds, checkpoints = (rows_of(status.get(name)) for name in ("peers", "rounds", "checkpoints"))
-    progress = f"round {status.get('index')}, {done:,.0f} of {target:,.0f} tokens ({share:.0f}%), "
-    progress += f"{duration(status.get('eta_s'))} to go"
     lines = [
-        f"{status.get('run')}: {status.get('phase')}, {status.get('reason')}",
-        progress,
+        headline(status),
+        *alerts(status),
+        progress(status),
         _loss_line(status),
         several(len(peers), "peer"),
         *(_peer_line(row) for row in peers),
     ]
     if status.get("restarted"):
         lines.append(f"the host {status['restarted']}")
-    counts = ", ".join(f"{name} {_number(status, name):.0f}" for name in ("bans", "forks") if _number(status, name))
-    if counts:
-        lines.append(counts)
     if rounds:
         lines.append(_round_line(rounds[-1], {row.get("peer"): row.get("name") for row in peers}))
-    lines.extend(_missing_line(row) for row in rows_of(status.get("missing")))
     if units := rows_of(status.get("units")):
         names = {row.get("peer"): row.get("name") for row in peers}
         lines.extend(_unit_line(row, names) for row in units)

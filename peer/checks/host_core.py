@@ -191,7 +191,9 @@ def _clock(answer: Answer) -> Finding:
 def _reach(reach: ReachReport | PortTaken | Unread | None) -> Finding:
     name = "reachable"
     if reach is None:
-        return Finding(name, Level.OK, "outbound only, as --no-listen asks: contributes fully, reduces nothing")
+        return Finding(
+            name, Level.OK, "others cannot connect, as --no-listen asks; the work counts in full all the same"
+        )
     if isinstance(reach, Unread):
         return unread(name, reach)
     if isinstance(reach, PortTaken):
@@ -232,22 +234,18 @@ def _bulk(bulk: ReachReport | PortTaken | Unread) -> Finding:
 
 def outbound_only(reach: ReachReport) -> Finding:
     """The finding for a peer that the host could not connect back to."""
-    found = f"outbound only: the host could not connect back to {reach.seen_as} port {reach.port}"
+    found = f"others cannot connect: the host could not connect back to {reach.seen_as} port {reach.port}"
+    other = "; or join with --no-listen: the work counts in full all the same"
+    return Finding("reachable", Level.WARN, found, f"{open_way(reach)}{other}")
+
+
+def open_way(reach: ReachReport) -> str:
+    """How the owner lets others connect."""
     if reach.listen_host in ("127.0.0.1", "::1", "localhost"):
-        return Finding(
-            "reachable",
-            Level.WARN,
-            found,
-            "take connections with --listen-host ::, or announce none with --no-listen",
-        )
+        return "take connections with --listen-host ::"
     if reach.is_own_address:
-        fix = f"open TCP port {reach.port} in the firewall and join with --listen-port {reach.port}"
-    else:
-        flags = f"--listen-port {reach.port} --announce-host {reach.seen_as}"
-        fix = f"forward TCP port {reach.port} of the router to this machine and join with {flags}"
-    return Finding(
-        "reachable", Level.WARN, found, f"{fix}; or join with --no-listen: it contributes fully and reduces nothing"
-    )
+        return f"open TCP {reach.port} in the firewall and join with --listen-port {reach.port}"
+    return f"forward TCP {reach.port} to it and join with --listen-port {reach.port} --announce-host {reach.seen_as}"
 
 
 def _line(line: Line | Unread, needed_bits_per_s: float) -> Finding:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -17,6 +20,12 @@ from protocol.errors import RefusedError
 
 log = structlog.get_logger()
 
+TOLD_FILE: Final = "told_outbound_only"
+"""In the state folder: what the owner was told about connections."""
+
+_PORT: Final = re.compile(r"\b[0-9]{4,5}\b")
+"""A port that nobody chose is another one at each start."""
+
 WITHIN_S: Final = 6.0
 """The host tries for three seconds. No start waits longer than this for a slow host."""
 
@@ -28,8 +37,23 @@ async def find_outbound_only(
     reach = await _ask(config, client, credential) if is_host_there else None
     is_outbound = is_outbound_only(no_listen=config.no_listen, announce_host=config.announce_host, reach=reach)
     if is_outbound and isinstance(reach, ReachReport):
-        log.warning("nobody_can_connect", reason=outbound_sentence(reach))
+        _tell_once(config.state_dir, outbound_sentence(reach))
     return is_outbound
+
+
+def _tell_once(state_dir: Path, sentence: str) -> None:
+    """Warn the owner, but not again at each start while it is the same. A file that cannot be kept only costs another warning."""
+    path = state_dir / TOLD_FILE
+    try:
+        was_told = _PORT.sub("", path.read_text(encoding="utf8")) == _PORT.sub("", sentence)
+    except (OSError, UnicodeError):
+        was_told = False
+    if was_told:
+        log.info("nobody_can_connect", reason=sentence)
+        return
+    log.warning("nobody_can_connect", reason=sentence)
+    with suppress(OSError):
+        path.write_text(sentence, encoding="utf8")
 
 
 async def _ask(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from peer.checks.host_core import PortTaken, ReachReport, outbound_only
+from peer.checks.host_core import PortTaken, ReachReport, open_way
 from peer.checks.machine_core import Unread
 
 
@@ -23,9 +23,10 @@ def is_outbound_only(*, no_listen: bool, announce_host: str, reach: ReachReport 
 
 
 def outbound_sentence(reach: ReachReport) -> str:
-    """The sentence for the owner, with the flag that fixes it."""
-    finding = outbound_only(reach)
-    return f"{finding.found}, so others are told not to wait for it as a reducer; to mend it: {finding.fix}"
+    """The sentences for the owner, with the flag that changes it."""
+    return (
+        f"Others cannot connect to this machine; your work counts in full all the same. To help more: {open_way(reach)}"
+    )
 
 
 def _is_loopback(seen_as: str) -> bool:

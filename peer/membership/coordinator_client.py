@@ -136,11 +136,11 @@ def _explain(error: grpc.aio.AioRpcError, address: str) -> PotluckError:
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return CallTimeout(
-                f"no answer from the coordinator at {address}", "one in time", "it may be busy or cut off"
+                f"no answer from the run's host at {address}", "one in time", "it may be busy or cut off"
             )
         case grpc.StatusCode.UNAVAILABLE if any(word in details.lower() for word in _TLS_WORDS):
             return RefusedError(
-                f"the server at {address} is not the coordinator that made the invite",
+                f"the server at {address} is not the host that made the invite",
                 "a certificate under the CA in the invite",
                 "check the address, or ask the host for a new invite",
             )
@@ -148,20 +148,20 @@ def _explain(error: grpc.aio.AioRpcError, address: str) -> PotluckError:
             # "failed to connect to all addresses; last error: UNKNOWN: ipv4:...: Connection refused": keep the last part.
             cause = details.rpartition(": ")[2].strip(" ]")
             return UnreachableError(
-                f"no coordinator answers at {address} ({cause})",
-                "a running `potluck host`",
-                "check host and firewall",
+                f"the run's host does not answer at {address} ({cause})",
+                "",
+                "try later, or ask whoever gave you the invite",
             )
         case grpc.StatusCode.UNIMPLEMENTED:
             return VersionError(
-                f"the server at {address} does not know the call", "a coordinator of this version", "use one release"
+                f"the server at {address} does not know the call", "a host of this version", "use one release"
             )
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return CallTimeout(
-                f"the coordinator at {address} is overloaded", "room for a call", "it will be tried again"
+                f"the run's host at {address} is overloaded", "room for a call", "it will be tried again"
             )
         case code:
-            return UnreachableError(f"the call to {address} failed: {code.name} ({details})", "a coordinator")
+            return UnreachableError(f"the call to {address} failed: {code.name} ({details})", "a host")
 
 
 def _is_worth_another_address(error: PotluckError) -> bool:
@@ -203,7 +203,7 @@ class _Lines:
         except grpc.aio.AioRpcError as error:
             raise _explain(error, address) from error
         if not isinstance(event, bytes):  # grpc.aio.EOF
-            raise UnreachableError(f"the coordinator at {address} ended the watch", "a running coordinator")
+            raise UnreachableError(f"the run's host at {address} ended the watch", "a running host")
         return event
 
     async def cancel(self, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> None:
@@ -266,8 +266,8 @@ class CoordinatorClient:
         if len(failures) == 1:
             raise failures[0]
         raise UnreachableError(
-            f"no coordinator answers at {', '.join(self._endpoint.addresses)}",
-            "a running `potluck host`",
+            f"the run's host does not answer at {' or '.join(self._endpoint.addresses)}",
+            "",
             failures[-1].remedy if failures else "ask the host for a new invite",
         )
 
@@ -297,7 +297,7 @@ class CoordinatorClient:
         reply = pb.ClockReply.FromString(await self._call("Clock", pb.ClockRequest().SerializeToString()))
         if reply.protocol_version != PROTOCOL_VERSION:
             raise VersionError(
-                f"a coordinator with protocol version {reply.protocol_version}",
+                f"a host with protocol version {reply.protocol_version}",
                 f"version {PROTOCOL_VERSION}",
                 "install the run's release of potluck",
             )
@@ -438,7 +438,7 @@ async def open_coordinator_client(
         RefusedError: the invite names no address.
     """
     if not endpoint.addresses:
-        raise RefusedError("an invite without a coordinator address", "at least one host:port", "ask for a new invite")
+        raise RefusedError("an invite without a host's address", "at least one host:port", "ask for a new invite")
     lines = _Lines(endpoint)
     try:
         yield CoordinatorClient(endpoint, caller, lines, thread)

@@ -18,6 +18,7 @@ from peer.membership.saved_membership import lasting
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, TransportError
 from protocol.identity.credential import check_credential
 from protocol.identity.identity import Signer, Verifier
+from protocol.identity.names import peer_name
 from protocol.ids import PeerId, RunId, short
 from protocol.rounds.lineage.chain_link import ChainLink
 
@@ -211,7 +212,7 @@ class CredentialCache:
             try:
                 self._take(peer, entry.value)
             except PotluckError as error:
-                log.debug("record_refused", peer=short(peer), reason=error.one_line())
+                log.debug("record_refused", peer=peer_name(peer), reason=error.one_line())
         listed = {PeerId(e.subkey) for e in entries}
         self._values = {peer: value for peer, value in self._values.items() if peer in listed}
         self._addresses = {peer: addresses for peer, addresses in self._addresses.items() if peer in listed}
@@ -251,10 +252,10 @@ class CredentialCache:
         try:
             self._admit(peer, await self._network.call(peer, CREDENTIAL_CHANNEL, b"", timeout_s=ASK_WITHIN_S))
         except TransportError as error:
-            log.debug("credential_not_asked", peer=short(peer), reason=error.one_line())
+            log.debug("credential_not_asked", peer=peer_name(peer), reason=error.one_line())
             return None
         except PotluckError as error:
-            log.debug("credential_refused", peer=short(peer), reason=error.one_line())
+            log.debug("credential_refused", peer=peer_name(peer), reason=error.one_line())
             return False
         return True
 

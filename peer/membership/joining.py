@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -18,12 +18,13 @@ from averaging.data.shard_exchange import fetch_shard
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache, parse_dataset
 from averaging.network.seams.asyncio_thread import open_plain_nursery
 from averaging.network.seams.interfaces import Clock, Network
-from peer.membership.coordinator_client import CoordinatorClient
 from peer.membership.saved_membership import (
     SavedMembership,
     host_heard_s,
+    is_known,
     last_run_folder,
     load_membership,
+    run_folder,
     save_membership,
 )
 from protocol.errors import (
@@ -39,14 +40,18 @@ from protocol.host.calls import START_DOMAIN
 from protocol.identity.credential import check_credential, key_pem, make_request, make_tls_key
 from protocol.identity.envelope import open_envelope
 from protocol.identity.identity import Identity
-from protocol.identity.invite import Invite
+from protocol.identity.invite import Invite, decode_invite
 from protocol.identity.names import peer_name
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, Root, RunId, short
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body
 from protocol.run.manifest import RunManifest, open_manifest
+from protocol.tables import duration, in_bytes
 from protocol.tensors.tensor_schema import TensorSchema
+
+if TYPE_CHECKING:
+    from peer.membership.coordinator_client import CoordinatorClient  # imports grpc
 
 log = structlog.get_logger()
 
@@ -141,6 +146,20 @@ def check_invite(invite: Invite, now_unix_s: float) -> None:
     invite.ensure_fresh(now_unix_s)
 
 
+def usable_invite(state_dir: Path, text: str, now_unix_s: float) -> Invite:
+    """The invite in `text`, or that of the last run for an empty one, checked without network and without writing anything. A run
+    that was joined before needs no fresh invite.
+
+    Raises:
+        ConfigError, RefusedError: as `decode_invite`, `check_invite` and `invite_of_last_run`.
+        StorageError, RemoteProtocolError, VersionError: as `invite_of_last_run`.
+    """
+    invite = decode_invite(text) if text else invite_of_last_run(state_dir)
+    if not is_known(run_folder(state_dir, invite.run_id)):
+        check_invite(invite, now_unix_s)
+    return invite
+
+
 def invite_of_last_run(state_dir: Path) -> Invite:
     """An invite without a secret to the run that was joined last. Only a known peer can use it.
 
@@ -174,7 +193,7 @@ def _check_clock(ahead_s: float) -> None:
         return
     side = "behind" if ahead_s > 0 else "ahead of"
     raise RefusedError(
-        f"this machine's clock is {abs(ahead_s):.0f} s {side} the coordinator's",
+        f"this machine's clock is {abs(ahead_s):.0f} s {side} the host's",
         f"at most {MAX_CLOCK_ERROR_S:.0f} s",
         CLOCK_REMEDY,
     )
@@ -262,9 +281,11 @@ async def fetch_data(
         UnreachableError: nobody gave a shard for ten minutes.
     """
     missing = [entry for entry in files if not await trio.to_thread.run_sync(cache.has, entry)]
-    for position, entry in enumerate(missing):
-        fetching = f"fetching data: shard {position + 1} of {len(missing)}"
+    began_s, all_bytes, here_bytes = trio.current_time(), sum(entry.num_bytes for entry in missing), 0
+    for entry in missing:
+        fetching = _data_progress(here_bytes, all_bytes, trio.current_time() - began_s)
         on_progress(fetching)
+        here_bytes += entry.num_bytes
         silence, data = _Silence(fetching, on_progress), None
         with trio.move_on_after(DATA_WITHIN_S):
             async with open_plain_nursery() as nursery:
@@ -277,6 +298,12 @@ async def fetch_data(
                 f"nobody gave data shard {entry.sha256[:8]}{why}", "the host or one peer that has it", "try again later"
             )
         await trio.to_thread.run_sync(cache.put, entry, data)
+
+
+def _data_progress(here_bytes: int, num_bytes: int, took_s: float) -> str:
+    left_s = (num_bytes - here_bytes) * took_s / here_bytes if here_bytes else None
+    left = "time left: not known yet" if left_s is None else f"{duration(left_s)} to go"
+    return f"fetching the run's data: {in_bytes(here_bytes)} of {in_bytes(num_bytes)}, {left}"
 
 
 class _Silence:
@@ -319,7 +346,7 @@ async def _fetch_one(network: Network, entry: HashedFile, donors: Sequence[PeerI
             data = await fetch_shard(network, donor, asked, num_bytes, timeout_s=SHARD_WITHIN_S, on_bytes=silence.ends)
         except PotluckError as error:
             silence.reason = f"{peer_name(donor)}: {error.found}"
-            log.debug("shard_not_fetched", donor=short(donor), reason=error.one_line())
+            log.debug("shard_not_fetched", donor=peer_name(donor), reason=error.one_line())
             continue
         if data is not None:
             return data

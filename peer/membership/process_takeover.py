@@ -89,7 +89,7 @@ class DirectoryClaim:
             seen = self._session_of(entry) if entry.subkey == self._signer.peer_id else None
             is_ours = sha256(entry.value).digest() in self._made
             if seen is not None and is_of_newer_process(self._session, seen, is_ours=is_ours):
-                raise superseded(self._session, seen)
+                raise superseded()
 
     def _session_of(self, entry: DirectoryEntry) -> int | None:
         """The session of a record that was signed with our key; None for any other bytes."""

@@ -21,7 +21,7 @@ from protocol.errors import PotluckError, RefusedError
 from protocol.identity.identity import Verifier
 from protocol.identity.names import peer_name
 from protocol.identity.revocation import RevocationBook, join_entries, split_entries
-from protocol.ids import PeerId, RunId, short
+from protocol.ids import PeerId, RunId
 
 log = structlog.get_logger()
 
@@ -114,7 +114,7 @@ class Revocations:
         )
         self._roster.ban(self._book.by_peer.keys())
         for peer in self._book.by_peer.keys() - before.by_peer.keys():
-            log.warning("peer_banned", peer=short(peer), name=peer_name(peer), reason=self._book.by_peer[peer].reason)
+            log.warning("peer_banned", peer=peer_name(peer), reason=self._book.by_peer[peer].reason)
         if self._me in self._book.by_peer:
             self._is_ours.set()
         return self._book is not before
@@ -158,4 +158,4 @@ class Revocations:
             answer = await network.call(peer, REVOCATION_CHANNEL, self.known, timeout_s=ASK_WITHIN_S)
             await self.take(split_entries(answer))
         except PotluckError as error:
-            log.debug("no_revocations_from", peer=short(peer), reason=error.one_line())
+            log.debug("no_revocations_from", peer=peer_name(peer), reason=error.one_line())

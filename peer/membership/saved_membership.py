@@ -10,7 +10,6 @@ from typing import Final
 
 from pydantic import Base64Bytes, BaseModel, ConfigDict, ValidationError
 
-from averaging.storage.file_storage import sync_folder
 from protocol.errors import LocalProtocolError, StorageError
 from protocol.identity.envelope import next_session
 from protocol.ids import RunId
@@ -147,6 +146,10 @@ def _save_changed(folder: Path, saved: SavedMembership, **values: object) -> Non
 
 def write_durably(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, and durably: the file is synced, then its directory. Blocks; raises OSError."""
+    from averaging.storage.file_storage import (
+        sync_folder,
+    )  # imports numpy; `potluck join` reads a membership before that
+
     temporary = path.with_suffix(".unfinished")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

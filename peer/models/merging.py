@@ -8,13 +8,14 @@ other rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
 from torch.nn import functional
 
+from averaging.host.progress import progress
 from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import load_flat
 from peer.models.expert_evaluation import MergedQuality, merged_quality
@@ -86,11 +87,14 @@ def merge_with_text(
     """
     samples = {expert: text.windows(expert, 0, SAMPLE_WINDOWS)[:, :-1] for expert in experts}
     model = merge(decoder, mixture, trunk_N, experts, samples)
-    batches = (
-        torch.cat([text.windows(expert, step, TUNE_WINDOWS) for expert in sorted(experts)])
-        for step in range(1, tune_steps + 1)
-    )
-    loss_nats = tune_routers(model, batches)
+    with progress("tuning the routers", tune_steps, "steps") as shown:
+
+        def batches() -> Iterator[torch.Tensor]:
+            for step in range(1, tune_steps + 1):
+                yield torch.cat([text.windows(expert, step, TUNE_WINDOWS) for expert in sorted(experts)])
+                shown.add(1)
+
+        loss_nats = tune_routers(model, batches())
     description = f"with routers tuned for {tune_steps} steps to {loss_nats:.3f} nats a token" if tune_steps else ""
     for expert in without:
         model = without_expert(model, expert)

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from peer.settings.hours_core import DAY_MINUTES, WeeklyHours, minute_name
+from protocol.tables import duration
 
 COOLER_BY_CELSIUS: Final = 5.0
 """Training resumes this far below the ceiling. A card cools by as much within seconds, so a smaller step would flap."""
@@ -224,30 +225,29 @@ def _paused(readings: Readings) -> str:
     if pause is None:
         return ""
     if pause.damage:
-        return f"{pause.damage}; `potluck resume` removes it and trains on"
+        return f"paused: {pause.damage}; `potluck resume` removes it and trains on"
     if pause.until_unix_s is None:
-        return "paused by its owner; `potluck resume` trains on"
+        return "paused until `potluck resume`"
     if readings.local.timestamp() >= pause.until_unix_s:
         return ""
     until = datetime.fromtimestamp(pause.until_unix_s, readings.local.tzinfo)
-    return f"paused by its owner until {_shown(until, readings.local)}; `potluck resume` trains on at once"
+    return f"paused until {_shown(until, readings.local)} or `potluck resume`"
 
 
 def _on_battery(state: ControlsState, readings: Readings) -> str:
     if not state.battery.is_closed:
         return ""
     if not readings.is_on_battery:
-        return f"was on battery power a moment ago; trains again after {PLUGGED_FOR_S:.0f} s on the mains"
-    full = "" if readings.battery_percent is None else f" ({readings.battery_percent:.0f}% full)"
-    return f"on battery power{full}; trains again when plugged in"
+        return f"paused until {PLUGGED_FOR_S:.0f} s after it was plugged in"
+    full = "" if readings.battery_percent is None else f", {readings.battery_percent:.0f}% full"
+    return f"paused until plugged in (on battery power{full})"
 
 
 def _out_of_hours(settings: ControlSettings, readings: Readings) -> str:
     hours, minute = settings.weekly_hours, week_minute(readings.local)
     if hours is None or hours.are_open(minute):
         return ""
-    opening = hours.next_opening(minute)
-    return f"outside of its weekly hours (it is {minute_name(minute)}); trains again {minute_name(opening)}"
+    return f"paused until {minute_name(hours.next_opening(minute))} (weekly hours)"
 
 
 def _in_use(settings: ControlSettings, readings: Readings) -> str:
@@ -255,34 +255,29 @@ def _in_use(settings: ControlSettings, readings: Readings) -> str:
     if not wanted_s or (idle_s is not None and idle_s >= wanted_s):
         return ""
     if idle_s is None:
-        return "this machine cannot tell whether anybody uses it; trains again without only_when_idle"
-    return (
-        f"in use: the last input was {idle_s:.0f} s ago; trains again {wanted_s - idle_s:.0f} s from now if none comes"
-    )
+        return "paused: this machine cannot tell whether anybody uses it; trains without --only-when-idle"
+    return f"paused until nobody has used this machine for {duration(wanted_s)} (last input {duration(idle_s)} ago)"
 
 
 def _quota_used(settings: ControlSettings, readings: Readings) -> str:
     quota, used = settings.daily_quota_bytes, readings.today_bytes
     if not quota or used < quota:
         return ""
-    return f"the daily quota of {quota / 1e9:g} GB is used up ({used / 1e9:.2f} GB today); trains again at midnight"
+    return f"paused until midnight (the daily quota of {quota / 1e9:g} GB is used up)"
 
 
 def _too_hot(part: str, latch: Latch, ceiling: float, celsius: float | None) -> str:
     if not latch.is_closed:
         return ""
-    again = f"trains again after {COOL_FOR_S:.0f} s at {ceiling - COOLER_BY_CELSIUS:.0f} C or less"
-    if celsius is None:
-        return f"the {part} was too hot at its last reading; {again}"
-    return f"the {part} is at {celsius:.0f} C, its ceiling is {ceiling:.0f} C; {again}"
+    now = "it was too hot at its last reading" if celsius is None else f"it is at {celsius:.0f} C"
+    return f"paused until the {part} was at {ceiling - COOLER_BY_CELSIUS:.0f} C or less for {COOL_FOR_S:.0f} s ({now})"
 
 
 def _too_large(settings: ControlSettings, state: ControlsState, readings: Readings) -> str:
     if not state.memory.is_closed:
         return ""
     most_gb, held_gb = settings.max_memory_bytes / 1e9, readings.memory_bytes / 1e9
-    again = f"trains again after {ROOMY_FOR_S:.0f} s below {ROOMY_SHARE * most_gb:.3g} GB"
-    return f"its processes hold {held_gb:.3g} GB of memory, its owner allows {most_gb:.3g} GB; {again}"
+    return f"paused until its processes hold less than {ROOMY_SHARE * most_gb:.3g} GB of memory (they hold {held_gb:.3g} GB)"
 
 
 def _unkept(settings: ControlSettings, readings: Readings) -> str:

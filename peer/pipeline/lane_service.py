@@ -21,7 +21,8 @@ from peer.pipeline.transport.lane_outbox import RETRY_AFTER_S, give
 from peer.pipeline.transport.lane_work import LaneContext, LaneShare
 from peer.status.status import LaneStatus
 from protocol.errors import PotluckError, TransportError
-from protocol.ids import CommitId, PeerId, short
+from protocol.identity.names import peer_name
+from protocol.ids import CommitId, PeerId
 from protocol.pipeline.lanes import lane_forming as forming
 from protocol.pipeline.lanes.endings import EndedLane, empty_since, paused_because
 from protocol.pipeline.messages import lane_messages as msg
@@ -201,14 +202,14 @@ class LaneService:
         order = forming.keeper_order(self._role.genesis, self._role.holders(0))
         is_idle = self._keeper == self._me and not self.keepers.lanes  # two peers may have become keepers at once
         if is_idle and (keeper := await self._keeper_with_lanes(order)) is not None:
-            log.info("lane_keeper", keeper=short(keeper), reason="it keeps lanes, and we keep none")
+            log.info("lane_keeper", keeper=peer_name(keeper), reason="it keeps lanes, and we keep none")
             self._keeper, self._is_keeping = keeper, False
             return
         current = [self._keeper] if self._keeper is not None and not is_idle else []
         for peer in dict.fromkeys((*current, *order)):
             if peer not in self._gone and await self._takes_us(peer):
                 if peer != self._keeper:
-                    log.info("lane_keeper", keeper=short(peer))
+                    log.info("lane_keeper", keeper=peer_name(peer))
                 self._keeper, self._is_keeping = peer, self._is_keeping and (peer == self._me or not is_idle)
                 return
         self._keeper = None
@@ -236,7 +237,7 @@ class LaneService:
             reply = await call_again(self._tools.network, peer, KEEPER_CHANNEL, request, timeout_s=within_s)
             answer = whole_answer(reply)
         except PotluckError as error:
-            log.debug("spare_not_told", to=short(peer), reason=error.one_line())
+            log.debug("spare_not_told", to=peer_name(peer), reason=error.one_line())
             if is_gone(error):  # a slow or unreachable peer may still keep lanes
                 self._gone[peer] = trio.current_time()
             return False
@@ -262,7 +263,9 @@ class LaneService:
         for peer in sorted(self._role.holders(share.stage), key=lambda peer: peer == share.served_by):
             reason = await self._given(peer, gift, data)
             if not reason:
-                log.info("lane_share_given", lane=share.lane, stage=share.stage, tokens=share.tokens, to=short(peer))
+                log.info(
+                    "lane_share_given", lane=share.lane, stage=share.stage, tokens=share.tokens, to=peer_name(peer)
+                )
                 return
             reasons.append(reason)
         reason = "; ".join(reasons) or "nobody holds its stage"
@@ -315,7 +318,7 @@ class LaneService:
             for members in formed.lanes:
                 number = forming.lane_number(self._me, self._role.session, self._num_begun)
                 self._num_begun += 1
-                log.info("lane_begins", lane=number, members=[short(peer) for peer in members])
+                log.info("lane_begins", lane=number, members=[peer_name(peer) for peer in members])
                 nursery.start_soon(self._one, number, members, Point(self._role.index(), 0))
 
     async def _one(self, number: int, members: tuple[PeerId, ...], at: Point) -> None:

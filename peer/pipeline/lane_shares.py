@@ -21,7 +21,8 @@ from peer.pipeline.stage.stage_channel import StageReply
 from peer.pipeline.stage.stage_throughput import StageThroughput
 from peer.pipeline.transport.lane_work import Confirm, LaneShare
 from peer.pipeline.uncounted_shares import Anchors
-from protocol.ids import CommitId, PeerId, short
+from protocol.identity.names import peer_name
+from protocol.ids import CommitId, PeerId
 from protocol.pipeline.lanes.endings import counted_tokens
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import LaneConfig, Point
@@ -202,7 +203,7 @@ class StageShares:
         reason = self._why_no_gift(share) or await confirm() or self._why_no_gift(share)
         if reason:
             return reason
-        log.info("lane_gift", lane=share.lane, stage=share.stage, tokens=share.tokens, giver=short(giver))
+        log.info("lane_gift", lane=share.lane, stage=share.stage, tokens=share.tokens, giver=peer_name(giver))
         if self._is_next(share):
             self._gifts[share.lane] = share
             self._change()

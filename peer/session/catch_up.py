@@ -79,10 +79,10 @@ async def catch_up_by_snapshot(
                 break
         except RemoteProtocolError as error:
             trusted.remove(donor)
-            log.warning("not_caught_up", donor=short(donor), reason=str(error))
+            log.warning("not_caught_up", donor=peer_name(donor), reason=str(error))
             on_failure(f"{peer_name(donor)} cannot help: {error.found}")
         except (PotluckError, trio.TooSlowError) as error:
-            log.info("not_caught_up", donor=short(donor), reason=str(error))
+            log.info("not_caught_up", donor=peer_name(donor), reason=str(error))
             why = error.found if isinstance(error, PotluckError) else "too slow"
             on_failure(f"{peer_name(donor)} cannot help: {why}")
     return best.index

@@ -22,7 +22,8 @@ from peer.membership.saved_membership import remember_start
 from peer.status.reporting import Reporter
 from peer.status.status_board import StatusBoard
 from protocol.errors import PotluckError
-from protocol.ids import PeerId, short
+from protocol.identity.names import peer_name
+from protocol.ids import PeerId
 
 log = structlog.get_logger()
 
@@ -93,7 +94,7 @@ class StartSearch:
                         else:
                             self._board.say("waiting", f"for the run to start: {news.reason}")
             except PotluckError as error:
-                self._board.say("waiting", f"for the coordinator, or a peer that knows of the start: {error.found}")
+                self._board.say("waiting", f"for the host, or a peer that knows of the start: {error.found}")
                 await trio.sleep(NEWS_RETRY_S)
 
     async def _ask_members(self, entries: Sequence[DirectoryEntry]) -> None:
@@ -107,9 +108,9 @@ class StartSearch:
         try:
             await self._take(await self._network.call(peer, START_CHANNEL, b"", timeout_s=ASK_WITHIN_S))
         except PotluckError as error:
-            log.debug("no_start_record_from", peer=short(peer), reason=error.one_line())
+            log.debug("no_start_record_from", peer=peer_name(peer), reason=error.one_line())
         else:
-            log.info("start_record_from_peer", peer=short(peer))
+            log.info("start_record_from_peer", peer=peer_name(peer))
 
     async def _answer(self, peer: PeerId, _request: bytes) -> bytes:
         await self._roster.check_member(peer)

@@ -15,7 +15,7 @@ from averaging.rounds.lineage.round_reports import RoundReport, VoterConvicted
 from protocol.errors import RemoteProtocolError
 from protocol.host.reports import MAX_DOUBLE_VOTES, AckPair
 from protocol.identity.names import peer_name
-from protocol.ids import PeerId, short
+from protocol.ids import PeerId
 
 log = structlog.get_logger()
 
@@ -50,7 +50,7 @@ class ConvictedVoters:
         self.proofs[report.voter] = proof
         self.waiting.append(proof)
         reason = "it acked two records on one base and hid the first; it is out, and the host hears of it"
-        log.warning("voter_convicted", peer=short(report.voter), name=peer_name(report.voter), reason=reason)
+        log.warning("voter_convicted", peer=peer_name(report.voter), reason=reason)
         if report.voter != self.me:
             self.expel((report.voter,))
         return True

@@ -11,15 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from averaging.rounds.lineage.round_reports import RoundReport, StateDiffers, StateHealed, TaskFailed
+from averaging.storage.full_disk import full_disk_sentence, is_of_full_disk
 from protocol.ids import CommitId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.tables import duration
 
 SHOWN_S: Final = 3600.0
 """A refused write is shown for this long. It is retried with the next round, which may be an hour away."""
+
+
+FULL_SHOWN_S: Final = 600.0
+"""A full disk is shown for this long after it last refused: it refuses with every round until there is room."""
 
 
 @dataclass
@@ -49,12 +55,39 @@ class HealthNotes:
             case StateHealed():
                 self.differs = ""
 
-    def sentence(self, refused: Sequence[str], now_s: float) -> str:
-        """All problems in one line, empty if there are none. `refused`: per unit, why the last generation was not written."""
-        is_new = self.refusal and now_s - self.refused_s < SHOWN_S
+    def sentence(self, refused: Sequence[str], now_s: float, folder: Path, *, is_full: bool = False) -> str:
+        """All problems in one line, empty if there are none. A full disk is told once, however many writes it refused.
+
+        Args:
+            refused: per unit, why the last generation was not written.
+            now_s: monotonic seconds.
+            folder: the state folder.
+            is_full: whether its disk was found full.
+        """
+        shown_s = FULL_SHOWN_S if is_of_full_disk(self.refusal) else SHOWN_S
+        is_new = self.refusal and now_s - self.refused_s < shown_s
         reasons = dict.fromkeys([*([self.refusal] if is_new else []), *filter(None, refused)])
-        sentences = [f"the disk refuses: {reason}" for reason in reasons]
+        others = [f"the disk refuses: {reason}" for reason in reasons if not is_of_full_disk(reason)]
+        has_no_room = is_full or len(others) < len(reasons)
+        sentences = [*([full_disk_sentence(folder)] if has_no_room else []), *others]
         return "; ".join(filter(None, [self.closed_ports, *sentences, self.differs]))
+
+
+OFFLINE_AFTER_S: Final = 30.0
+"""A peer whose host and peers are all silent for this long is offline. Reports and heartbeats come far more often."""
+
+
+def offline_sentence(silent_s: Sequence[float], after_s: float = OFFLINE_AFTER_S) -> str:
+    """The consequence for the owner while nobody answers; empty if somebody does.
+
+    Args:
+        silent_s: for how many seconds the host and each other peer have been silent.
+        after_s: how long a silence means nothing yet.
+    """
+    least_s = min(silent_s, default=0.0)
+    if least_s < after_s:
+        return ""
+    return f"offline for {duration(least_s)}: no other peer and no host answers; trains on, counted later"
 
 
 APART_AFTER_S: Final = 60.0
@@ -76,9 +109,8 @@ class LineageDivergence:
         if self.since_s is None or now_s - self.since_s < APART_AFTER_S:
             return ""
         return (
-            f"apart from the run for {duration(now_s - self.since_s)}: the host follows a round {self.host_index} that is not here, "
-            f"this peer is at a round {self.own_index} of its own; what is trained here counts once a peer with the run's rounds "
-            "can be reached; `potluck doctor` shows how"
+            f"apart from the run for {duration(now_s - self.since_s)}: the run is at round {self.host_index}, this peer at a round "
+            f"{self.own_index} of its own; trains on, counted once it reaches a peer of the run; see `potluck doctor`"
         )
 
 

@@ -43,9 +43,8 @@ def read_daemon(folder: Path) -> DaemonView:
         left = last_status(folder)
         if left is None:
             return DaemonView("peer", str(folder), is_running=False, note=error.one_line(), status={})
-        note = f"{error.found}; this is its last status; {_REMEDY}"
         status = left.model_dump(mode="json")
-        return DaemonView("peer", str(folder), False, note, status, _lines(status))
+        return DaemonView("peer", str(folder), False, error.one_line(), status, _lines(status))
 
 
 def _ask(folder: Path) -> tuple[Row, list[Row], list[Row]]:
@@ -53,10 +52,10 @@ def _ask(folder: Path) -> tuple[Row, list[Row], list[Row]]:
         url = read_status_address(folder)
         status = get_json(f"{url}/status.json")
         if status.get("peer") != _own_id(folder):  # another daemon took over its port
-            raise UnreachableError(f"another daemon answers at {url}", "a running peer", _REMEDY)
+            raise UnreachableError(f"another daemon answers at {url}")
         peers, rounds = get_json(f"{url}/peers.json"), get_json(f"{url}/rounds.json")
     except (UnreachableError, ConfigError, MachineError) as error:
-        raise UnreachableError(f"no peer runs from {folder} ({error.found})", "a running peer", _REMEDY) from error
+        raise UnreachableError(f"no peer runs from {folder}", "", _REMEDY) from error
     return status, rows_of(peers.get("peers")), rows_of(rounds.get("rounds"))
 
 

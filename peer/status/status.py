@@ -159,6 +159,9 @@ class PeerStatus(BaseModel):
         could_tokens_per_s: possible speed of its stage if it never waited for other peers, 0 if unknown.
         owed_tokens: tokens of finished lane rounds that did not count them; the stage's next commit should.
         is_unheard: whether others are at work, or may be, and this peer hears none of them: it commits nothing alone then.
+        offline: for how long neither a peer nor the host has answered, in one sentence; empty while one does.
+        download_what: what is being downloaded; `download_left_s` is the estimated time to its end, None while unknown.
+        tokens_counted: tokens of this peer in the rounds that are remembered here.
         apart: for how long the host has followed a lineage that is not here, in one sentence; empty while our lineage is the run's.
     """
 
@@ -205,6 +208,7 @@ class PeerStatus(BaseModel):
     host_bytes_up: int = 0
     host_bytes_down: int = 0
     rounds_counted: int = 0
+    tokens_counted: int = 0
     first_counted_unix_s: float | None = None
     suspected: tuple[str, ...] = ()
     worker_state: str = ""
@@ -213,6 +217,8 @@ class PeerStatus(BaseModel):
     download_bytes_here: int = 0
     download_bytes_all: int = 0
     download_donors: int = 0
+    download_what: str = "the run's state"
+    download_left_s: float | None = None
     disk_bytes: int = 0
     disk_bound_bytes: int = 0
     disk_free_bytes: int | None = None
@@ -233,6 +239,7 @@ class PeerStatus(BaseModel):
     generations_damaged: int = 0
     is_unheard: bool = False
     apart: str = ""
+    offline: str = ""
     units: tuple[UnitPlace, ...] = ()
     lane: int | None = None
     lane_reason: str = ""

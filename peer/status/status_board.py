@@ -36,6 +36,7 @@ from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree
 from protocol.rounds.lineage.round_row import coverage, lost_share
+from protocol.tables import duration
 
 log = structlog.get_logger()
 
@@ -55,7 +56,7 @@ class RoundTally:
 
     Attributes:
         own_roots: roots of the newest contributions of this process.
-        counted: number of committed rounds that count one of them, the first at `first_counted_unix_s`.
+        counted: number of committed rounds that count one of them, with `tokens_counted` tokens; the first at `first_counted_unix_s`.
         last: the newest committed round.
         came_at_s: when it came, in monotonic seconds; missed rounds do not count.
         caught_up: how missed rounds were last fetched, "snapshot" or "replay"; empty if none were missed.
@@ -67,6 +68,7 @@ class RoundTally:
     peer: PeerId
     own_roots: deque[bytes] = field(default_factory=lambda: deque(maxlen=ROOTS_REMEMBERED))
     counted: int = 0
+    tokens_counted: int = 0
     first_counted_unix_s: float | None = None
     last: LastRound | None = None
     came_at_s: float = float("-inf")
@@ -103,6 +105,7 @@ class RoundTally:
         entry = record.contributor(self.peer)
         if entry is not None and entry.root in self.own_roots:
             self.counted += 1
+            self.tokens_counted += entry.credited_tokens
             if self.first_counted_unix_s is None:
                 self.first_counted_unix_s = unix_s
 
@@ -178,7 +181,7 @@ class StatusBoard:
         if is_whole:
             self.rounds.caught_up, self.rounds.has_downloaded = "snapshot", has_rounds
         if not has_rounds:
-            self.reason = str(progress)
+            self.reason = self._download_text(progress)
 
     def lacks_donor(self, reason: str) -> None:
         """Add the latest donor's failure to the sentence about the search for the run's newest state."""
@@ -187,8 +190,12 @@ class StatusBoard:
     def waits_for_download(self) -> bool:
         """Whether a state is being downloaded. If so, sets this as the reason why the peer does not train."""
         if self.download is not None:
-            self.state, self.reason = "catching up", str(self.download)
+            self.state, self.reason = "catching up", self._download_text(self.download)
         return self.download is not None
+
+    def _download_text(self, progress: DownloadProgress) -> str:
+        left_s = progress.left_s(self.download_rate.bytes_per_s)
+        return str(progress) if left_s is None else f"{progress}, {duration(left_s)} to go"
 
     def hears_host(self, links: Sequence[ChainLink], head: CommitId, index: int) -> None:
         """Note the host's head. `links`: the lineage that the host follows, as known here, or empty before there is one.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from averaging.network.seams.interfaces import Trainer
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.disk_room import DiskMeter
 from peer.membership.credential_cache import CredentialCache
+from peer.status.health import OFFLINE_AFTER_S, offline_sentence
 from peer.status.round_progress import round_progress
 from peer.status.status import LaneStatus, PeerStatus, UnitPlace
 from peer.status.status_board import StatusBoard
@@ -103,6 +105,7 @@ def status_of(sources: Sources) -> PeerStatus:
         caught_up=board.rounds.caught_up,
         target_total_tokens=board.target_total_tokens,
         rounds_counted=board.rounds.counted,
+        tokens_counted=board.rounds.tokens_counted,
         first_counted_unix_s=board.rounds.first_counted_unix_s,
         last_round=board.rounds.last,
         started_unix_s=board.started_unix_s,
@@ -123,6 +126,7 @@ def status_of(sources: Sources) -> PeerStatus:
         **_of_traffic(sources),
         **_of_training(sources),
         **_of_rounds(sources),
+        "offline": _offline(sources),
         **(asdict(lanes) if lanes is not None else {}),
     }
     updates.pop("paused", None)
@@ -137,6 +141,8 @@ def _shown_state(board: StatusBoard, updates: dict[str, object], lanes: LaneStat
         return {}
     if not board.allowed.may_compute:
         return {"state": "paused", "reason": board.allowed.reason}
+    if updates.get("offline"):
+        return {"reason": updates["offline"]}
     if lanes is not None and lanes.paused:
         return {"state": "waiting", "reason": lanes.paused}
     if updates.get("worker_state", "training") != "training":
@@ -146,9 +152,21 @@ def _shown_state(board: StatusBoard, updates: dict[str, object], lanes: LaneStat
     return {}
 
 
+def _offline(sources: Sources) -> str:
+    """That nobody answers, in one sentence; empty while the host or a peer does, and before there are rounds."""
+    service, roster = sources.service, sources.roster
+    if service is None or roster is None:
+        return ""
+    now_s = sources.board.clock.monotonic_s()
+    here = [view for view in service.state.peers.values() if not view.left]
+    peers_s = [now_s - view.heard_at_s for view in here if view.heard_at_s > 0]
+    host_s = max(0.0, sources.board.clock.unix_s() - roster.host_heard_s)
+    return offline_sentence([host_s, *peers_s], max(OFFLINE_AFTER_S, idle_patience_s(service.state)))
+
+
 def known_peers(sources: Sources) -> list[dict[str, object]]:
-    """The other peers as last heard by the round service, with their counts in the newest rounds. Training speed and loss of other
-    peers are not known here.
+    """This peer, then the others as last heard by the round service, with their counts in the newest rounds. Training speed and
+    loss of others are not known here.
     """
     service = sources.service
     if service is None:
@@ -156,7 +174,7 @@ def known_peers(sources: Sources) -> list[dict[str, object]]:
     now_s, links = sources.board.clock.monotonic_s(), service.chain.links[-SHOWN_ROUNDS:]
     silent_s = max(SILENT_S, idle_patience_s(service.state))
     counted = counted_by_peer(round_row(link) for link in links if link.record is not None)
-    return [
+    return [_own_row(sources, service, counted.get(sources.board.peer, Counted()))] + [
         {
             "peer": view.peer,
             "name": peer_name(view.peer),
@@ -171,6 +189,21 @@ def known_peers(sources: Sources) -> list[dict[str, object]]:
         }
         for _, view in sorted(service.state.peers.items())
     ]
+
+
+def _own_row(sources: Sources, service: RoundService, counted: Counted) -> dict[str, object]:
+    board, training = sources.board, _of_training(sources)
+    return {
+        "peer": board.peer,
+        "name": peer_name(board.peer),
+        "state": _shown_state(board, training, None).get("state", board.state),
+        "index": service.state.link.index,
+        "last_seen_s": 0.0,
+        "tokens_per_s": training.get("tokens_per_s"),
+        "loss": training.get("loss"),
+        "tokens_counted": counted.tokens,
+        "rounds_counted": counted.rounds,
+    }
 
 
 def latest_rounds(sources: Sources) -> list[dict[str, object]]:
@@ -194,7 +227,9 @@ def _of_trouble(sources: Sources) -> dict[str, object]:
     board = sources.board
     services = (sources.service, *sources.others) if sources.service is not None else ()
     kept = [service.chain.tools.generations for service in services]
-    health = board.health.sentence([each.refused for each in kept], board.clock.monotonic_s())
+    disk, folder = sources.disk, sources.disk.folder if sources.disk is not None else Path()
+    is_full = disk is not None and disk.is_full
+    health = board.health.sentence([each.refused for each in kept], board.clock.monotonic_s(), folder, is_full=is_full)
     return {
         "trouble": "; ".join(filter(None, (health, board.convicted.sentence))),
         "writes_refused": board.health.num_refused + sum(each.num_refused for each in kept),
@@ -225,6 +260,8 @@ def _of_traffic(sources: Sources) -> dict[str, object]:
         fields |= traffic_fields(since_start(board.network.traffic()))
     if board.download is not None:
         fields |= {
+            "download_what": board.download.what,
+            "download_left_s": board.download.left_s(board.download_rate.bytes_per_s),
             "download_bytes_here": board.download.bytes_here,
             "download_bytes_all": board.download.bytes_all,
             "download_donors": board.download.num_donors,

@@ -5,17 +5,31 @@ from __future__ import annotations
 from typing import Final
 
 from peer.status.status import PeerStatus
-from protocol.tables import bits, duration, in_bytes, printable, several, whole
+from protocol.tables import bits, done_percent, duration, in_bytes, printable, several, whole
 
 _LEAST_REPORTED_S: Final = 5.0
+_OUTBOUND: Final = (
+    "others cannot connect to this machine; its work counts in full; `potluck doctor` says how to change it"
+)
 _UNSOUND: Final = "the state differs from the one that the run attests; it is being rebuilt"
 
 
 def state_phrase(status: PeerStatus) -> str:
-    """The state in words: "training", or "waiting for 3 min" with the time spent in any other state."""
+    """The state in words: "training", or "waiting for 3 min" with the time spent in any other state. A pause has its end in its
+    reason.
+    """
+    if status.state == "paused" and status.reason.startswith("paused"):
+        return status.reason
     if status.state == "training" or status.state_s < _LEAST_REPORTED_S:
         return status.state
     return f"{status.state} for {duration(status.state_s)}"
+
+
+def state_and_reason(status: PeerStatus) -> str:
+    """The state in words, and why it is so where that is worth saying."""
+    phrase = state_phrase(status)
+    is_whole = status.state == "training" or phrase == status.reason
+    return phrase if is_whole else f"{phrase}: {status.reason}"
 
 
 def next_round(status: PeerStatus) -> str:
@@ -30,13 +44,68 @@ def next_round(status: PeerStatus) -> str:
     return f"{ready}, at the latest in {duration(left_s)}" if status.round_tokens_ready and left_s > 0 else ready
 
 
+def time_left(seconds: float | None) -> str:
+    """As "3 min to go", or that this is not known yet."""
+    return "time left: not known yet" if seconds is None else f"{duration(seconds)} to go"
+
+
+def unusual(status: PeerStatus) -> list[str]:
+    """Each thing out of the ordinary in a sentence, the most urgent first; empty while all is well."""
+    found = [
+        status.trouble,
+        status.offline,
+        "" if status.offline or is_disk_full(status) else status.apart,
+        "" if status.is_sound else _UNSOUND,
+        status.allowed_reason if status.state != "paused" else "",
+        f"the training process is {status.worker_state}: {status.worker_reason}" if _is_worker_away(status) else "",
+        f"the training process was started again {several(status.worker_restarts, 'time')}"
+        if status.worker_restarts
+        else "",
+    ]
+    return [printable(text) for text in found if text]
+
+
+def is_disk_full(status: PeerStatus) -> bool:
+    """Whether the disk is full. What follows from that is not told beside it."""
+    return status.trouble.startswith("the disk of ") and " is full" in status.trouble
+
+
+def _is_worker_away(status: PeerStatus) -> bool:
+    return status.state == "training" and status.worker_state in ("starting", "restarting")
+
+
+def ending(status: PeerStatus) -> str:
+    """The last words of a peer whose run is complete; empty for any other."""
+    if status.state != "finished":
+        return ""
+    share = status.tokens_counted / status.total_tokens if status.total_tokens else 0.0
+    yours = f"You trained {status.tokens_counted:,} of its tokens ({share:.0%})"
+    counted = f"{status.rounds_counted} of {several(status.index, 'round')} counted your work"
+    return f"The run is complete. {yours}; {counted}. The model: ask the host, or see its page."
+
+
+def round_line(status: PeerStatus) -> str:
+    """The newest round in one line: its members, our part, the loss, and how far the run is."""
+    last = status.last_round
+    if last is None:
+        return ""
+    own = last.weights.get(status.peer)
+    part = "your work is not in it" if own is None else f"your part {own:.0%}"
+    loss = [] if status.loss is None else [f"loss {bits(status.loss)} bits per byte"]
+    parts = [f"round {last.index}: {several(len(last.members), 'peer')} counted", part, *loss]
+    if status.target_total_tokens:
+        parts.append(of_the_run(status))
+    if last.coverage < 1.0:
+        parts.append(f"{1.0 - last.coverage:.0%} of the work did not arrive")
+    return printable(", ".join(parts))
+
+
 def of_the_run(status: PeerStatus) -> str:
     """The share of the run that is done, and the expected time of its end; empty while the run is not known."""
     if not status.target_total_tokens:
         return ""
-    # Rounded down: a run is complete with its last token, and its last round brings a few more.
-    share = f"{min(100, 100 * status.total_tokens // status.target_total_tokens)}% of the run"
-    return share if status.eta_s is None else f"{share}, {duration(status.eta_s)} to go"
+    share = f"{done_percent(status.total_tokens, status.target_total_tokens)} of the run"
+    return share if status.eta_s is None else f"{share}, {time_left(status.eta_s)}"
 
 
 def progress(status: PeerStatus) -> str:
@@ -61,30 +130,27 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
         ("disk", f"{in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}"),
         ("memory", in_bytes(status.memory_bytes)),
         ("last round", _last_round(status)),
-        ("controls", status.allowed_reason if status.allowed_reason != status.reason else ""),
-        ("lineage", status.apart),
-        ("trouble", status.trouble),
-        ("rounds", status.round_waiting),
+        ("rounds", "" if status.offline or is_disk_full(status) else status.round_waiting),
         *_run_rows(status),
         ("host", _host(status)),
+        ("reach", _OUTBOUND if status.is_outbound_only else ""),
         ("start", status.restarted),
-        ("restarts", f"of the training process: {status.worker_restarts}" if status.worker_restarts else ""),
         ("root", status.state_root[:16]),
-        ("health", "" if status.is_sound else _UNSOUND),
     ]
     return [(name, printable(text)) for name, text in rows if text]
 
 
 def status_lines(status: PeerStatus) -> list[str]:
-    """The identity, the state and its reason, progress, then the rows of `status_rows`."""
-    first = f"{status.name} in {status.run or 'no run yet'}: {state_phrase(status)}, {status.reason}"
-    lines = [printable(first), progress(status), *([next_round(status)] if status.round_target_tokens else [])]
+    """The identity and the state, what is unusual, progress, then the rows of `status_rows`."""
+    first = f"{status.name} in {status.run or 'no run yet'}: {state_and_reason(status)}"
+    lines = [printable(first), *unusual(status), *([ending(status)] if ending(status) else []), progress(status)]
+    lines += [next_round(status)] if status.round_target_tokens else []
     return lines + [f"{name}: {text}" for name, text in status_rows(status)]
 
 
 def _traffic(status: PeerStatus) -> str:
     """Bytes since the process started, and the part of each unit's rounds and states."""
-    direct = f", {status.direct_share:.0%} of the bulk direct" if status.direct_share is not None else ""
+    direct = f", {status.direct_share:.0%} of it straight to other peers" if status.direct_share is not None else ""
     units = [f"{unit} {_moved(up, down)}" for unit, (up, down) in status.unit_bytes.items()]
     of_it = f"; of it {'; '.join(units)}" if units else ""
     return f"{_moved(status.bytes_up, status.bytes_down)}{direct}{of_it}"
@@ -123,4 +189,5 @@ def _host(status: PeerStatus) -> str:
         return ""
     away, left = " (away)" if status.is_host_away else "", status.credential_left_s
     good = f"good for {duration(left)}" if left > 0 else "ended"
-    return f"heard {duration(status.host_heard_ago_s)} ago{away}; credential {good}; {several(status.bans, 'ban')}"
+    banned = f"; {several(status.bans, 'peer')} banned" if status.bans else ""
+    return f"heard {duration(status.host_heard_ago_s)} ago{away}; credential {good}{banned}"

@@ -106,7 +106,7 @@ def encode_error(error: PotluckError) -> bytes:
     """An error in the form that a peer gets: one that concerns only the host becomes a TemporaryError."""
     kind = type(error).__name__
     if kind not in _CROSSING:
-        error = errors.TemporaryError("the coordinator could not do it", "", "try again; the host's log says more")
+        error = errors.TemporaryError("the host could not do it", "", "try again; the host's log says more")
         kind = "TemporaryError"
     body = pb.ErrorBody(kind=kind, found=error.found, expected=error.expected, remedy=error.remedy)
     return body.SerializeToString(deterministic=True)

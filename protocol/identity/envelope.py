@@ -176,10 +176,10 @@ def session_of(sequence: int) -> int:
     return sequence >> SESSION_BITS
 
 
-def superseded(ours: int, newer: int) -> SupersededError:
+def superseded() -> SupersededError:
     """The error that ends the older of two processes with one identity, however it learns of the newer one."""
     return SupersededError(
-        f"another process with this identity joined with a newer session ({newer}, ours is {ours})",
+        "another process with this identity joined with a newer session",
         "one process per identity",
         "leave it to the other one; a second machine needs an identity of its own: join there with a new --state-dir",
     )

@@ -81,7 +81,7 @@ def propose(state: RoundState, now_s: float) -> RoundStep:
     if 1 + len(others) < config.min_members:
         return stood_back(state, now_s, f"{1 + len(others)} of at least {config.min_members} members are here")
     if not led.lone_voters and not quorum_in_reach(state, led.ballot, now_s):
-        return stood_back(state, now_s, "no quorum of the base roster in reach; training goes on")
+        return stood_back(state, now_s, "too few members of the last round answer; training goes on")
     peers = {config.me.peer, *(view.peer for view in others)}
     if not led.lone_voters and not may_hand_on(state, led.ballot, peers, now_s):
         return stood_back(state, now_s, f"{len(peers)} peers are caught up, no quorum of the base roster")

@@ -259,7 +259,7 @@ def _ask(state: RoundState, waited_s: float, now_s: float) -> RoundStep:
     lone_voters: tuple[PeerId, ...] = ()
     if not quorum_in_reach(state, ballot, now_s):
         if not may_be_lone(state, now_s):
-            reason = "no quorum of the base roster in reach; training goes on"
+            reason = "too few members of the last round answer; training goes on"
             return RoundStep(state, (), reason, waiting=reason)
         lone_voters = tuple(sorted([*(view.peer for view in caught_up(state, now_s)), config.me.peer]))
     led = Leading(

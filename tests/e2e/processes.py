@@ -25,7 +25,13 @@ PEER_FLAGS = (*LOOPBACK, "--device", "cpu", "--num-threads", "1")
 def environment() -> Mapping[str, str]:
     """The environment that a command finds."""
     # A configuration folder of the person who runs the tests must not matter.
-    return {**os.environ, "POTLUCK_PEER_SCREEN": "plain", "PYTHONUNBUFFERED": "1", "XDG_CONFIG_HOME": os.devnull}
+    return {
+        **os.environ,
+        "POTLUCK_PEER_SCREEN": "plain",
+        "POTLUCK_LOG": "info",
+        "PYTHONUNBUFFERED": "1",
+        "XDG_CONFIG_HOME": os.devnull,
+    }
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ MISHAPS: Mapping[str, Mishap] = {
     "used invite": Mishap(
         lambda run: _joining(run, "used", run.used_invite), 6, "used 1 of 1 times", "ask the host for a new one"
     ),
-    "wrong authority": Mishap(_wrong_authority, 6, "not the coordinator that made the invite", "check the address"),
+    "wrong authority": Mishap(_wrong_authority, 6, "not the host that made the invite", "check the address"),
     "other protocol version": Mishap(
         lambda run: _joining(run, "version", run.invite.encode(), before=VERSION), 7, "protocol version 2", "install"
     ),
@@ -191,13 +191,13 @@ MISHAPS: Mapping[str, Mishap] = {
     "clock ahead": Mishap(
         lambda run: _joining(run, "ahead", run.invite.encode(), before=CLOCK.format(600)),
         6,
-        "(59[5-9]|60[0-5]) s ahead of the coordinator's",
+        "(59[5-9]|60[0-5]) s ahead of the host's",
         "set the clock",
     ),
     "clock behind": Mishap(
         lambda run: _joining(run, "behind", run.invite.encode(), before=CLOCK.format(-300)),
         6,
-        "(29[5-9]|30[0-5]) s behind the coordinator's",
+        "(29[5-9]|30[0-5]) s behind the host's",
         "set the clock",
     ),
     "identity in use": Mishap(

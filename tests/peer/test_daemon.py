@@ -28,7 +28,7 @@ def test_device_that_is_not_there_is_told_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("peer.daemon.check_invite", lambda *_: None)
+    monkeypatch.setattr("peer.membership.joining.check_invite", lambda *_: None)
     with pytest.raises(MachineError, match=r"device cuda is not available.*--device auto"):
         run_peer(config(tmp_path / "state", "cuda"), INVITE.encode())
     assert not (tmp_path / "state").exists()
@@ -43,7 +43,7 @@ def test_a_peer_that_begins_anew_has_a_session_of_its_own_and_leaves_with_its_la
         sessions.append(next(value for value in life.args if type(value) is int))
         return len(sessions) < 3
 
-    monkeypatch.setattr("peer.daemon.check_invite", lambda *_: None)
+    monkeypatch.setattr("peer.membership.joining.check_invite", lambda *_: None)
     monkeypatch.setattr("peer.daemon.run_single_error", run)
     assert run_peer(config(tmp_path / "state"), INVITE.encode()) == 0
     assert len(sessions) == 3

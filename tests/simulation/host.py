@@ -203,7 +203,7 @@ class Host:
         head, tree = (service.chain.head, service.state.tree) if service is not None else (None, None)
         session, last_head, last_tree = self._heard.get(node.peer, (0, None, None))
         if session > node.session:
-            node.close(superseded(node.session, session))
+            node.close(superseded())
             return
         if node.standing is not None:
             node.standing.heard()

@@ -23,7 +23,8 @@ from averaging.rounds.exchange import exchange_driver as exchanging
 from averaging.rounds.exchange.exchange import Exchange
 from averaging.rounds.exchange.reduction import Reduction, SliceResult, _Counted, _Sum, _Written
 from averaging.rounds.traffic.contribution import DeltaEncoder
-from protocol.ids import PeerId, short
+from protocol.identity.names import peer_name
+from protocol.ids import PeerId
 from protocol.merkle import leaf_hash
 from protocol.rounds.lineage.quorum import first_opener
 from protocol.rounds.messages.record import CommitRecord, OmissionCode
@@ -160,7 +161,7 @@ def test_a_reducer_whose_result_means_nothing_is_named_and_loses_its_slice_withi
         assert len(record.contributors) == NUM_PEERS, "what it contributes is good"
     assert max(played.took_s) < 20.0
     refused = [line for line in logs if line["event"] == "exchange_refused"]
-    assert {line["reducer"] for line in refused} == {short(played.bad)}
+    assert {line["reducer"] for line in refused} == {peer_name(played.bad)}
     assert all((result_codec or codec) in line["reason"] for line in refused)
     assert len(refused) <= 2 * 2 * NUM_PEERS, "its bytes are not asked for again and again"
 

@@ -23,6 +23,7 @@ from averaging.network.direct.tls_socket import TlsSocket
 from averaging.network.direct.tls_stream import ask_opening, hear_status
 from averaging.network.seams.frames import Status
 from protocol.errors import PotluckError
+from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 
 log = structlog.get_logger()
@@ -129,7 +130,7 @@ class SpareConnections:
                 check(tls.shown)
                 status = await _asked(tls, channel, within_s)
             except (OSError, PotluckError) as error:
-                log.debug("spare_connection_ended", peer=peer, reason=str(error)[:200])
+                log.debug("spare_connection_ended", peer=peer_name(peer), reason=str(error)[:200])
                 tls.close(is_reset=True)
                 continue
             except BaseException:

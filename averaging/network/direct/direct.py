@@ -34,6 +34,7 @@ from averaging.network.seams.frames import Status, refusal
 from averaging.network.seams.interfaces import CallHandler, Stream
 from averaging.network.seams.lag_patience import patient_for
 from protocol.errors import MachineError, PotluckError, RefusedError, RemoteProtocolError, TransportError
+from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 
 log = structlog.get_logger()
@@ -222,7 +223,12 @@ class DirectWay:
             reached, tls, status = await self._opened(peer, route, addresses, channel, until_s)
         except (OSError, trio.TooSlowError, PotluckError) as error:
             is_first = route.failed(trio.current_time())
-            log.info("no_direct_way", peer=peer, reason=str(error)[:200] or "too slow", pause_s=route.pause.pause_s)
+            log.info(
+                "no_direct_way",
+                peer=peer_name(peer),
+                reason=str(error)[:200] or "too slow",
+                pause_s=route.pause.pause_s,
+            )
             if is_first and isinstance(error, trio.TooSlowError) and not route.has_worked:
                 self._nursery.start_soon(self._try_in_background, peer, route, addresses)
             return None
@@ -257,7 +263,7 @@ class DirectWay:
             until_s = trio.current_time() + CALLS_WITHIN_S
             reached, tls, status = await self._opened(peer, route, addresses, channel, until_s)
         except (OSError, trio.TooSlowError, PotluckError) as error:
-            log.debug("no_connection", peer=peer, channel=channel, reason=str(error)[:200] or "too slow")
+            log.debug("no_connection", peer=peer_name(peer), channel=channel, reason=str(error)[:200] or "too slow")
             return None
         if status is not Status.FINE:
             tls.close()
@@ -271,7 +277,7 @@ class DirectWay:
             try:
                 reached, tls = await dial_first(addresses, self._context(is_server=False), self._is(peer))
             except (OSError, PotluckError) as error:
-                log.debug("no_direct_way_either", peer=peer, reason=str(error)[:200])
+                log.debug("no_direct_way_either", peer=peer_name(peer), reason=str(error)[:200])
                 return
             tls.close()
             route.worked(reached)
@@ -336,7 +342,7 @@ class DirectWay:
                 answer = await self._host.call(peer, ADDRESS_CHANNEL, b"", ASK_WITHIN_S)
                 route.addresses, kept_for_s = decode_addresses(answer), KEPT_FOR_S
             except (TransportError, RemoteProtocolError) as error:
-                log.debug("no_bulk_address", peer=peer, reason=error.one_line())
+                log.debug("no_bulk_address", peer=peer_name(peer), reason=error.one_line())
                 route.addresses, kept_for_s = (), FIRST_PAUSE_S
             route.known_until_s = trio.current_time() + kept_for_s
             return route.addresses

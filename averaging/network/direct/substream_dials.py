@@ -14,6 +14,7 @@ import trio
 from averaging.network.direct.substream_rule import SubstreamRule
 from averaging.network.direct.substreams import TOKEN_BYTES
 from averaging.network.direct.tls_socket import TlsSocket
+from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 
 log = structlog.get_logger()
@@ -107,7 +108,7 @@ class SubstreamDials:
                 stream.join(substream, token)
                 await substream.closed.wait()
             except (OSError, trio.TooSlowError) as error:
-                log.debug("substream_broke", peer=peer, reason=str(error)[:200] or "too slow")
+                log.debug("substream_broke", peer=peer_name(peer), reason=str(error)[:200] or "too slow")
             finally:
                 substream.close(is_reset=True)
         finally:

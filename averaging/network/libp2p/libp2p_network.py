@@ -50,6 +50,7 @@ from protocol.errors import (
     RemoteProtocolError,
     TransportError,
 )
+from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 
 log = structlog.get_logger()
@@ -323,19 +324,19 @@ class Libp2pNetwork:
         except PotluckError as error:
             reason = error.one_line()
         except Exception:  # the edge of a nursery: one bad request must not end the daemon
-            log.exception("call_handler_failed", peer=peer, channel=channel)
+            log.exception("call_handler_failed", peer=peer_name(peer), channel=channel)
             reason = "internal error"
-        log.info("call_failed", peer=peer, channel=channel, reason=reason)
+        log.info("call_failed", peer=peer_name(peer), channel=channel, reason=reason)
         return Status.FAILED, reason.encode()[:MAX_REASON_BYTES]
 
     async def _serve_stream(self, peer: PeerId, channel: str, stream: Stream) -> bool:
         try:
             await self._streams[channel](peer, stream)
         except PotluckError as error:
-            log.info("stream_reset", peer=peer, channel=channel, reason=error.one_line())
+            log.info("stream_reset", peer=peer_name(peer), channel=channel, reason=error.one_line())
             return False
         except Exception:  # the edge of a nursery: one bad stream must not end the daemon
-            log.exception("stream_handler_failed", peer=peer, channel=channel)
+            log.exception("stream_handler_failed", peer=peer_name(peer), channel=channel)
             return False
         return True
 

@@ -13,6 +13,7 @@ from averaging.network.pacing.counters import BulkTally
 from averaging.network.pacing.line_shaper import LineShaper
 from averaging.network.seams.interfaces import BulkKind
 from protocol.errors import CallTimeout, TransportError
+from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 
 log = structlog.get_logger()
@@ -72,7 +73,7 @@ class BulkLane:
             try:
                 await ping(peer)
             except CallTimeout:
-                log.debug("ping_lost", peer=peer)
+                log.debug("ping_lost", peer=peer_name(peer))
             except TransportError:
                 continue  # the peer is gone, which says nothing about the link
             reason = self._limiter.heard_ping(trio.current_time() - began_s, lag_s)

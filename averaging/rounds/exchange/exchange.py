@@ -47,6 +47,7 @@ from averaging.rounds.traffic.result_ref import NamedResult, need_from, read_nee
 from averaging.rounds.traffic.spans import Moving
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError, VersionError
 from protocol.identity.envelope import open_envelope, seal_of
+from protocol.identity.names import peer_name
 from protocol.ids import PeerId, Root, short
 from protocol.rounds.events import ResultRefused
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, sum_in
@@ -349,10 +350,10 @@ class Exchange:
                 await self._sending.has_begun.wait()
                 continue
             except TransportError as error:
-                log.debug("exchange_stream_broke", reducer=short(part.reducer), reason=error.one_line())
+                log.debug("exchange_stream_broke", reducer=peer_name(part.reducer), reason=error.one_line())
                 self._tools.probe(part.reducer)
             except PotluckError as error:
-                log.warning("exchange_refused", reducer=short(part.reducer), reason=error.one_line())
+                log.warning("exchange_refused", reducer=peer_name(part.reducer), reason=error.one_line())
                 num_refused += isinstance(error, RefusedResult)
                 if num_refused > 1 or (isinstance(error, RefusedResult) and error.is_useless):
                     return  # ends the wait for this stream: the bytes are asked for elsewhere

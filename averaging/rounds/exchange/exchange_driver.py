@@ -385,7 +385,9 @@ class ExchangeDriver:
 
 def _encoder(chain: UnitChain, anchor_N: torch.Tensor, snapshot: Snapshot) -> DeltaEncoder:
     if snapshot.tokens <= 0:
-        raise LocalProtocolError("a snapshot without tokens", "trained tokens")
+        raise NoPart(
+            "nothing was trained here since the last round", "trained tokens"
+        )  # such as while its owner pauses it
     tools = chain.tools
     feedback = None if tools.feedback is None else tools.feedback.state
     return DeltaEncoder(anchor_N, snapshot.theta_N, snapshot.tokens, tools.codec, tools.grid, feedback)

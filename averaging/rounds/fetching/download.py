@@ -27,6 +27,7 @@ from averaging.rounds.traffic.transfer import Donor, ask_generation, fetch_chunk
 from averaging.state.partial_download import PartialDownload
 from averaging.state.state import STATE_BYTES_PER_VALUE, StateParts, UnitState
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
+from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName, short
 from protocol.rounds.messages.requests import FetchState
 from protocol.tensors.tensor_schema import ChunkGrid
@@ -86,7 +87,7 @@ async def download_state(
             try:
                 hashes = await fetch_hashes(tools.network, donor, tools.unit, tools.grid.num_chunks)
             except PotluckError as error:
-                log.warning("hashes_not_fetched", donor=short(donor.peer), reason=error.one_line())
+                log.warning("hashes_not_fetched", donor=peer_name(donor.peer), reason=error.one_line())
                 reasons.append(f"{short(donor.peer)}: {error.one_line()}")
                 continue
             # only now is a header proven: others may have offered the same commit and root with different numbers
@@ -248,7 +249,7 @@ class _Download:
         except PotluckError as error:
             is_lie = isinstance(error, RemoteProtocolError)
             tell = log.warning if is_lie else log.info
-            tell("stripe_not_fetched", donor=short(donor), reason=error.one_line())
+            tell("stripe_not_fetched", donor=peer_name(donor), reason=error.one_line())
             self.plan = striping.failed(self.plan, donor, stripe, error.one_line(), is_lie=is_lie)
             self._report_progress()
             return

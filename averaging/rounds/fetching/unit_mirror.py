@@ -25,6 +25,7 @@ from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import fetch_commits
 from averaging.state.state import STATE_BYTES_PER_VALUE, UnitState
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError, UnreachableError
+from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.lineage.chain import attested_roots, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -112,7 +113,7 @@ async def follow(
             raise
         except PotluckError as why:
             # a donor with certificates but no bytes must not keep us from the next one
-            log.info("not_trailed", unit=chain.tools.unit, donor=short(donor), reason=why.one_line())
+            log.info("not_trailed", unit=chain.tools.unit, donor=peer_name(donor), reason=why.one_line())
             failed = error = why
         asked(_answer_of(donor, branch, trio.current_time() - begun_s, error))
         if chain.head.commit != before:

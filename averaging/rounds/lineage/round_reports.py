@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from protocol.ids import PeerId, Root, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import TreeNode
-from protocol.tables import several
+from protocol.tables import in_bytes, several
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,22 @@ class HeadsMoved:
 
 @dataclass(frozen=True, slots=True)
 class DownloadProgress:
-    """How far a download is, in bytes, and how many donors are left."""
+    """How far a download is, in bytes, and how many donors are left. `index` is the round of a state. `what` names it for people."""
 
     index: int
     bytes_here: int
     bytes_all: int
     num_donors: int
+    what: str = "the run's state"
+
+    def left_s(self, bytes_per_s: float | None) -> float | None:
+        """Seconds to its end at this rate; None for an unknown one."""
+        return (self.bytes_all - self.bytes_here) / bytes_per_s if bytes_per_s else None
 
     def __str__(self) -> str:
         """For screens and logs."""
-        megabytes = f"{self.bytes_here / 1e6:.1f} of {self.bytes_all / 1e6:.1f} MB"
-        return f"taking the state at commit {self.index}: {megabytes} from {several(self.num_donors, 'peer')}"
+        here = f"{in_bytes(self.bytes_here)} of {in_bytes(self.bytes_all)}"
+        return f"fetching {self.what} of round {self.index}: {here} from {several(self.num_donors, 'peer')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ const shade = (peer, share) => `hsl(${hue(peer)} 60% 52% / ${0.25 + 0.75 * Math.
 
 const charts = {};
 
+// What a record says of a member that had nothing to bring, such as a paused one.
+const NO_PART = "a spare, with no part in this round";
+
 function draw(id, series, lines, format) {
   const box = document.getElementById(id);
   if (charts[id]) charts[id].destroy();
@@ -23,6 +26,8 @@ function draw(id, series, lines, format) {
   box.textContent = "";
   const columns = series.map(s => { const at = new Map(s.points); return places.map(x => at.has(x) ? at.get(x) : null); });
   const flat = lines.map(line => places.map(() => line.value));
+  // As wide as its longest label.
+  const fitting = (u, labels) => 18 + 7 * Math.max(3, ...(labels || []).map(label => String(label).length));
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
   const curve = s => ({ label: s.label, stroke: s.stroke || colour(s.colour), width: 2, spanGaps: true, points: { show: places.length < 3 },
     value: (u, v) => v == null ? "" : format(v) });
@@ -32,7 +37,7 @@ function draw(id, series, lines, format) {
     width: box.clientWidth, height: 200, hooks: { ready: [u => u.setLegend({ idx: places.length - 1 })] }, scales: { x: { time: false }, y: { range: (u, low, high) => [0, (high || 1) * 1.06] } },
     // Dash the legend as the line is drawn: two lines of one colour differ only in that.
     legend: { markers: { dash: (u, i) => !u.series[i].dash ? "solid" : u.series[i].dash[0] > 3 ? "dashed" : "dotted" } },
-    axes: [{ ...axis, values: (u, ticks) => ticks.map(big), size: 34 }, { ...axis, size: 46, values: (u, ticks) => ticks.map(big) }],
+    axes: [{ ...axis, values: (u, ticks) => ticks.map(big), size: 34 }, { ...axis, size: fitting, values: (u, ticks) => ticks.map(big) }],
     series: [{ label: "tokens", value: (u, v) => v == null ? "" : big(v) }, ...series.map(curve), ...lines.map(rule)],
   }, [places, ...columns, ...flat], box);
 }
@@ -51,7 +56,7 @@ function timeline(rounds, names, choose) {
   for (const peer of peers) {
     put(document.createElement("span"), "name").textContent = names[peer] || peer.slice(-6);
     for (const round of shown) {
-      const left = round.omitted.filter(o => o.peer === peer), share = round.weights[peer];
+      const left = round.omitted.filter(o => o.peer === peer && o.reason !== NO_PART), share = round.weights[peer];
       const cell = put(document.createElement("button"), left.length ? "cell out" : "cell");
       if (share != null) cell.style.backgroundColor = shade(peer, share * 2);
       cell.title = `round ${round.index}, ${names[peer] || peer}: ` + (share != null ? `${(100 * share).toFixed(0)}%` : "not counted")

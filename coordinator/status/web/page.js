@@ -14,32 +14,41 @@ function make(tag, text, cls) {
   return node;
 }
 const areStages = () => (now.units || []).some(u => u.unit.startsWith("stage-"));
-const names = () => Object.fromEntries(now.peers.map(p => [p.peer, p.name]));
+const names = () => ({ ...(full && full.names), ...Object.fromEntries(now.peers.map(p => [p.peer, p.name])) });
 
 function header() {
   el("run").textContent = now.run;
   document.title = `${now.run} - Potluck`;
   el("phase").textContent = now.phase;
   el("phase").className = `chip ${now.phase}`;
-  el("reason").textContent = now.reason;
+  el("reason").textContent = now.phase === "training" ? "" : now.reason;
   const share = Math.min(1, now.total_tokens / now.target_total_tokens);
   el("done").style.width = `${100 * share}%`;
   el("done").parentElement.setAttribute("aria-valuenow", (100 * share).toFixed(0));
   el("progress").textContent = `${big(now.total_tokens)} of ${big(now.target_total_tokens)} tokens, ` +
-    (now.phase === "finished" ? "done" : `${span(now.eta_s)} to go`);
+    (now.phase === "finished" ? "done" : now.eta_s == null ? "time left: not known yet" : `${span(now.eta_s)} to go`);
   const notes = [];
   if (now.restarted) notes.push(`The host ${now.restarted}.`);
   for (const m of now.missing || []) notes.push(`Missing: round ${m.index} of ${m.name}, for ${span(m.missing_s)}: ${m.reason}.`);
   if (!areStages()) for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen: ${u.why}.`);
-  if (now.forks) notes.push(`${now.forks + 1} lineages are followed until they meet.`);
-  if (now.bans) notes.push(`${now.bans} banned.`);
+  if (now.forks) notes.push(`The run goes on in ${now.forks + 1} branches until they meet: some peers cannot reach the others.`);
+  if (now.bans) notes.push(`${several(now.bans, "peer")} banned.`);
   el("notes").textContent = notes.join(" ");
   el("metrics").hidden = now.view !== "host";
 }
 
+// The mean of the last minute: a peer that comes, leaves or takes a breath must not make the number jump.
+const STEADY_MS = 60000, seen = [];
+function steady(speed) {
+  const at = Date.now();
+  seen.push([at, speed]);
+  while (at - seen[0][0] > STEADY_MS) seen.shift();
+  return seen.reduce((sum, [, each]) => sum + each, 0) / seen.length;
+}
+
 function cards() {
   const live = now.peers.filter(p => p.state !== "silent" && p.state !== "left");
-  const speed = now.tokens_per_s, newest = full.heldout[full.heldout.length - 1];
+  const speed = steady(now.tokens_per_s), newest = full.heldout[full.heldout.length - 1];
   const round = full.rounds[full.rounds.length - 1];
   const facts = [["peers here", live.length], ["tokens per second", big(speed)], ["round", now.index],
     ["held-out bits per byte", newest ? bits(newest.nats).toFixed(3) : "not yet"],
@@ -58,22 +67,20 @@ function curves() {
     { label: "held-out", colour: "--a", points: points(full.heldout) },
     ...(full.prose.length ? [{ label: "prose", colour: "--good", points: points(full.prose) }] : [])],
     [{ label: "zlib", value: full.yardsticks.zlib_bits_per_byte, dash: [6, 4] },
-      { label: "byte pairs", value: bits(full.yardsticks.pairs_nats_per_byte), dash: [2, 3] }], v => v.toFixed(3));
-  const speeds = full.rounds.slice(1).map((r, i) => [r.total_tokens, (r.total_tokens - full.rounds[i].total_tokens)
-    / Math.max(1, r.unix_s - full.rounds[i].unix_s)]);
+      { label: "table of byte pairs", value: bits(full.yardsticks.pairs_nats_per_byte), dash: [2, 3] }], v => v.toFixed(3));
   const units = full.units || [], whole = { label: "whole model", colour: "--a", points: points(full.heldout) };
   el("of-experts").hidden = !units.length;
   el("expert-loss").hidden = areStages();
   if (areStages()) el("parts-heading").replaceChildren("Stages ", make("small", "of one model, each with its replicas and its rounds"));
   if (units.length && !areStages()) draw("expert-loss", [whole, ...units.map((u, i) => ({ label: u.unit, stroke: expertColour(i),
     points: points(full.heldout_experts[u.unit] || []) }))], [], v => v.toFixed(3));
-  draw("speed", [{ label: "tokens per second", colour: "--a", points: speeds }], [], big);
+  draw("speed", [{ label: "tokens per second", colour: "--a", points: full.speeds }], [], big);
 }
 
 function readRound(round) {
   const by = names(), named = peer => by[peer] || peer.slice(-6);
   const shares = Object.entries(round.weights).map(([peer, share]) => `${named(peer)} ${(100 * share).toFixed(0)}%`);
-  const out = round.omitted.map(o => `${named(o.peer)} left out: ${o.reason}`);
+  const out = round.omitted.filter(o => o.reason !== NO_PART).map(o => `${named(o.peer)} left out: ${o.reason}`);
   el("round").textContent = `Round ${round.index}${round.lone ? ", committed alone" : ""}: ${shares.join(", ")}; ` +
     `${(100 * round.coverage).toFixed(0)}% covered${out.length ? "; " + out.join("; ") : ""}; commit ${round.commit.slice(0, 8)}, ` +
     `${span(Date.now() / 1000 - round.unix_s)} ago.`;
@@ -95,15 +102,17 @@ const ORDERS = { name: (a, b) => a.name.localeCompare(b.name), counted: (a, b) =
 el("order").onchange = () => { if (full) peers(); };
 
 function peers() {
-  const heads = [["peer"], ["state", "w"], ["tokens/s", "n"], ["counted", "n"], ["rounds", "n x"], ["loss", "n x"], ["reach", "x"],
+  const heads = [["peer"], ["state"], ["tokens/s", "n"], ["counted", "n"], ["rounds", "n x"], ["loss", "n x"], ["reach", "x"],
     ["version", "x"], ["sent", "n x"], ["received", "n x"], ["here for", "n x"], ["seen", "n x"], ["state root", "x"]];
   table("peers", heads, now.peers.slice().sort(ORDERS[el("order").value]).map(p => {
     const who = make("span"), dot = make("i", null, "dot");
     dot.style.background = `hsl(${hue(p.peer)} 60% 52%)`;
     who.append(dot, p.name);
     who.title = p.peer;
-    return [who, p.reason && p.reason !== p.state ? `${p.state}: ${p.reason}` : p.state, big(p.tokens_per_s), big(p.tokens_counted), String(p.rounds_counted),
-      p.loss == null ? "" : bits(p.loss).toFixed(3), p.outbound_only ? "outbound only" : "inbound", p.version,
+    const state = make("span", p.state);
+    state.title = p.reason;
+    return [who, state, big(p.tokens_per_s), big(p.tokens_counted), String(p.rounds_counted),
+      p.loss == null ? "" : bits(p.loss).toFixed(3), p.outbound_only ? "others cannot connect" : "open", p.version,
       inBytes(p.bytes_up), inBytes(p.bytes_down), p.here_s == null ? "" : span(p.here_s), span(p.last_seen_s), p.state_root.slice(0, 8)];
   }));
 }
@@ -184,12 +193,15 @@ function checkpoint(c) {
     const button = make("button", "verify"), verdict = make("span");
     button.onclick = async () => {
       button.disabled = true;
-      verdict.textContent = " computing all hashes again...";
+      const began = Date.now(), say = () => { verdict.textContent = ` computing all hashes again, ${span((Date.now() - began) / 1000)} so far`; };
+      const telling = setInterval(say, 1000);
+      say();
       try {
         const answer = await (await fetch(`api/checkpoints/${encodeURIComponent(c.name)}/verify`)).json();
         verdict.textContent = " " + answer.sentence;
         verdict.className = answer.ok ? "good" : "bad";
       } catch (error) { verdict.textContent = " the host did not answer"; }
+      clearInterval(telling);
       button.disabled = false;
     };
     const row = make("p");

@@ -18,6 +18,7 @@ import trio
 from peer.pipeline.transport.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, CallLine
 from peer.pipeline.transport.lane_network import LaneNetwork
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
+from protocol.identity.names import peer_name
 from protocol.ids import PeerId, short
 from protocol.pipeline.lanes import endings as ended_lanes
 from protocol.pipeline.lanes import lane_machine as lane
@@ -131,7 +132,7 @@ class LaneKeepers:
                 raise RemoteProtocolError(f"a message about lane {message.lane}", "a lane that is kept here")
             kept.hear(sender, message)
         except RemoteProtocolError as error:
-            log.warning("lane_refused", sender=short(sender), reason=error.one_line())
+            log.warning("lane_refused", sender=peer_name(sender), reason=error.one_line())
             return encode_parcel(msg.LaneAnswer(error.one_line()[:200]))
         return encode_parcel(msg.LaneAnswer(""))
 
@@ -252,7 +253,7 @@ class _KeptLane:
         if isinstance(message, msg.LaneEnd):
             self._hang_up({member})
         elif refused:
-            log.info("lane_refused", lane=self._number, member=short(member), reason=refused)
+            log.info("lane_refused", lane=self._number, member=peer_name(member), reason=refused)
             self._hang_up({member})
             self._feed(lane.MemberLost(member))
         else:
@@ -262,7 +263,7 @@ class _KeptLane:
         try:
             await line.run()
         except PotluckError as error:
-            log.info("lane_member_lost", lane=self._number, member=short(member), reason=error.one_line())
+            log.info("lane_member_lost", lane=self._number, member=peer_name(member), reason=error.one_line())
             if self._lines.get(member) is line:
                 del self._lines[member]
                 self._log_lost_share(member, "was lost before it heard that the lane ended")

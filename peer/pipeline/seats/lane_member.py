@@ -27,6 +27,7 @@ from peer.pipeline.transport.lane_outbox import (
 )
 from peer.pipeline.transport.lane_work import PASS_COST_S, LaneContext, LaneShare
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
+from protocol.identity.names import peer_name
 from protocol.ids import PeerId, short
 from protocol.pipeline import stage_machine as lane_stage
 from protocol.pipeline.messages import lane_messages as msg
@@ -265,7 +266,7 @@ class LaneMember:
 
     def _count(self, sender: PeerId, error: RemoteProtocolError) -> None:
         self.refused[sender] += 1
-        log.warning("lane_refused", sender=short(sender), reason=error.one_line())
+        log.warning("lane_refused", sender=peer_name(sender), reason=error.one_line())
 
 
 def stage_size(stages: StageMap, stage: int) -> int:

@@ -48,15 +48,15 @@ function nextRound(s) {
 function show(s) {
   el("name").textContent = s.name;
   document.title = `${s.name}: ${s.state} - Potluck`;
-  el("state").textContent = s.state === "training" || s.state_s < 5 ? s.state : `${s.state} for ${span(s.state_s)}`;
+  el("state").textContent = s.state === "training" || s.state === "paused" || s.state_s < 5 ? s.state : `${s.state} for ${span(s.state_s)}`;
   el("state").className = `chip ${s.state}`;
-  el("reason").textContent = s.reason === s.state ? "" : s.reason;
-  el("waiting").textContent = [s.apart, s.trouble, s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.round_waiting]
+  el("reason").textContent = s.state === "training" ? "" : s.reason;
+  el("waiting").textContent = [s.trouble, s.offline, s.offline || s.trouble.includes(" is full: ") ? "" : s.apart, s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.offline || s.trouble ? "" : s.round_waiting]
     .filter((text, i, all) => text && !s.reason.includes(text) && all.indexOf(text) === i).join("; ");
   el("download").hidden = !s.download_bytes_all;
   if (s.download_bytes_all) {
     el("bytes").style.width = `${100 * s.download_bytes_here / s.download_bytes_all}%`;
-    el("bytes-text").textContent = `${inBytes(s.download_bytes_here)} of ${inBytes(s.download_bytes_all)} from ${several(s.download_donors, "peer")}`;
+    el("bytes-text").textContent = `${s.download_what}: ${inBytes(s.download_bytes_here)} of ${inBytes(s.download_bytes_all)} from ${several(s.download_donors, "peer")}, ${s.download_left_s == null ? "time left: not known yet" : span(s.download_left_s) + " to go"}`;
   }
   nextRound(s);
   speeds.push(s.tokens_per_s);

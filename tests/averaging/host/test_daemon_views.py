@@ -60,7 +60,6 @@ def test_status_says_what_runs_and_what_does_not() -> None:
         "host, running, in /state/host",
         "the host's line",
         "",
-        "peer, not running, in /state/peer",
         "no peer runs from /state/peer",
     ]
 

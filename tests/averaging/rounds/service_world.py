@@ -121,6 +121,13 @@ class SpareTrainer(StepTrainer):
         raise NoPart("a spare", "nothing of it")
 
 
+class PausedTrainer(StepTrainer):
+    """Is paused by its owner: it answers, and has trained nothing."""
+
+    async def snapshot(self) -> Snapshot:
+        return replace(await super().snapshot(), tokens=0)
+
+
 class StartingTrainer(StepTrainer):
     """Its training process is still importing what it needs until `ready` is set; orders wait for it."""
 

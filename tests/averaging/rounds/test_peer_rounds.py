@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.fetching.gather_results import GATHER_WITHIN_S
@@ -20,6 +21,7 @@ from averaging.state.unit_log import UnitLog
 from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import PeerUnreachable, RemoteProtocolError, StorageError
 from protocol.identity.envelope import open_envelope
+from protocol.identity.names import peer_name
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.events import ExchangeMeasured, MessageArrived, PeerLost
 from protocol.rounds.lineage.lineage import SpineView, tree_of
@@ -900,3 +902,14 @@ async def test_where_the_holders_of_the_spine_went_to_another_lineage_our_units_
             assert donors.stand(life, "theirs") == [True]
             assert life.rounds.spine is not None
             assert life.rounds.spine.head == spine.theirs[-1].link.commit
+
+
+async def test_peer_that_is_gone_is_logged_once_by_its_name_until_it_answers_again(autojump_clock: Clock) -> None:
+    async with two_units() as life:
+        other = life.world.parties[2].peer
+        with capture_logs() as said:
+            for reply in (*[PeerUnreachable("refused")] * 3, b"", PeerUnreachable("refused")):
+                await life.rounds._note_reply(other, reply)
+    gone = [(entry["log_level"], entry["peer"]) for entry in said if entry["event"] == "peer_gone"]
+    assert [level for level, _ in gone] == ["info", "debug", "debug", "info"]
+    assert {name for _, name in gone} == {peer_name(other)}

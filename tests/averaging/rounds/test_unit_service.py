@@ -17,7 +17,8 @@ from averaging.rounds.unit_service import LEAVE_WITHIN_S, STAYS_WITHIN_S
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import PeerUnreachable, RemoteProtocolError
 from protocol.identity.envelope import NEVER_MS, seal
-from protocol.ids import CommitId, PeerId, short
+from protocol.identity.names import peer_name
+from protocol.ids import CommitId, PeerId
 from protocol.rounds import machine as core
 from protocol.rounds.events import Applied, Event, PeerLost
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -53,6 +54,7 @@ from protocol.rounds.voting import ACK_VERSION
 from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, MadeCommit, Party, RoundWorld, open_world
 from tests.averaging.rounds.service_world import (
     AwayTrainer,
+    PausedTrainer,
     PeerSession,
     SlowTrainer,
     SpareTrainer,
@@ -131,6 +133,14 @@ async def test_a_round_says_of_a_spare_that_nothing_is_missing_and_of_a_failed_s
         spare, _one, failed = (party.peer for party in world.parties)
         assert row.omitted == tuple(sorted([(spare, NO_PART), (failed, NOTHING_TO_OFFER)]))
         assert row.coverage == 0.5
+
+
+async def test_round_with_a_paused_member_is_whole_for_nothing_of_it_is_missing(autojump_clock: Clock) -> None:
+    async with _swarm({2: PausedTrainer("paused")}) as (world, lives, _):
+        await until(lambda: min(life.index for life in lives) >= 1)
+        row = round_row(lives[1].service.chain.links[1])
+        assert row.omitted == ((world.parties[2].peer, NO_PART),)
+        assert row.coverage == 1.0
 
 
 async def test_a_peer_whose_trainer_is_starting_follows_the_rounds_and_no_round_waits_for_it(
@@ -704,7 +714,7 @@ async def test_a_changed_reason_of_a_round_is_told_once_for_each_change_with_its
     with capture_logs() as said:
         async with _swarm() as (_, lives, _):
             await until(lambda: min(life.index for life in lives) >= 2)
-            me = short(lives[0].party.peer)
+            me = peer_name(lives[0].party.peer)
     for event in ("round", "round_waits"):
         reported = [str(entry["reason"]) for entry in said if entry["event"] == event and entry["peer"] == me]
         assert reported

@@ -98,9 +98,7 @@ def test_a_round_is_told_with_who_was_left_out_and_why() -> None:
     ]
     assert reported(picture(), picture((whole,))) == [("round", "round 3: 2 counted")]
     assert reported(picture(), picture((lossy,))) == [("round", "round 3: 2 counted, 5.6% of the mean had no room")]
-    assert reported(picture(), picture((alone,))) == [
-        ("trouble", "round 3: one counted; committed alone, without a quorum")
-    ]
+    assert reported(picture(), picture((alone,))) == [("trouble", "round 3: one counted; made by one peer alone")]
 
 
 def test_rounds_that_a_restarted_host_reads_back_are_no_news() -> None:
@@ -113,8 +111,12 @@ MISSING = MissingCommits(A, CommitId(b"m" * 32), 9, 3, 0.0, 0.0)
 @pytest.mark.parametrize(
     ("change", "kind", "text"),
     [
-        (lambda p: replace(p, num_forks=2), "trouble", "the run has forked: two lineages are followed until they meet"),
-        (lambda p: replace(p, num_forks=0), "run", "one of the lineages is not followed any more"),
+        (
+            lambda p: replace(p, num_forks=2),
+            "trouble",
+            "the run goes on in two branches until they meet: some peers cannot reach the others",
+        ),
+        (lambda p: replace(p, num_forks=0), "run", "one of the branches is not followed any more"),
         (lambda p: replace(p, num_bans=4), "trouble", "2 more banned"),
         (lambda p: replace(p, missing=(MISSING,)), "trouble", "round 9 is missing here; it is being asked for"),
         (lambda p: replace(p, state=replace(p.state, phase=Phase.FINISHED)), "run", "finished: all is well"),

@@ -23,6 +23,7 @@ from coordinator.progress.run_view import (
     status_json,
 )
 from protocol.host.reports import PeerReport
+from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.lineage.round_row import RoundRow
 from tests.coordinator.chain_world import PEERS
@@ -133,3 +134,10 @@ def test_status_has_everything_and_is_json() -> None:
     assert (by_peer[A]["state"], by_peer[A]["state_root"]) == ("training", ROOT.hex())
     assert (by_peer[B]["state"], by_peer[B]["tokens_per_s"]) == ("silent", 0.0)
     assert status["yardsticks"] == {"zlib_bits_per_byte": 1.9, "pairs_nats_per_byte": 2.5}
+
+
+def test_status_names_every_member_also_those_that_this_host_has_not_heard_and_gives_the_speed_of_the_rounds() -> None:
+    burst = tuple(timed(index, 300 * index, 100 if index < 3 else 1000) for index in range(1, 9))
+    status = status_json(picture(burst), 100.0)
+    assert status["names"] == {peer: peer_name(peer) for peer in (A, B, C)}
+    assert status["speeds"] == [[2400, 1800 / 900]]

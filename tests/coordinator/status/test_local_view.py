@@ -37,7 +37,7 @@ async def test_running_host_is_asked_at_the_address_in_its_folder(tmp_path: Path
     assert (found.kind, found.is_running) == ("host", True)
     assert [row["index"] for row in found.rounds] == [1, 2]
     assert len(found.peers) == 2
-    assert found.lines[0] == "tiny: training, all is well"
+    assert found.lines[0] == "tiny: training"
     assert json.loads(json.dumps(found.status))["run"] == "tiny"
 
 

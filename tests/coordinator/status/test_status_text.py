@@ -25,7 +25,10 @@ def test_lines_say_progress_loss_peers_round_and_checkpoint() -> None:
     assert "held-out 2.000" in text
     assert "25%" in text
     assert "too late" in text
-    assert "bans 2, forks 1" in text
+    assert "2 peers banned" in text
+    assert "the run goes on in 2 branches until they meet" in text
+    for word in ("bans", "forks", "lineage", "pairs 4", "bulk"):
+        assert word not in text
     assert "the host restarted at round 2; nothing was lost" in text
     assert "newest checkpoint: round 2" in text
 

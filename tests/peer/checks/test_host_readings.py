@@ -156,7 +156,7 @@ async def test_host_that_is_away_is_needed_by_newcomers_alone(tmp_path: Path) ->
         away = (await ask(config(tmp_path), text)).answer
         assert isinstance(away, NoAnswer)
         assert away.is_needed
-        assert "no coordinator answers at 127.0.0.1:" in away.found
+        assert "the run's host does not answer at 127.0.0.1:" in away.found
         await join_before(host, free_address(), tmp_path / "peer")
         away = (await ask(config(tmp_path), "")).answer
         assert isinstance(away, NoAnswer)

@@ -99,7 +99,7 @@ async def test_whoever_holds_an_invite_is_told_the_run_and_the_invite_is_not_use
     [
         ({"secret": b"another secret 1"}, RefusedError, "invite"),
         ({"expires_unix_s": 1}, RefusedError, "expired"),
-        ({"coordinator_addresses": (free_address(),)}, UnreachableError, "no coordinator answers"),
+        ({"coordinator_addresses": (free_address(),)}, UnreachableError, "host does not answer"),
     ],
     ids=["a guess", "expired", "nobody there"],
 )

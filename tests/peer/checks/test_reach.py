@@ -48,11 +48,14 @@ async def _find(
     return found, [str(line["reason"]) for line in logs if line["log_level"] == "warning"]
 
 
-async def test_peer_that_cannot_be_connected_to_finds_out_by_itself_and_tells_its_owner(tmp_path: Path) -> None:
+async def test_peer_that_cannot_be_connected_to_finds_out_by_itself_and_tells_its_owner_once(tmp_path: Path) -> None:
     found, reported = await _find(tmp_path, _Client(False))
     assert found
     assert len(reported) == 1
-    assert "could not connect back to 203.0.113.9" in reported[0]
+    assert reported[0].startswith("Others cannot connect to this machine; your work counts in full all the same.")
+    assert await _find(tmp_path, _Client(False)) == (True, [])
+    _, moved = await _find(tmp_path, _Client(False), listen_host="0.0.0.0")
+    assert "--announce-host 203.0.113.9" in moved[0]
 
 
 async def test_peer_that_can_be_connected_to_says_nothing(tmp_path: Path) -> None:

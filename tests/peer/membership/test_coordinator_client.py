@@ -165,11 +165,11 @@ async def test_wrong_ca_is_told_from_an_unreachable_host(tmp_path: Path) -> None
         other = make_ca(b"o" * 32, now_unix_s=SystemClock().unix_s()).certificate_der
         wrong = CoordinatorEndpoint((address,), other, host.run_id)
         async with open_coordinator_client(thread, wrong, caller(PEERS[0])) as client:
-            with pytest.raises(RefusedError, match="not the coordinator that made the invite"):
+            with pytest.raises(RefusedError, match="not the host that made the invite"):
                 await client.clock_ahead_s()
         nowhere = endpoint(host, free_address())
         async with open_coordinator_client(thread, nowhere, caller(PEERS[0])) as client:
-            with pytest.raises(UnreachableError, match="no coordinator answers at"):
+            with pytest.raises(UnreachableError, match="the run's host does not answer at"):
                 await client.clock_ahead_s()
 
 

@@ -127,7 +127,7 @@ def test_without_an_invite_and_without_an_earlier_run_the_user_is_asked_for_the_
 
 @pytest.mark.parametrize(("ahead_s", "side"), [(600.0, "600 s behind"), (-600.0, "600 s ahead of")])
 async def test_a_clock_that_went_wrong_since_the_last_session_is_told(ahead_s: float, side: str) -> None:
-    with pytest.raises(RefusedError, match=rf"clock is {side} the coordinator's.*set the clock"):
+    with pytest.raises(RefusedError, match=rf"clock is {side} the host's.*set the clock"):
         await check_clock_again(FakeClient(ahead_s))  # type: ignore[arg-type]
 
 
@@ -173,7 +173,10 @@ async def test_a_peer_gives_all_data_while_the_host_is_away(tmp_path: Path, auto
         swarm.start(OTHER).serve_streams(SHARD_CHANNEL, _honest())
         await fetch_data(swarm.start(OURSELVES), DATASET.files, cache, lambda: (HOST, OTHER), reported.append)
     assert _held(cache) == SHARDS
-    assert reported == ["fetching data: shard 1 of 2", "fetching data: shard 2 of 2"]
+    assert reported == [
+        "fetching the run's data: 0 B of 3.1 kB, time left: not known yet",
+        "fetching the run's data: 2.0 kB of 3.1 kB, 5 min to go",
+    ]
 
 
 async def test_the_tokenizer_comes_with_the_shards(tmp_path: Path, autojump_clock: object) -> None:

@@ -118,7 +118,7 @@ async def test_a_pause_is_obeyed_within_two_seconds_and_so_is_its_end(autojump_c
         assert scene.trainer.is_paused
         status = status_of(scene.sources)
         assert (status.state, status.allowed_share) == ("paused", 0.0)
-        assert status.reason == status.allowed_reason == "paused by its owner; `potluck resume` trains on"
+        assert status.reason == status.allowed_reason == "paused until `potluck resume`"
         scene.finds(pause=None)
         await trio.sleep(OBEYED_WITHIN_S)
         assert not scene.trainer.is_paused
@@ -236,7 +236,7 @@ async def test_above_its_memory_it_is_held_back_and_the_status_says_what_was_fou
         assert (scene.trainer.is_paused, scene.trainer.is_held) == (True, False)
         status = status_of(scene.sources)
         assert status.state == "paused"
-        assert status.reason.startswith("its processes hold 2.5 GB of memory, its owner allows 2 GB; trains again")
+        assert status.reason.endswith("(they hold 2.5 GB)")
         scene.finds(memory_bytes=1_700_000_000)
         await trio.sleep(ROOMY_FOR_S - OBEYED_WITHIN_S)
         assert scene.trainer.is_paused
@@ -253,7 +253,7 @@ async def test_before_training_the_board_tells_only_what_will_hold_it_back(autoj
         await trio.sleep(OBEYED_WITHIN_S)
         status = status_of(scene.sources)
         assert (status.state, status.reason) == ("joining", "fetching data")
-        assert status.allowed_reason.startswith("paused by its owner")
+        assert status.allowed_reason.startswith("paused until")
 
     await _tell(story)
 

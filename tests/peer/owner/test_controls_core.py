@@ -52,7 +52,7 @@ def test_a_machine_on_the_mains_without_limits_trains_at_full_speed_and_gives_no
 def test_a_pause_holds_until_it_is_taken_back_and_that_counts_at_once() -> None:
     story = Story()
     paused = story.look(pause=OwnerPause())
-    assert (paused.share, paused.reason) == (0.0, "paused by its owner; `potluck resume` trains on")
+    assert (paused.share, paused.reason) == (0.0, "paused until `potluck resume`")
     assert not story.look(after_s=1e6, pause=OwnerPause()).may_compute
     assert story.look().may_compute
 
@@ -72,7 +72,7 @@ def test_a_pause_that_ends_on_another_day_names_the_day() -> None:
 def test_a_damaged_pause_file_pauses_and_says_how_to_go_on() -> None:
     decision = Story().look(pause=OwnerPause(damage="the pause file x makes no sense"))
     assert not decision.may_compute
-    assert decision.reason == "the pause file x makes no sense; `potluck resume` removes it and trains on"
+    assert decision.reason == "paused: the pause file x makes no sense; `potluck resume` removes it and trains on"
 
 
 # --- battery -------------------------------------------------------------------------------------------------------------------
@@ -82,8 +82,8 @@ def test_on_battery_training_stops_at_once_and_goes_on_a_while_after_it_is_plugg
     story = Story()
     assert story.look(is_on_battery=False).may_compute
     stopped = story.look(is_on_battery=True, battery_percent=63.0)
-    assert stopped.reason == "on battery power (63% full); trains again when plugged in"
-    assert "a moment ago" in story.look(is_on_battery=False).reason
+    assert stopped.reason == "paused until plugged in (on battery power, 63% full)"
+    assert "after it was plugged in" in story.look(is_on_battery=False).reason
     assert not story.look(after_s=PLUGGED_FOR_S - 0.5, is_on_battery=False).may_compute
     assert story.look(after_s=0.5, is_on_battery=False).may_compute
 
@@ -105,7 +105,7 @@ def test_who_told_it_to_trains_on_battery() -> None:
 def test_outside_of_its_hours_it_says_which_time_it_is_and_when_they_begin() -> None:
     story = Story(ControlSettings(weekly_hours=parse_hours("mon-fri 22:00-07:00")))
     decision = story.look()
-    assert decision.reason == "outside of its weekly hours (it is Fri 12:00); trains again Fri 22:00"
+    assert decision.reason == "paused until Fri 22:00 (weekly hours)"
     assert not story.look(after_s=10 * 3600 - 2).may_compute
     assert story.look(after_s=1).may_compute
 
@@ -125,9 +125,7 @@ HOT = ControlSettings(max_gpu_celsius=80)
 def test_a_card_at_its_ceiling_stops_and_goes_on_after_it_was_cool_for_a_while() -> None:
     story = Story(HOT)
     assert story.look(gpu_celsius=79.0).may_compute
-    assert story.look(gpu_celsius=80.0).reason == (
-        "the card is at 80 C, its ceiling is 80 C; trains again after 30 s at 75 C or less"
-    )
+    assert story.look(gpu_celsius=80.0).reason == ("paused until the card was at 75 C or less for 30 s (it is at 80 C)")
     assert not story.look(after_s=COOL_FOR_S * 9, gpu_celsius=76.0).may_compute
     assert not story.look(gpu_celsius=75.0).may_compute
     assert not story.look(after_s=COOL_FOR_S - 1, gpu_celsius=75.0).may_compute
@@ -160,7 +158,7 @@ def test_a_ceiling_that_nothing_can_measure_is_said_and_not_pretended() -> None:
 def test_the_processor_has_a_ceiling_of_its_own() -> None:
     story = Story(ControlSettings(max_cpu_celsius=70))
     assert story.look(cpu_celsius=70.0 - COOLER_BY_CELSIUS, gpu_celsius=99.0).may_compute
-    assert "the processor is at 71 C" in story.look(cpu_celsius=71.0).reason
+    assert "(it is at 71 C)" in story.look(cpu_celsius=71.0).reason
 
 
 # --- use by its owner, and duty ------------------------------------------------------------------------------------------------
@@ -171,7 +169,7 @@ def test_only_when_idle_stops_at_the_first_key_and_says_how_long_it_takes_from_n
     assert story.look(idle_s=300.0).may_compute
     assert story.look(idle_s=math.inf).may_compute
     assert story.look(idle_s=12.0).reason == (
-        "in use: the last input was 12 s ago; trains again 288 s from now if none comes"
+        "paused until nobody has used this machine for 5 min (last input 12 s ago)"
     )
 
 
@@ -202,7 +200,7 @@ def test_a_quota_that_is_used_up_stops_bulk_and_training_and_holds_what_was_trai
     story = Story(ControlSettings(daily_quota_bytes=5_000_000_000, upload_bytes_per_s=1e6))
     assert story.look(today_bytes=4_999_999_999).may_compute
     used = story.look(today_bytes=5_010_000_000)
-    assert used.reason == "the daily quota of 5 GB is used up (5.01 GB today); trains again at midnight"
+    assert used.reason == "paused until midnight (the daily quota of 5 GB is used up)"
     assert (used.share, used.is_held) == (0.0, True)
     assert used.upload_bytes_per_s == used.download_bytes_per_s == STOPPED_BYTES_PER_S
     assert story.look(today_bytes=5_010_000_000, pause=OwnerPause()).is_held
@@ -221,9 +219,7 @@ def test_above_its_memory_training_stops_at_once_and_goes_on_after_a_while_below
     assert story.look(memory_bytes=2_000_000_000).may_compute
     stopped = story.look(memory_bytes=2_340_000_000)
     assert stopped.share == 0.0
-    assert stopped.reason == (
-        "its processes hold 2.34 GB of memory, its owner allows 2 GB; trains again after 30 s below 1.8 GB"
-    )
+    assert stopped.reason == ("paused until its processes hold less than 1.8 GB of memory (they hold 2.34 GB)")
     assert not story.look(after_s=1e6, memory_bytes=1_800_000_000).may_compute
     assert not story.look(memory_bytes=1_799_999_999).may_compute
     assert "hold 1.5 GB" in story.look(after_s=ROOMY_FOR_S - 0.5, memory_bytes=1_500_000_000).reason
@@ -246,9 +242,9 @@ def test_without_a_limit_any_memory_will_do() -> None:
 @pytest.mark.parametrize(
     ("readings", "first"),
     [
-        ({"pause": OwnerPause(), "is_on_battery": True, "gpu_celsius": 99.0}, "paused by its owner"),
-        ({"is_on_battery": True, "gpu_celsius": 99.0}, "on battery"),
-        ({"gpu_celsius": 99.0}, "outside of its weekly hours"),
+        ({"pause": OwnerPause(), "is_on_battery": True, "gpu_celsius": 99.0}, "paused until `potluck resume`"),
+        ({"is_on_battery": True, "gpu_celsius": 99.0}, "paused until plugged in"),
+        ({"gpu_celsius": 99.0}, "paused until Sun 00:00 (weekly hours)"),
     ],
 )
 def test_of_several_causes_the_one_is_named_that_the_owner_can_change_first(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import trio
 import trio.testing
@@ -9,6 +11,8 @@ import trio.testing
 from averaging.rounds.lineage.round_reports import StateDiffers, StateHealed, TaskFailed
 from peer.status.health import (
     APART_AFTER_S,
+    FULL_SHOWN_S,
+    OFFLINE_AFTER_S,
     SHOWN_S,
     UNHEARD_AFTER_S,
     HealthNotes,
@@ -16,6 +20,7 @@ from peer.status.health import (
     LineageDivergence,
     after_report,
     isolation,
+    offline_sentence,
 )
 from peer.status.status_board import StatusBoard
 from peer.status.status_of import Sources, status_of
@@ -24,36 +29,59 @@ from protocol.rounds.lineage.chain_link import ChainLink
 from tests.virtual import VirtualClock
 
 FULL = TaskFailed("_vote", "could not append to rounds.log: No space left on device", is_of_disk=True)
+REFUSES = TaskFailed("_vote", "could not append to rounds.log: Input/output error", is_of_disk=True)
+FOLDER = Path("/state")
 DIFFERS = "our state at commit 7 is not the one that the run attests: making it again"
 
 
 def test_a_disk_that_refuses_is_told_for_an_hour_and_counted() -> None:
     trouble = HealthNotes()
-    trouble.take(FULL, 10.0)
-    trouble.take(FULL, 20.0)
-    assert trouble.sentence([], 20.0 + SHOWN_S - 1) == f"the disk refuses: {FULL.reason}"
-    assert trouble.sentence([], 20.0 + SHOWN_S) == ""
+    trouble.take(REFUSES, 10.0)
+    trouble.take(REFUSES, 20.0)
+    assert trouble.sentence([], 20.0 + SHOWN_S - 1, FOLDER) == f"the disk refuses: {REFUSES.reason}"
+    assert trouble.sentence([], 20.0 + SHOWN_S, FOLDER) == ""
     assert trouble.num_refused == 2
+
+
+def test_full_disk_is_one_sentence_with_what_to_do_however_many_writes_it_refused() -> None:
+    trouble = HealthNotes()
+    trouble.take(FULL, 10.0)
+    said = trouble.sentence(
+        ["generation 4: No space left on device", "generation 5: Disk quota exceeded"], 11.0, FOLDER
+    )
+    assert said == (
+        f"the disk of {FOLDER} is full: free some space; training goes on, and rounds are saved and counted again after that"
+    )
+    assert HealthNotes().sentence([], 11.0, FOLDER, is_full=True) == said
+    assert trouble.sentence([], 10.0 + FULL_SHOWN_S, FOLDER) == ""
+
+
+def test_silence_of_everybody_is_told_in_one_sentence_and_nobodys_or_a_short_one_is_not() -> None:
+    assert (
+        offline_sentence([45.0, 50.0])
+        == "offline for 45 s: no other peer and no host answers; trains on, counted later"
+    )
+    assert offline_sentence([45.0, 2.0]) == offline_sentence([OFFLINE_AFTER_S - 1]) == offline_sentence([]) == ""
 
 
 def test_what_failed_for_another_reason_is_no_trouble_of_the_disk() -> None:
     trouble = HealthNotes()
     trouble.take(TaskFailed("_fetch", "nobody answers", is_of_disk=False), 10.0)
-    assert (trouble.sentence([], 10.0), trouble.num_refused) == ("", 0)
+    assert (trouble.sentence([], 10.0, FOLDER), trouble.num_refused) == ("", 0)
 
 
 def test_a_generation_that_was_not_written_is_told_until_one_is() -> None:
     trouble = HealthNotes()
-    assert trouble.sentence(["", "no space", "no space"], 1e6) == "the disk refuses: no space"
-    assert trouble.sentence(["", ""], 1e6) == ""
+    assert trouble.sentence(["", "no space", "no space"], 1e6, FOLDER) == "the disk refuses: no space"
+    assert trouble.sentence(["", ""], 1e6, FOLDER) == ""
 
 
 def test_a_state_that_differs_is_told_in_words_until_it_is_made_again() -> None:
     trouble = HealthNotes()
     trouble.take(StateDiffers(DIFFERS), 1.0)
-    assert trouble.sentence(["no space"], 2.0) == f"the disk refuses: no space; {DIFFERS}"
+    assert trouble.sentence(["no space"], 2.0, FOLDER) == f"the disk refuses: no space; {DIFFERS}"
     trouble.take(StateHealed("healed"), 3.0)
-    assert trouble.sentence([], 4.0) == ""
+    assert trouble.sentence([], 4.0, FOLDER) == ""
 
 
 async def test_the_status_tells_what_any_unit_told(autojump_clock: trio.testing.MockClock) -> None:
@@ -62,7 +90,7 @@ async def test_the_status_tells_what_any_unit_told(autojump_clock: trio.testing.
         publish(board, FULL)
         publish(board, StateDiffers(DIFFERS))
         status = status_of(Sources(board))
-        assert "No space left" in status.trouble
+        assert status.trouble.startswith("the disk of . is full: ")
         assert DIFFERS in status.trouble
         assert (status.writes_refused, status.generations_damaged) == (1, 0)
 
@@ -96,7 +124,7 @@ def test_who_lacks_the_hosts_head_for_long_is_told_since_when_and_what_follows()
 
 def test_another_commit_of_a_round_that_is_here_is_apart_too() -> None:
     apart = after_report(LineageDivergence(), LINKS, _commit(90), 3, 100.0)
-    assert "round 3 that is not here" in apart.sentence(100.0 + APART_AFTER_S)
+    assert "the run is at round 3, this peer at a round 4 of its own" in apart.sentence(100.0 + APART_AFTER_S)
 
 
 def test_once_the_hosts_head_is_here_the_time_begins_anew() -> None:
@@ -109,11 +137,11 @@ def test_once_the_hosts_head_is_here_the_time_begins_anew() -> None:
 def test_ports_of_the_host_that_do_not_answer_are_a_trouble_until_they_do() -> None:
     health = HealthNotes()
     health.hears_of_ports("the host answers at 10.9.0.2:4100, but not at 10.9.0.2:4101")
-    assert health.sentence(["no space"], 1.0) == (
+    assert health.sentence(["no space"], 1.0, FOLDER) == (
         "the host answers at 10.9.0.2:4100, but not at 10.9.0.2:4101; the disk refuses: no space"
     )
     health.hears_of_ports("")
-    assert health.sentence([], 1.0) == ""
+    assert health.sentence([], 1.0, FOLDER) == ""
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from averaging.host.daemon_views import DaemonView
+from averaging.host.daemon_views import DaemonView, status_text
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import STATUS_ADDRESS_FILE
 from peer.status.local_view import is_here, read_daemon
@@ -42,13 +42,13 @@ async def test_running_peer_is_asked_where_it_says_that_it_answers(tmp_path: Pat
     found = await _look_at_running(tmp_path)
     assert (found.kind, found.is_running, found.note) == ("peer", True, "")
     assert (found.status["index"], found.peers, found.rounds) == (7, PEERS, ROUNDS)
-    assert found.lines[0] == "calm-otter in no run yet: training, training"
+    assert found.lines[0] == "calm-otter in no run yet: training"
 
 
 async def test_port_that_went_to_another_daemon_is_no_running_peer(tmp_path: Path) -> None:
     found = await _look_at_running(tmp_path, peer="12D3KooX")
     assert not found.is_running
-    assert "another daemon answers" in found.note
+    assert found.note.startswith("no peer runs from ")
     assert "potluck join" in found.note
 
 
@@ -58,7 +58,12 @@ def test_killed_peer_is_shown_as_it_left_the_time_before(tmp_path: Path) -> None
     write_final_status(tmp_path, STATUS)
     found = read_daemon(tmp_path)
     assert (found.is_running, found.status["index"]) == (False, 7)
-    assert "this is its last status" in found.note
+    assert status_text([found])[1:3] == ["its last status:", "calm-otter in no run yet: training"]
+
+
+def test_peer_that_does_not_run_is_told_in_one_sentence_without_the_error_of_the_system(tmp_path: Path) -> None:
+    _reported_to_answer_at(tmp_path, "http://127.0.0.1:9")
+    assert read_daemon(tmp_path).note == f"no peer runs from {tmp_path}; start it with: potluck join"
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"peer": 5}'], ids=range(5))

@@ -146,7 +146,7 @@ async def test_a_refusal_is_said_once_and_the_reports_go_on(
 
 async def test_reports_end_the_older_of_two_processes_with_one_identity(autojump_clock: Clock) -> None:
     reporter, client, _ = _reporter()
-    client.answer = _raiser(superseded(1999, 2000))
+    client.answer = _raiser(superseded())
     with pytest.raises(SupersededError, match="newer session"):
         await reporter.run()
     assert len(client.reports) == 1

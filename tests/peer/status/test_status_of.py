@@ -148,7 +148,7 @@ async def test_who_serves_no_lane_is_a_spare_and_trains_once_it_serves_one() -> 
     board.say("training", "training")
     status = status_of(sources)
     assert (status.state, status.reason) == ("spare", "free: a lane is waited for")
-    assert f"{status.name} in no run yet: spare, free: a lane is waited for" in status_lines(status)
+    assert f"{status.name} in no run yet: spare: free: a lane is waited for" in status_lines(status)
     stand = LaneStatus(3, "stage 1 of lane 3")
     assert status_of(sources).state == "training"
 
@@ -286,10 +286,9 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
     links = [tree.nodes[tree.root].link, *(node.link for node in path)]
     state, chain = replace(seat.state, peers=MappingProxyType(views)), SimpleNamespace(links=links)
     sources.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
-    assert [row["state"] for row in known_peers(sources)] == ["here", "left", "lost", "silent"]
+    assert [row["state"] for row in known_peers(sources)] == ["joining", "here", "left", "lost", "silent"]
     assert [row["index"] for row in latest_rounds(sources)] == [link.index for link in links if link.record is not None]
-    members = views | {seat.peer: PeerView(seat.peer, heard_at_s=1.0)}
-    state = replace(seat.state, peers=MappingProxyType(members))
+    sources.board.peer = seat.peer
     sources.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
     credited = [
         entry.credited_tokens
@@ -310,7 +309,7 @@ async def test_peer_that_was_never_heard_has_no_time_at_which_it_was(monkeypatch
     state = replace(Table(1).live()[0].state, peers=MappingProxyType(views))
     chain = SimpleNamespace(links=())
     sources.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
-    assert [row["last_seen_s"] for row in known_peers(sources)] == [None, 10.0]
+    assert [row["last_seen_s"] for row in known_peers(sources)] == [0.0, None, 10.0]
 
 
 async def test_who_does_not_hold_the_spine_is_apart_only_where_the_host_follows_records_of_it_that_are_not_here(
@@ -331,4 +330,4 @@ async def test_who_does_not_hold_the_spine_is_apart_only_where_the_host_follows_
     for _ in range(3):
         board.hears_host(sources.spine_links, CommitId(b"x" * 32), 1)
         now_s += APART_AFTER_S
-    assert "round 1 that is not here" in board.divergence_text
+    assert "the run is at round 1, this peer at a round 0" in board.divergence_text

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from peer.status.status import BulkTraffic, PeerStatus, UnitPlace
-from peer.status.status_text import next_round, status_lines
+from peer.status.status_text import next_round, progress, status_lines
 
 STATUS = PeerStatus(
     peer="12D3KooW",
@@ -26,12 +26,12 @@ STATUS = PeerStatus(
 
 def test_peer_apart_from_the_run_says_so() -> None:
     apart = STATUS.model_copy(update={"apart": "apart from the run for 2 min"})
-    assert "lineage: apart from the run for 2 min" in status_lines(apart)
+    assert status_lines(apart)[1] == "apart from the run for 2 min"
 
 
 def test_what_its_owner_allows_is_told_once() -> None:
     quarter = {"allowed_share": 0.25, "allowed_reason": "trains 25% of the time\x1b"}
-    assert "controls: trains 25% of the time\\x1b" in status_lines(STATUS.model_copy(update=quarter))
+    assert "trains 25% of the time\\x1b" in status_lines(STATUS.model_copy(update=quarter))
     paused = {"state": "paused", "reason": "paused by its owner", "allowed_reason": "paused by its owner"}
     assert "\n".join(status_lines(STATUS.model_copy(update=paused))).count("paused by its owner") == 1
 
@@ -39,14 +39,14 @@ def test_what_its_owner_allows_is_told_once() -> None:
 def test_lines_say_who_where_why_what_and_what_it_takes() -> None:
     text = "\n".join(status_lines(STATUS))
     for said in (
-        "calm-otter in tiny: training, training",
+        "calm-otter in tiny: training\n",
         "round 7, 700 of 1,000 tokens",
         "1,234 tokens/s, 2.000 bits per byte",
         "2.5 MB up",
         "round 8 is due in 30 s",
-        "host: heard 4 s ago; credential good for 30.0 days; 0 bans",
+        "host: heard 4 s ago; credential good for 30.0 days\n",
         "restarted at round 3",
-        "restarts: of the training process: 2",
+        "the training process was started again 2 times",
         "differs from the one",
     ):
         assert said in text
@@ -64,14 +64,15 @@ def test_bytes_of_each_unit_are_told_where_there_are_several() -> None:
     )
     expert = UnitPlace(unit="expert-1", index=3, holders=2, tokens_ready=0, waiting="")
     status = STATUS.model_copy(update={"bulk": bulk, "units": (expert,)})
-    traffic = "traffic: 2.5 MB up, 0 B down, 75% of the bulk direct; of it expert-1 9 B up, 7 B down; trunk 4.0 MB up, 14 B down"
+    of_units = "expert-1 9 B up, 7 B down; trunk 4.0 MB up, 14 B down"
+    traffic = f"traffic: 2.5 MB up, 0 B down, 75% of it straight to other peers; of it {of_units}"
     assert traffic in status_lines(status)
     assert status.model_copy(update={"units": ()}).unit_bytes == {}
 
 
 def test_what_is_not_training_is_told_with_how_long_it_has_been_so() -> None:
     waiting = STATUS.model_copy(update={"state": "waiting", "state_s": 200.0, "reason": "for one more peer"})
-    assert status_lines(waiting)[0] == "calm-otter in tiny: waiting for 3 min, for one more peer"
+    assert status_lines(waiting)[0] == "calm-otter in tiny: waiting for 3 min: for one more peer"
     for update in ({"state_s": 200.0}, {"state": "waiting", "state_s": 1.0}):
         assert " for " not in status_lines(STATUS.model_copy(update=update))[0]
 
@@ -96,7 +97,7 @@ def test_time_left_of_the_run_is_told_once_it_is_known() -> None:
 
 def test_newcomer_and_ended_credential_are_said() -> None:
     text = "\n".join(status_lines(PeerStatus(peer="p", name="n", reason="starting\x1b")))
-    assert "n in no run yet: joining, starting\\x1b" in text
+    assert "n in no run yet: joining: starting\\x1b" in text
     assert "round 0, 0 tokens\n" in text
     assert "host:" not in text
     ended = STATUS.model_copy(update={"credential_left_s": -5.0, "is_host_away": True})
@@ -104,4 +105,37 @@ def test_newcomer_and_ended_credential_are_said() -> None:
 
 
 def test_a_run_whose_last_round_brought_more_than_was_left_is_all_of_it() -> None:
-    assert "100% of the run" in status_lines(STATUS.model_copy(update={"total_tokens": 1049}))[1]
+    assert "100% of the run" in progress(STATUS.model_copy(update={"total_tokens": 1049}))
+
+
+def test_share_of_the_run_below_a_tenth_has_a_decimal_and_is_not_told_as_nothing() -> None:
+    early = STATUS.model_copy(update={"total_tokens": 24_576, "target_total_tokens": 30_000_000})
+    assert progress(early) == "round 7, 24,576 of 30,000,000 tokens, less than 0.1% of the run"
+    assert "0.1% of the run" in progress(early.model_copy(update={"total_tokens": 31_000}))
+
+
+def test_offline_peer_says_one_sentence_about_it_and_nothing_of_rounds_or_other_branches() -> None:
+    offline = "offline for 45 s: no other peer and no host answers; trains on, counted later"
+    lines = status_lines(STATUS.model_copy(update={"offline": offline, "apart": "apart from the run"}))
+    assert lines[1] == offline
+    assert "round 8 is due" not in "\n".join(lines)
+    assert "apart" not in "\n".join(lines)
+
+
+def test_complete_run_is_told_with_what_this_peer_gave() -> None:
+    done = {"state": "finished", "tokens_counted": 325_632, "total_tokens": 600_000, "index": 13, "rounds_counted": 13}
+    (last,) = [line for line in status_lines(STATUS.model_copy(update=done)) if line.startswith("The run is complete")]
+    assert "You trained 325,632 of its tokens (54%); 13 of 13 rounds counted your work." in last
+
+
+def test_words_of_insiders_are_on_no_line() -> None:
+    everything = STATUS.model_copy(
+        update={
+            "bulk": (BulkTraffic(way="direct", channel="scatter", unit="", codec="", bytes_up=1, bytes_down=1),),
+            "bans": 1,
+        }
+    )
+    text = "\n".join(status_lines(everything))
+    assert "1 peer banned" in text
+    for word in ("bulk", "lineage", "quorum", "roster", "bans", "acks", "delta", "coordinator"):
+        assert word not in text

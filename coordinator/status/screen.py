@@ -1,0 +1,129 @@
+"""The host's screen: a live panel on a terminal, and elsewhere one plain line for each round and each event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from averaging.host.daemon_views import rows_of
+from averaging.host.live_screen import bars_of, rows_of_text, run_daemon_screen
+from coordinator.progress.run_events import RunEvent
+from coordinator.progress.run_view import Json, RunPicture, now_json
+from coordinator.status.status_text import alerts, headline, progress
+from protocol.tables import bits, done_percent, duration, printable, several, whole
+
+EVENTS_SHOWN: Final = 6
+PEERS_SHOWN: Final = 12
+"""More would not fit on a usual terminal; `potluck peers` lists all."""
+
+NEW_EVENTS: Final = 100
+"""Most events that one look can find new."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """The run at one moment.
+
+    Attributes:
+        status: as /api/status has it between rounds.
+        losses: the newest losses with their names, in nats per byte.
+        events: the newest events, oldest first.
+        trouble: a problem of this machine in one sentence; empty for none.
+    """
+
+    status: Json
+    losses: Sequence[tuple[str, float]]
+    events: Sequence[RunEvent]
+    trouble: str = ""
+
+
+def host_view(picture: RunPicture, events: Sequence[RunEvent], now_s: float, trouble: str = "") -> HostView:
+    """The view of a snapshot. `now_s`: monotonic, as in the picture."""
+    newest = {point.kind: point.nats for point in picture.loss_points}
+    kinds = (("train", "training"), ("heldout", "held-out"), ("prose", "prose"))
+    losses = tuple((label, newest[kind]) for kind, label in kinds if kind in newest)
+    return HostView(now_json(picture, now_s), losses, events, trouble)
+
+
+async def run_host_screen(read: Callable[[], HostView], *, mode: str, console: Console | None = None) -> None:
+    """Show the run until cancelled. `mode` is HostConfig.screen: "auto", "live" or "plain"."""
+    lines = PlainLines()
+    await run_daemon_screen(lambda: host_picture(read()), lambda _: lines.of(read()), mode=mode, console=console)
+
+
+class PlainLines:
+    """The lines that are due: what went wrong on this machine, then the events since the last look. A round has its loss with it."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._trouble = ""
+
+    def of(self, view: HostView) -> Sequence[str]:
+        """The lines to print now. Events from before the first look are not repeated."""
+        newest = view.events[-1].number if view.events else 0
+        new = [] if self._last is None else [event for event in view.events if event.number > self._last]
+        lines = [view.trouble] if view.trouble and view.trouble != self._trouble else []
+        last_round = next((event for event in reversed(new) if _is_round(event)), None)
+        lines += [f"{event.text}{_beside_round(view)}" if event is last_round else event.text for event in new]
+        self._last, self._trouble = newest, view.trouble
+        return [printable(line) for line in lines]
+
+
+def _is_round(event: RunEvent) -> bool:
+    return event.kind == "round" or event.text.startswith("round ")
+
+
+def _beside_round(view: HostView) -> str:
+    status, losses = view.status, [f"{name} loss {bits(nats)}" for name, nats in view.losses]
+    share = done_percent(_number(status, "total_tokens"), _number(status, "target_total_tokens"))
+    left = [f"{duration(status['eta_s'])} to go"] if status.get("eta_s") is not None else []
+    return "; " + ", ".join([*losses, f"{share} of the run", *left])
+
+
+def host_picture(view: HostView) -> RenderableType:
+    """The panel: what is unusual, progress, losses, peers and the newest events."""
+    status = view.status
+    strange = [Text(text, style="bold yellow") for text in [*([view.trouble] if view.trouble else []), *alerts(status)]]
+    share = _number(status, "total_tokens") / max(1.0, _number(status, "target_total_tokens"))
+    losses = ", ".join(f"{name} {bits(nats)}" for name, nats in view.losses)
+    rows = [
+        ("state", headline(status).partition(": ")[2]),
+        ("speed", f"{whole(status.get('tokens_per_s'))} tokens/s"),
+        ("bits per byte", losses or "not yet"),
+        *_peer_rows(status),
+        *_event_rows(view.events),
+    ]
+    title = f"{printable(status.get('run'))} (Ctrl-C closes the host; peers train on)"
+    return Panel(Group(*strange, bars_of([(share, progress(status))]), Text(""), rows_of_text(rows)), title=Text(title))
+
+
+def _peer_rows(status: Json) -> list[tuple[str, str]]:
+    peers = sorted(
+        rows_of(status.get("peers")), key=lambda row: (row.get("state") in ("left", "silent"), str(row.get("name")))
+    )
+    here = sum(row.get("state") not in ("left", "silent") for row in peers)
+    rows = [("peers", f"{several(here, 'peer')} here, {len(peers) - here} away")]
+    for row in peers[:PEERS_SHOWN]:
+        loss = "" if row.get("loss") is None else f", loss {bits(row.get('loss'))}"
+        counted = f"{whole(row.get('tokens_counted'))} tokens counted"
+        rows.append(
+            (
+                f"  {printable(row.get('name'))}",
+                f"{row.get('state')}, {whole(row.get('tokens_per_s'))} tokens/s{loss}, {counted}",
+            )
+        )
+    return rows + ([("", f"and {len(peers) - PEERS_SHOWN} more: potluck peers")] if len(peers) > PEERS_SHOWN else [])
+
+
+def _event_rows(events: Sequence[RunEvent]) -> list[tuple[str, str]]:
+    return [("events" if not place else "", event.text) for place, event in enumerate(reversed(events[-EVENTS_SHOWN:]))]
+
+
+def _number(row: Json, name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, (int, float)) else 0.0
