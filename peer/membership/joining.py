@@ -64,7 +64,7 @@ SHARD_WITHIN_S: Final = 60.0
 RETRY_S: Final = 1.0
 DATA_WITHIN_S: Final = 600.0
 TOLD_AFTER_S: Final = 8.0
-"""Time without a byte of data after which the owner is told why."""
+"""Time without an answer or a byte of data after which the owner is told why."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,10 @@ async def admit(
         RefusedError: the invite is used, expired or of another run, or our clock is far off.
         UnreachableError, VersionError: nobody answers, or it speaks another version.
     """
-    _check_clock(await client.clock_ahead_s())
+    async with open_plain_nursery() as nursery:
+        nursery.start_soon(_tell_of_silence, invite.coordinator_addresses)
+        ahead_s = await client.clock_ahead_s()
+    _check_clock(ahead_s)
     tls_key = make_tls_key()
     request = make_request(identity, invite.run_id, tls_key, clock.unix_s())
     reply = await client.admit(invite.secret, request)
@@ -265,6 +268,15 @@ async def admit(
     membership = check_membership(saved, invite.run_id)
     save_membership(folder, saved)
     return membership
+
+
+async def _tell_of_silence(addresses: Sequence[str]) -> None:
+    await trio.sleep(TOLD_AFTER_S)
+    log.warning(
+        "host_does_not_answer_yet",
+        tried=list(addresses),
+        remedy="if it stays so: its owner must start it, forward this TCP port to it and open it in the firewall",
+    )
 
 
 async def fetch_data(

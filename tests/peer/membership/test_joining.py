@@ -20,6 +20,7 @@ from averaging.state.start_state import start_root
 from peer.membership.joining import (
     DATA_WITHIN_S,
     Membership,
+    admit,
     check_clock_again,
     check_invite,
     check_start,
@@ -292,6 +293,28 @@ async def test_donor_that_does_not_answer_is_shown_within_ten_seconds_and_until_
     assert shown_at_s[1] - begun_s <= 10.0
     assert reported[2:] == ["fetching data: shard 1 of 1"]
     assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["no_data_comes"]
+
+
+class SilentClient(FakeClient):
+    """A coordinator behind a router that does not forward its port."""
+
+    async def clock_ahead_s(self) -> float:
+        await trio.sleep(20.0)
+        return await super().clock_ahead_s()
+
+
+async def test_host_that_is_silent_at_admission_is_named_within_ten_seconds(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    client = SilentClient(CallTimeout("no answer", ""))
+    with structlog.testing.capture_logs() as logs:
+        with trio.move_on_after(10.0):
+            await admit(client, INVITE, Identity(b"a" * 32), tmp_path, VirtualClock(MADE_S))  # type: ignore[arg-type]
+        assert [(entry["event"], entry["tried"]) for entry in logs] == [
+            ("host_does_not_answer_yet", ["127.0.0.1:7000"])
+        ]
+        with pytest.raises(CallTimeout, match="no answer"):
+            await admit(client, INVITE, Identity(b"a" * 32), tmp_path, VirtualClock(MADE_S))  # type: ignore[arg-type]
 
 
 # --- coming back with a credential that has ended -------------------------------------------------------------------------------
