@@ -34,7 +34,10 @@ except KeyboardInterrupt:
     sys.exit(INTERRUPTED)
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from averaging.host.daemon_views import LocalDaemon
+    from averaging.state.run_model import PeerModels
     from coordinator.experts.merge_inputs import MergeModels
 
 # Otherwise grpc's C core prints failed TLS handshakes of strangers and ports in use. We report those ourselves.
@@ -91,8 +94,22 @@ def _merge_models() -> MergeModels:
     return merge_with_text
 
 
-coordinator.command_line.add_commands(app, _merge_models)
-peer.commands.add_commands(app)
+def _peer_models() -> PeerModels:
+    """The peer's ways to a model, for the host's `potluck checkpoint` commands."""
+    import peer.session.local_models
+
+    return peer.session.local_models
+
+
+def _open_checkpoint(name: str, state_dir: Path | None) -> AbstractContextManager[Path]:
+    """The checkpoint that a command means, for the peer's `potluck generate`."""
+    from coordinator.run.named_checkpoint import opened_checkpoint
+
+    return opened_checkpoint(name, _peer_models(), state_dir)
+
+
+coordinator.command_line.add_commands(app, _merge_models, _peer_models)
+peer.commands.add_commands(app, _open_checkpoint)
 local_commands = LocalCommands(_daemons, _write_trace)
 local_commands.add_to(app)
 

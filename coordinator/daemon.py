@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from averaging.state.state import UnitState
     from coordinator.checkpoints.checkpointer import Checkpointer, FetchState
     from coordinator.experts.unit_keeper import UnitKeeper
+    from coordinator.ledger.ledger import CheckpointRow
     from coordinator.policy.config import HostConfig
 
 _log = structlog.get_logger()
@@ -201,6 +202,7 @@ async def _serve(host: HostDaemon, say: Say) -> None:
                     work.start_soon(_checkpointer(host, network, keeper).run, host.clock, host.offload)
                     if keeper is not None:
                         work.start_soon(keeper.run)
+                    _serve_checkpoints(host, network, keeper)
 
 
 @dataclass
@@ -370,9 +372,8 @@ def _start_of(host: HostDaemon) -> bytes:
 
 async def _unit_keeper(host: HostDaemon, network: Network) -> UnitKeeper:
     """The keeper of the experts' states, which is not running yet."""
-    from averaging.rounds.traffic.transfer import FETCH_CHANNEL  # imports torch
     from coordinator.experts.unit_keeper import KeeperView, UnitKeeper
-    from coordinator.experts.unit_stores import PlacementContext, kept_places
+    from coordinator.experts.unit_stores import PlacementContext, kept_places  # imports torch
 
     async def is_admitted(peer: PeerId) -> bool:
         return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
@@ -392,9 +393,34 @@ async def _unit_keeper(host: HostDaemon, network: Network) -> UnitKeeper:
         tracker.units.note_commits,
         tracker.units.note_not_counted,
     )
-    keeper = UnitKeeper(network, places, view, host.run.manifest.config.checkpoint.every_rounds)
-    network.serve_streams(FETCH_CHANNEL, keeper.serve_fetch)
-    return keeper
+    return UnitKeeper(network, places, view, host.run.manifest.config.checkpoint.every_rounds)
+
+
+def _serve_checkpoints(host: HostDaemon, network: Network, keeper: UnitKeeper | None) -> None:
+    """Serve the run's checkpoints to members, and with a keeper also the parts that it keeps."""
+    from averaging.rounds.traffic.transfer import FETCH_CHANNEL  # imports torch
+    from coordinator.checkpoints.checkpoint_donor import CheckpointDonor, CheckpointStates, DonorView
+
+    manifest, tracker = host.run.manifest, host.tracker
+    spine = next(iter(manifest.unit_schemas().values()))
+    grid = ChunkGrid(spine.num_elements, manifest.config.chunk_elements)
+
+    def lineage() -> list[CommitId]:
+        chain = tracker.chain
+        return [commit for commit, _ in chain.behind(chain.head.commit)] if chain is not None else []
+
+    def followed() -> list[CheckpointRow]:
+        commits = set(lineage())
+        return [row for row in tracker.checkpoints if row.commit in commits]
+
+    async def is_admitted(peer: PeerId) -> bool:
+        return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
+
+    states = CheckpointStates(host.run.folder / CHECKPOINT_FOLDER, spine, grid, followed, host.offload)
+    view = DonorView(is_admitted, lineage)
+    if keeper is not None:
+        view = replace(view, others=keeper.answer_fetch, kept_elsewhere=frozenset(manifest.parts))
+    network.serve_streams(FETCH_CHANNEL, CheckpointDonor(spine.unit, states, host.writer, view).serve_fetch)
 
 
 def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:

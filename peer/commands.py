@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
@@ -18,7 +20,11 @@ _HOSTS: Final = "For hosts"
 _LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
 
 
-def add_commands(app: typer.Typer) -> None:
+OpenCheckpoint: TypeAlias = Callable[[str, Path | None], AbstractContextManager[Path]]
+"""The folder of the checkpoint that a name and a state folder mean, for as long as it is used."""
+
+
+def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint) -> None:
     """Add this folder's commands to the command line."""
     joining = ("potluck join potluck1:...", "potluck join --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle")
     app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*joining))(join)
@@ -29,8 +35,8 @@ def add_commands(app: typer.Typer) -> None:
     app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)
     demos = ("potluck demo --dir demo --plot demo.png", "potluck demo --shards expert")
     app.command(epilog=examples(*demos))(demo)
-    generating = "potluck generate CHECKPOINT_DIR --prompt 'def main(' --temperature 0.5"
-    app.command(epilog=examples(generating))(generate)
+    generating = ("potluck generate latest --prompt 'def main('", "potluck generate CHECKPOINT_DIR --temperature 0.5")
+    app.command("generate", epilog=examples(*generating))(_generate_command(open_checkpoint))
     cutting = ("potluck cut run.toml", "potluck cut run.toml --peer-gb 4 --peer-gb 8 --replicas 1")
     app.command(rich_help_panel=_HOSTS, epilog=examples(*cutting))(cut)
 
@@ -202,31 +208,47 @@ def demo(
     raise typer.Exit(run_demo(options))
 
 
-def generate(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="A checkpoint's folder.")],
-    prompt: Annotated[str, typer.Option(help="Beginning of the text.")] = "",
-    tokens: Annotated[
-        int, typer.Option(help="Most tokens to write, of the run's tokenizer; by default a token is a byte.")
-    ] = 256,
-    temperature: Annotated[float, typer.Option(help="Lower is safer and duller; 0 takes the likeliest token.")] = 0.7,
-    top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0 for all.")] = 0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    expert: Annotated[int, typer.Option(help="Number of the expert, in a run of experts.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts, at the end.")] = False,
-) -> None:
-    """Continue a text with the model of a checkpoint, on the CPU; ends at the model's end mark.
+def _generate_command(open_checkpoint: OpenCheckpoint) -> Callable[..., None]:
+    def generate(
+        checkpoint: Annotated[
+            str,
+            typer.Argument(
+                metavar="CHECKPOINT",
+                help="A checkpoint's folder, a host's or a peer's folder, or \"latest\" for the newest model here.",
+            ),
+        ],
+        prompt: Annotated[str, typer.Option(help="Beginning of the text.")] = "",
+        tokens: Annotated[
+            int, typer.Option(help="Most tokens to write, of the run's tokenizer; by default a token is a byte.")
+        ] = 256,
+        temperature: Annotated[
+            float, typer.Option(help="Lower is safer and duller; 0 takes the likeliest token.")
+        ] = 0.7,
+        top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0 for all.")] = 0,
+        seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+        expert: Annotated[int, typer.Option(help="Number of the expert, in a run of experts.")] = 0,
+        state_dir: Annotated[
+            Path | None,
+            typer.Option(help='Folder of a host or a peer that "latest" is about; both usual ones if not given.'),
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts, at the end.")] = False,
+    ) -> None:
+        """Continue a text with the model of a checkpoint, on the CPU; ends at the model's end mark.
 
-    Bytes that are not UTF-8 are shown as the replacement sign.
-    """
-    from peer.models.sampling import Sampling
+        Bytes that are not UTF-8 are shown as the replacement sign.
+        """
+        from peer.models.sampling import Sampling
 
-    sampling = Sampling(tokens, seed, temperature, top_k)
-    from peer.models.checkpoint_sample import print_text, text_json
+        sampling = Sampling(tokens, seed, temperature, top_k)
+        from peer.models.checkpoint_sample import print_text, text_json
 
-    if as_json:
-        typer.echo(text_json(checkpoint, prompt, sampling, expert))
-    else:
-        print_text(checkpoint, prompt, sampling, expert)
+        with open_checkpoint(checkpoint, state_dir) as path:
+            if as_json:
+                typer.echo(text_json(path, prompt, sampling, expert))
+            else:
+                print_text(path, prompt, sampling, expert)
+
+    return generate
 
 
 def cut(

@@ -165,7 +165,7 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
         (["doctor", "--no-such-flag"], "potluck doctor --help"),
         (["checkpoint", "export", "only-one"], "OUT_DIR"),
         (["checkpoint", "merge", "only-one"], "OUT_DIR"),
-        (["generate"], "CHECKPOINT_DIR"),
+        (["generate"], "CHECKPOINT"),
         (["generate", "folder", "--tokens", "many"], "--tokens"),
     ],
 )

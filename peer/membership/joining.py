@@ -137,18 +137,17 @@ def check_invite(invite: Invite, now_unix_s: float) -> None:
     invite.ensure_fresh(now_unix_s)
 
 
-def invite_of_last_run(state_dir: Path) -> Invite:
-    """An invite without a secret to the run that was joined last. Only a known peer can use it.
+def invite_of_run(folder: Path) -> Invite:
+    """An invite without a secret to the run in `folder`, which was joined before. Only a known peer can use it.
 
     Raises:
-        ConfigError: no run was ever joined from here.
+        ConfigError: the run was never joined to the end.
         StorageError, RemoteProtocolError, VersionError: what was kept is damaged or of another version.
     """
-    folder = last_run_folder(state_dir)
-    saved = load_membership(folder) if folder is not None else None
+    saved = load_membership(folder)
     if saved is None:
         raise ConfigError(
-            f"no invite, and no run joined from {state_dir} before",
+            f"the run in {folder} was not joined: its host never admitted this peer",
             "the line that the host printed",
             "potluck join potluck1:...",
         )
@@ -161,6 +160,18 @@ def invite_of_last_run(state_dir: Path) -> Invite:
         bootstrap=saved.bootstrap,
         max_uses=0,
     )
+
+
+def invite_of_last_run(state_dir: Path) -> Invite:
+    """An invite without a secret to the run that was joined last. Raises as `invite_of_run`."""
+    folder = last_run_folder(state_dir)
+    if folder is None:
+        raise ConfigError(
+            f"no invite, and no run joined from {state_dir} before",
+            "the line that the host printed",
+            "potluck join potluck1:...",
+        )
+    return invite_of_run(folder)
 
 
 def _check_clock(ahead_s: float) -> None:
