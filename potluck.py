@@ -14,7 +14,7 @@ from peer.settings.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
 _LEFT_AT_ONCE = "potluck: interrupted; left at once"
 
 try:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import TYPE_CHECKING, Annotated, Final
 
@@ -87,6 +87,13 @@ def _write_trace(state_dir: Path | None, file: Path) -> str:
     return write_trace(peer.status.local_view.folder_of(state_dir), file)
 
 
+def _forget_run(state_dir: Path | None, run: str, confirm: Callable[[str], bool]) -> str:
+    import peer.status.local_view
+    from peer.membership.forget_run import forget_run
+
+    return forget_run(peer.status.local_view.folder_of(state_dir), run, confirm)
+
+
 def _merge_models() -> MergeModels:
     """The peers' model, for the host's `potluck checkpoint merge`."""
     from peer.models.merging import merge_with_text
@@ -110,7 +117,7 @@ def _open_checkpoint(name: str, state_dir: Path | None) -> AbstractContextManage
 
 coordinator.command_line.add_commands(app, _merge_models, _peer_models)
 peer.commands.add_commands(app, _open_checkpoint)
-local_commands = LocalCommands(_daemons, _write_trace)
+local_commands = LocalCommands(_daemons, _write_trace, _forget_run)
 local_commands.add_to(app)
 
 

@@ -25,6 +25,7 @@ from averaging.data.shards import ShardCache
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address, local_address
 from averaging.host.log_file import LOG_FOLDER, keep_log
+from averaging.host.used_settings import remember_settings
 from averaging.network.direct.direct import DirectOptions
 from averaging.network.direct.tls_identity import TlsCredential, credential_check
 from averaging.network.libp2p.libp2p_network import NetworkOptions, open_libp2p_network
@@ -152,6 +153,7 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
         log_path = folder / LOG_FOLDER / LOG_NAME
         say(f"log      {log_path}")
         kept.enter_context(keep_log(log_path))
+        remember_settings(folder, config.model_dump(mode="json"))
         run = await offload.run(lambda: open_run(run_file, folder, held.identity, now_unix_s=clock.unix_s()))
         with open_ledger(folder / LEDGER_FILE) as ledger:
             units = await offload.run(lambda: start_units(run.manifest, ledger.get(START_RECORD), run.start_shards))

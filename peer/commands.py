@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from averaging.host.flags import command_with_flags, flags_given
+from peer.service_commands import add_service_commands
 from protocol.tables import examples, several
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 _PANEL: Final = "For volunteers"
 _HOSTS: Final = "For hosts"
-_LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
 
 
 OpenCheckpoint: TypeAlias = Callable[[str, Path | None], AbstractContextManager[Path]]
@@ -26,10 +26,14 @@ OpenCheckpoint: TypeAlias = Callable[[str, Path | None], AbstractContextManager[
 
 def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint) -> None:
     """Add this folder's commands to the command line."""
-    joining = ("potluck join potluck1:...", "potluck join --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle")
+    joining = (
+        "potluck join potluck1:... --detach",
+        "potluck join --run our-run --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle",
+    )
     app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*joining))(join)
-    app.command(rich_help_panel=_PANEL, epilog=examples("potluck pause --for 60", "potluck pause"))(pause)
+    app.command(rich_help_panel=_PANEL, epilog=examples("potluck pause --for 1h30m", "potluck pause"))(pause)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck resume"))(resume)
+    add_service_commands(app)
     asking = ("potluck doctor", "potluck doctor potluck1:...")
     app.command(cls=command_with_flags(_place), rich_help_panel=_PANEL, epilog=examples(*asking))(doctor)
     app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)
@@ -59,6 +63,12 @@ def join(
         list[str] | None,
         typer.Argument(help="The line the host gave you (potluck1:...); leave out to go on with the last run."),
     ] = None,
+    run: Annotated[
+        str, typer.Option("--run", help="Go on with this run, by its name or id as `potluck runs` shows them.")
+    ] = "",
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Go on in the background, also when this terminal is closed.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the settings and what to expect, and do nothing else.")
     ] = False,
@@ -76,6 +86,8 @@ def join(
         from protocol.identity.invite import decode_invite
 
         decode_invite(text)  # reject a mistyped line before any heavy import
+    if run:
+        _check_named_run(config, run, text)
     if dry_run:
         from peer.checks.dry_run import dry_run_lines
 
@@ -87,12 +99,26 @@ def join(
     from peer.training.worker_process import early_worker
 
     check_before_join(config, text)
+    if detach:
+        from peer.owner.detached import join_detached
+
+        typer.echo("\n".join(join_detached(config.state_dir)))
+        return
     with early_worker() as worker:
         # Both import torch, which is slow, so they import in parallel.
         with frozen_imports():
             from peer.daemon import run_peer
 
-        raise typer.Exit(run_peer(config, text, worker))
+        raise typer.Exit(run_peer(config, text, worker, run))
+
+
+def _check_named_run(config: PeerConfig, run: str, text: str) -> None:
+    from peer.membership.named_run import find_run
+    from protocol.errors import UsageError
+
+    if text:
+        raise UsageError("both an invite and --run", "one of the two", "leave --run out: the invite names its run")
+    find_run(config.state_dir, run)
 
 
 def _whole(invite: list[str] | None) -> str:
@@ -104,8 +130,11 @@ _StateDir = Annotated[Path | None, typer.Option(help="Folder of identity and pro
 
 
 def pause(
-    minutes: Annotated[
-        float | None, typer.Option("--for", help="Minutes to pause; until `potluck resume` if not given.")
+    length: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="TIME", help="How long, as 30m, 1h or 1h30m; until `potluck resume` if not given."
+        ),
     ] = None,
     state_dir: _StateDir = None,
 ) -> None:
@@ -114,10 +143,9 @@ def pause(
 
     from peer.owner.controls_core import OwnerPause
     from peer.owner.pause_file import write_pause
-    from protocol.errors import UsageError
+    from peer.settings.hours_core import parse_pause
 
-    if minutes is not None and not 0 < minutes <= _LONGEST_PAUSE_MINUTES:
-        raise UsageError(f"--for is {minutes:g}", f"minutes, more than 0 and at most {_LONGEST_PAUSE_MINUTES:,}")
+    minutes = None if length is None else parse_pause(length)
     folder = _settings().load({"state_dir": state_dir}).state_dir
     until_unix_s = None if minutes is None else time.time() + minutes * 60
     write_pause(folder, OwnerPause(until_unix_s))

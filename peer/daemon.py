@@ -49,7 +49,7 @@ from peer.membership.joining import (
     check_invite,
     come_back,
     fetch_data,
-    invite_of_last_run,
+    invite_of_named_run,
     open_start_record,
     saved_membership,
 )
@@ -57,7 +57,7 @@ from peer.membership.membership_upkeep import MembershipUpkeep
 from peer.membership.network_options import network_options
 from peer.membership.process_takeover import DirectoryClaim
 from peer.membership.revocations import Revocations
-from peer.membership.saved_membership import host_heard_s, is_known, run_folder, take_session
+from peer.membership.saved_membership import host_heard_s, is_known, remember_last_run, run_folder, take_session
 from peer.owner.controls import open_controls
 from peer.owner.disk_use import keep_measured
 from peer.pipeline.lane_training import train_in_lanes
@@ -67,6 +67,7 @@ from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, uni
 from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
 from peer.session.leaving import hand_over
+from peer.session.own_process import own_process
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
@@ -95,8 +96,9 @@ from protocol.rounds.state import OpenRound
 log = structlog.get_logger()
 
 
-def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = None) -> int:
-    """Take part in a run until it ends or the user stops it; without an invite in the last run. Returns the exit code 0.
+def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = None, run: str = "") -> int:
+    """Take part in a run until it ends or the user stops it; without an invite in the one called `run`, or in the last one. Returns
+    the exit code 0.
 
     A peer that moves to another stage leaves and joins again, in this process. `worker` is a training process that is already
     running.
@@ -104,7 +106,7 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
     Raises:
         PotluckError: with its exit code: a bad invite, a refusal, an unreachable host, an identity in use.
     """
-    invite = decode_invite(invite_text) if invite_text else invite_of_last_run(config.state_dir)
+    invite = decode_invite(invite_text) if invite_text else invite_of_named_run(config.state_dir, run)
     folder = run_folder(config.state_dir, invite.run_id)
     clock = SystemClock()
     if not is_known(folder):
@@ -119,7 +121,7 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
         log_path = config.state_dir / LOG_FOLDER / LOG_NAME
         print(f"log: {log_path}", flush=True)
         comes_back = True
-        with keep_log(log_path):
+        with keep_log(log_path), own_process(config, folder):
             if BLOCKS is None:
                 log.warning("codecs_not_compiled", costs="more processor time a round", mend="README.md, Try it")
             while comes_back:
@@ -194,6 +196,7 @@ async def _take_part(life: PeerSession) -> None:
             life.config, client, membership.saved.credential, is_host_there=is_host_there
         )
         experts = own_parts(life.config, membership.manifest.config, life.folder, ThreadOffload())
+        await trio.to_thread.run_sync(remember_last_run, life.folder)
         run, life.sources.experts = membership.manifest.config.run, experts
         life.board.takes_part_in(run.name, run.total_tokens, is_outbound_only=is_outbound_only)
         roster = _roster(life, membership, is_host_there=is_host_there)

@@ -18,6 +18,7 @@ from averaging.data.shard_exchange import fetch_shard
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache, parse_dataset
 from averaging.network.seams.interfaces import Clock, Network
 from peer.membership.coordinator_client import CoordinatorClient
+from peer.membership.named_run import find_run
 from peer.membership.saved_membership import (
     SavedMembership,
     host_heard_s,
@@ -162,8 +163,10 @@ def invite_of_run(folder: Path) -> Invite:
     )
 
 
-def invite_of_last_run(state_dir: Path) -> Invite:
-    """An invite without a secret to the run that was joined last. Raises as `invite_of_run`."""
+def invite_of_named_run(state_dir: Path, run: str = "") -> Invite:
+    """An invite without a secret to the run of that name or id; to the one that was joined last for "". Raises as `invite_of_run`."""
+    if run:
+        return invite_of_run(find_run(state_dir, run))
     folder = last_run_folder(state_dir)
     if folder is None:
         raise ConfigError(
