@@ -42,7 +42,7 @@ from coordinator.admission.invites import InviteAddresses, issue_invite, known_r
 from coordinator.admission.qr_code import qr_lines
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
-from coordinator.checkpoints.verify import verify_checkpoint
+from coordinator.checkpoints.verify import export_sentence, verify_checkpoint
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.progress.run_events import EventBook, RunEvent
@@ -59,6 +59,7 @@ from coordinator.run.run_files import (
 )
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
+from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
 from coordinator.status.status_page import RunSource, status_app
 from protocol.errors import PotluckError
 from protocol.host.calls import START_DOMAIN, TLS_SERVER_NAME
@@ -187,7 +188,7 @@ async def _serve(host: HostDaemon, say: Say) -> None:
         urls = await services.start(serve_http, listener, status_app(source))
         public_urls = []
         if public is not None:
-            public_urls = await services.start(serve_http, public, status_app(source, is_public=True))
+            public_urls = await services.start(serve_http, public, status_app(_public(host, source), is_public=True))
         with kept_status_address(config.state_dir, urls[0]):
             services.start_soon(_tick, host)
             async with _open_network(host, thread, addresses) as network:
@@ -308,6 +309,19 @@ async def _tick(host: HostDaemon) -> None:
         await host.tracker.tick()
         _note(host)
         await trio.sleep(_TICK_S)
+
+
+def _public(host: HostDaemon, source: RunSource) -> RunSource:
+    """The public page's source: with downloads of the newest model, if the owner allows them."""
+    if not host.config.public_downloads:
+        return source
+
+    def newest() -> Path | None:
+        rows = sorted(host.tracker.checkpoints, key=lambda row: row.index)
+        return host.run.folder / CHECKPOINT_FOLDER / rows[-1].path if rows else None
+
+    folder = host.run.folder / EXPORT_FOLDER
+    return replace(source, downloads=ModelDownloads(folder, newest, export_sentence, host.config.public_downloads))
 
 
 def _note(host: HostDaemon) -> None:

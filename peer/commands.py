@@ -28,7 +28,7 @@ def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint) -> None:
     """Add this folder's commands to the command line."""
     joining = (
         "potluck join potluck1:... --detach",
-        "potluck join --run our-run --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle",
+        "potluck join --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle",
     )
     app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*joining))(join)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck pause --for 1h30m", "potluck pause"))(pause)

@@ -45,6 +45,10 @@ class HostConfig(DaemonSettings):
     public_http_port: Port | None = None
     """Port of the read-only status page for anybody; 0 for any free one. No such page if not given."""
 
+    public_downloads: Annotated[int, Field(ge=0, le=1000)] = 0
+    """How many may download the newest model from that page at a time, as safetensors with its config and tokenizer; 0 for nobody.
+    """
+
     invite_uses: Annotated[int, Field(ge=1, le=100_000)] = 100
     """How many peers the invite that is printed at the start admits."""
 

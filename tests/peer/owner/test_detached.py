@@ -14,7 +14,10 @@ from peer.owner.detached import OUTPUT_FILE, detached_arguments, join_detached, 
 from peer.owner.running_peer import running_here
 from protocol.errors import MachineError
 
-SESSION = "import os, sys, threading; print('session', os.getsid(0), 'input', sys.stdin.read(), flush=True); threading.Event().wait(600)"
+SESSION = (
+    "import os, sys, threading; print('session', os.getsid(0), 'input', sys.stdin.read(), flush=True); "
+    "threading.Event().wait(600)"
+)
 
 
 def _said(folder: Path) -> str:
