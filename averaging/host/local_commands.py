@@ -54,7 +54,7 @@ class LocalCommands:
         ):
             app.command(rich_help_panel=_PANEL, epilog=examples(*lines))(command)
         runs = typer.Typer(invoke_without_command=True)
-        runs.callback(epilog=examples("potluck runs", "potluck runs --dir /srv/potluck --json"))(self.runs)
+        runs.callback(epilog=examples("potluck runs", "potluck runs --dir /srv/potluck --json"))(self.list_runs)
         runs.command(epilog=examples("potluck runs forget our-run"))(self.forget)
         app.add_typer(runs, name="runs", rich_help_panel=_PANEL)
 
@@ -138,7 +138,7 @@ class LocalCommands:
                             typer.echo(indent(readable(line), f"{name}: " if len(tails) > 1 else ""))
                     time.sleep(_FOLLOW_EVERY_S)
 
-    def runs(
+    def list_runs(
         self,
         context: typer.Context,
         directory: Annotated[
@@ -148,8 +148,11 @@ class LocalCommands:
         as_json: AsJson = False,
     ) -> None:
         """List the runs that this machine hosts or has joined, running or not: name, last round, size on disk."""
-        if context.invoked_subcommand is not None:
-            return
+        if context.invoked_subcommand is None:
+            self.runs(directory, as_json)
+
+    def runs(self, directory: Path | None = None, as_json: bool = False) -> None:
+        """Print the list. Raises ConfigError if there is no run."""
         from averaging.host.daemon_views import runs_json, runs_text
 
         places = self._places(directory)
