@@ -17,7 +17,7 @@ _LEFT_AT_ONCE = "potluck: interrupted; left at once"
 
 try:
     with ending_as_ctrl_c_does():
-        from collections.abc import Sequence
+        from collections.abc import Callable, Sequence
         from pathlib import Path
         from typing import TYPE_CHECKING, Annotated, Final
 
@@ -39,7 +39,10 @@ except KeyboardInterrupt:
     sys.exit(INTERRUPTED)
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from averaging.host.daemon_views import LocalDaemon
+    from averaging.state.run_model import PeerModels
     from coordinator.experts.merge_inputs import MergeModels
 
 # Otherwise grpc's C core prints failed TLS handshakes of strangers and ports in use. We report those ourselves.
@@ -89,6 +92,13 @@ def _write_trace(state_dir: Path | None, file: Path) -> str:
     return write_trace(peer.status.local_view.folder_of(state_dir), file)
 
 
+def _forget_run(state_dir: Path | None, run: str, confirm: Callable[[str], bool]) -> str:
+    import peer.status.local_view
+    from peer.membership.forget_run import forget_run
+
+    return forget_run(peer.status.local_view.folder_of(state_dir), run, confirm)
+
+
 def _merge_models() -> MergeModels:
     """The peers' model, for the host's `potluck checkpoint merge`."""
     from peer.models.merging import merge_with_text
@@ -96,9 +106,23 @@ def _merge_models() -> MergeModels:
     return merge_with_text
 
 
-coordinator.command_line.add_commands(app, _merge_models)
-peer.commands.add_commands(app)
-local_commands = LocalCommands(_daemons, _write_trace)
+def _peer_models() -> PeerModels:
+    """The peer's ways to a model, for the host's `potluck checkpoint` commands."""
+    import peer.session.local_models
+
+    return peer.session.local_models
+
+
+def _open_checkpoint(name: str, state_dir: Path | None) -> AbstractContextManager[Path]:
+    """The checkpoint that a command means, for the peer's `potluck generate`."""
+    from coordinator.run.named_checkpoint import opened_checkpoint
+
+    return opened_checkpoint(name, _peer_models(), state_dir)
+
+
+coordinator.command_line.add_commands(app, _merge_models, _peer_models)
+peer.commands.add_commands(app, _open_checkpoint)
+local_commands = LocalCommands(_daemons, _write_trace, _forget_run)
 local_commands.add_to(app)
 keep_help_texts(app)
 

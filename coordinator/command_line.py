@@ -11,20 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from averaging.host.flags import command_with_flags, flags_given
+from coordinator.checkpoint_commands import AsJson, add_checkpoint_commands
 from protocol.tables import examples
 
 if TYPE_CHECKING:
+    from averaging.state.run_model import PeerModels
     from coordinator.experts.merge_inputs import MergeModels
     from coordinator.policy.config import HostConfig
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Folder in which the host keeps the run.")]
 _PANEL: Final = "For hosts"
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
-
-def add_commands(app: typer.Typer, load_merge: Callable[[], MergeModels]) -> None:
-    """Add this room's commands to the command line. `load_merge` imports the peers' model, for `potluck checkpoint merge`."""
+def add_commands(
+    app: typer.Typer, load_merge: Callable[[], MergeModels], load_models: Callable[[], PeerModels]
+) -> None:
+    """Add this room's commands to the command line. `load_merge` imports the peers' model, for `potluck checkpoint merge`, and
+    `load_models` a peer's ways to a run's model.
+    """
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck init my-run.toml", "potluck init --shards pipeline"))(
         init
     )
@@ -32,12 +36,8 @@ def add_commands(app: typer.Typer, load_merge: Callable[[], MergeModels]) -> Non
     app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*hosting))(host)
     app.add_typer(_invite_commands(), name="invite", rich_help_panel=_PANEL)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck ban rosy-relish --reason 'sends noise'"))(ban)
-    checkpoint = typer.Typer(help="List, check and export the run's checkpoints.", no_args_is_help=True)
-    listing = examples("potluck checkpoint list", "potluck checkpoint list --json")
-    checkpoint.command("list", epilog=listing)(checkpoint_list)
-    checkpoint.command("verify", epilog=examples("potluck checkpoint verify CHECKPOINT_DIR"))(checkpoint_verify)
-    exporting = examples("potluck checkpoint export CHECKPOINT_DIR my-model")
-    checkpoint.command("export", epilog=exporting)(checkpoint_export)
+    checkpoint = typer.Typer(help="Fetch, list, check and export the run's checkpoints.", no_args_is_help=True)
+    add_checkpoint_commands(checkpoint, load_models)
     merging = examples(
         "potluck checkpoint merge CHECKPOINT_DIR my-model --tune-steps 200",
         "potluck checkpoint merge CHECKPOINT_DIR my-model --without 0 --without 3",
@@ -163,39 +163,6 @@ def ban(
     from coordinator import commands
 
     typer.echo(commands.ban(state_dir, peer, reason=reason))
-
-
-def checkpoint_list(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """List the run's checkpoints, the newest last."""
-    from coordinator import commands
-
-    rows = commands.list_checkpoints(state_dir)
-    if as_json:
-        typer.echo(json.dumps(rows))
-    elif not rows:
-        typer.echo("no checkpoint was written yet")
-    for row in () if as_json else rows:
-        typer.echo(f"round {row['index']}  root {str(row['root'])[:16]}  {row['path']}")
-
-
-def checkpoint_verify(path: Annotated[Path, typer.Argument(help="A checkpoint's folder.")]) -> None:
-    """Recompute the state root from the files and compare; trusts nothing that the folder says."""
-    from coordinator.checkpoints.verify import verify_checkpoint
-
-    typer.echo(verify_checkpoint(path))
-
-
-def checkpoint_export(
-    path: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="A checkpoint's folder.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="A new or empty folder.")],
-    expert: Annotated[
-        int | None, typer.Option(help="In a run of experts: the expert to write, with the trunk.")
-    ] = None,
-) -> None:
-    """Verify a checkpoint and write its model as safetensors in the Hugging Face Llama layout."""
-    from coordinator import commands
-
-    typer.echo(commands.export_checkpoint(path, target, expert))
 
 
 def _merge_command(load_merge: Callable[[], MergeModels]) -> Callable[..., None]:

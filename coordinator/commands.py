@@ -14,7 +14,6 @@ from typing import Final, get_args
 
 from coordinator.run.hosted_folder import host_folder, require_run
 from protocol.errors import ConfigError, StorageError
-from protocol.tables import printable
 
 _MOST_USES: Final = 100_000
 """The same limit as in coordinator/policy/config.py for the invite that is printed at the start."""
@@ -160,37 +159,3 @@ def ban(state_dir: Path | None, who: str, *, reason: str) -> str:
     manifest, host_identity = load_run(folder).manifest, read_identity(folder / IDENTITY_FILE)
     with open_ledger(ledger_file) as ledger:
         return ban_peer(ledger, manifest, host_identity, who, reason, now_unix_s=time.time())
-
-
-def list_checkpoints(state_dir: Path | None) -> list[dict[str, object]]:
-    """The run's checkpoints, oldest first: index, commit, root, total_tokens, path, unix_s. The host need not be running.
-
-    Raises:
-        ConfigError: no run was ever hosted from there.
-    """
-    folder = host_folder(state_dir)
-    ledger_file = require_run(folder)
-    from coordinator.ledger.ledger import open_ledger
-    from coordinator.progress.run_view import checkpoint_json
-    from coordinator.run.run_files import CHECKPOINT_FOLDER
-
-    with open_ledger(ledger_file) as ledger:
-        rows = ledger.checkpoints()
-    return [dict(checkpoint_json(row, (folder / CHECKPOINT_FOLDER).absolute())) for row in rows]
-
-
-def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> str:
-    """Verify a checkpoint and write its model, or that of one expert, in the Hugging Face Llama layout. Returns one line for the
-    user.
-
-    Raises:
-        ConfigError: there is no checkpoint, or `target` cannot be used.
-        StorageError: the checkpoint does not verify, or `target` cannot be written.
-    """
-    from coordinator.checkpoints.checkpoint_export import export_checkpoint as export
-
-    exported = export(path, target, expert)
-    manifest = exported.manifest
-    num_bytes, names = sum(exported.files.values()), ", ".join(exported.files)
-    summary = f"round {manifest.index} of {printable(manifest.run_name)}, {num_bytes / 1e6:.2f} MB"
-    return f"verified and exported: {summary} to {target}: {names}"

@@ -25,6 +25,7 @@ from averaging.host.http_client import kept_status_address, local_address
 from averaging.host.leave_signals import watch_signals
 from averaging.host.log_file import LOG_FOLDER, keep_log
 from averaging.host.progress import no_progress
+from averaging.host.used_settings import remember_settings
 from averaging.network.direct.direct import DirectOptions
 from averaging.network.direct.tls_identity import TlsCredential, credential_check
 from averaging.network.libp2p.libp2p_network import NetworkOptions, open_libp2p_network
@@ -56,7 +57,7 @@ from coordinator.admission.invites import (
 from coordinator.admission.qr_code import qr_lines
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
-from coordinator.checkpoints.verify import verify_checkpoint
+from coordinator.checkpoints.verify import export_sentence, verify_checkpoint
 from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext, keep_helper
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
@@ -75,6 +76,7 @@ from coordinator.run.run_files import (
 )
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
+from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
 from coordinator.status.screen import NEW_EVENTS, HostView, host_view, run_host_screen
 from coordinator.status.status_page import RunSource, status_app
 from protocol.errors import PotluckError
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
     from averaging.state.state import UnitState
     from coordinator.checkpoints.checkpointer import Checkpointer, FetchState
     from coordinator.experts.unit_keeper import UnitKeeper
+    from coordinator.ledger.ledger import CheckpointRow
     from coordinator.policy.config import HostConfig
 
 _log = structlog.get_logger()
@@ -162,6 +165,7 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
         log_path = folder / LOG_FOLDER / LOG_NAME
         say(f"log      {log_path}")
         kept.enter_context(keep_log(log_path))
+        remember_settings(folder, config.model_dump(mode="json"))
         run = await offload.run(lambda: open_run(run_file, folder, held.identity, now_unix_s=clock.unix_s()))
         with open_ledger(folder / LEDGER_FILE) as ledger:
             units = await offload.run(lambda: start_units(run.manifest, ledger.get(START_RECORD), run.start_shards))
@@ -197,7 +201,7 @@ async def _serve(host: HostDaemon, say: Say) -> None:
         urls = await services.start(serve_http, listener, status_app(source))
         public_urls = []
         if public is not None:
-            public_urls = await services.start(serve_http, public, status_app(source, is_public=True))
+            public_urls = await services.start(serve_http, public, status_app(_public(host, source), is_public=True))
         with kept_status_address(config.state_dir, urls[0]):
             services.start_soon(_tick, host)
             async with _open_network(host, thread, addresses) as network:
@@ -218,6 +222,7 @@ async def _serve(host: HostDaemon, say: Say) -> None:
                     work.start_soon(_checkpointer(host, network, keeper).run, host.clock, host.offload)
                     if keeper is not None:
                         work.start_soon(keeper.run)
+                    _serve_checkpoints(host, network, keeper)
 
 
 def _helper(host: HostDaemon, addresses: HostAddresses, reach: InviteAddresses, say: Say) -> HelperContext:
@@ -345,6 +350,19 @@ async def _tick(host: HostDaemon) -> None:
         await trio.sleep(_TICK_S)
 
 
+def _public(host: HostDaemon, source: RunSource) -> RunSource:
+    """The public page's source: with downloads of the newest model, if the owner allows them."""
+    if not host.config.public_downloads:
+        return source
+
+    def newest() -> Path | None:
+        rows = sorted(host.tracker.checkpoints, key=lambda row: row.index)
+        return host.run.folder / CHECKPOINT_FOLDER / rows[-1].path if rows else None
+
+    folder = host.run.folder / EXPORT_FOLDER
+    return replace(source, downloads=ModelDownloads(folder, newest, export_sentence, host.config.public_downloads))
+
+
 def _note(host: HostDaemon) -> None:
     host.events.note(host.tracker.picture(), host.clock.monotonic_s(), int(host.clock.unix_s()))
 
@@ -414,9 +432,8 @@ def _start_of(host: HostDaemon) -> bytes:
 
 async def _unit_keeper(host: HostDaemon, network: Network) -> UnitKeeper:
     """The keeper of the experts' states, which is not running yet."""
-    from averaging.rounds.traffic.transfer import FETCH_CHANNEL  # imports torch
     from coordinator.experts.unit_keeper import KeeperView, UnitKeeper
-    from coordinator.experts.unit_stores import PlacementContext, kept_places
+    from coordinator.experts.unit_stores import PlacementContext, kept_places  # imports torch
 
     async def is_admitted(peer: PeerId) -> bool:
         return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
@@ -436,9 +453,34 @@ async def _unit_keeper(host: HostDaemon, network: Network) -> UnitKeeper:
         tracker.units.note_commits,
         tracker.units.note_not_counted,
     )
-    keeper = UnitKeeper(network, places, view, host.run.manifest.config.checkpoint.every_rounds)
-    network.serve_streams(FETCH_CHANNEL, keeper.serve_fetch)
-    return keeper
+    return UnitKeeper(network, places, view, host.run.manifest.config.checkpoint.every_rounds)
+
+
+def _serve_checkpoints(host: HostDaemon, network: Network, keeper: UnitKeeper | None) -> None:
+    """Serve the run's checkpoints to members, and with a keeper also the parts that it keeps."""
+    from averaging.rounds.traffic.transfer import FETCH_CHANNEL  # imports torch
+    from coordinator.checkpoints.checkpoint_donor import CheckpointDonor, CheckpointStates, DonorView
+
+    manifest, tracker = host.run.manifest, host.tracker
+    spine = next(iter(manifest.unit_schemas().values()))
+    grid = ChunkGrid(spine.num_elements, manifest.config.chunk_elements)
+
+    def lineage() -> list[CommitId]:
+        chain = tracker.chain
+        return [commit for commit, _ in chain.behind(chain.head.commit)] if chain is not None else []
+
+    def followed() -> list[CheckpointRow]:
+        commits = set(lineage())
+        return [row for row in tracker.checkpoints if row.commit in commits]
+
+    async def is_admitted(peer: PeerId) -> bool:
+        return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
+
+    states = CheckpointStates(host.run.folder / CHECKPOINT_FOLDER, spine, grid, followed, host.offload)
+    view = DonorView(is_admitted, lineage)
+    if keeper is not None:
+        view = replace(view, others=keeper.answer_fetch, kept_elsewhere=frozenset(manifest.parts))
+    network.serve_streams(FETCH_CHANNEL, CheckpointDonor(spine.unit, states, host.writer, view).serve_fetch)
 
 
 def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
 from averaging.host.flags import command_with_flags, flags_given
+from peer.service_commands import add_service_commands
 from protocol.tables import examples, several
 
 if TYPE_CHECKING:
@@ -18,19 +20,27 @@ _PANEL: Final = "For volunteers"
 _HOSTS: Final = "For hosts"
 
 
-def add_commands(app: typer.Typer) -> None:
+OpenCheckpoint: TypeAlias = Callable[[str, Path | None], AbstractContextManager[Path]]
+"""The folder of the checkpoint that a name and a state folder mean, for as long as it is used."""
+
+
+def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint) -> None:
     """Add this folder's commands to the command line."""
-    joining = ("potluck join potluck1:...", "potluck join --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle")
+    joining = (
+        "potluck join potluck1:... --detach",
+        "potluck join --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle",
+    )
     app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*joining))(join)
-    app.command(rich_help_panel=_PANEL, epilog=examples("potluck pause --for 1h", "potluck pause"))(pause)
+    app.command(rich_help_panel=_PANEL, epilog=examples("potluck pause --for 1h30m", "potluck pause"))(pause)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck resume"))(resume)
+    add_service_commands(app)
     asking = ("potluck doctor", "potluck doctor potluck1:...")
     app.command(cls=command_with_flags(_place), rich_help_panel=_PANEL, epilog=examples(*asking))(doctor)
     app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)
     demos = ("potluck demo --shards expert --plot demo.png", "potluck demo --one-round")
     app.command(epilog=examples(*demos))(demo)
-    generating = "potluck generate CHECKPOINT_DIR --prompt 'def main(' --temperature 0.5"
-    app.command(epilog=examples(generating))(generate)
+    generating = ("potluck generate latest --prompt 'def main('", "potluck generate CHECKPOINT_DIR --temperature 0.5")
+    app.command("generate", epilog=examples(*generating))(_generate_command(open_checkpoint))
     cutting = ("potluck cut run.toml", "potluck cut run.toml --peer-gb 4 --peer-gb 8 --replicas 1")
     app.command(rich_help_panel=_HOSTS, epilog=examples(*cutting))(cut)
 
@@ -53,6 +63,12 @@ def join(
         list[str] | None,
         typer.Argument(help="The line the host gave you (potluck1:...); leave out to go on with the last run."),
     ] = None,
+    run: Annotated[
+        str, typer.Option("--run", help="Go on with this run, by its name or id as `potluck runs` shows them.")
+    ] = "",
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Go on in the background, also when this terminal is closed.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the settings and what to expect, and do nothing else.")
     ] = False,
@@ -70,34 +86,50 @@ def join(
         from protocol.identity.invite import decode_invite
 
         decode_invite(text)  # reject a mistyped line before any heavy import
+    if run:
+        _check_named_run(config, run, text)
     if dry_run:
         from peer.checks.dry_run import dry_run_lines
 
         typer.echo("\n".join(dry_run_lines(config, flags, text)))
         return
 
-    _check_invite(config, text)
+    _check_invite(config, text, run)
     typer.echo("checking this machine and loading the training program, some seconds ...")
     from averaging.gc_freeze import frozen_imports
     from peer.checks.doctor import check_before_join
     from peer.training.worker_process import early_worker
 
     check_before_join(config, text)
+    if detach:
+        from peer.owner.detached import join_detached
+
+        typer.echo("\n".join(join_detached(config.state_dir)))
+        return
     with nullcontext() if config.reduce_only else early_worker() as worker:
         # Both import torch, which is slow, so they import in parallel.
         with frozen_imports():
             from peer.daemon import run_peer
 
-        raise typer.Exit(run_peer(config, text, worker))
+        raise typer.Exit(run_peer(config, text, worker, run))
 
 
-def _check_invite(config: PeerConfig, text: str) -> None:
+def _check_named_run(config: PeerConfig, run: str, text: str) -> None:
+    from peer.membership.named_run import find_run
+    from protocol.errors import UsageError
+
+    if text:
+        raise UsageError("both an invite and --run", "one of the two", "leave --run out: the invite names its run")
+    find_run(config.state_dir, run)
+
+
+def _check_invite(config: PeerConfig, text: str, run: str) -> None:
     """Refuse an invite that cannot work, or none without an earlier run, before any slow import."""
     import time
 
     from peer.membership.joining import usable_invite
 
-    usable_invite(config.state_dir, text, time.time())
+    usable_invite(config.state_dir, text, time.time(), run)
 
 
 def _whole(invite: list[str] | None) -> str:
@@ -112,7 +144,9 @@ def pause(
     length: Annotated[
         str | None,
         typer.Option(
-            "--for", help="How long, as 30m, 1h or 2d; a number alone is minutes. Until `potluck resume` if not given."
+            "--for",
+            metavar="TIME",
+            help="How long, as 30m, 1h, 1h30m or 2d; a number alone is minutes. Until `potluck resume` if not given.",
         ),
     ] = None,
     state_dir: _StateDir = None,
@@ -122,9 +156,9 @@ def pause(
 
     from peer.owner.controls_core import OwnerPause
     from peer.owner.pause_file import write_pause
-    from peer.owner.pause_length import pause_minutes
+    from peer.settings.hours_core import parse_pause
 
-    minutes = None if length is None else pause_minutes(length)
+    minutes = None if length is None else parse_pause(length)
     folder = _settings().load({"state_dir": state_dir}).state_dir
     until_unix_s = None if minutes is None else time.time() + minutes * 60
     write_pause(folder, OwnerPause(until_unix_s))
@@ -222,31 +256,47 @@ def demo(
     raise typer.Exit(run_demo(options))
 
 
-def generate(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="A checkpoint's folder.")],
-    prompt: Annotated[str, typer.Option(help="Beginning of the text.")] = "",
-    tokens: Annotated[
-        int, typer.Option(help="Most tokens to write, of the run's tokenizer; by default a token is a byte.")
-    ] = 256,
-    temperature: Annotated[float, typer.Option(help="Lower is safer and duller; 0 takes the likeliest token.")] = 0.7,
-    top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0 for all.")] = 0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    expert: Annotated[int, typer.Option(help="Number of the expert, in a run of experts.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts, at the end.")] = False,
-) -> None:
-    """Continue a text with the model of a checkpoint, on the CPU; ends at the model's end mark.
+def _generate_command(open_checkpoint: OpenCheckpoint) -> Callable[..., None]:
+    def generate(
+        checkpoint: Annotated[
+            str,
+            typer.Argument(
+                metavar="CHECKPOINT",
+                help="A checkpoint's folder, a host's or a peer's folder, or \"latest\" for the newest model here.",
+            ),
+        ],
+        prompt: Annotated[str, typer.Option(help="Beginning of the text.")] = "",
+        tokens: Annotated[
+            int, typer.Option(help="Most tokens to write, of the run's tokenizer; by default a token is a byte.")
+        ] = 256,
+        temperature: Annotated[
+            float, typer.Option(help="Lower is safer and duller; 0 takes the likeliest token.")
+        ] = 0.7,
+        top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0 for all.")] = 0,
+        seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+        expert: Annotated[int, typer.Option(help="Number of the expert, in a run of experts.")] = 0,
+        state_dir: Annotated[
+            Path | None,
+            typer.Option(help='Folder of a host or a peer that "latest" is about; both usual ones if not given.'),
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts, at the end.")] = False,
+    ) -> None:
+        """Continue a text with the model of a checkpoint, on the CPU; ends at the model's end mark.
 
-    Bytes that are not UTF-8 are shown as the replacement sign.
-    """
-    from peer.models.sampling import Sampling
+        Bytes that are not UTF-8 are shown as the replacement sign.
+        """
+        from peer.models.sampling import Sampling
 
-    sampling = Sampling(tokens, seed, temperature, top_k)
-    from peer.models.checkpoint_sample import print_text, text_json
+        sampling = Sampling(tokens, seed, temperature, top_k)
+        from peer.models.checkpoint_sample import print_text, text_json
 
-    if as_json:
-        typer.echo(text_json(checkpoint, prompt, sampling, expert))
-    else:
-        print_text(checkpoint, prompt, sampling, expert)
+        with open_checkpoint(checkpoint, state_dir) as path:
+            if as_json:
+                typer.echo(text_json(path, prompt, sampling, expert))
+            else:
+                print_text(path, prompt, sampling, expert)
+
+    return generate
 
 
 def cut(

@@ -59,7 +59,7 @@ from peer.membership.membership_upkeep import MembershipUpkeep
 from peer.membership.network_options import network_options
 from peer.membership.process_takeover import DirectoryClaim
 from peer.membership.revocations import Revocations
-from peer.membership.saved_membership import host_heard_s, run_folder, take_session
+from peer.membership.saved_membership import host_heard_s, remember_last_run, run_folder, take_session
 from peer.owner.controls import open_controls
 from peer.owner.disk_use import keep_measured
 from peer.pipeline.lane_training import train_in_lanes
@@ -70,6 +70,7 @@ from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
 from peer.session.isolation import watch_isolation
 from peer.session.leaving import hand_over
+from peer.session.own_process import own_process
 from peer.session.reducing import reduce_for_others
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.session.start_record import StartSearch
@@ -99,8 +100,9 @@ from protocol.rounds.state import OpenRound
 log = structlog.get_logger()
 
 
-def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = None) -> int:
-    """Take part in a run until it ends or the user stops it; without an invite in the last run. Returns the exit code 0.
+def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = None, run: str = "") -> int:
+    """Take part in a run until it ends or the user stops it; without an invite in the one called `run`, or in the last one. Returns
+    the exit code 0.
 
     A peer that moves to another stage leaves and joins again, in this process. `worker` is a training process that is already
     running.
@@ -109,7 +111,7 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
         PotluckError: with its exit code: a bad invite, a refusal, an unreachable host, an identity in use.
     """
     clock = SystemClock()
-    invite = usable_invite(config.state_dir, invite_text, clock.unix_s())
+    invite = usable_invite(config.state_dir, invite_text, clock.unix_s(), run)
     folder = run_folder(config.state_dir, invite.run_id)
     check_listen_address(with_kept(config))
     device = choose_device(config.device)
@@ -121,7 +123,7 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
         log_path = config.state_dir / LOG_FOLDER / LOG_NAME
         print(f"log: {log_path}", flush=True)
         comes_back = True
-        with keep_log(log_path):
+        with keep_log(log_path), own_process(config, folder):
             if BLOCKS is None:
                 log.warning(
                     "codecs_not_compiled", costs="more processor time a round", mend="`potluck doctor` says how"
@@ -205,6 +207,7 @@ async def _take_part(life: PeerSession, http_port: int) -> None:
             life.config, client, membership.saved.credential, is_host_there=is_host_there
         )
         experts = own_parts(life.config, membership.manifest.config, life.folder, ThreadOffload())
+        await trio.to_thread.run_sync(remember_last_run, life.folder)
         run, life.sources.experts = membership.manifest.config.run, experts
         life.board.takes_part_in(run.name, run.total_tokens, is_outbound_only=is_outbound_only)
         roster = _roster(life, membership, is_host_there=is_host_there)

@@ -167,7 +167,7 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
         (["doctor", "--no-such-flag"], "potluck doctor --help"),
         (["checkpoint", "export", "only-one"], "OUT_DIR"),
         (["checkpoint", "merge", "only-one"], "OUT_DIR"),
-        (["generate"], "CHECKPOINT_DIR"),
+        (["generate"], "CHECKPOINT"),
         (["generate", "folder", "--tokens", "many"], "--tokens"),
     ],
 )
@@ -371,7 +371,7 @@ def test_invite_pasted_with_line_breaks_or_spaces_is_understood(
 ) -> None:
     heard: list[str] = []
 
-    def run_peer(_config: object, text: str, _worker: object) -> int:
+    def run_peer(_config: object, text: str, _worker: object, _run: str) -> int:
         heard.append(text)
         return 0
 
@@ -560,7 +560,7 @@ def test_runs_below_a_folder_are_listed_and_what_is_damaged_is_named(
     assert lines[0] == f"hosted from {tmp_path / 'hers'}"
     assert [line for line in lines if line.startswith("cannot be read whole: ") and "is damaged" in line]
     assert f"joined, in {tmp_path / 'mine' / 'runs'}" in lines
-    assert [line for line in lines if line.startswith(joined.name) and line.endswith("first-light")]
+    assert [line for line in lines if line.startswith(joined.name) and line.endswith("first-light (last)")]
 
 
 def test_runs_are_looked_for_where_settings_put_them(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class LocalDaemon(Protocol):
         ...
 
     def settings(self, folder: Path, /) -> dict[str, object]:
-        """The settings that it would use now."""
+        """The settings that it runs with or ran with last."""
         ...
 
     def secrets(self, folder: Path, /) -> list[bytes]:
@@ -244,7 +244,7 @@ def runs_text(hosted: Sequence[Row], joined: Sequence[Row]) -> list[str]:
 def _runs_table(rows: Sequence[Row], header: tuple[str, ...]) -> list[str]:
     cells = [
         {
-            "NAME": row.get("name") or "?",
+            "NAME": _run_name(row),
             "RUN": str(row.get("folder")).rpartition("/")[2],
             "PHASE": row.get("phase") or "?",
             "ROUND": whole(row.get("index")),
@@ -256,6 +256,12 @@ def _runs_table(rows: Sequence[Row], header: tuple[str, ...]) -> list[str]:
     ]
     lines = table(header, [[cell[name] for name in header] for cell in cells], right=_NUMBERS_OF_RUNS)
     return lines + [printable(f"cannot be read whole: {row['note']}") for row in rows if row.get("note")]
+
+
+def _run_name(row: Row) -> str:
+    if row.get("is_joined") is False:
+        return "not joined: its host never let this peer in"
+    return f"{row.get('name') or '?'}{' (last)' if row.get('is_last') is True else ''}"
 
 
 def _percent(share: object) -> str:

@@ -29,13 +29,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 class LocalCommands:
-    """The commands. `daemons` returns the kinds of daemons, and `write_trace` writes a peer's newest round to a file."""
+    """The commands. `daemons` returns the kinds of daemons, `write_trace` writes a peer's newest round to a file, and `forget_run`
+    deletes a run that was joined, once its owner has said yes.
+    """
 
     def __init__(
-        self, daemons: Callable[[], Sequence[LocalDaemon]], write_trace: Callable[[Path | None, Path], str]
+        self,
+        daemons: Callable[[], Sequence[LocalDaemon]],
+        write_trace: Callable[[Path | None, Path], str],
+        forget_run: Callable[[Path | None, str, Callable[[str], bool]], str],
     ) -> None:
         self._daemons = daemons
         self._write_trace = write_trace
+        self._forget_run = forget_run
 
     def add_to(self, app: typer.Typer) -> None:
         """Add the commands to the command line."""
@@ -44,10 +50,13 @@ class LocalCommands:
             (self.peers, ("potluck peers --sort counted", "potluck peers --json")),
             (self.rounds, ("potluck rounds --last 5",)),
             (self.logs, ("potluck logs --follow", "potluck logs --lines 200")),
-            (self.runs, ("potluck runs", "potluck runs --dir /srv/potluck --json")),
             (self.bugreport, ("potluck bugreport", "potluck bugreport --out report.zip --keep-addresses")),
         ):
             app.command(rich_help_panel=_PANEL, epilog=examples(*lines))(command)
+        runs = typer.Typer(invoke_without_command=True)
+        runs.callback(epilog=examples("potluck runs", "potluck runs --dir /srv/potluck --json"))(self.list_runs)
+        runs.command(epilog=examples("potluck runs forget our-run"))(self.forget)
+        app.add_typer(runs, name="runs", rich_help_panel=_PANEL)
 
     def status(
         self,
@@ -129,8 +138,9 @@ class LocalCommands:
                             typer.echo(indent(readable(line), f"{name}: " if len(tails) > 1 else ""))
                     time.sleep(_FOLLOW_EVERY_S)
 
-    def runs(
+    def list_runs(
         self,
+        context: typer.Context,
         directory: Annotated[
             Path | None,
             typer.Option("--dir", help="Look in this folder and in those right below it; else where runs usually are."),
@@ -138,6 +148,11 @@ class LocalCommands:
         as_json: AsJson = False,
     ) -> None:
         """List the runs that this machine hosts or has joined, running or not: name, last round, size on disk."""
+        if context.invoked_subcommand is None:
+            self.runs(directory, as_json)
+
+    def runs(self, directory: Path | None = None, as_json: bool = False) -> None:
+        """Print the list. Raises ConfigError if there is no run."""
         from averaging.host.daemon_views import runs_json, runs_text
 
         places = self._places(directory)
@@ -147,6 +162,17 @@ class LocalCommands:
             raise ConfigError(f"no run in {where}", "a folder of a host or a peer", "name one above it with --dir")
         lines = [json.dumps(runs_json(hosted, joined))] if as_json else runs_text(hosted, joined)
         typer.echo("\n".join(lines))
+
+    def forget(
+        self,
+        run: Annotated[str, typer.Argument(metavar="RUN", help="Its name, or the beginning of its id.")],
+        state_dir: Annotated[
+            Path | None, typer.Option("--state-dir", help="The peer's folder, as at `potluck join`.")
+        ] = None,
+        yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    ) -> None:
+        """Delete a run that was joined: its state, credential and fetched models. Asks first, and never deletes a running one."""
+        typer.echo(self._forget_run(state_dir, run, lambda question: yes or typer.confirm(question)))
 
     def bugreport(
         self,

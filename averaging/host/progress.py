@@ -64,6 +64,11 @@ class Progress:
         stream.flush()
         self._has_drawn = True
 
+    def reach(self, done: float, total: float) -> None:
+        """So much of so much is done by now."""
+        self._total = total
+        self.add(done - self._done)
+
     def close(self) -> None:
         """Remove the redrawn line."""
         if self._stream is not None and self._has_drawn and self._stream.isatty():
@@ -91,3 +96,14 @@ def progress(what: str, total: float, unit: str = "bytes") -> Iterator[Progress]
         yield shown
     finally:
         shown.close()
+
+
+OnBytes = Callable[[int, int], None]
+"""Called with the bytes done so far and with all of them, as often as the work likes."""
+
+
+@contextmanager
+def shown_progress(what: str) -> Iterator[OnBytes]:
+    """Like `progress`, for work that tells how many bytes of how many it has done."""
+    with progress(what, 0) as shown:
+        yield shown.reach

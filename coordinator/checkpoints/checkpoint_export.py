@@ -27,6 +27,7 @@ from coordinator.checkpoints.exported_tokenizer import (
     generation_config,
     tokenizer_config,
 )
+from coordinator.checkpoints.stored_file import OnRead
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import UnitName
 from protocol.tensors.expert_schema import held_units
@@ -50,9 +51,12 @@ class Exported:
     files: dict[str, int]
 
 
-def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> Exported:
+def export_checkpoint(
+    path: Path, target: Path, expert: int | None = None, on_read: OnRead = lambda _num_bytes: None
+) -> Exported:
     """Verify the checkpoint in `path` and write its model to `target`, a folder that is missing or empty. In a run of experts
-    `expert` selects one; with the trunk it is an ordinary decoder (averaging/arithmetic/expert_dense.py).
+    `expert` selects one; with the trunk it is an ordinary decoder (averaging/arithmetic/expert_dense.py). `on_read` as in
+    `load_checkpoint`.
 
     Raises:
         ConfigError: there is no checkpoint, `target` cannot be used, or the model is of no family of this release.
@@ -60,7 +64,7 @@ def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> Ex
     """
     target = target.absolute()
     _ensure_free(target)
-    manifest, state = load_checkpoint(path)
+    manifest, state = load_checkpoint(path, on_read)
     config, schema = _decoder(path, manifest)
     tokenizer = _tokenizer(path, manifest, config)
     tensors = {

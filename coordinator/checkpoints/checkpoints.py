@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from averaging.arithmetic.vectors import picked
-from averaging.host.progress import progress
 from averaging.state.state import UnitState, state_root
+from coordinator.checkpoints.stored_file import Count, FrozenModel, HexHash, OnRead, StoredFile, hash_file
 from coordinator.ledger.ledger import CheckpointRow
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import CommitId, Root, UnitName
@@ -40,29 +40,13 @@ ALL_UNITS: Final = UnitName("model")
 
 TOKENIZER_NAME: Final = "tokenizer.json"
 _TEMPORARY_PREFIX: Final = ".writing-"
-_READ_BYTES: Final = 1 << 20
-
-HexHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A count that fits the encoding of the state root."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class StoredTensor(_Frozen):
+class StoredTensor(FrozenModel):
     """One float32 tensor of the unit, in the order of the flat vector."""
 
     name: str
     shape: tuple[int, ...]
-
-
-class StoredFile(_Frozen):
-    """A file of the checkpoint: its SHA-256 and length."""
-
-    sha256: HexHash
-    num_bytes: Count
 
 
 class StoredTokenizer(StoredFile):
@@ -71,7 +55,7 @@ class StoredTokenizer(StoredFile):
     end: Count
 
 
-class StoredUnit(_Frozen):
+class StoredUnit(FrozenModel):
     """One of several units in a checkpoint: its round, and the names of its tensors in order."""
 
     unit: str
@@ -82,7 +66,7 @@ class StoredUnit(_Frozen):
     tensors: tuple[str, ...]
 
 
-class CheckpointManifest(_Frozen):
+class CheckpointManifest(FrozenModel):
     """The content of manifest.json.
 
     Attributes:
@@ -160,11 +144,13 @@ def together(units: Sequence[UnitContent], model: TensorSchema) -> UnitState:
     return UnitState(ALL_UNITS, spine.head, spine.index, spine.total_tokens, anchor_N, momentum_N)
 
 
-def _parameters_name(unit: str) -> str:
+def parameters_name(unit: str) -> str:
+    """File of the weights."""
     return f"{unit}.safetensors"
 
 
-def _momentum_name(unit: str) -> str:
+def momentum_name(unit: str) -> str:
+    """File of the momentum."""
     return f"{unit}.momentum.safetensors"
 
 
@@ -182,17 +168,6 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def _hash_file(path: Path) -> StoredFile:
-    digest, size = sha256(), 0
-    check_plain_file(path, "a file of a checkpoint", "use an older one: potluck checkpoint list")
-    with path.open("rb") as file, progress(f"verifying {path.name}", path.stat().st_size) as shown:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-            size += len(block)
-            shown.add(len(block))
-    return StoredFile(sha256=digest.hexdigest(), num_bytes=size)
-
-
 def _split(flat_N: torch.Tensor, schema: TensorSchema) -> dict[str, torch.Tensor]:
     return {
         spec.name: flat_N[schema.offset(spec.name) :][: spec.num_elements].reshape(spec.shape).clone()
@@ -203,7 +178,7 @@ def _split(flat_N: torch.Tensor, schema: TensorSchema) -> dict[str, torch.Tensor
 def _save(path: Path, flat_N: torch.Tensor, schema: TensorSchema) -> StoredFile:
     save_file(_split(flat_N, schema), path, metadata={"format": "pt", "unit": schema.unit})
     sync_path(path)
-    return _hash_file(path)
+    return hash_file(path)
 
 
 def _save_tokenizer(path: Path, tokenizer: RunTokenizer | None) -> StoredTokenizer | None:
@@ -211,7 +186,7 @@ def _save_tokenizer(path: Path, tokenizer: RunTokenizer | None) -> StoredTokeniz
         return None
     path.write_bytes(tokenizer.data)
     sync_path(path)
-    return StoredTokenizer(**_hash_file(path).model_dump(), end=tokenizer.end)
+    return StoredTokenizer(**hash_file(path).model_dump(), end=tokenizer.end)
 
 
 def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
@@ -226,8 +201,8 @@ def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
         state_root=content.root.hex(),
         chunk_elements=content.grid.chunk_elements,
         tensors=tuple(StoredTensor(name=s.name, shape=s.shape) for s in schema.tensors),
-        parameters=_save(folder / _parameters_name(state.unit), state.anchor_N, schema),
-        momentum=_save(folder / _momentum_name(state.unit), state.momentum_N, schema),
+        parameters=_save(folder / parameters_name(state.unit), state.anchor_N, schema),
+        momentum=_save(folder / momentum_name(state.unit), state.momentum_N, schema),
         model=content.model,
         units=tuple(_stored(unit) for unit in content.units) or None,
         experts=content.mixture,
@@ -325,8 +300,12 @@ def _damaged(path: Path, what: str) -> StorageError:
     return StorageError(f"checkpoint {path}: {what}", "what was written", "use an older one: potluck checkpoint list")
 
 
-def _check_file(path: Path, name: str, stored: StoredFile) -> None:
-    found = _hash_file(path / name)
+def _no_report(_num_bytes: int) -> None:
+    pass
+
+
+def _check_file(path: Path, name: str, stored: StoredFile, on_read: OnRead = _no_report) -> None:
+    found = hash_file(path / name, on_read)
     if (found.sha256, found.num_bytes) != (stored.sha256, stored.num_bytes):
         raise _damaged(path, f"{name} has SHA-256 {found.sha256[:8]} and {found.num_bytes} bytes")
 
@@ -338,9 +317,9 @@ def _check_tokenizer(path: Path, stored: StoredTokenizer) -> None:
         raise _damaged(path, f"{TOKENIZER_NAME} could not be read ({error.strerror})") from error
 
 
-def _load_flat(path: Path, name: str, stored: StoredFile, schema: TensorSchema) -> torch.Tensor:
+def _load_flat(path: Path, name: str, stored: StoredFile, schema: TensorSchema, on_read: OnRead) -> torch.Tensor:
     try:
-        _check_file(path, name, stored)
+        _check_file(path, name, stored, on_read)
         tensors = load_file(path / name)
     except (OSError, SafetensorError) as error:
         cause = (error.strerror if isinstance(error, OSError) else "") or error
@@ -352,8 +331,9 @@ def _load_flat(path: Path, name: str, stored: StoredFile, schema: TensorSchema) 
     return torch.cat([tensors[spec.name].reshape(-1) for spec in schema.tensors])
 
 
-def load_checkpoint(path: Path) -> tuple[CheckpointManifest, UnitState]:
-    """Read a checkpoint, check every file's hash and recompute the state root from the tensors.
+def load_checkpoint(path: Path, on_read: OnRead = _no_report) -> tuple[CheckpointManifest, UnitState]:
+    """Read a checkpoint, check every file's hash and recompute the state root from the tensors. `on_read` hears of the weights and
+    the momentum as they are hashed.
 
     Raises:
         ConfigError: there is no checkpoint.
@@ -369,8 +349,8 @@ def load_checkpoint(path: Path) -> tuple[CheckpointManifest, UnitState]:
         head=CommitId(bytes.fromhex(manifest.commit)),
         index=manifest.index,
         total_tokens=manifest.total_tokens,
-        anchor_N=_load_flat(path, _parameters_name(unit), manifest.parameters, schema),
-        momentum_N=_load_flat(path, _momentum_name(unit), manifest.momentum, schema),
+        anchor_N=_load_flat(path, parameters_name(unit), manifest.parameters, schema, on_read),
+        momentum_N=_load_flat(path, momentum_name(unit), manifest.momentum, schema, on_read),
     )
     found = {manifest.state_root: state} if manifest.units is None else _units_of(path, manifest, schema, state)
     for expected, part in found.items():
@@ -413,13 +393,13 @@ def stored_unit(path: Path, schema: TensorSchema, grid: ChunkGrid) -> UnitConten
     raise _damaged(path, f"it has no unit {schema.unit}")
 
 
-def verify_checkpoint(path: Path) -> CheckpointManifest:
-    """Check a checkpoint. Returns its manifest if every byte is what was written.
+def verify_checkpoint(path: Path, on_read: OnRead = _no_report) -> CheckpointManifest:
+    """Check a checkpoint. Returns its manifest if every byte is what was written. `on_read` as in `load_checkpoint`.
 
     Raises:
         ConfigError, StorageError: as `load_checkpoint`.
     """
-    return load_checkpoint(path)[0]
+    return load_checkpoint(path, on_read)[0]
 
 
 def surplus(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from averaging.state.state import UnitState
     from protocol.rounds.lineage.chain_link import ChainLink
     from protocol.rounds.lineage.lineage import SpineView
+    from protocol.rounds.messages.requests import FetchRequest
 
 _log = structlog.get_logger()
 
@@ -388,7 +389,10 @@ class UnitKeeper:
         """
         if not await self._view.is_member(sender):
             raise RemoteProtocolError(f"{short(sender)} is not admitted to this run", "a member", "join the run first")
-        request = await read_request(stream)
+        await self.answer_fetch(sender, await read_request(stream), stream)
+
+    async def answer_fetch(self, sender: PeerId, request: FetchRequest, stream: Stream) -> None:
+        """Answer a member's request, which was read from the stream already."""
         given = self._given(request.unit)
         if given is not None:
             await given.service.serve(sender, request, stream)

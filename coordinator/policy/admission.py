@@ -102,7 +102,11 @@ def _request_error(facts: AdmissionFacts, now_unix_s: float) -> PotluckError | N
     if facts.is_banned:
         return RefusedError(f"peer {facts.peer} is banned from this run", "a peer in good standing", "ask the host")
     if facts.is_run_over:
-        return RunOverError("the run has ended", "a run in progress", "the final checkpoint is with the host")
+        return RunOverError(
+            "the run has ended",
+            "a run in progress",
+            "members get its model with: potluck checkpoint fetch; others ask the host for it",
+        )
     return None
 
 

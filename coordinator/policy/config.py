@@ -60,6 +60,10 @@ class HostConfig(DaemonSettings):
     screen: Literal["auto", "live", "plain"] = "auto"
     """How the run is shown: live redraws one screen, plain prints a line a round; auto takes live on a terminal."""
 
+    public_downloads: Annotated[int, Field(ge=0, le=1000)] = 0
+    """How many may download the newest model from that page at a time, as safetensors with its config and tokenizer; 0 for nobody.
+    """
+
     invite_uses: Annotated[int, Field(ge=1, le=100_000)] = 100
     """How many peers the invite that is printed at the start admits."""
 

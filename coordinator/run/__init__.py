@@ -1,1 +1,1 @@
-"""The run's folder: files, routers."""
+"""The run's folder: files, routers, and the checkpoints that commands name."""

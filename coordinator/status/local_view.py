@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from averaging.host.daemon_views import DaemonView, Row, rows_of
+from averaging.host.used_settings import used_settings
 from protocol.errors import UnreachableError
 
 LOG_NAME: Final = "host.log"
@@ -54,14 +55,15 @@ def runs(folder: Path) -> list[Row]:
 
 
 def settings(folder: Path) -> dict[str, object]:
-    """The settings that a host of the folder would use, from all sources, as plain values.
+    """The settings of the folder's running or last host; those that one would use, from all sources, if none ran yet.
 
     Raises:
         ConfigError: a setting is invalid.
     """
     from coordinator.policy.config import HostConfig
 
-    return HostConfig.load({"state_dir": folder}).model_dump(mode="json")
+    used = used_settings(folder)
+    return used if used is not None else HostConfig.load({"state_dir": folder}).model_dump(mode="json")
 
 
 def secrets(folder: Path) -> list[bytes]:

@@ -25,6 +25,7 @@ from averaging.host.web_files import SAFE_HEADERS, file_routes
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import Json, now_json, public_json, status_json
 from coordinator.status.metrics import Moment, render_metrics
+from coordinator.status.model_downloads import ModelDownloads
 from protocol.errors import PotluckError
 
 WEB_FOLDER: Final = Path(__file__).with_name("web")
@@ -54,11 +55,13 @@ class RunSource:
         snapshot: a snapshot of the run.
         events: the newest events, oldest first, at most the given number.
         verify: recompute the hashes of the checkpoint in this folder; returns one sentence, or raises PotluckError.
+        downloads: the newest model's files, for the public view; None if the host gives none.
     """
 
     snapshot: Callable[[], Moment]
     events: Callable[[int], tuple[RunEvent, ...]]
     verify: Callable[[Path], str]
+    downloads: ModelDownloads | None = None
 
 
 @dataclass
@@ -182,13 +185,22 @@ def status_app(source: RunSource, *, is_public: bool = False) -> Starlette:
         Route("/api/status", pages.status),
         Route("/api/events", pages.events),
         Route("/api/stream", pages.stream),
-        Route("/api/checkpoints/{name}/files", pages.checkpoint_files),
-        Route("/checkpoints/{name}/{file}", pages.checkpoint_file),
         Route("/healthz", _health),
         # Always ready: pages are served only after peers can be admitted.
         Route("/readyz", _health),
     ]
     if not is_public:
-        # Not on the public page: recomputing hashes costs processor time, and metrics describe the host's machine.
-        routes += [Route("/api/checkpoints/{name}/verify", pages.verify), Route("/metrics", pages.metrics)]
+        # Not on the public page: recomputing hashes costs processor time, files cost upload without a limit, and metrics describe
+        # the host's machine.
+        routes += [
+            Route("/api/checkpoints/{name}/files", pages.checkpoint_files),
+            Route("/checkpoints/{name}/{file}", pages.checkpoint_file),
+            Route("/api/checkpoints/{name}/verify", pages.verify),
+            Route("/metrics", pages.metrics),
+        ]
+    elif source.downloads is not None:
+        routes += [
+            Route("/api/model", source.downloads.list_files),
+            Route("/model/{name}/{file}", source.downloads.give_file),
+        ]
     return Starlette(routes=routes)

@@ -18,6 +18,8 @@ from averaging.data.shard_exchange import fetch_shard
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache, parse_dataset
 from averaging.network.seams.asyncio_thread import open_plain_nursery
 from averaging.network.seams.interfaces import Clock, Network
+from peer.membership.coordinator_client import CoordinatorClient
+from peer.membership.named_run import find_run
 from peer.membership.saved_membership import (
     SavedMembership,
     host_heard_s,
@@ -146,32 +148,34 @@ def check_invite(invite: Invite, now_unix_s: float) -> None:
     invite.ensure_fresh(now_unix_s)
 
 
-def usable_invite(state_dir: Path, text: str, now_unix_s: float) -> Invite:
-    """The invite in `text`, or that of the last run for an empty one, checked without network and without writing anything. A run
-    that was joined before needs no fresh invite.
+def usable_invite(state_dir: Path, text: str, now_unix_s: float, run: str = "") -> Invite:
+    """The invite in `text`, or that of a known run for an empty one, checked without network and without writing anything. A run that
+    was joined before needs no fresh invite.
+
+    Args:
+        run: name or id of the known run; the one that was joined last for "".
 
     Raises:
-        ConfigError, RefusedError: as `decode_invite`, `check_invite` and `invite_of_last_run`.
-        StorageError, RemoteProtocolError, VersionError: as `invite_of_last_run`.
+        ConfigError, RefusedError: as `decode_invite`, `check_invite` and `invite_of_named_run`.
+        StorageError, RemoteProtocolError, VersionError: as `invite_of_named_run`.
     """
-    invite = decode_invite(text) if text else invite_of_last_run(state_dir)
+    invite = decode_invite(text) if text else invite_of_named_run(state_dir, run)
     if not is_known(run_folder(state_dir, invite.run_id)):
         check_invite(invite, now_unix_s)
     return invite
 
 
-def invite_of_last_run(state_dir: Path) -> Invite:
-    """An invite without a secret to the run that was joined last. Only a known peer can use it.
+def invite_of_run(folder: Path) -> Invite:
+    """An invite without a secret to the run in `folder`, which was joined before. Only a known peer can use it.
 
     Raises:
-        ConfigError: no run was ever joined from here.
+        ConfigError: the run was never joined to the end.
         StorageError, RemoteProtocolError, VersionError: what was kept is damaged or of another version.
     """
-    folder = last_run_folder(state_dir)
-    saved = load_membership(folder) if folder is not None else None
+    saved = load_membership(folder)
     if saved is None:
         raise ConfigError(
-            f"no invite, and no run joined from {state_dir} before",
+            f"the run in {folder} was not joined: its host never admitted this peer",
             "the line that the host printed",
             "potluck join potluck1:...",
         )
@@ -184,6 +188,20 @@ def invite_of_last_run(state_dir: Path) -> Invite:
         bootstrap=saved.bootstrap,
         max_uses=0,
     )
+
+
+def invite_of_named_run(state_dir: Path, run: str = "") -> Invite:
+    """An invite without a secret to the run of that name or id; to the one that was joined last for "". Raises as `invite_of_run`."""
+    if run:
+        return invite_of_run(find_run(state_dir, run))
+    folder = last_run_folder(state_dir)
+    if folder is None:
+        raise ConfigError(
+            f"no invite, and no run joined from {state_dir} before",
+            "the line that the host printed",
+            "potluck join potluck1:...",
+        )
+    return invite_of_run(folder)
 
 
 def _check_clock(ahead_s: float) -> None:

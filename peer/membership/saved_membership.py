@@ -19,6 +19,9 @@ _RUNS: Final = "runs"
 _RUN_LETTERS: Final = 16
 """Letters of a run's id in the name of its folder."""
 
+_LAST_RUN: Final = "last_run"
+"""In the state folder: the name of the folder of the run that was joined last."""
+
 _HOST_HEARD: Final = "host_heard"
 KEPT_PEERS: Final = 16
 KEPT_ADDRESSES_EACH: Final = 4
@@ -66,9 +69,32 @@ def is_known(folder: Path) -> bool:
 
 
 def last_run_folder(state_dir: Path) -> Path | None:
-    """The run whose membership was written last, None when no run was ever joined from here."""
+    """The run that was joined last, None when no run was ever joined from here.
+
+    Without a record, or with one of a run that is gone, it is the run whose membership was written last: releases without the
+    record left such folders.
+    """
+    try:
+        recorded = state_dir / _RUNS / (state_dir / _LAST_RUN).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        recorded = None
+    if recorded in run_folders(state_dir) and recorded is not None and is_known(recorded):
+        return recorded
     files = sorted((state_dir / _RUNS).glob(f"*/{FILE_NAME}"), key=lambda path: path.stat().st_mtime)
     return files[-1].parent if files else None
+
+
+def remember_last_run(folder: Path) -> None:
+    """Record that the run in `folder` was joined last. Blocks.
+
+    Raises:
+        StorageError: the state folder cannot be written.
+    """
+    path = folder.parent.parent / _LAST_RUN
+    try:
+        write_durably(path, folder.name.encode("ascii"))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}", "a writable folder with space") from error
 
 
 def save_membership(folder: Path, membership: SavedMembership) -> None:

@@ -68,4 +68,10 @@ async def finish(joined: JoinedSession, service: RoundService) -> None:
         return is_written and all_have(service.state, service.chain.head.index)
 
     await linger(does_everybody_have_all, lambda: joined.network.traffic().bulk_bytes_up)
-    board.say("finished", "the run is complete")
+    board.say("finished", f"the run is complete; its model: {_model_command(joined)}")
+
+
+def _model_command(joined: JoinedSession) -> str:
+    """The command that gives the owner the run's model: from this disk if all of it is here."""
+    is_whole = not joined.membership.manifest.num_parts
+    return "potluck checkpoint export latest OUT_DIR" if is_whole else "potluck checkpoint fetch"

@@ -40,7 +40,7 @@ STATE_WITHIN_S: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Lineage:
+class Lineage:
     """Verified commits, each on its parent: our own, then those of a donor.
 
     Attributes:
@@ -65,7 +65,7 @@ async def catch_up_by_snapshot(
     Commits are fetched from up to MAX_DONORS donors, one after another. The state then comes from all of them in parallel, except
     those that sent invalid commits. If no donor can help, nothing changes. `on_failure` gets a sentence for each that could not.
     """
-    trusted, best = list(dict.fromkeys(donors))[:MAX_DONORS], _BestLineage(chain, await _own_lineage(chain))
+    trusted, best = list(dict.fromkeys(donors))[:MAX_DONORS], BestLineage(chain, await own_lineage(chain))
     for donor in tuple(trusted):
         try:
             await best.ask(network, donor)
@@ -88,15 +88,16 @@ async def catch_up_by_snapshot(
     return best.index
 
 
-async def _own_lineage(chain: UnitChain) -> _Lineage:
+async def own_lineage(chain: UnitChain) -> Lineage:
+    """The lineage of a unit as it is here."""
     links, raws = tuple(chain.links), tuple(chain.certificates)
-    return await chain.tools.offload.run(lambda: _Lineage(links, tuple(decode_certificate(raw) for raw in raws)))
+    return await chain.tools.offload.run(lambda: Lineage(links, tuple(decode_certificate(raw) for raw in raws)))
 
 
-class _BestLineage:
+class BestLineage:
     """The longest verified lineage from the donors so far. Commits received from one donor are not requested from the next."""
 
-    def __init__(self, chain: UnitChain, own: _Lineage) -> None:
+    def __init__(self, chain: UnitChain, own: Lineage) -> None:
         self.lineage = own
         self.index = 0
         """The lineage's last round; 0 before any answer."""
@@ -133,7 +134,7 @@ class _BestLineage:
             f"{short(donor)} took too long over its commits", f"{LEAST_BYTES_PER_S} bytes of them a second"
         )
 
-    def _known(self, theirs: _Lineage) -> tuple[CommitId, ...]:
+    def _known(self, theirs: Lineage) -> tuple[CommitId, ...]:
         """Our newest commit, and earlier ones in doubling steps back to our own head. The next donor may be behind or on a fork."""
         own, places = self._num_own - 1, [len(theirs.links) - 1]
         while places[-1] > own:
@@ -141,7 +142,7 @@ class _BestLineage:
         return tuple(theirs.links[place].commit for place in places)
 
 
-def _continued(chain: UnitChain, lineage: _Lineage, raws: Sequence[bytes], num_own: int) -> _Lineage:
+def _continued(chain: UnitChain, lineage: Lineage, raws: Sequence[bytes], num_own: int) -> Lineage:
     """The lineage extended by these commits, each verified on its parent. Commits that fork from it replace its end. Returns the
     same lineage if they add nothing. The first `num_own` links stay.
     """
@@ -158,7 +159,7 @@ def _continued(chain: UnitChain, lineage: _Lineage, raws: Sequence[bytes], num_o
         links.append(link)
         certificates.append(certificate)
         places[link.commit] = place + 1
-    return _Lineage(tuple(links), tuple(certificates)) if links[-1] is not lineage.links[-1] else lineage
+    return Lineage(tuple(links), tuple(certificates)) if links[-1] is not lineage.links[-1] else lineage
 
 
 def _worth_taking(chain: UnitChain, links: Sequence[ChainLink]) -> dict[CommitId, Root]:

@@ -30,7 +30,10 @@ EXIT_CODES: Final[dict[int, ExitCode]] = {
     5: ExitCode("nobody answered at the addresses given", "check that the other side runs and can be reached"),
     6: ExitCode("refused: invite, credential, ban", "ask the host for another invite"),
     7: ExitCode("another protocol version or schema", "install the release that the host runs"),
-    8: ExitCode("the run has ended", "fetch its last checkpoint from the host, or join another run"),
+    8: ExitCode(
+        "the run has ended",
+        "members get its model with `potluck checkpoint fetch`; others ask the host, or join another run",
+    ),
     75: ExitCode("temporary", "run the same command again a little later"),
     INTERRUPTED: ExitCode("interrupted twice, or before it was up", "nothing; one Ctrl-C is enough to leave cleanly"),
 }

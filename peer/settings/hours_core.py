@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, UsageError
 
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY_MINUTES: Final = 24 * 60
@@ -14,6 +14,14 @@ WEEK_MINUTES: Final = 7 * DAY_MINUTES
 
 MAX_TEXT: Final = 1000
 """Characters. Enough for one span for every hour of a week."""
+
+LONGEST_PAUSE_MINUTES: Final = 366 * DAY_MINUTES
+
+_NUMBER: Final = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
+_PAUSE: Final = re.compile(
+    rf"(?P<bare>{_NUMBER})|(?:(?P<days>{_NUMBER})d)?(?:(?P<hours>{_NUMBER})h)?(?:(?P<minutes>{_NUMBER})m(?:in)?)?"
+)
+_PAUSE_MINUTES: Final = {"bare": 1, "days": DAY_MINUTES, "hours": 60, "minutes": 1}
 
 _SPAN: Final = re.compile(
     r"(?P<first>[a-z]+)(-(?P<last>[a-z]+))? +(?P<start>[0-9]{2}:[0-9]{2})-(?P<stop>[0-9]{2}:[0-9]{2})"
@@ -53,6 +61,23 @@ def parse_hours(text: str) -> WeeklyHours:
     for part in text.split(","):
         minutes.update(_week_spans(part.strip().lower()))
     return WeeklyHours(_joined(minutes))
+
+
+def parse_pause(text: str) -> float:
+    """Minutes of "30m", "1h", "1h30m" or "2d"; a bare number is minutes.
+
+    Raises:
+        UsageError: any other text, nothing at all, or more than LONGEST_PAUSE_MINUTES.
+    """
+    found = _PAUSE.fullmatch(text.strip().lower())
+    parts = found.groupdict(default="0") if found is not None and text.strip() else {}
+    minutes = sum(float(number) * _PAUSE_MINUTES[unit] for unit, number in parts.items())
+    if not 0 < minutes <= LONGEST_PAUSE_MINUTES:
+        raise UsageError(
+            f"--for is {text[:40]!r}",
+            f"a time such as 30m, 1h or 1h30m, or minutes, more than 0 and at most {LONGEST_PAUSE_MINUTES:,} minutes",
+        )
+    return minutes
 
 
 def minute_name(minute: int) -> str:

@@ -8,8 +8,7 @@ from typing import Final
 
 from averaging.host.daemon_views import Row
 from averaging.host.run_folder import run_row
-from peer.membership.saved_membership import FILE_NAME, load_membership, run_folders
-from protocol.errors import StorageError
+from peer.membership.saved_membership import is_known, last_run_folder, load_membership, run_folders
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.run.manifest import open_manifest
 
@@ -19,16 +18,25 @@ _KEPT_STATE: Final = re.compile(r"(\d{12})-[0-9a-f]{64}")
 
 def joined_runs(state_dir: Path) -> list[Row]:
     """One row per run: "name", "run_id", "index" of the newest state on disk, "target_total_tokens", "disk_bytes" without the data
-    that runs share, and "folder". A damaged value is None, and "note" says why. Blocks.
+    that runs share, "folder", "is_joined", false if its host never admitted this peer, and "is_last", of the run that `potluck
+    join` goes on with. A damaged value is None, and "note" says why. Blocks.
     """
+    last = last_run_folder(state_dir)
     names = ("name", "run_id", "index", "target_total_tokens")
-    return [run_row(folder, names, (_membership, _newest_state)) for folder in run_folders(state_dir)]
+    return [
+        {
+            **run_row(folder, names, (_membership, _newest_state)),
+            "is_joined": is_known(folder),
+            "is_last": folder == last,
+        }
+        for folder in run_folders(state_dir)
+    ]
 
 
 def _membership(folder: Path) -> dict[str, object]:
     saved = load_membership(folder)
     if saved is None:
-        raise StorageError(f"{folder / FILE_NAME} is not there", "what the host said at admission", "join once more")
+        return {}
     manifest = open_manifest(saved.manifest, verifier=Ed25519Verifier())
     run = manifest.config.run
     return {"name": run.name, "run_id": manifest.run_id.hex(), "target_total_tokens": run.total_tokens}

@@ -8,6 +8,7 @@ from typing import Final
 
 from averaging.host.daemon_views import DaemonView, Row, rows_of
 from averaging.host.http_client import get_json, read_status_address
+from averaging.host.used_settings import used_settings
 from peer.status.status import PeerStatus, last_status
 from peer.status.status_text import status_lines
 from protocol.errors import ConfigError, MachineError, StorageError, UnreachableError
@@ -85,14 +86,15 @@ def runs(folder: Path) -> list[Row]:
 
 
 def settings(folder: Path) -> dict[str, object]:
-    """The settings that a peer of this folder would run with, merged from all sources, as plain values.
+    """The settings of this folder's running or last peer; those that one would run with, from all sources, if none ran yet.
 
     Raises:
         ConfigError: a setting that cannot work.
     """
     from peer.settings.config import PeerConfig
 
-    return PeerConfig.load({"state_dir": folder}).model_dump(mode="json")
+    used = used_settings(folder)
+    return used if used is not None else PeerConfig.load({"state_dir": folder}).model_dump(mode="json")
 
 
 def secrets(folder: Path) -> list[bytes]:

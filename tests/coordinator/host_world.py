@@ -29,7 +29,7 @@ from tests.virtual import InlineOffload, VirtualClock
 
 UNIT = UnitName("fragment-0")
 SECRET = b"invite secret 16"
-_RUN_TOML = """
+RUN_TOML = """
 [run]
 name = "tiny"
 total_tokens = 1000
@@ -55,7 +55,7 @@ keep_every = 4
 
 def tiny_manifest(authority: CertificateAuthority) -> RunManifest:
     return RunManifest(
-        config=parse_run_config(_RUN_TOML),
+        config=parse_run_config(RUN_TOML),
         dataset_id="ab" * 32,
         dataset_tokens=1000,
         heldout_tokens=50,

@@ -13,14 +13,12 @@ from typer.testing import CliRunner
 
 from averaging.host.http_client import STATUS_ADDRESS_FILE
 from coordinator.admission.invites import InviteAddresses, remember_reach
-from coordinator.checkpoints.verify import verify_checkpoint
+from coordinator.checkpoints.checkpoints import write_checkpoint
 from coordinator.command_line import add_commands
 from coordinator.commands import (
     ban,
-    export_checkpoint,
     host,
     init_run,
-    list_checkpoints,
     make_invite,
 )
 from coordinator.ledger.ledger import LEDGER_FILE, Applicant, open_ledger
@@ -36,7 +34,7 @@ from protocol.identity.revocation import open_revocation
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
 from protocol.run.manifest import load_run_config
-from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, content, decoder, write_checkpoint
+from tests.coordinator.checkpoints.test_checkpoints import content
 from tests.coordinator.run.test_run_files import HOST, write_run_file
 
 
@@ -132,7 +130,6 @@ def test_ban_signs_an_entry_with_the_hosts_key_while_the_host_holds_it(state: Pa
 def test_folder_that_hosts_nothing_is_named(tmp_path: Path) -> None:
     for command in (
         fetch_status,
-        list_checkpoints,
         lambda folder: make_invite(folder, uses=1, hours=1.0),
         lambda folder: ban(folder, "x", reason=""),
     ):
@@ -146,26 +143,6 @@ def test_status_of_a_stopped_host_says_so(state: Path) -> None:
             (state / STATUS_ADDRESS_FILE).write_text(left_behind, encoding="utf8")
         with pytest.raises(UnreachableError, match=r"no host runs from .*start it with: potluck host run\.toml"):
             fetch_status(state)
-
-
-def test_checkpoints_are_listed_with_their_folder_and_verified(state: Path) -> None:
-    row = write_checkpoint(state / "checkpoints", content(), now_unix_s=7)
-    with open_ledger(state / LEDGER_FILE) as ledger:
-        ledger.add_checkpoint(row)
-    (listed,) = list_checkpoints(state)
-    assert json.loads(json.dumps(listed))["root"] == row.state_root.hex()
-    assert verify_checkpoint(Path(str(listed["path"]))).startswith("verified: round 3 of run")
-
-
-def test_export_says_what_it_wrote_and_of_what_is_no_checkpoint_writes_nothing(tmp_path: Path) -> None:
-    said = export_checkpoint(checkpoint_of(tmp_path / "checkpoints", decoder()), tmp_path / "out")
-    assert said.startswith("verified and exported: round 3 of run, 0.0")
-    assert f" MB to {tmp_path / 'out'}: model.safetensors, " in said
-    (tmp_path / "file").write_bytes(b"{}")
-    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
-        with pytest.raises(ConfigError, match="no checkpoint at"):
-            export_checkpoint(path, tmp_path / "other")
-    assert not (tmp_path / "other").exists()
 
 
 def test_host_refuses_a_bad_run_file_before_anything_else(tmp_path: Path) -> None:
@@ -187,7 +164,7 @@ def test_invite_as_a_qr_code_needs_a_terminal_that_is_wide_enough(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     app = typer.Typer()
-    add_commands(app, _no_models)
+    add_commands(app, _no_models, _no_models)
     done = CliRunner().invoke(app, ["invite", "--qr", "--state-dir", str(state)])
     line, *rest = done.stdout.splitlines()
     assert done.exit_code == 0

@@ -111,4 +111,24 @@ def test_a_run_of_its_own_vocabulary_goes_to_its_end_and_late_comers_are_told_wh
     said = scene.potluck("generate", str(checkpoint), "--prompt", "Potluck trains", "--tokens", "5")
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("Potluck trains")
+    _the_volunteer_has_the_model(scene, checkpoint)
     assert "Traceback" not in scene.host.said() + scene.peer.said()
+
+
+def _the_volunteer_has_the_model(scene: Scene, checkpoint: Path) -> None:
+    """After the end of the run: from its own folder, and byte for byte the host's last checkpoint where it is fetched."""
+    own = scene.potluck("checkpoint", "verify", scene.peer_folder)
+    assert own.returncode == 0, own.stderr
+    fetched = scene.potluck("checkpoint", "fetch", "--state-dir", scene.peer_folder)
+    assert fetched.returncode == 0, fetched.stdout + fetched.stderr
+    assert "as the host's last checkpoint names it" in fetched.stdout
+    ((theirs),) = Path(scene.peer_folder).glob(f"runs/*/checkpoints/{checkpoint.name}")
+    assert verify_checkpoint(theirs).state_root == verify_checkpoint(checkpoint).state_root
+    assert (theirs / "tokenizer.json").read_bytes() == (checkpoint / "tokenizer.json").read_bytes()
+    exported = scene.potluck(
+        "checkpoint", "export", "latest", str(scene.folder / "out"), "--state-dir", scene.peer_folder
+    )
+    assert exported.returncode == 0, exported.stderr
+    assert (scene.folder / "out" / "config.json").exists()
+    said = scene.potluck("generate", "latest", "--tokens", "3", "--state-dir", scene.peer_folder)
+    assert said.returncode == 0, said.stderr

@@ -33,7 +33,7 @@ from coordinator.run.run_files import CHECKPOINT_FOLDER, DATA_FOLDER, IDENTITY_F
 from coordinator.status.local_view import runs as hosted_runs
 from peer.membership.credential_cache import CredentialCache
 from peer.membership.incarnation import take_incarnation
-from peer.membership.joining import Membership, invite_of_last_run, open_start_record, saved_membership
+from peer.membership.joining import Membership, invite_of_named_run, open_start_record, saved_membership
 from peer.membership.revocations import Revocations
 from peer.membership.saved_membership import host_heard_s, last_run_folder, take_session
 from peer.session.build import open_chains
@@ -109,7 +109,7 @@ def peer(saved: Path) -> SavedPeer:
     state_dir = saved / "peer"
     identity, folder = read_identity(state_dir / "identity"), last_run_folder(state_dir)
     assert folder is not None
-    run_id = invite_of_last_run(state_dir).run_id
+    run_id = invite_of_named_run(state_dir).run_id
     assert run_id.hex() == RUN_ID
     membership = saved_membership(folder, identity, run_id, UNIX_S)
     assert membership is not None, "the credential is of this identity, of this run, and holds"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 import trio
@@ -19,9 +19,8 @@ import trio
 from averaging.codecs import Codec
 from averaging.network.seams.interfaces import MAX_FRAME_BYTES, Network, Stream
 from averaging.rounds.traffic.contribution import check_result, split_chunks, split_hashes
-from averaging.state.generations import CHUNKS_AT_ONCE, GenerationRef, Generations
+from averaging.state.generations import CHUNKS_AT_ONCE, GenerationRef
 from averaging.state.state import StateHeader, header_from_bytes, leaf_of_chunk, root_of
-from averaging.state.unit_log import UnitLog
 from protocol.errors import CallTimeout, RemoteProtocolError, TransportError
 from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName, short
 from protocol.rounds.messages.requests import FetchCommits, FetchHashes, FetchRequest, FetchResult, FetchState
@@ -235,14 +234,46 @@ async def fetch_chunks(
     return chunks
 
 
+class StateSource(Protocol):
+    """States of one unit that may be served, as `Generations` has them."""
+
+    def pin(self, commit: CommitId, now_s: float, /) -> None:
+        """Keep a state for a while, because a peer downloads it."""
+        ...
+
+    async def list(self) -> Sequence[GenerationRef]:
+        """All of them, oldest first."""
+        ...
+
+    async def head_of(self, ref: GenerationRef, /) -> tuple[StateHeader, Root] | None:
+        """Header and root of a state; None if it is gone."""
+        ...
+
+    async def read_chunks(self, ref: GenerationRef, first_chunk: int, stop_chunk: int, /) -> Sequence[bytes] | None:
+        """The bytes of some chunks, in order; None if the state is gone."""
+        ...
+
+    async def hashes(self, ref: GenerationRef, /) -> Sequence[bytes] | None:
+        """The leaf hashes of all chunks; None if the state is gone."""
+        ...
+
+
+class ResultSource(Protocol):
+    """Results of slices that may be served, as `UnitLog` has them."""
+
+    async def read_result(self, base: CommitId, result_hash: Root, /) -> bytes | None:
+        """The bytes of a result, or None."""
+        ...
+
+
 class TransferService:
     """Serves this peer's data of one unit."""
 
     def __init__(
         self,
         unit: UnitName,
-        log_: UnitLog,
-        generations: Generations,
+        log_: ResultSource,
+        generations: StateSource,
         grid: ChunkGrid,
         certificates_after: Callable[[Sequence[CommitId]], Sequence[bytes]],
     ) -> None:

@@ -177,9 +177,9 @@ function checkpoint(c) {
     `round ${c.index}, ${big(c.total_tokens)} tokens, ${span(Date.now() / 1000 - c.unix_s)} ago`);
   box.append(head, make("p", `state root ${c.root.slice(0, 16)}`, "soft"));
   if (c.path) box.append(make("p", c.path, "soft"));
-  box.append(files);
+  if (now.view === "host") box.append(files);
   box.ontoggle = async () => {
-    if (!box.open) return;
+    if (!box.open || now.view !== "host") return;
     const answer = await fetch(`api/checkpoints/${encodeURIComponent(c.name)}/files`).catch(() => null);
     if (!answer || !answer.ok) { files.textContent = answer ? "its files are gone" : "the host did not answer"; return; }
     const found = await answer.json();
@@ -211,11 +211,24 @@ function checkpoint(c) {
   return box;
 }
 
+async function downloads() {
+  const answer = await fetch("api/model").catch(() => null);
+  if (!answer || !answer.ok) return;
+  const model = await answer.json(), box = el("downloads");
+  box.hidden = !model.files.length;
+  box.replaceChildren("Download the newest model: ", ...model.files.flatMap((f, i) => {
+    const link = make("a", f.name);
+    link.href = `model/${encodeURIComponent(model.name)}/${encodeURIComponent(f.name)}`;
+    return [i ? ", " : "", link, ` (${inBytes(f.num_bytes)})`];
+  }));
+}
+
 function checkpoints() {
   const box = el("checkpoints");
   // Keep the list, and an open entry that may be under verification, until there is another checkpoint.
   if (box.childElementCount && Number(box.dataset.count) === full.checkpoints.length) return;
   box.dataset.count = full.checkpoints.length;
+  if (now.view === "public") downloads();
   if (full.checkpoints.length) box.replaceChildren(...full.checkpoints.slice().reverse().map(checkpoint));
   else box.textContent = "No checkpoint yet.";
 }

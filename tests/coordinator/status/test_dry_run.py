@@ -31,7 +31,7 @@ def _no_models() -> NoReturn:
 
 def _dry_run(run_file: Path, *flags: str) -> list[str]:
     app = typer.Typer()
-    add_commands(app, _no_models)
+    add_commands(app, _no_models, _no_models)
     done = CliRunner().invoke(app, ["host", str(run_file), "--dry-run", *flags], catch_exceptions=False)
     assert done.exit_code == 0
     return done.output.splitlines()

@@ -26,7 +26,7 @@ from peer.membership.joining import (
     check_start,
     come_back,
     fetch_data,
-    invite_of_last_run,
+    invite_of_named_run,
     saved_membership,
 )
 from peer.membership.saved_membership import SavedMembership, remember_host_heard, remember_peers, save_membership
@@ -123,7 +123,7 @@ def test_an_invite_without_a_certificate_is_one_clear_error() -> None:
 
 def test_without_an_invite_and_without_an_earlier_run_the_user_is_asked_for_the_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no invite, and no run joined from .*potluck join potluck1:"):
-        invite_of_last_run(tmp_path)
+        invite_of_named_run(tmp_path)
 
 
 @pytest.mark.parametrize(("ahead_s", "side"), [(600.0, "600 s behind"), (-600.0, "600 s ahead of")])

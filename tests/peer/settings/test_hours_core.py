@@ -2,8 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from peer.settings.hours_core import DAY_MINUTES, MAX_TEXT, WEEK_MINUTES, WeeklyHours, minute_name, parse_hours
-from protocol.errors import ConfigError
+from peer.settings.hours_core import (
+    DAY_MINUTES,
+    MAX_TEXT,
+    WEEK_MINUTES,
+    WeeklyHours,
+    minute_name,
+    parse_hours,
+    parse_pause,
+)
+from protocol.errors import ConfigError, UsageError
 
 NIGHTS = "mon-fri 22:00-07:00, sat-sun 00:00-24:00"
 
@@ -80,3 +88,29 @@ def test_hours_that_cannot_be_meant_are_one_line_that_names_the_part(text: str, 
     assert "expected" in line
     assert "\n" not in line
     assert len(line) < MAX_TEXT
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [
+        ("60", 60),
+        ("1h", 60),
+        ("30m", 30),
+        ("30min", 30),
+        ("1h30m", 90),
+        ("2d", 2880),
+        ("1.5h", 90),
+        (" 1H ", 60),
+        ("0.5", 0.5),
+    ],
+)
+def test_a_pause_is_minutes_or_a_time_with_units(text: str, minutes: float) -> None:
+    assert parse_pause(text) == minutes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "0m", "1hh", "m", "-5", "1h 30m", "nan", "inf", "1e3", "999999999d", "367d", "٣m"]
+)
+def test_a_pause_of_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="such as 30m, 1h or 1h30m"):
+        parse_pause(text)

@@ -1,0 +1,117 @@
+"""`potluck checkpoint`: fetch, list, verify and export, on a host's machine and on a peer's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from protocol.tables import examples
+
+if TYPE_CHECKING:
+    from averaging.state.run_model import PeerModels
+
+    LoadModels = Callable[[], PeerModels]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+_StateDir = Annotated[
+    Path | None,
+    typer.Option("--state-dir", help="A host's or a peer's folder; both usual ones if not given."),
+]
+_Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="A checkpoint's folder or its name in the list, a host's or a peer's folder, or \"latest\".",
+    ),
+]
+
+
+def add_checkpoint_commands(app: typer.Typer, load_models: LoadModels) -> None:
+    """Add the commands to `potluck checkpoint`. `load_models` imports a peer's ways to a run's model."""
+    fetching = ("potluck checkpoint fetch", "potluck checkpoint fetch potluck1:... --out models")
+    app.command("fetch", epilog=examples(*fetching))(_fetch_command(load_models))
+    listing = ("potluck checkpoint list", "potluck checkpoint list --json")
+    app.command("list", epilog=examples(*listing))(_list_command(load_models))
+    verifying = ("potluck checkpoint verify latest", "potluck checkpoint verify CHECKPOINT_DIR")
+    app.command("verify", epilog=examples(*verifying))(_verify_command(load_models))
+    exporting = ("potluck checkpoint export latest my-model", "potluck checkpoint export CHECKPOINT_DIR my-model")
+    app.command("export", epilog=examples(*exporting))(_export_command(load_models))
+
+
+def _fetch_command(load_models: LoadModels) -> Callable[..., None]:
+    def checkpoint_fetch(
+        invite: Annotated[
+            list[str] | None,
+            typer.Argument(help="The host's line (potluck1:...); leave out for a run that was joined before."),
+        ] = None,
+        run: Annotated[str, typer.Option("--run", help="Name or id of a joined run; the last one if not given.")] = "",
+        out: Annotated[
+            Path | None, typer.Option(help="Folder to write it to; the peer's folder of the run if not given.")
+        ] = None,
+        state_dir: Annotated[
+            Path | None, typer.Option("--state-dir", help="The peer's folder, as at `potluck join`.")
+        ] = None,
+    ) -> None:
+        """Download the run's newest model from its members and its host, and verify it.
+
+        Every round since the start is verified by the signatures of its peers, as
+        at a join. Trains nothing. Interrupted, it goes on where it was.
+        """
+        from coordinator.run.named_checkpoint import fetch_checkpoint
+
+        line = "".join("".join(invite or ()).split())
+        model, path = fetch_checkpoint(load_models(), line, run, state_dir, out)
+        typer.echo(f"fetched: round {model.units[0].state.index} of {model.manifest.config.run.name}, {model.proof}")
+        typer.echo(f"in {path}; next: potluck generate {path}, or potluck checkpoint export {path} OUT_DIR")
+
+    return checkpoint_fetch
+
+
+def _list_command(load_models: LoadModels) -> Callable[..., None]:
+    def checkpoint_list(state_dir: _StateDir = None, as_json: AsJson = False) -> None:
+        """List the run's checkpoints, the newest last; on a peer's machine those that were fetched."""
+        from coordinator.run.checkpoint_list import checkpoint_lines, list_checkpoints
+
+        rows = list_checkpoints(state_dir, load_models)
+        typer.echo(json.dumps(rows) if as_json else "\n".join(checkpoint_lines(rows)))
+
+    return checkpoint_list
+
+
+def _verify_command(load_models: LoadModels) -> Callable[..., None]:
+    def checkpoint_verify(path: _Checkpoint, state_dir: _StateDir = None) -> None:
+        """Recompute the state root from the files and compare; trusts nothing that the folder says."""
+        from averaging.host.progress import shown_progress
+        from coordinator.checkpoints.verify import verify_checkpoint
+        from coordinator.run.named_checkpoint import opened_checkpoint
+
+        with opened_checkpoint(path, load_models(), state_dir) as folder, shown_progress("verifying") as show:
+            sentence = verify_checkpoint(folder, show)
+        typer.echo(sentence)
+
+    return checkpoint_verify
+
+
+def _export_command(load_models: LoadModels) -> Callable[..., None]:
+    def checkpoint_export(
+        path: _Checkpoint,
+        target: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="A new or empty folder.")],
+        expert: Annotated[
+            int | None, typer.Option(help="In a run of experts: the expert to write, with the trunk.")
+        ] = None,
+        state_dir: _StateDir = None,
+    ) -> None:
+        """Verify a checkpoint and write its model as safetensors in the Hugging Face Llama layout."""
+        from averaging.host.progress import shown_progress
+        from coordinator.checkpoints.verify import export_sentence
+        from coordinator.run.named_checkpoint import opened_checkpoint
+
+        with opened_checkpoint(path, load_models(), state_dir) as folder, shown_progress("exporting") as show:
+            sentence = export_sentence(folder, target, expert, show)
+        typer.echo(sentence)
+
+    return checkpoint_export
