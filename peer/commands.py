@@ -212,6 +212,7 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0 for all.")] = 0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     expert: Annotated[int, typer.Option(help="Number of the expert, in a run of experts.")] = 0,
+    threads: Annotated[int, typer.Option(help="Threads of the CPU; 0 for as many as suit the size of the model.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts, at the end.")] = False,
 ) -> None:
     """Continue a text with the model of a checkpoint, on the CPU; ends at the model's end mark.
@@ -220,7 +221,7 @@ def generate(
     """
     from peer.models.sampling import Sampling
 
-    sampling = Sampling(tokens, seed, temperature, top_k)
+    sampling = Sampling(tokens, seed, temperature, top_k, threads)
     from peer.models.checkpoint_sample import print_text, text_json
 
     if as_json:
