@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+
+class AsciiJson(JSONResponse):
+    """JSON in ASCII. Names of files may be no text, which UTF-8 cannot say and escapes can."""
+
+    def render(self, content: object) -> bytes:
+        """The body."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
 
 SHARED_FOLDER: Final = Path(__file__).with_name("web")
 SHARED_FILES: Final[Mapping[str, str]] = {

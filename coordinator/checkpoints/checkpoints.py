@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from averaging.arithmetic.vectors import picked
 from averaging.state.state import UnitState, state_root
+from averaging.storage.text_name import text_name
 from coordinator.checkpoints.stored_file import Count, FrozenModel, HexHash, OnRead, StoredFile, hash_file
 from coordinator.ledger.ledger import CheckpointRow
 from protocol.errors import ConfigError, StorageError
@@ -320,7 +321,8 @@ def _check_tokenizer(path: Path, stored: StoredTokenizer) -> None:
 def _load_flat(path: Path, name: str, stored: StoredFile, schema: TensorSchema, on_read: OnRead) -> torch.Tensor:
     try:
         _check_file(path, name, stored, on_read)
-        tensors = load_file(path / name)
+        with text_name(path / name) as file:
+            tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         cause = (error.strerror if isinstance(error, OSError) else "") or error
         raise _damaged(path, f"{name} could not be read ({cause})") from error

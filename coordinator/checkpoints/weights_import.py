@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from averaging.data.tokenizer import Tokenizer
 from averaging.models.family import layout_of
+from averaging.storage.text_name import text_name
 from coordinator.checkpoints.exported_tokenizer import byte_vocabulary, token_numbers
 from protocol.errors import ConfigError, StorageError
 from protocol.plain_file import check_plain_file
@@ -57,7 +58,7 @@ def _read(folder: Path, config: ModelConfig, *, has_values: bool) -> _Taken:
     layout_of(config).check_config_json(file, _read_json(file), config)
     taken = _Taken(config, has_values=has_values)
     for file in _weight_files(folder):
-        with _reading(file), safe_open(file, framework="pt") as opened:
+        with _reading(file), text_name(file) as named, safe_open(named, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - no mapping, it only has such a method
                 taken.take(file, name, opened)
     return taken

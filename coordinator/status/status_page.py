@@ -18,10 +18,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from sse_starlette.sse import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from averaging.host.web_files import SAFE_HEADERS, file_routes
+from averaging.host.web_files import SAFE_HEADERS, AsciiJson, file_routes
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import Json, now_json, public_json, status_json
 from coordinator.status.metrics import Moment, render_metrics
@@ -93,7 +93,7 @@ class _Pages:
     async def status(self, _request: Request) -> Response:
         """The whole status."""
         moment = self.source.snapshot()
-        return JSONResponse(self.shown(status_json(moment.picture, moment.now_s)), headers=SAFE_HEADERS)
+        return AsciiJson(self.shown(status_json(moment.picture, moment.now_s)), headers=SAFE_HEADERS)
 
     async def events(self, _request: Request) -> Response:
         """The newest events, oldest first."""
@@ -101,7 +101,7 @@ class _Pages:
             {"number": e.number, "unix_s": e.unix_s, "kind": e.kind, "text": e.text, "peer": e.peer}
             for e in self.source.events(NUM_EVENTS)
         ]
-        return JSONResponse(rows, headers=SAFE_HEADERS)
+        return AsciiJson(rows, headers=SAFE_HEADERS)
 
     async def stream(self, _request: Request) -> Response:
         """Server-sent events: the state of the run, whenever it changes."""
@@ -129,7 +129,7 @@ class _Pages:
         if sizes is None:
             return _missing("checkpoint")
         rows = [{"name": name, "num_bytes": num_bytes} for name, num_bytes in sorted(sizes.items())]
-        return JSONResponse(rows, headers=SAFE_HEADERS)
+        return AsciiJson(rows, headers=SAFE_HEADERS)
 
     async def checkpoint_file(self, request: Request) -> Response:
         """One file of a checkpoint."""
@@ -147,8 +147,8 @@ class _Pages:
         try:
             sentence = await trio.to_thread.run_sync(partial(self.source.verify, folder), limiter=self.verifying)
         except PotluckError as error:
-            return JSONResponse({"ok": False, "sentence": error.one_line()}, headers=SAFE_HEADERS)
-        return JSONResponse({"ok": True, "sentence": sentence}, headers=SAFE_HEADERS)
+            return AsciiJson({"ok": False, "sentence": error.one_line()}, headers=SAFE_HEADERS)
+        return AsciiJson({"ok": True, "sentence": sentence}, headers=SAFE_HEADERS)
 
     def _checkpoint(self, request: Request) -> Path | None:
         """The folder of a checkpoint. Only names in the ledger have one: a path from outside is compared, never opened."""

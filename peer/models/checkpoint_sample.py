@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from hashlib import file_digest, sha256
 from itertools import chain, islice
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json, to_json
+from rich.console import Console
+from rich.progress import track
 
-from peer.models.sampling import Sampling
+from averaging.storage.text_name import text_name
+from peer.models.sampling import Sampling, threads_for
 from protocol.errors import ConfigError, MachineError, StorageError
 from protocol.ids import UnitName
 from protocol.plain_file import check_plain_file
@@ -98,7 +102,8 @@ def read_model(path: Path, expert: int = 0) -> CheckpointModel:
         with file.open("rb") as opened:
             if file_digest(opened, "sha256").hexdigest() != manifest.parameters.sha256:
                 raise _unreadable(path, f"{file.name} has another SHA-256 than {_MANIFEST_NAME} says")
-        config, flat_N = _decoder(path, load_file(file), manifest, expert)
+        with text_name(file) as named:
+            config, flat_N = _decoder(path, load_file(named), manifest, expert)
     except (OSError, SafetensorError) as error:
         raise _unreadable(path, f"{file.name}: {error}") from error
     return CheckpointModel(manifest.run_name, manifest.index, config, flat_N, tokenizer)
@@ -194,7 +199,7 @@ def print_text(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> 
     """
     from peer.models.decode_text import decoded, prompt_text, prompt_tokens
 
-    model = read_model(path, expert)
+    model = _read_shown(path, expert)
     begin = prompt_tokens(prompt, model.tokenizer)
     sampled = _sample(model, begin, sampling)
     # Sample once before printing the prompt: a model that cannot be sampled from prints only its error.
@@ -207,9 +212,9 @@ def text_json(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> s
     """The same as one JSON object. `text` is the continuation, `ended` whether the model ended it. Raises as `print_text`."""
     from peer.models.decode_text import decoded, prompt_text, prompt_tokens
 
-    model = read_model(path, expert)
+    model = _read_shown(path, expert)
     begin = prompt_tokens(prompt, model.tokenizer)
-    sampled = list(_sample(model, begin, sampling))
+    sampled = list(_counted(_sample(model, begin, sampling), sampling.num_tokens))
     found: dict[str, object] = {
         "checkpoint": str(path),
         "run": model.run_name,
@@ -222,10 +227,29 @@ def text_json(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> s
     return json.dumps(found | asdict(sampling))
 
 
+def _read_shown(path: Path, expert: int) -> CheckpointModel:
+    """`read_model`, with a line on a terminal while it lasts."""
+    with Console(stderr=True).status("reading the checkpoint") if sys.stderr.isatty() else nullcontext():
+        return read_model(path, expert)
+
+
+def _counted(sampled: Iterator[int], num_tokens: int) -> Iterable[int]:
+    """The tokens, with their number and the time to go on a terminal: JSON is printed at the end."""
+    console = Console(stderr=True)
+    return track(sampled, "sampling", num_tokens, console=console, transient=True, disable=not sys.stderr.isatty())
+
+
 def _sample(model: CheckpointModel, begin: Sequence[int], sampling: Sampling) -> Iterator[int]:
+    import torch
+
     from peer.models.decode_text import sample_tokens
 
-    return sample_tokens(model.config, model.flat_N, prompt=begin, sampling=sampling, tokenizer=model.tokenizer)
+    before = torch.get_num_threads()
+    torch.set_num_threads(sampling.threads or threads_for(model.flat_N.numel(), before))
+    try:
+        yield from sample_tokens(model.config, model.flat_N, prompt=begin, sampling=sampling, tokenizer=model.tokenizer)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _without_controls(text: str) -> str:

@@ -9,10 +9,10 @@ from typing import Final
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from averaging.host.web_files import SAFE_HEADERS, file_routes
+from averaging.host.web_files import SAFE_HEADERS, AsciiJson, file_routes
 from peer.status.metrics import metrics_text
 from peer.status.status import PeerStatus
 
@@ -39,13 +39,13 @@ def peer_app(
         return Response(read_status().model_dump_json(), media_type="application/json", headers=SAFE_HEADERS)
 
     async def peers(_request: Request) -> Response:
-        return JSONResponse({"peers": list(read_peers())})
+        return AsciiJson({"peers": list(read_peers())})
 
     async def rounds(_request: Request) -> Response:
-        return JSONResponse({"rounds": list(read_rounds())})
+        return AsciiJson({"rounds": list(read_rounds())})
 
     async def trace(_request: Request) -> Response:
-        return JSONResponse({"spans": list(read_spans())})
+        return AsciiJson({"spans": list(read_spans())})
 
     async def metrics(_request: Request) -> Response:
         return Response(metrics_text(read_status), media_type=CONTENT_TYPE_LATEST)

@@ -229,3 +229,14 @@ def test_model_with_a_tensor_of_another_kind_is_named_and_no_bug(
     monkeypatch.setattr(checkpoint_sample, "file_digest", lambda *_: Digest())
     with pytest.raises(StorageError, match=r"norm\.weight as float32"):
         read_model(checkpoint)
+
+
+def test_small_model_takes_one_thread_while_it_is_sampled_unless_the_user_says_otherwise(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    text_json(checkpoint, "def ", TWELVE)
+    text_json(checkpoint, "def ", Sampling(12, threads=3))
+    assert taken == [1, 7, 3, 7]
