@@ -20,11 +20,14 @@ _APART: Final = frozenset(("event", "level", "timestamp", "exc_info", "exception
 
 _SAID_BY_ITS_REASON: Final = frozenset(
     (
-        "apart", "holder_not_counted", "local_work", "log_set_aside", "nobody_can_connect", "run_paused",
-        "start_found_again", "state_differs", "unit_frozen", "waits_for_state",
+        "holder_not_counted", "local_work", "log_set_aside", "nobody_can_connect", "run_paused",
+        "start_found_again", "unit_frozen", "waits_for_state",
     )
 )  # fmt: skip
 """Events whose reason is a whole sentence."""
+
+_ON_THE_SCREEN: Final = frozenset(("apart", "state_differs", "worker_died"))
+"""Events that a daemon's screen tells by itself."""
 
 _FULL_DISK: Final = "warning: the disk is full: free some space on the disk of the state folder"
 
@@ -66,13 +69,16 @@ _WORDS: Final[Mapping[str, str]] = {
     "task_failed": "a step of the round failed",
     "voter_convicted": "a peer voted twice in one round and is shut out",
     "votes_not_read": "earlier votes could not be read",
-    "worker_died": "the training process ended and is started again",
 }
 """Words for events whose names only their authors understand. Every other event is said by its name."""
 
 
 def warning_sentence(event: Mapping[str, object]) -> str:
-    """One line for a person: "warning: the newest state was not saved: a reason". A full disk is always told in the same words."""
+    """One line for a person: "warning: the newest state was not saved: a reason". A full disk is always told in the same words.
+    Empty for what the screen tells by itself.
+    """
+    if event.get("event") in _ON_THE_SCREEN:
+        return ""
     name, level = str(event.get("event", "")), str(event.get("level", "warning"))
     values = {key: value for key, value in event.items() if key not in _APART}
     if "name" in values:

@@ -206,9 +206,15 @@ def worst(findings: Sequence[Finding]) -> Level:
     return next((level for level in (Level.FAIL, Level.WARN) if level in found), Level.OK)
 
 
+_SHOWN_AS: Final = {"bulk": "data port"}
+
+
 def report_lines(findings: Sequence[Finding]) -> list[str]:
-    """The report for people: one line a finding."""
-    return [f"{f.level.value:<4}  {f.name:<10}  {f.found}{f'; {f.fix}' if f.fix else ''}" for f in findings]
+    """The report for people: one line a finding. The names for scripts stay as they are."""
+    return [
+        f"{f.level.value:<4}  {_SHOWN_AS.get(f.name, f.name):<10}  {f.found}{f'; {f.fix}' if f.fix else ''}"
+        for f in findings
+    ]
 
 
 def unread(name: str, reading: Unread) -> Finding:

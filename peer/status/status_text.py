@@ -66,7 +66,7 @@ def unusual(status: PeerStatus) -> list[str]:
 
 
 def is_disk_full(status: PeerStatus) -> bool:
-    """Whether the disk is full. What follows from that is not told beside it."""
+    """Whether the disk is full. Its consequences are not told beside it."""
     return status.trouble.startswith("the disk of ") and " is full" in status.trouble
 
 

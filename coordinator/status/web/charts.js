@@ -26,6 +26,7 @@ function draw(id, series, lines, format) {
   box.textContent = "";
   const columns = series.map(s => { const at = new Map(s.points); return places.map(x => at.has(x) ? at.get(x) : null); });
   const flat = lines.map(line => places.map(() => line.value));
+  const tick = n => n == null ? "" : big(n).replace(/\.0+(?= )/, "");
   // As wide as its longest label.
   const fitting = (u, labels) => 18 + 7 * Math.max(3, ...(labels || []).map(label => String(label).length));
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
@@ -37,7 +38,7 @@ function draw(id, series, lines, format) {
     width: box.clientWidth, height: 200, hooks: { ready: [u => u.setLegend({ idx: places.length - 1 })] }, scales: { x: { time: false }, y: { range: (u, low, high) => [0, (high || 1) * 1.06] } },
     // Dash the legend as the line is drawn: two lines of one colour differ only in that.
     legend: { markers: { dash: (u, i) => !u.series[i].dash ? "solid" : u.series[i].dash[0] > 3 ? "dashed" : "dotted" } },
-    axes: [{ ...axis, values: (u, ticks) => ticks.map(big), size: 34 }, { ...axis, size: fitting, values: (u, ticks) => ticks.map(big) }],
+    axes: [{ ...axis, values: (u, ticks) => ticks.map(tick), size: 34 }, { ...axis, size: fitting, values: (u, ticks) => ticks.map(tick) }],
     series: [{ label: "tokens", value: (u, v) => v == null ? "" : big(v) }, ...series.map(curve), ...lines.map(rule)],
   }, [places, ...columns, ...flat], box);
 }

@@ -48,3 +48,8 @@ def test_full_disk_is_told_in_the_same_words_whatever_it_refused() -> None:
         )
     ]
     assert shown == ["warning: the disk is full: free some space on the disk of the state folder"]
+
+
+def test_what_the_screen_tells_by_itself_is_not_told_twice() -> None:
+    for event in ("apart", "worker_died", "state_differs"):
+        assert warning_sentence({"event": event, "level": "warning", "reason": "a reason"}) == ""
