@@ -275,7 +275,9 @@ def _generate_command(open_checkpoint: OpenCheckpoint) -> Callable[..., None]:
         top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0 for all.")] = 0,
         seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
         expert: Annotated[int, typer.Option(help="Number of the expert, in a run of experts.")] = 0,
-        threads: Annotated[int, typer.Option(help="Threads of the CPU; 0 for as many as suit the size of the model.")] = 0,
+        threads: Annotated[
+            int, typer.Option(help="Threads of the CPU; 0 for as many as suit the size of the model.")
+        ] = 0,
         state_dir: Annotated[
             Path | None,
             typer.Option(help='Folder of a host or a peer that "latest" is about; both usual ones if not given.'),
