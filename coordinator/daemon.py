@@ -5,11 +5,9 @@ It takes no part in rounds. Stopping it stops admissions, checkpoints and the st
 
 from __future__ import annotations
 
-import shutil
-import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,9 +18,9 @@ import trio
 from averaging.arithmetic.spare_memory import keep_cool
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
+from averaging.host.environment.leave_signals import watch_signals
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address, local_address
-from averaging.host.leave_signals import watch_signals
 from averaging.host.log_file import LOG_FOLDER, keep_log
 from averaging.host.progress import no_progress
 from averaging.host.used_settings import remember_settings
@@ -36,7 +34,6 @@ from averaging.network.seams.directory import member_record_rule
 from averaging.network.seams.interfaces import Network, TrafficCount
 from averaging.network.seams.offload import ThreadOffload
 from averaging.storage.disk_room import DiskMeter
-from averaging.storage.full_disk import full_disk_sentence
 from averaging.trio_errors import run_single_error
 from coordinator.admission.addresses import (
     HostAddresses,
@@ -45,45 +42,44 @@ from coordinator.admission.addresses import (
     public_url,
     settle_addresses,
 )
-from coordinator.admission.greeting import address_lines, invite_lines
 from coordinator.admission.invites import (
     InviteAddresses,
-    IssuedInvite,
-    invite_of_start,
-    issue_invite,
     known_reach,
-    remember_reach,
 )
-from coordinator.admission.qr_code import qr_lines
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
-from coordinator.checkpoints.verify import export_sentence, verify_checkpoint
-from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext, keep_helper
-from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
+from coordinator.checkpoints.verify import verify_checkpoint
+from coordinator.helper.supervisor import keep_helper
+from coordinator.host_view import (
+    HostDaemon,
+    Say,
+    greet,
+    helper_context,
+    newest_events,
+    note_events,
+    public_source,
+    shown_view,
+)
+from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
-from coordinator.progress.run_core import Phase
-from coordinator.progress.run_events import EventBook, RunEvent
 from coordinator.progress.tracker import RunTracker, TrackedRun
 from coordinator.run.run_files import (
     CHECKPOINT_FOLDER,
     DATA_FOLDER,
     IDENTITY_FILE,
-    RunFiles,
-    RunTokenizer,
     open_run,
     run_tokenizer,
     start_units,
 )
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
-from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
-from coordinator.status.screen import NEW_EVENTS, HostView, host_view, run_host_screen
+from coordinator.status.screen import run_host_screen
 from coordinator.status.status_page import RunSource, status_app
 from protocol.errors import PotluckError
 from protocol.host.calls import START_DOMAIN, TLS_SERVER_NAME
 from protocol.identity.credential import BACKDATE_S
 from protocol.identity.envelope import open_envelope
-from protocol.identity.identity_file import HeldIdentity, open_identity
+from protocol.identity.identity_file import open_identity
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages.wire import genesis_id
@@ -99,25 +95,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _TICK_S: Final = 1.0
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class HostDaemon:
-    """The resources that the daemon's services share."""
-
-    config: HostConfig
-    held: HeldIdentity
-    run: RunFiles
-    ledger: Ledger
-    writer: LedgerWriter
-    clock: SystemClock
-    offload: ThreadOffload
-    tracker: RunTracker
-    tokenizer: RunTokenizer | None
-    disk: DiskMeter
-    events: EventBook = field(default_factory=EventBook)
 
 
 def run_host(run_file: Path, config: HostConfig) -> int:
@@ -197,52 +174,34 @@ async def _serve(host: HostDaemon, say: Say) -> None:
         _open_rpc(host, thread, addresses, node) as server,
         trio.open_nursery() as services,
     ):
-        source = RunSource(partial(_look, host, node, server), partial(_events, host), verify_checkpoint)
+        source = RunSource(partial(_look, host, node, server), partial(newest_events, host), verify_checkpoint)
         urls = await services.start(serve_http, listener, status_app(source))
         public_urls = []
         if public is not None:
-            public_urls = await services.start(serve_http, public, status_app(_public(host, source), is_public=True))
+            public_urls = await services.start(
+                serve_http, public, status_app(public_source(host, source), is_public=True)
+            )
         with kept_status_address(config.state_dir, urls[0]):
             services.start_soon(_tick, host)
             async with _open_network(host, thread, addresses) as network:
                 node.network = network
-                await _greet(host, addresses, network, local_address(urls[0]), say)
+                await greet(host, addresses, network, local_address(urls[0]), say)
                 for url in public_urls:
                     say(
                         f"public   {public_url(url, addresses.public_host)}   (read-only, for anybody who can reach it)"
                     )
                 async with trio.open_nursery() as work:
-                    work.start_soon(partial(run_host_screen, partial(_shown, host), mode=config.screen))
+                    work.start_soon(partial(run_host_screen, partial(shown_view, host), mode=config.screen))
                     work.start_soon(host.disk.keep_measured)
                     work.start_soon(keep_cool)
                     if config.helper:
                         reach = InviteAddresses(addresses.grpc_addresses, network.addresses())
-                        work.start_soon(keep_helper, _helper(host, addresses, reach, say))
+                        work.start_soon(keep_helper, helper_context(host, addresses, reach, say))
                     keeper = await _unit_keeper(host, network) if host.run.manifest.num_parts else None
                     work.start_soon(_checkpointer(host, network, keeper).run, host.clock, host.offload)
                     if keeper is not None:
                         work.start_soon(keeper.run)
                     _serve_checkpoints(host, network, keeper)
-
-
-def _helper(host: HostDaemon, addresses: HostAddresses, reach: InviteAddresses, say: Say) -> HelperContext:
-    async def issue() -> str:
-        now_unix_s, run = host.clock.unix_s(), host.run
-        issued = await host.writer.run(
-            lambda ledger: issue_invite(ledger, run, reach, uses=1, hours=1.0, now_unix_s=now_unix_s)
-        )
-        return issued.line
-
-    return HelperContext(
-        folder=host.run.folder.absolute() / HELPER_FOLDER,
-        listen_host=addresses.listen_host or "0.0.0.0",
-        announce_host=host.config.announce_host,
-        first_port=host.config.helper_port or addresses.p2p_port + 2,
-        clock=host.clock,
-        are_hidden=host.tracker.are_hidden,
-        issue_invite=issue,
-        say=say,
-    )
 
 
 @dataclass
@@ -346,34 +305,8 @@ def _look(host: HostDaemon, node: _Node, server: RpcServer) -> Moment:
 async def _tick(host: HostDaemon) -> None:
     while True:
         await host.tracker.tick()
-        _note(host)
+        note_events(host)
         await trio.sleep(_TICK_S)
-
-
-def _public(host: HostDaemon, source: RunSource) -> RunSource:
-    """The public page's source: with downloads of the newest model, if the owner allows them."""
-    if not host.config.public_downloads:
-        return source
-
-    def newest() -> Path | None:
-        rows = sorted(host.tracker.checkpoints, key=lambda row: row.index)
-        return host.run.folder / CHECKPOINT_FOLDER / rows[-1].path if rows else None
-
-    folder = host.run.folder / EXPORT_FOLDER
-    return replace(source, downloads=ModelDownloads(folder, newest, export_sentence, host.config.public_downloads))
-
-
-def _note(host: HostDaemon) -> None:
-    host.events.note(host.tracker.picture(), host.clock.monotonic_s(), int(host.clock.unix_s()))
-
-
-def _shown(host: HostDaemon) -> HostView:
-    trouble = full_disk_sentence(host.config.state_dir) if host.disk.is_full else ""
-    return host_view(host.tracker.picture(), _events(host, NEW_EVENTS), host.clock.monotonic_s(), trouble)
-
-
-def _events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:
-    return tuple(host.events.newest(most))
 
 
 def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None) -> Checkpointer:
@@ -496,40 +429,3 @@ def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:
         return await download_state(tools, donors, {commit: root})
 
     return fetch
-
-
-async def _greet(host: HostDaemon, addresses: HostAddresses, network: Network, url: str, say: Say) -> None:
-    config, run = host.config, host.run
-    reach = InviteAddresses(addresses.grpc_addresses, network.addresses())
-    is_over = host.tracker.state.phase is Phase.FINISHED
-    is_asked = not config.model_fields_set.isdisjoint(("invite_uses", "invite_hours"))
-
-    def invite(ledger: Ledger) -> IssuedInvite | None:
-        remember_reach(ledger, reach)
-        if is_over:
-            return None
-        return invite_of_start(
-            ledger,
-            run,
-            reach,
-            host.held.identity.libp2p_private_key_bytes(),
-            uses=config.invite_uses,
-            hours=config.invite_hours,
-            is_asked=is_asked,
-            now_unix_s=host.clock.unix_s(),
-        )
-
-    issued = await host.writer.run(invite)
-    news, bulk_port = host.tracker.news(), next((address.port for address in network.bulk_addresses()), 0)
-    say(f"run {run.manifest.config.run.name} is {'complete' if is_over else 'open'}: {news.phase}, {news.reason}")
-    say(f"status   {url}/")
-    say(f"metrics  {url}/metrics")
-    for line in address_lines(addresses, bulk_port):
-        say(line)
-    if issued is None:
-        say("nobody can join it any more, so there is no invite; its model: potluck checkpoint list")
-        return
-    for line in invite_lines(issued, addresses):
-        say(line)
-    if sys.stdout.isatty() and (code := qr_lines(issued.line, shutil.get_terminal_size().columns)):
-        say("\n".join(code))

@@ -16,9 +16,9 @@ from averaging.arithmetic.spare_memory import keep_cool
 from averaging.codecs.compiled import BLOCKS
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
+from averaging.host.environment.leave_signals import watch_signals
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address
-from averaging.host.leave_signals import watch_signals
 from averaging.host.log_file import LOG_FOLDER, keep_log
 from averaging.network.libp2p.libp2p_network import open_libp2p_network
 from averaging.network.seams.asyncio_thread import open_asyncio_thread, open_plain_nursery
@@ -69,7 +69,7 @@ from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, uni
 from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
 from peer.session.isolation import watch_isolation
-from peer.session.leaving import hand_over
+from peer.session.leaving import hand_over_lone_parts
 from peer.session.own_process import own_process
 from peer.session.reducing import reduce_for_others
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
@@ -91,7 +91,7 @@ from protocol.host.reports import HELPING
 from protocol.identity.identity_file import HeldIdentity, open_identity
 from protocol.identity.invite import Invite
 from protocol.identity.verifier import Ed25519Verifier
-from protocol.ids import PeerId, UnitName
+from protocol.ids import PeerId
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body
 from protocol.rounds.queries import idle_patience_s, is_alive
@@ -434,7 +434,7 @@ async def _rounds(
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
             await rounds.leave()
         if not is_over():
-            await _hand_over(joined, rounds, services)
+            await hand_over_lone_parts(joined, rounds, services)
         with trio.move_on_after(GOODBYE_WITHIN_S):
             reporter.is_leaving = True
             await reporter.report_once()
@@ -445,20 +445,6 @@ def _is_heard(life: PeerSession, service: RoundService, peer: PeerId) -> bool:
     """Whether a peer's heartbeats come, as far as they can come to us in turn."""
     state = service.state
     return is_alive(state, peer, life.clock.monotonic_s(), idle_patience_s(state))
-
-
-async def _hand_over(joined: JoinedSession, rounds: PeerRounds, services: Sequence[RoundService]) -> None:
-    """Upload the last rounds of experts that no other peer holds to the host, if it answers."""
-    board, coordinator = joined.life.board, joined.membership.coordinator
-    status, heads = status_of(joined.life.sources), {each.unit: each.chain.head for each in services}
-    alone = [UnitName(place.unit) for place in status.units if place.holders == 1]
-    parts = joined.membership.manifest.parts
-    lone = {unit: heads[unit].commit for unit in alone if unit in parts and heads[unit].index}
-    if not lone or status.is_host_away or joined.reporter.last_reply is None:
-        return
-    board.say("leaving", "uploading to the host the last rounds of parts that nobody else holds")
-    missed = await hand_over(lone, partial(rounds.stood_at, coordinator), joined.reporter.report_once)
-    log.info("handed_over", units=sorted(set(lone) - set(missed)), not_taken=sorted(missed))
 
 
 async def _begin_training(

@@ -31,7 +31,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from averaging.host.usual_folders import config_folder
+from averaging.host.environment.usual_folders import config_folder
 from averaging.network.seams.host_names import ANY_HOST, unfit_to_announce, unfit_to_listen
 from protocol.errors import ConfigError
 

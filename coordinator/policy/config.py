@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from averaging.host.environment.usual_folders import state_root
 from averaging.host.settings import DaemonSettings, HostName, ListenHost, Port, sources_of
-from averaging.host.usual_folders import state_root
 from averaging.network.seams.host_names import ANY_HOST
 
 

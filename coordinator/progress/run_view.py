@@ -115,6 +115,11 @@ class RunPicture:
     stage_commits: Mapping[UnitName, StageCommits] = field(default_factory=lambda: MappingProxyType({}))
 
 
+def hidden_peers(picture: RunPicture, now_s: float) -> Sequence[bool]:
+    """For each live peer whether nobody can connect to it."""
+    return [picture.peers[peer].report.is_outbound_only for peer in live_peers(picture.peers, now_s)]
+
+
 def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
     """Peers that reported recently and have not said goodbye, sorted."""
     return sorted(p for p, e in peers.items() if now_s - e.seen_s <= LIVE_S and e.report.state != "left")

@@ -18,8 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, TypeVar
 
-from averaging.host import machine_limits
-from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
+from averaging.host.environment import machine_limits
+from averaging.host.environment.child_python import CHILD_FOLDER, child_environment, python_command
 from averaging.release import installed_release
 from peer.checks.machine_core import (
     Card,

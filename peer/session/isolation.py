@@ -12,6 +12,7 @@ import trio
 from averaging.rounds.peer_rounds import PeerRounds
 from peer.session.session import JoinedSession
 from peer.status.health import isolation
+from protocol.rounds.events import ApartNoted
 from protocol.rounds.queries import idle_patience_s, is_alive
 from protocol.rounds.state import RoundState
 
@@ -39,7 +40,7 @@ async def watch_isolation(joined: JoinedSession, rounds: PeerRounds) -> None:
         board.note_isolation(found)
         if found.is_apart != is_told:
             is_told = found.is_apart
-            await rounds.note_apart(is_told)
+            await rounds.tell_all(ApartNoted(is_told))
         await trio.sleep(LOOK_EVERY_S)
 
 

@@ -148,16 +148,14 @@ class StatusBoard:
     health: HealthNotes = field(default_factory=HealthNotes)
     divergence: LineageDivergence = field(default_factory=LineageDivergence)
     divergence_text: str = ""
-    isolation: Isolation = field(default_factory=Isolation)
-    isolation_text: str = ""
     heldout: list[HeldoutResult] = field(default_factory=list)
     for_host: trio.Event = field(default_factory=trio.Event)
-    shown_state: str = ""
-    shown_since_s: float = 0.0
+    shown: tuple[str, float] = ("", 0.0)
 
     def __post_init__(self) -> None:
         self.rounds = RoundTally(self.peer)
         self.convicted = ConvictedVoters(self.peer)
+        self.isolation, self.isolation_text = Isolation(), ""
 
     def has_restarted(self, sentence: str) -> None:
         """Append a sentence about the state that this process found on its disk."""
@@ -266,9 +264,9 @@ class StatusBoard:
     def time_in(self, state: str) -> float:
         """For how many seconds this state has been shown. The owner's controls change it without `say`."""
         now_s = self.clock.monotonic_s()
-        if state != self.shown_state:
-            self.shown_state, self.shown_since_s = state, now_s
-        return now_s - self.shown_since_s
+        if state != self.shown[0]:
+            self.shown = (state, now_s)
+        return now_s - self.shown[1]
 
     def _committed(self, link: ChainLink) -> None:
         self.rounds.committed(link, self._traffic(), self.clock.unix_s())

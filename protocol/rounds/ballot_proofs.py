@@ -7,9 +7,9 @@ Rules: R6, R16 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from protocol.errors import RemoteProtocolError, VersionError
 from protocol.frozen import replace
@@ -19,11 +19,20 @@ from protocol.rounds.bad_results import may_have_been_acked
 from protocol.rounds.lineage.chain import link_after, open_leave
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
-from protocol.rounds.messages.messages import AckedRecord, PreVote, Promise, Settle
+from protocol.rounds.messages.bounds import MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BYTES
+from protocol.rounds.messages.messages import Ack, AckedRecord, Leave, PreVote, Promise, Settle
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_message, decode_record
 from protocol.rounds.queries import has_vote, is_base_quorum, may_be_lone
 from protocol.rounds.state import RoundState, SignedLeave
+
+MOST_BYTES: Final[Mapping[type, int]] = {
+    Ack: MAX_VOTE_BYTES,
+    PreVote: MAX_VOTE_BYTES,
+    Promise: MAX_RECORDED_VOTE_BYTES,
+    Leave: MAX_RECORDED_VOTE_BYTES,
+}
+"""Votes that certificates, proposals and settles show to others, in their envelopes."""
 
 M = TypeVar("M", PreVote, Promise)
 

@@ -345,6 +345,12 @@ def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> RoundStep:
     return _gone(with_view(state, replace(view, lost=True)), event.peer, now_s, "is gone: connection refused")
 
 
+def apart_noted(state: RoundState, is_apart: bool) -> RoundStep:
+    """Others are at work, or may be, while we hear none of them; or no longer."""
+    reason = "others may be at work unheard: nothing is committed alone" if is_apart else "no longer apart"
+    return RoundStep(replace(state, barred=replace(state.barred, is_apart=is_apart)), reason=reason)
+
+
 def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s: float) -> RoundStep:
     """A goodbye: nobody waits for the leaver, and it stops counting towards the quorum on this base (R3). The first goodbye on a
     base stands: a peer that came back and leaves again has not voted in between, and may know fewer of its earlier votes.

@@ -21,7 +21,7 @@ from protocol.frozen import replace
 from protocol.ids import PeerId, Root, short
 from protocol.rounds import attempt, following, leading, liveness, voting
 from protocol.rounds import bad_results as refusing
-from protocol.rounds.ballot_proofs import consent_problem
+from protocol.rounds.ballot_proofs import MOST_BYTES, consent_problem
 from protocol.rounds.events import (
     AckLogged,
     ApartNoted,
@@ -53,7 +53,6 @@ from protocol.rounds.expulsion import accused
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, SpineView, Standing, tree_of
-from protocol.rounds.messages.bounds import MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BYTES
 from protocol.rounds.messages.messages import (
     Ack,
     Committed,
@@ -138,8 +137,7 @@ def step(state: RoundState, event: Event, now_s: float) -> RoundStep:
         case PeersListed():
             return liveness.peers_listed(state, event, now_s)
         case ApartNoted(is_apart):
-            reason = "others may be at work unheard: nothing is committed alone" if is_apart else "no longer apart"
-            return RoundStep(replace(state, is_apart=is_apart), reason=reason)
+            return liveness.apart_noted(state, is_apart)
         case Progressed():
             return RoundStep(_progressed(state, event))
         case ExchangeMeasured():
@@ -231,7 +229,7 @@ def _message(state: RoundState, event: MessageArrived, now_s: float) -> RoundSte
     message, sender = event.message, event.sender
     if isinstance(message, Heartbeat):
         return _heartbeat(state, sender, message, now_s)
-    most_bytes = _MOST_BYTES.get(type(message))
+    most_bytes = MOST_BYTES.get(type(message))
     if most_bytes is not None and len(event.raw) > most_bytes:
         found = f"{type(message).__name__} of {short(sender)}, {len(event.raw)} bytes"
         return RoundStep(state, remark=f"dropped {found}; expected at most {most_bytes}: others have to carry it")
@@ -261,14 +259,6 @@ def _message(state: RoundState, event: MessageArrived, now_s: float) -> RoundSte
         case _:
             return _ballot_message(state, sender, message, event.raw, now_s)
 
-
-_MOST_BYTES: Final = {
-    Ack: MAX_VOTE_BYTES,
-    PreVote: MAX_VOTE_BYTES,
-    Promise: MAX_RECORDED_VOTE_BYTES,
-    Leave: MAX_RECORDED_VOTE_BYTES,
-}
-"""Votes that certificates, proposals and settles show to others."""
 
 _BallotMessage = Settle | PreVoteRequest | PreVote | PromiseRequest | Promise | Refusal
 

@@ -354,15 +354,17 @@ class Survey:
 
 @dataclass(frozen=True)
 class Barred:
-    """Peers that are left out, for good or for a while.
+    """Peers that are left out, for good or for a while, and whether we are.
 
     Attributes:
+        is_apart: whether others are at work, or may be, and we hear none of them.
         expelled: peers that two acks of their own convict (lineage/double_votes.py); nothing of theirs counts any more.
         no_slices_until: the commit from which on these reducers may get a slice of us again; they withheld a result or lied in one.
     """
 
     expelled: frozenset[PeerId] = frozenset()
     no_slices_until: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
+    is_apart: bool = False
 
     def expelling(self, *peers: PeerId) -> Barred:
         """These peers are out, too."""
@@ -380,7 +382,6 @@ class RoundState:
         is_head_seen: whether this process saw the head committed, or it is the start of the run. Else others may have gone on alone
             before this process began.
         alone_since_s: since when no quorum of the base roster was in reach, in awake time.
-        is_apart: whether others are at work, or may be, and we hear none of them.
         exchange_s: how long our last upload took, 0 before the first.
         proposed_at_s: when the head's round was proposed, 0 where unheard.
         snapshot_at_s: when our part of it was taken, 0 where there is none.
@@ -407,7 +408,6 @@ class RoundState:
     is_leaving: bool = False
     alone_since_s: float | None = None
     is_head_seen: bool = False
-    is_apart: bool = False
     exchange_s: float = 0.0
     proposed_at_s: float = 0.0
     snapshot_at_s: float = 0.0

@@ -124,8 +124,7 @@ class Libp2pStream:
 
     async def receive_view(self, place: Place | None = None) -> memoryview | None:
         """The next frame as a view."""
-        frame = await self.receive_frame()
-        return None if frame is None else placed(frame, place)
+        return None if (frame := await self.receive_frame()) is None else placed(frame, place)
 
     async def aclose(self) -> None:
         """End the stream; a cancelled call resets it instead."""
@@ -388,10 +387,9 @@ class _Supervisor:
 
     async def start(self) -> None:
         """Start p2pd and attach. Raises MachineError, also if p2pd's peer id is not ours."""
-        thread = self._network.thread
+        thread, hooks, relays = self._network.thread, self._network.hooks(), self._p2pd.relays
         self._process = process = await thread.run(start_p2pd, self._p2pd, self._folder)
-        found = (process, self._network.hooks(), self._folder, self._p2pd.relays)
-        self._session = session = await thread.run(open_session, *found)
+        self._session = session = await thread.run(open_session, process, hooks, self._folder, relays)
         if session.peer_id != self._network.peer_id:
             raise MachineError(
                 f"p2pd's identity is {session.peer_id}", f"{self._network.peer_id}", "check the identity file"
@@ -458,8 +456,7 @@ async def open_libp2p_network(
     Serve channels right after it opens; callers of an unserved channel get PeerUnreachable.
 
     Raises:
-        MachineError: p2pd does not start (port in use, unreadable identity, another peer's identity, no folder for its sockets), or
-            the bulk port is in use.
+        MachineError: p2pd does not start (port in use, bad identity, no folder for its sockets), or the bulk port is in use.
     """
     allow_open_files()
     await trio.to_thread.run_sync(import_hivemind)
@@ -478,8 +475,7 @@ async def open_libp2p_network(
                     yield network
             finally:
                 nursery.cancel_scope.cancel()
-                with trio.CancelScope(shield=True):
-                    await _stop_quietly(supervisor)
+                await _stop_quietly(supervisor)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -498,6 +494,7 @@ async def _maybe_direct(network: Libp2pNetwork, options: DirectOptions | None) -
 
 async def _stop_quietly(supervisor: _Supervisor) -> None:
     try:
-        await supervisor.stop()
+        with trio.CancelScope(shield=True):
+            await supervisor.stop()
     except (CallTimeout, TransportError) as error:
         log.warning("p2pd_stop_failed", reason=error.one_line())

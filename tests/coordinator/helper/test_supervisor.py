@@ -131,4 +131,4 @@ def test_a_helper_dies_with_its_host(tmp_path: Path) -> None:
     deadline_s = time.monotonic() + 60
     while helper.is_running() and helper.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+        psutil.wait_procs([helper], timeout=0.1)

@@ -1,0 +1,157 @@
+"""The words and views of the host's daemon: its greeting, screen, events and public page, and the tools of its helper."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from averaging.network.seams.clocks import SystemClock
+from averaging.network.seams.interfaces import Network
+from averaging.network.seams.offload import ThreadOffload
+from averaging.storage.disk_room import DiskMeter
+from averaging.storage.full_disk import full_disk_sentence
+from coordinator.admission.addresses import (
+    HostAddresses,
+)
+from coordinator.admission.greeting import address_lines, invite_lines
+from coordinator.admission.invites import (
+    InviteAddresses,
+    IssuedInvite,
+    invite_of_start,
+    issue_invite,
+    remember_reach,
+)
+from coordinator.admission.qr_code import qr_lines
+from coordinator.checkpoints.verify import export_sentence
+from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.ledger_writer import LedgerWriter
+from coordinator.progress.run_core import Phase
+from coordinator.progress.run_events import EventBook, RunEvent
+from coordinator.progress.run_view import hidden_peers
+from coordinator.progress.tracker import RunTracker
+from coordinator.run.run_files import (
+    CHECKPOINT_FOLDER,
+    RunFiles,
+    RunTokenizer,
+)
+from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
+from coordinator.status.screen import NEW_EVENTS, HostView, host_view
+from coordinator.status.status_page import RunSource
+from protocol.identity.identity_file import HeldIdentity
+
+if TYPE_CHECKING:
+    from coordinator.policy.config import HostConfig
+
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HostDaemon:
+    """The resources that the daemon's services share."""
+
+    config: HostConfig
+    held: HeldIdentity
+    run: RunFiles
+    ledger: Ledger
+    writer: LedgerWriter
+    clock: SystemClock
+    offload: ThreadOffload
+    tracker: RunTracker
+    tokenizer: RunTokenizer | None
+    disk: DiskMeter
+    events: EventBook = field(default_factory=EventBook)
+
+
+def helper_context(host: HostDaemon, addresses: HostAddresses, reach: InviteAddresses, say: Say) -> HelperContext:
+    """The tools of the helper beside the host. Its invites admit one peer each, and last an hour."""
+
+    async def issue() -> str:
+        now_unix_s, run = host.clock.unix_s(), host.run
+        issued = await host.writer.run(
+            lambda ledger: issue_invite(ledger, run, reach, uses=1, hours=1.0, now_unix_s=now_unix_s)
+        )
+        return issued.line
+
+    return HelperContext(
+        folder=host.run.folder.absolute() / HELPER_FOLDER,
+        listen_host=addresses.listen_host or "0.0.0.0",
+        announce_host=host.config.announce_host,
+        first_port=host.config.helper_port or addresses.p2p_port + 2,
+        clock=host.clock,
+        are_hidden=lambda: hidden_peers(host.tracker.picture(), host.clock.monotonic_s()),
+        issue_invite=issue,
+        say=say,
+    )
+
+
+async def greet(host: HostDaemon, addresses: HostAddresses, network: Network, url: str, say: Say) -> None:
+    """Print the run's state, addresses and invite, and remember how the host is reached."""
+    config, run = host.config, host.run
+    reach = InviteAddresses(addresses.grpc_addresses, network.addresses())
+    is_over = host.tracker.state.phase is Phase.FINISHED
+    is_asked = not config.model_fields_set.isdisjoint(("invite_uses", "invite_hours"))
+
+    def invite(ledger: Ledger) -> IssuedInvite | None:
+        remember_reach(ledger, reach)
+        if is_over:
+            return None
+        return invite_of_start(
+            ledger,
+            run,
+            reach,
+            host.held.identity.libp2p_private_key_bytes(),
+            uses=config.invite_uses,
+            hours=config.invite_hours,
+            is_asked=is_asked,
+            now_unix_s=host.clock.unix_s(),
+        )
+
+    issued = await host.writer.run(invite)
+    news, bulk_port = host.tracker.news(), next((address.port for address in network.bulk_addresses()), 0)
+    say(f"run {run.manifest.config.run.name} is {'complete' if is_over else 'open'}: {news.phase}, {news.reason}")
+    say(f"status   {url}/")
+    say(f"metrics  {url}/metrics")
+    for line in address_lines(addresses, bulk_port):
+        say(line)
+    if issued is None:
+        say("nobody can join it any more, so there is no invite; its model: potluck checkpoint list")
+        return
+    for line in invite_lines(issued, addresses):
+        say(line)
+    if sys.stdout.isatty() and (code := qr_lines(issued.line, shutil.get_terminal_size().columns)):
+        say("\n".join(code))
+
+
+def public_source(host: HostDaemon, source: RunSource) -> RunSource:
+    """The public page's source: with downloads of the newest model, if the owner allows them."""
+    if not host.config.public_downloads:
+        return source
+
+    def newest() -> Path | None:
+        rows = sorted(host.tracker.checkpoints, key=lambda row: row.index)
+        return host.run.folder / CHECKPOINT_FOLDER / rows[-1].path if rows else None
+
+    folder = host.run.folder / EXPORT_FOLDER
+    return replace(source, downloads=ModelDownloads(folder, newest, export_sentence, host.config.public_downloads))
+
+
+def note_events(host: HostDaemon) -> None:
+    """Take down what has happened in the run since the last call."""
+    host.events.note(host.tracker.picture(), host.clock.monotonic_s(), int(host.clock.unix_s()))
+
+
+def shown_view(host: HostDaemon) -> HostView:
+    """Take down what has happened in the run since the last call."""
+    trouble = full_disk_sentence(host.config.state_dir) if host.disk.is_full else ""
+    return host_view(host.tracker.picture(), newest_events(host, NEW_EVENTS), host.clock.monotonic_s(), trouble)
+
+
+def newest_events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:
+    """The host's screen at this moment."""
+    return tuple(host.events.newest(most))
