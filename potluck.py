@@ -52,7 +52,9 @@ _CannotBeMeant: Final[type[Exception]] = typer.BadParameter.__bases__[0]
 """Click's own UsageError. typer bundles a click of its own and exports only this child of it."""
 
 _NOBODY_READS: Final = "PacifyFlushWrapper"
-"""The wrapper that typer's click puts around an output without a reader before it exits with 1. Here 1 means a bug."""
+"""The wrapper that typer's click puts around an output without a reader before it exits with 1. Here 1 means a bug. A click beside
+typer has an underscore before its name.
+"""
 
 app = typer.Typer(
     help="Train one model on many people's GPUs.",
@@ -134,7 +136,7 @@ def _run() -> int:
         code = app(prog_name="potluck", standalone_mode=False)
         return code if isinstance(code, int) else OK
     except SystemExit as left:
-        if type(sys.stdout).__name__ == _NOBODY_READS:
+        if type(sys.stdout).__name__.lstrip("_") == _NOBODY_READS:
             return OK  # the reader of `potluck peers | head` has closed the pipe
         return left.code if isinstance(left.code, int) else OK
     except _CannotBeMeant as error:

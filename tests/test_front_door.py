@@ -153,7 +153,7 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
     [
         (["no-such-command"], "No such command 'no-such-command'"),
         (["checkpoint", "no-such-command"], "potluck checkpoint --help"),
-        (["--no-such-flag"], "No such option: --no-such-flag"),
+        (["--no-such-flag"], "No such option"),
         (["join", "--no-such-flag"], "potluck join --help"),
         (["host"], "Missing argument"),
         (["host", "run.toml", "another.toml"], "another.toml"),
@@ -644,6 +644,18 @@ def test_reader_that_has_heard_enough_is_no_error() -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("wrapper", ["PacifyFlushWrapper", "_PacifyFlushWrapper"])
+def test_reader_that_left_is_known_by_the_wrapper_of_any_release_of_click(
+    wrapper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(**_: object) -> None:
+        monkeypatch.setattr(sys, "stdout", type(wrapper, (io.StringIO,), {})())
+        sys.exit(1)
+
+    monkeypatch.setattr(potluck, "app", leave)
+    assert potluck._run() == 0
 
 
 def test_output_that_nobody_can_take_is_one_line_and_no_bug() -> None:
