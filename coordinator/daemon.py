@@ -46,6 +46,7 @@ from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext, keep_hel
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.progress.run_events import EventBook, RunEvent
+from coordinator.progress.run_view import are_hidden
 from coordinator.progress.tracker import RunTracker, TrackedRun
 from coordinator.run.run_files import (
     CHECKPOINT_FOLDER,
@@ -220,7 +221,7 @@ def _helper(host: HostDaemon, addresses: HostAddresses, reach: InviteAddresses, 
         announce_host=host.config.announce_host,
         first_port=host.config.helper_port or addresses.p2p_port + 2,
         clock=host.clock,
-        are_hidden=host.tracker.are_hidden,
+        are_hidden=lambda: are_hidden(host.tracker.peers, host.clock.monotonic_s()),
         issue_invite=issue,
         say=say,
     )

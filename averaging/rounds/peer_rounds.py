@@ -33,7 +33,7 @@ from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError, 
 from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
 from protocol.rounds import heartbeat_interval as cadence
-from protocol.rounds.events import ApartNoted, Event, MessageArrived, PeerLost, PeersListed
+from protocol.rounds.events import Event, MessageArrived, PeerLost, PeersListed
 from protocol.rounds.leading import leads
 from protocol.rounds.lineage.lineage import SpineView
 from protocol.rounds.messages.bounds import MAX_MEMBERS
@@ -157,11 +157,7 @@ class PeerRounds:
         """The directory lists these peers with credentials."""
         if self._follower is not None:
             self._follower.keep_holders(peers)
-        await self._tell_all(PeersListed(peers))
-
-    async def note_apart(self, is_apart: bool) -> None:
-        """Others are at work, or may be, while we hear none of them; or no longer."""
-        await self._tell_all(ApartNoted(is_apart))
+        await self.tell_all(PeersListed(peers))
 
     async def leave(self) -> None:
         """Promise on disk to vote no more on these bases, and say goodbye, so that nobody waits for us (R3)."""
@@ -169,7 +165,8 @@ class PeerRounds:
             for service in self.services:
                 nursery.start_soon(service.leave)
 
-    async def _tell_all(self, event: Event) -> None:
+    async def tell_all(self, event: Event) -> None:
+        """Give this event to the rounds of all units."""
         for service in self.services:
             await service.tell(event)
 
@@ -294,7 +291,7 @@ class PeerRounds:
             await self._outbox.deliver(retried, raw, took, gathers=self._may_gather(message))
 
     async def _lose(self, peer: PeerId) -> None:
-        await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
+        await self.tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
 
     async def _note_reply(self, peer: PeerId, reply: bytes | PotluckError) -> None:
         """Note the result of one message of ours. A connection that broke twice is no death: a process that is gone refuses the

@@ -1,4 +1,4 @@
-"""Runs the helper while the run's peers need it. It is an ordinary peer that trains nothing, holds no state and has no vote (R25)."""
+"""Runs the helper while the run's peers need it. It is an ordinary peer that trains nothing, holds no state and has no vote."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PORTS: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class HelperContext:
-    """What the helper's supervisor needs.
+    """The resources of the helper's supervisor.
 
     Attributes:
         folder: the helper's state.
@@ -86,7 +86,7 @@ async def _start(context: HelperContext) -> subprocess.Popen[bytes] | None:
     has_joined = (folder / "runs").is_dir()
     invite = "" if has_joined else await context.issue_invite()
     arguments = helper_arguments(
-        folder, invite, listen_host=context.listen_host, listen_port=port, announce_host=context.announce_host
+        str(folder), invite, listen_host=context.listen_host, listen_port=port, announce_host=context.announce_host
     )
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

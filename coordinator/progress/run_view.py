@@ -117,6 +117,11 @@ def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[Peer
     return sorted(p for p, e in peers.items() if now_s - e.seen_s <= LIVE_S and e.report.state != "left")
 
 
+def are_hidden(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[bool]:
+    """For each live peer whether nobody can connect to it."""
+    return [peers[peer].report.is_outbound_only for peer in live_peers(peers, now_s)]
+
+
 def is_member(report: PeerReport, *, is_known: bool) -> bool:
     """Whether a peer that reports this takes part in the run. A helper does not, and its goodbye is that of an unknown peer."""
     return report.state != HELPING and (is_known or report.state not in ("leaving", "left"))

@@ -302,10 +302,6 @@ class RunTracker:
         """Peers that reported recently."""
         return frozenset(live_peers(self._peers, self._clock.monotonic_s()))
 
-    def are_hidden(self) -> Sequence[bool]:
-        """For each live peer whether nobody can connect to it."""
-        return [self._peers[peer].report.is_outbound_only for peer in sorted(self.live_peers())]
-
     def picture(self) -> RunPicture:
         """One snapshot of the run."""
         manifest = self._run.manifest

@@ -12,6 +12,7 @@ import trio
 from averaging.rounds.peer_rounds import PeerRounds
 from peer.session.session import JoinedSession
 from peer.status.health import isolation
+from protocol.rounds.events import ApartNoted
 from protocol.rounds.queries import idle_patience_s, is_alive
 from protocol.rounds.state import RoundState
 
@@ -30,16 +31,16 @@ async def watch_isolation(joined: JoinedSession, rounds: PeerRounds) -> None:
         reply = joined.reporter.last_reply
         is_host_here = reply is not None and clock.unix_s() - joined.roster.host_heard_s < HOST_HEARD_WITHIN_S
         found = isolation(
-            board.isolation,
+            board.health.isolation,
             hears_anybody=any(hears_anybody(service.state, now_s) for service in rounds.services),
             live_others=reply.live_others if reply is not None and is_host_here else None,
             is_outbound_only=joined.is_outbound_only,
             now_s=now_s,
         )
-        board.note_isolation(found)
-        if found.is_apart != is_told:
+        board.health.note_isolation(found, now_s)
+        if found.is_apart or is_told:
             is_told = found.is_apart
-            await rounds.note_apart(is_told)
+            await rounds.tell_all(ApartNoted(is_told))
         await trio.sleep(LOOK_EVERY_S)
 
 

@@ -27,7 +27,7 @@ from peer.machine.machine import MachineMeter
 from peer.owner.controls_core import TrainingAllowance
 from peer.status.convicted_voters import ConvictedVoters
 from peer.status.duties_core import is_bringer
-from peer.status.health import HealthNotes, Isolation, LineageDivergence, after_report
+from peer.status.health import HealthNotes, LineageDivergence, after_report
 from peer.status.round_progress import EtaEstimator
 from peer.status.status import LastRound
 from peer.status.traffic import RoundBytes, RoundTraffic, traffic_fields
@@ -145,8 +145,6 @@ class StatusBoard:
     health: HealthNotes = field(default_factory=HealthNotes)
     divergence: LineageDivergence = field(default_factory=LineageDivergence)
     divergence_text: str = ""
-    isolation: Isolation = field(default_factory=Isolation)
-    isolation_text: str = ""
     heldout: list[HeldoutResult] = field(default_factory=list)
     for_host: trio.Event = field(default_factory=trio.Event)
     shown_state: str = ""
@@ -196,16 +194,6 @@ class StatusBoard:
         before, self.divergence_text = self.divergence_text, self.divergence.sentence(now_s)
         if self.divergence_text and not before:
             log.warning("apart", reason=self.divergence_text)
-
-    def note_isolation(self, found: Isolation) -> None:
-        """Note whether others are at work that this peer does not hear; the owner is told once."""
-        before, self.isolation = self.isolation, found
-        now_s = self.clock.monotonic_s()
-        if found.sentence(now_s) and not self.isolation_text:
-            log.warning("unheard", reason=found.sentence(now_s))
-        if before.is_apart and not found.is_apart and self.isolation_text:
-            log.info("heard_again", reason="other peers are heard again")
-        self.isolation_text = found.sentence(now_s)
 
     def publish(self, report: RoundReport) -> None:
         """Note a report of the rounds that show the run's progress."""

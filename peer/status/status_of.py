@@ -111,8 +111,8 @@ def status_of(sources: Sources) -> PeerStatus:
         allowed_share=board.allowed.share,
         allowed_reason=board.allowed.reason,
         cpu_celsius=board.cpu_celsius,
-        is_unheard=board.isolation.is_apart,
-        apart="; ".join(filter(None, (board.isolation_text, board.divergence_text))),
+        is_unheard=board.health.isolation.is_apart,
+        apart="; ".join(filter(None, (board.health.isolation_text, board.divergence_text))),
     )
     lanes = sources.lanes() if sources.lanes is not None else None
     updates = {

@@ -1,6 +1,6 @@
 """Events of the round machine, in the past tense.
 
-Rules: R5, R11, R12, R19, R23 (protocol/rounds/RULES.md).
+Rules: R5, R11, R12, R18, R19, R23 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class PeersListed:
 
 @dataclass(frozen=True, slots=True)
 class ApartNoted:
-    """Whether other members are at work, or may be, while this peer hears none of them. It commits nothing alone then (R18)."""
+    """Whether other members are at work, or may be, while this peer hears none of them. It commits nothing alone then (R18).
+
+    To be repeated while it is so: a quorum that is in reach for a moment ends it.
+    """
 
     is_apart: bool
 

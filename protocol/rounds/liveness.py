@@ -16,7 +16,7 @@ from protocol.frozen import replace
 from protocol.ids import PeerId, UnitName, short
 from protocol.rounds import attempt, following, leading, voting
 from protocol.rounds import heartbeat_interval as cadence
-from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, RoundTicked
+from protocol.rounds.events import ApartNoted, PeerLost, PeersAnswered, PeersListed, RoundTicked
 from protocol.rounds.failure_probes import do_watch, is_everybody_pinged, is_ours_to_ask, missed_by_others, whom_we_ping
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.messages.messages import Heartbeat, Leave, UnitHead
@@ -384,6 +384,14 @@ def _gone(state: RoundState, peer: PeerId, now_s: float, what: str) -> RoundStep
         return RoundStep(state, drops, f"{short(peer)} {what}")
     led = leading.tick(state, now_s)
     return RoundStep(led.state, (*drops, *led.actions), led.reason or f"{short(peer)} {what}", waiting=led.waiting)
+
+
+def noted_apart(state: RoundState, event: ApartNoted, now_s: float) -> RoundStep:
+    """Commit nothing alone while others are at work that we do not hear (R18). The patience begins when that is over."""
+    if event.is_apart == (state.alone_since_s == math.inf):
+        return RoundStep(state)
+    reason = "others may be at work unheard: nothing is committed alone" if event.is_apart else "nobody else is at work"
+    return RoundStep(replace(state, alone_since_s=math.inf if event.is_apart else now_s), reason=reason)
 
 
 def peers_listed(state: RoundState, event: PeersListed, now_s: float) -> RoundStep:

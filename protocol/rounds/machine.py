@@ -136,9 +136,8 @@ def step(state: RoundState, event: Event, now_s: float) -> RoundStep:
             return liveness.peer_lost(state, event, now_s)
         case PeersListed():
             return liveness.peers_listed(state, event, now_s)
-        case ApartNoted(is_apart):
-            reason = "others may be at work unheard: nothing is committed alone" if is_apart else "no longer apart"
-            return RoundStep(replace(state, is_apart=is_apart), reason=reason)
+        case ApartNoted():
+            return liveness.noted_apart(state, event, now_s)
         case Progressed():
             return RoundStep(_progressed(state, event))
         case ExchangeMeasured():

@@ -393,7 +393,7 @@ def may_be_lone(state: RoundState, now_s: float) -> bool:
     """Whether patience is over: no quorum was in reach for `lone_patience_s` of awake time (R18), or for GONE_PATIENCE_S when all
     missing voters refuse connections. Never while others are at work, or may be, whom we cannot hear.
     """
-    if state.alone_since_s is None or state.is_apart:
+    if state.alone_since_s is None:
         return False
     waited_s = now_s - state.alone_since_s
     if waited_s >= state.config.lone_patience_s:

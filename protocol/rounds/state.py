@@ -376,8 +376,8 @@ class RoundState:
         switching: the lineage that is being fetched to be followed.
         is_head_seen: whether this process saw the head committed, or it is the start of the run. Else others may have gone on alone
             before this process began.
-        alone_since_s: since when no quorum of the base roster was in reach, in awake time.
-        is_apart: whether others are at work, or may be, and we hear none of them.
+        alone_since_s: since when no quorum of the base roster was in reach, in awake time. Infinite while others are at work, or may
+            be, and we hear none of them.
         exchange_s: how long our last upload took, 0 before the first.
         proposed_at_s: when the head's round was proposed, 0 where unheard.
         snapshot_at_s: when our part of it was taken, 0 where there is none.
@@ -404,7 +404,6 @@ class RoundState:
     is_leaving: bool = False
     alone_since_s: float | None = None
     is_head_seen: bool = False
-    is_apart: bool = False
     exchange_s: float = 0.0
     proposed_at_s: float = 0.0
     snapshot_at_s: float = 0.0

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
+import os
+import select
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
-import psutil
 import trio
 import trio.testing
 
@@ -47,7 +47,7 @@ class FakeProcess:
 
 @dataclass
 class Scene:
-    """What a supervisor did, and what it is to see."""
+    """A run's peers, and the acts of a supervisor."""
 
     folder: Path
     are_hidden: list[bool] = field(default_factory=list)
@@ -115,20 +115,19 @@ def test_a_helper_takes_the_wanted_port_unless_it_or_the_next_is_in_use() -> Non
 
 def test_a_helper_dies_with_its_host(tmp_path: Path) -> None:
     host = (
-        "import sys, time; from coordinator.helper.supervisor import start_process; "
-        "print(start_process(('--version',), open(sys.argv[1], 'wb')).pid, flush=True); time.sleep(60)"
+        "import signal, sys; from coordinator.helper.supervisor import start_process; "
+        "print(start_process(('--version',), open(sys.argv[1], 'wb')).pid, flush=True); signal.pause()"
     )
     # A program named potluck that never ends stands in the way of the real one.
-    (tmp_path / "potluck.py").write_text("import time; time.sleep(60)")
+    (tmp_path / "potluck.py").write_text("import signal; signal.pause()")
     output = tmp_path / OUTPUT_NAME
     environment = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}", "PATH": ""}
     with subprocess.Popen(
         [sys.executable, "-c", host, str(output)], stdout=subprocess.PIPE, env=environment
     ) as process:
         assert process.stdout is not None
-        helper = psutil.Process(int(process.stdout.readline()))
+        helper = os.pidfd_open(int(process.stdout.readline()))
         process.kill()
-    deadline_s = time.monotonic() + 60
-    while helper.is_running() and helper.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    ended, _, _ = select.select([helper], [], [], 60.0)
+    os.close(helper)
+    assert ended

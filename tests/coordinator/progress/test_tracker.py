@@ -17,7 +17,7 @@ from coordinator.progress.chain_log import MAX_ON_BASE
 from coordinator.progress.live_lineages import PATIENCE_S
 from coordinator.progress.restart_report import GATHER_S
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_view import FETCHING_S, FORGET_S, LIVE_S, MISSED_AFTER_S, status_json
+from coordinator.progress.run_view import FETCHING_S, FORGET_S, LIVE_S, MISSED_AFTER_S, are_hidden, status_json
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.host.calls import START_DOMAIN
 from protocol.host.reports import HELPING, HeldoutResult, PeerReport
@@ -126,7 +126,7 @@ async def test_a_helper_counts_as_no_member_and_its_goodbye_is_not_shown(
             await host.tracker.report(helper, PeerReport(state, "", UNIT))
         await host.tracker.report(peer, replace(READY, is_outbound_only=True))
         assert set(host.tracker.peers) == host.tracker.live_peers() == {peer}
-        assert list(host.tracker.are_hidden()) == [True]
+        assert are_hidden(host.tracker.peers, trio.current_time()) == [True]
 
 
 async def test_a_peer_speaks_for_its_own_address_only(tmp_path: Path, autojump_clock: object) -> None:

@@ -136,14 +136,15 @@ def test_the_owner_of_an_unheard_peer_is_told_once_and_when_it_is_heard_again(
     board = StatusBoard(PeerId("me"), clock, 0.0)
 
     def note(*, hears_anybody: bool) -> None:
-        board.note_isolation(
+        board.health.note_isolation(
             isolation(
-                board.isolation,
+                board.health.isolation,
                 hears_anybody=hears_anybody,
                 live_others=1,
                 is_outbound_only=True,
                 now_s=clock.monotonic_s(),
-            )
+            ),
+            clock.monotonic_s(),
         )
 
     async def story() -> None:
