@@ -389,7 +389,7 @@ def _gone(state: RoundState, peer: PeerId, now_s: float, what: str) -> RoundStep
 def noted_apart(state: RoundState, event: ApartNoted, now_s: float) -> RoundStep:
     """Commit nothing alone while others are at work that we do not hear (R18). The patience begins when that is over."""
     if event.is_apart == (state.alone_since_s == math.inf):
-        return RoundStep(state)
+        return RoundStep(state, remark="nothing new about others at work")
     reason = "others may be at work unheard: nothing is committed alone" if event.is_apart else "nobody else is at work"
     return RoundStep(replace(state, alone_since_s=math.inf if event.is_apart else now_s), reason=reason)
 
