@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from peer.status.traffic import since_start, traffic_fields, traffic_row
 from protocol.errors import RefusedError
 from protocol.identity.credential import credential_ends_unix_s
 from protocol.identity.names import peer_name
+from protocol.ids import short
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.round_row import Counted, counted_by_peer, round_json, round_row
 from protocol.rounds.queries import idle_patience_s, is_alive, is_suspected
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from averaging.rounds.spine_follower import SpineFollower
     from peer.holdings.held_parts import OwnParts
     from peer.membership.coordinator_client import CoordinatorClient
+
+_WORD: Final = re.compile(r"\w+")
 
 SHOWN_ROUNDS: Final = 256
 """Number of rounds in /rounds.json. Covers days and is quick to build."""
@@ -302,12 +306,18 @@ def _of_rounds(sources: Sources) -> dict[str, object]:
         "disk_bytes": board.disk_bytes,
         "disk_bound_bytes": sum(each.chain.disk_bound_bytes for each in (service, *sources.others)),
         "suspected": _suspected(service, now_s),
-        "round_waiting": service.waiting,
+        "round_waiting": _with_names(service.waiting, service),
         "units": tuple(_place(other, now_s) for other in sources.others),
     }
     if board.state == "training" and service.reason:
-        fields["reason"] = service.reason
+        fields["reason"] = _with_names(service.reason, service)
     return fields
+
+
+def _with_names(text: str, service: RoundService) -> str:
+    """The text of the round machine, which knows peers by the end of their ids, with the names of peers."""
+    named = {short(peer): peer_name(peer) for peer in (*service.state.peers, service.state.config.me.peer)}
+    return _WORD.sub(lambda found: named.get(found[0], found[0]), text)
 
 
 def _suspected(service: RoundService, now_s: float) -> tuple[str, ...]:
@@ -329,7 +339,7 @@ def _place(service: RoundService, now_s: float) -> UnitPlace:
         index=service.chain.head.index,
         holders=1 + len(holders),
         tokens_ready=state.tokens_ready,
-        waiting=service.waiting,
+        waiting=_with_names(service.waiting, service),
         state_root=service.chain.root.hex(),
     )
 

@@ -84,7 +84,7 @@ def propose(state: RoundState, now_s: float) -> RoundStep:
         return stood_back(state, now_s, "too few members of the last round answer; training goes on")
     peers = {config.me.peer, *(view.peer for view in others)}
     if not led.lone_voters and not may_hand_on(state, led.ballot, peers, now_s):
-        return stood_back(state, now_s, f"{len(peers)} peers are caught up, no quorum of the base roster")
+        return stood_back(state, now_s, f"{len(peers)} peers are caught up, too few members of the last round")
     here = {config.me.peer: config.me}
     here.update({view.peer: view.member for view in others if view.member is not None})
     members = here | brought_before(state, led, here)
@@ -313,7 +313,7 @@ def tick(state: RoundState, led: Leading, now_s: float) -> RoundStep:
     if proposal is not None and proposal.ballot == led.ballot and _are_bytes_lost(state, led, proposal, now_s):
         return failed(state, now_s, "a reducer died with the only copy of its result", wait_s=0.0)
     if now_s < _acks_until_s(state, led):
-        return RoundStep(state, waiting=f"{leading_of(state, led)} waits for a quorum of acks")
+        return RoundStep(state, waiting=f"{leading_of(state, led)} waits for most members to confirm the round")
     return failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while settling")
 
 
@@ -463,7 +463,7 @@ def certify(state: RoundState) -> RoundStep:
         )
     # Sent to ourselves as to anybody else: one path applies commits.
     committed = Committed(state.config.unit, certificate)
-    reason = f"round {state.link.index + 1} has {len(certificate.acks)} acks"
+    reason = f"round {state.link.index + 1} has {len(certificate.acks)} votes"
     return RoundStep(state, (Send((state.config.me.peer,), committed, reason),), reason)
 
 

@@ -311,7 +311,7 @@ def switch_failed(state: RoundState, event: SwitchFailed, now_s: float) -> Round
         return RoundStep(
             state, remark=f"lineage {short(event.target)} did not come, and is not wanted now: {event.why}"
         )
-    failed, reason = replace(state, switching=None), f"cannot switch lineages: {event.why}"
+    failed, reason = replace(state, switching=None), f"the rounds of the other peers could not be applied: {event.why}"
     return RoundStep(failed, (), reason) if missing is None else _without(failed, missing, reason, now_s)
 
 

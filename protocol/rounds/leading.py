@@ -80,7 +80,9 @@ def tick(state: RoundState, now_s: float) -> RoundStep:
     if state.open.committing is not None:
         return RoundStep(state, waiting=f"round {state.link.index + 1} is decided and being applied")
     if state.switching is not None and state.switching.is_flipping:
-        return RoundStep(state, waiting=f"the lineage is being switched to {short(state.switching.target)}")
+        return RoundStep(
+            state, waiting=f"the rounds of the other peers are being fetched, up to {short(state.switching.target)}"
+        )
     if state.open.leading is not None:
         return _tick_leading(state, state.open.leading, now_s)
     if state.open.proposal is None and state.open.acked is None and not is_due(state, now_s):
@@ -139,7 +141,7 @@ def _why_not_open(state: RoundState, first: Ballot, now_s: float) -> str:
         return _until_applied(state, late)
     members = {first.peer, *(view.peer for view in caught_up(state, now_s))}
     if not may_hand_on(state, first, members, now_s):
-        return f"{_open_round(state)}; expected are caught-up peers that are a quorum of the base roster"
+        return f"{_open_round(state)}; too few members of the last round are caught up"
     return ""
 
 
@@ -472,7 +474,7 @@ def _tick_leading(state: RoundState, led: Leading, now_s: float) -> RoundStep:
             return promised
     if led.stage in ("asking", "promising"):
         if now_s < led.deadline_s:
-            needed = "a quorum that wants it" if led.stage == "asking" else "promises of a quorum"
+            needed = "most members to want it" if led.stage == "asking" else "most members to promise it"
             return RoundStep(state, waiting=f"{attempt.leading_of(state, led)} waits for {needed}")
         if led.stage == "asking":
             return attempt.stood_back(state, now_s, "too few find the opener gone; waiting for it")

@@ -39,7 +39,8 @@ class Children:
         with log_file.open("ab") as log:
             begin_bytes = log.tell()
             # compiled once, as in an installation: who is started again and again should not pay for it each time
-            variables = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "", **environment}
+            flags = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "", "POTLUCK_LOG": "info"}
+            variables = {**os.environ, **flags, **environment}
             process = self.started(command, variables, log.fileno())
         running = Running(process=process, log_file=log_file, started_unix_s=time.time(), log_begin_bytes=begin_bytes)
         self._running.append(running)

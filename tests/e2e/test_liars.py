@@ -87,15 +87,20 @@ class Scene:
 
     @property
     def liar(self) -> str:
-        """Its name in the logs of others."""
-        return self.peers[LIAR].wait_for(r"\sround_waits +index=0 peer=(\w{6})\s")
+        """Its letters in the reasons of others' rounds."""
+        return str(self.status(LIAR)["peer"])[-6:]
+
+    def status(self, name: str) -> dict[str, object]:
+        """The status of a peer; empty while it does not say."""
+        url = self.peers[name].wait_for(r"status page: (http://\S+?)/?\s") + "/status.json"
+        with suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=5) as reply:
+            found: dict[str, object] = json.loads(reply.read())
+            return found
+        return {}
 
     def index(self, name: str) -> int:
         """The round at which a peer stands; 0 while it does not say."""
-        url = self.peers[name].wait_for(r"status page: (http://\S+?)/?\s") + "/status.json"
-        with suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=5) as reply:
-            return int(json.loads(reply.read()).get("index", 0))
-        return 0
+        return int(str(self.status(name).get("index", 0)))
 
     def tell(self, kind: str, refused: str, *by: str) -> None:
         """Let the liar tell a lie until these peers, or the first of all honest ones, refused it in such words. Then it is honest, and

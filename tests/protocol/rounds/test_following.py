@@ -540,7 +540,7 @@ def test_a_switch_that_failed_is_tried_again_when_somebody_speaks_of_it() -> Non
     _, seat, other, ours, theirs = _forked()
     seat.feed(_fetched(other, theirs))
     assert seat.feed(SwitchFailed(theirs[-1].link.commit, "the donor is gone")) == ()
-    assert "cannot switch lineages: the donor is gone" in seat.reasons[-1]
+    assert "the rounds of the other peers could not be applied: the donor is gone" in seat.reasons[-1]
     assert seat.head == ours[-1].link
     assert _targets(seat.hear(other, _reported(theirs[-1]))) == [theirs[-1].link.commit]
 
