@@ -8,7 +8,7 @@ Rules: R7, R9, R11, R16 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,7 +58,7 @@ class UnitShape:
 
 @dataclass(frozen=True)
 class ExternalReducerContext:
-    """Dependencies of an external reducer; `send(peers, message)` signs and sends."""
+    """Dependencies of an external reducer; `send(peers, message)` signs and sends. `credential` is our newest proof of admission."""
 
     run_id: RunId
     me: Member
@@ -68,6 +68,7 @@ class ExternalReducerContext:
     seal: Seal
     send: SendMessage
     shapes: Mapping[UnitName, UnitShape]
+    credential: Callable[[], bytes] = bytes
 
 
 class _Job:
@@ -216,6 +217,7 @@ class ExternalReducer:
             examine=examine,
             holds_result=holds,
             announce=announce,
+            credential=tools.credential,
         )
 
     async def serve_exchange(self, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:

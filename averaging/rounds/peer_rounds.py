@@ -110,7 +110,7 @@ class PeerRounds:
         """Reduce, when asked, for units that are not held here. Call before `run`; `shapes` are those of all units of the run."""
         tools = self._tools
         context = ExternalReducerContext(
-            self._run_id, me, self._verifier, tools.network, offload, tools.seal, self.send, shapes
+            self._run_id, me, self._verifier, tools.network, offload, tools.seal, self.send, shapes, tools.credential
         )
         self._external_reducer = ExternalReducer(context, self._tasks)
 

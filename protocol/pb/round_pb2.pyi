@@ -142,7 +142,7 @@ class Included(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ..., session: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class ResultHeader(_message.Message):
-    __slots__ = ("unit", "base", "ballot", "first_chunk", "stop_chunk", "reducer", "included", "omitted", "weight_sum", "result_hash", "lost_ppm", "sum_seal")
+    __slots__ = ("unit", "base", "ballot", "first_chunk", "stop_chunk", "reducer", "included", "omitted", "weight_sum", "result_hash", "lost_ppm", "sum_seal", "credential")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class ResultHeader(_message.Message):
     RESULT_HASH_FIELD_NUMBER: _ClassVar[int]
     LOST_PPM_FIELD_NUMBER: _ClassVar[int]
     SUM_SEAL_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     ballot: Ballot
@@ -167,10 +168,11 @@ class ResultHeader(_message.Message):
     result_hash: bytes
     lost_ppm: int
     sum_seal: bytes
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., included: _Optional[_Iterable[_Union[Included, _Mapping]]] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., weight_sum: _Optional[int] = ..., result_hash: _Optional[bytes] = ..., lost_ppm: _Optional[int] = ..., sum_seal: _Optional[bytes] = ...) -> None: ...
+    credential: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., included: _Optional[_Iterable[_Union[Included, _Mapping]]] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., weight_sum: _Optional[int] = ..., result_hash: _Optional[bytes] = ..., lost_ppm: _Optional[int] = ..., sum_seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class SliceRecord(_message.Message):
-    __slots__ = ("first_chunk", "stop_chunk", "reducer", "result_hash", "omitted", "lost_ppm", "seal")
+    __slots__ = ("first_chunk", "stop_chunk", "reducer", "result_hash", "omitted", "lost_ppm", "seal", "credential")
     FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
     STOP_CHUNK_FIELD_NUMBER: _ClassVar[int]
     REDUCER_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +180,7 @@ class SliceRecord(_message.Message):
     OMITTED_FIELD_NUMBER: _ClassVar[int]
     LOST_PPM_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     first_chunk: int
     stop_chunk: int
     reducer: str
@@ -185,7 +188,8 @@ class SliceRecord(_message.Message):
     omitted: _containers.RepeatedCompositeFieldContainer[Omission]
     lost_ppm: int
     seal: bytes
-    def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., lost_ppm: _Optional[int] = ..., seal: _Optional[bytes] = ...) -> None: ...
+    credential: bytes
+    def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., lost_ppm: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class Contributor(_message.Message):
     __slots__ = ("peer", "incarnation", "root", "tokens", "credited_tokens", "lanes", "session", "seal", "attests", "credential")

@@ -32,13 +32,15 @@ from protocol.rounds.messages.messages import (
     SliceSpec,
 )
 from protocol.rounds.messages.record import NO_SPINE, Included
-from protocol.rounds.messages.wire import encode_record
+from protocol.rounds.messages.wire import decode_record, encode_record
 from protocol.rounds.orders import Action, GiveTime, Send
 from protocol.rounds.participants import (
     brought_before,
     expected_tokens,
     others_here,
     reducer_offers,
+    voters_to_keep,
+    with_voters,
     withholders,
     without_slices,
 )
@@ -96,7 +98,7 @@ def propose(state: RoundState, now_s: float) -> RoundStep:
         members=tuple(m for _, m in sorted(members.items())),
         slices=_slices(state, here, now_s),
         codec=config.codec,
-        weight_cap_tokens=min(MAX_TOKENS, weight_cap(expected_tokens(state, members))),
+        weight_cap_tokens=min(MAX_TOKENS, weight_cap(expected_tokens(state, members), state.link.target_tokens)),
         reduce_within_s=_reduce_within_s(state, others),
         lone=bool(led.lone_voters),
         spine=NO_SPINE if state.spine is None else state.spine.head,
@@ -185,7 +187,8 @@ def _settle(
         state = replace(state, barred=state.barred.expelling(liar))
         return failed(state, now_s, f"{short(liar)} signed two claims on one base: it is out", wait_s=0.0)
     alive = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
-    voters = Voters(frozenset(alive), frozenset(state.open.leaves))
+    others = () if led.lone_voters else voters_to_keep(state, now_s)
+    voters = Voters(frozenset(alive), frozenset(state.open.leaves), frozenset(others), config.max_members)
     offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
     until_first = until_first_unit(state, now_s)
     if until_first is not None:  # from now: tokens trained since the snapshots belong to the next round already
@@ -314,6 +317,8 @@ def tick(state: RoundState, led: Leading, now_s: float) -> RoundStep:
         return failed(state, now_s, "a reducer died with the only copy of its result", wait_s=0.0)
     if now_s < _acks_until_s(state, led):
         return RoundStep(state, waiting=f"{leading_of(state, led)} waits for most members to confirm the round")
+    if led.settle is not None and not led.lone_voters:
+        state = with_voters(state, decode_record(led.settle.record))
     return failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while settling")
 
 

@@ -1,7 +1,7 @@
-"""The peers that take part in an attempt besides its leader and that may reduce in it, and absent peers whose contribution still
-counts (R7 and R16).
+"""The peers that take part in an attempt besides its leader and that may reduce in it, absent peers whose contribution still counts,
+and voters that stay voters (R3, R7 and R16).
 
-Rules: R7, R16 (protocol/rounds/RULES.md).
+Rules: R3, R7, R16 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -13,14 +13,31 @@ from typing import Final
 from protocol.frozen import replace
 from protocol.ids import PeerId
 from protocol.rounds.lineage.quorum import electorate
-from protocol.rounds.messages.messages import Member, SliceSpec, UnitHead
+from protocol.rounds.messages.messages import Leave, Member, Proposal, SliceSpec, UnitHead
+from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.peer_survey import with_views
-from protocol.rounds.queries import caught_up, is_gone, is_suspected, lenders, may_reduce, ready_at
+from protocol.rounds.queries import (
+    caught_up,
+    idle_patience_s,
+    is_alive,
+    is_gone,
+    is_missed,
+    is_suspected,
+    lenders,
+    may_reduce,
+    ready_at,
+)
 from protocol.rounds.schedule.proposal import ReducerOffer
 from protocol.rounds.state import NO_ROOT, Leading, PeerView, RoundState
 
 NUM_ROUNDS_WITHOUT_SLICE: Final = 64
 """So many rounds a reducer that withheld a result, or signed a false one, gets no slice of us. A broken line may heal."""
+
+LEADERS_PATIENCE: Final = 2
+"""A leader waits so many times as long as another voter until it drops a voter that it does not hear: heartbeats go round in turn."""
+
+NUM_ROUNDS_KEPT: Final = 64
+"""So many rounds we keep voters whom we do not hear, after others did not ack a record of ours without them."""
 
 
 def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ...]:
@@ -86,6 +103,8 @@ def expected_tokens(state: RoundState, members: Iterable[PeerId]) -> list[int]:
     on a base, while the ready tokens grow on from attempt to attempt; a cap made from these would be far above what the claims allow.
     """
     expected: list[int] = []
+    if state.open.num_failed and state.open.claimed:  # somebody may report tokens and never claim them
+        members = [peer for peer in members if peer in state.open.claimed]
     for peer in members:
         view, is_own = state.peers.get(peer), peer == state.config.me.peer
         reported = state.tokens_ready if is_own else view.head.tokens_ready if view and view.head else 0
@@ -129,6 +148,61 @@ def without_slices(state: RoundState, reducers: Iterable[PeerId]) -> RoundState:
         return state
     barred = state.barred
     return replace(state, barred=replace(barred, no_slices_until=MappingProxyType({**barred.no_slices_until, **until})))
+
+
+# --- the next voters ----------------------------------------------------------------------------------------------------------
+
+
+def voters_to_keep(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
+    """Voters that a leader leaves in the roster though it does not count them: others may hear them, and would not ack a record
+    without them (R3).
+    """
+    return tuple(peer for peer in state.link.roster if _may_be_heard(state, peer, now_s))
+
+
+def _may_be_heard(state: RoundState, peer: PeerId, now_s: float) -> bool:
+    """Whether others may hear a voter. A refused connection to us alone says nothing of that, so others have to miss a member, too; a
+    peer that takes no part is silent for twice as long as another voter waits (`takes_part`).
+    """
+    view, proposal = state.peers.get(peer), state.open.proposal
+    if peer == state.config.me.peer:
+        return True
+    if view is None or view.left or peer in state.open.leaves or peer in state.barred.expelled:
+        return False
+    if state.barred.voters_until.get(peer, 0) > state.link.index:
+        return True
+    if proposal is not None and proposal.member(peer) is not None:
+        return not (is_suspected(state, peer, now_s) and is_missed(state, peer, now_s))
+    is_able = view.head is None or view.head.can_contribute
+    return is_able and now_s - view.heard_at_s <= LEADERS_PATIENCE * idle_patience_s(state)
+
+
+def with_voters(state: RoundState, record: CommitRecord) -> RoundState:
+    """Keep the voters whom this record of ours drops in the next ones: no quorum acked it, so others may hear them."""
+    dropped = [peer for peer in state.link.roster if peer not in record.roster and peer not in state.open.leaves]
+    until = dict.fromkeys(dropped, state.link.index + NUM_ROUNDS_KEPT)
+    if not until:
+        return state
+    barred = state.barred
+    return replace(state, barred=replace(barred, voters_until=MappingProxyType({**barred.voters_until, **until})))
+
+
+def takes_part(state: RoundState, proposal: Proposal | None, peer: PeerId, leave: Leave | None, now_s: float) -> bool:
+    """Whether this voter is able to work and answers us. A goodbye ends that, but for a process that came back after it. Of a voter
+    that is no member of `proposal` its heartbeats tell, and they may be older than the base.
+    """
+    if peer == state.config.me.peer:
+        return state.can_contribute
+    member = proposal.member(peer) if proposal is not None else None
+    if member is not None:
+        has_left = leave is not None and member.session <= leave.member.session
+        return not has_left and not is_suspected(state, peer, now_s)
+    view = state.peers.get(peer)
+    head = view.head if view is not None else None
+    if head is None or leave is not None or peer in state.barred.expelled:
+        return False
+    is_near = head.can_contribute and head.index + 1 >= state.link.index
+    return is_near and is_alive(state, peer, now_s, idle_patience_s(state))
 
 
 def _cohort(state: RoundState, led: Leading, others: tuple[PeerView, ...]) -> tuple[PeerView, ...]:

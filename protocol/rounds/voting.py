@@ -34,9 +34,10 @@ from protocol.rounds.messages.messages import (
     Refusal,
     Settle,
 )
-from protocol.rounds.messages.record import LAST_ATTEMPT, NO_SPINE, Ballot
+from protocol.rounds.messages.record import LAST_ATTEMPT, NO_SPINE, Ballot, CommitRecord
 from protocol.rounds.messages.wire import commit_id
 from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
+from protocol.rounds.participants import takes_part
 from protocol.rounds.queries import (
     base_opener,
     idle_patience_s,
@@ -45,6 +46,7 @@ from protocol.rounds.queries import (
     is_refused,
     is_suspected,
     may_be_lone,
+    may_hand_on,
     own_heartbeat,
 )
 from protocol.rounds.schedule.outer_rule import outer_of_round
@@ -181,26 +183,36 @@ def _why_not_right(state: RoundState, settle: Settle, link: ChainLink, leaves: M
 
 
 def _why_not_fair(state: RoundState, link: ChainLink, leaves: Mapping[PeerId, Leave], now_s: float) -> str:
-    """Why the record contradicts what we saw ourselves. Others may have seen something else, so it is no proof."""
-    me, opened, record = state.config.me.peer, state.open, link.record
-    if record is None or record.lone or opened.proposal is None:
+    """Why the record contradicts what we saw ourselves. Others may have seen something else, so it is no proof.
+
+    A voter that its leader left out judges, too: else the members that a leader chose would decide by themselves about all others.
+    """
+    record, proposal = link.record, state.open.proposal
+    if record is None or record.lone:
         return ""
-    offered = opened.contribution is not None and opened.contribution.tokens > 0
-    is_counted = record.contributor(me) is not None
-    if offered and not is_counted and len(record.contributors) <= len(opened.proposal.members) // 2:
+    if proposal is not None and proposal.ballot != record.ballot:
+        proposal = None  # of another attempt
+    if _is_passed_over(state, record, proposal, now_s):
         return "it counts nothing of ours, nor of most members"
+    if len(record.roster) >= state.config.max_members:
+        return ""  # there is room for no more
     dropped = (peer for peer in state.link.roster if peer not in record.roster)
-    alive = [peer for peer in dropped if _takes_part(state, peer, leaves.get(peer), now_s)]
+    alive = [peer for peer in dropped if takes_part(state, proposal, peer, leaves.get(peer), now_s)]
     return f"it drops {short(alive[0])} from the voters, which takes part and answers us" if alive else ""
 
 
-def _takes_part(state: RoundState, peer: PeerId, leave: Leave | None, now_s: float) -> bool:
-    """Whether a voter is in the exchange and answers. A goodbye ends that, but for a process that came back after it."""
-    if peer == state.config.me.peer:
-        return state.can_contribute
-    member = state.open.proposal.member(peer) if state.open.proposal is not None else None
-    has_left = member is not None and leave is not None and member.session <= leave.member.session
-    return member is not None and not has_left and not is_suspected(state, peer, now_s)
+def _is_passed_over(state: RoundState, record: CommitRecord, proposal: Proposal | None, now_s: float) -> bool:
+    """Whether the record leaves us out, who have something to offer, and a quorum of the base roster or most members too."""
+    counted = [entry.peer for entry in record.contributors]
+    if state.config.me.peer in counted:
+        return False
+    if proposal is None:
+        has_work = state.can_contribute and state.tokens_ready > 0
+        return has_work and not may_hand_on(state, record.ballot, counted, now_s)
+    has_work = state.open.contribution is not None and state.open.contribution.tokens > 0
+    members = [member.peer for member in proposal.members]
+    are_few = len(counted) <= len(members) // 2 or not may_hand_on(state, record.ballot, members, now_s)
+    return has_work and are_few
 
 
 def bytes_held(state: RoundState, event: BytesHeld) -> RoundStep:

@@ -129,7 +129,7 @@ def record_by(
         (part,),
         entries,
         config.codec,
-        weight_cap(entry.tokens for entry in entries),
+        weight_cap((entry.tokens for entry in entries), parent.target_tokens),
         parent.total_tokens,
         config.outer,
         parent.target_tokens,

@@ -261,7 +261,8 @@ class Exchange:
             log.warning("slice_without_contributions", first_chunk=reduction.part.first_chunk)
             await self._announce(await self._tools.seal(encode_body(reduction.without_contributions())))
             return
-        result = replace(result, header=await _with_sum(result.header, self.proposal, self._tools.seal))
+        header = replace(result.header, credential=self._tools.credential())
+        result = replace(result, header=await _with_sum(header, self.proposal, self._tools.seal))
         reduction.signed_header = await self._tools.seal(encode_body(result.header))
         reduction.result = result
         reduction.close()  # members take it while we write it; each acks only what is on its own disk

@@ -55,6 +55,8 @@ class ExchangeContext:
     refused: Callable[[ResultRefused], Awaitable[None]] = _nothing
     """Called when a reducer's result cannot be used."""
     record: Record = nowhere
+    credential: Callable[[], bytes] = bytes
+    """The proof of our admission, where a record of our sums has to show it."""
 
     def spanned(self, proposal: Proposal, name: str, detail: str = "") -> AbstractContextManager[Moving]:
         """Record how long a block of this attempt takes."""

@@ -159,8 +159,7 @@ class ExchangeDriver:
         )
         signed = await tools.seal(encode_claim(header))
         self._check_head(base)
-        is_voter = config.me.peer in chain.head.roster
-        return replace(encoded, header=signed, credential=b"" if is_voter else tools.credential()), fed, taken_s
+        return replace(encoded, header=signed, credential=self._credential()), fed, taken_s
 
     async def _encode(self, base: CommitId, encoder: DeltaEncoder) -> tuple[EncodedContribution, FedDelta | None]:
         """Encode the delta. A long vector is sent chunk by chunk while it is still being encoded; it does not count until its
@@ -319,7 +318,12 @@ class ExchangeDriver:
             learn=self._learn,
             refused=self._tell,
             record=tools.record,
+            credential=self._credential,
         )
+
+    def _credential(self) -> bytes:
+        """What records need to show who we are, where the base roster does not tell."""
+        return b"" if self._config.me.peer in self._chain.head.roster else self._tools.credential()
 
     def _probe(self, peer: PeerId) -> None:
         if self.probe is not None:

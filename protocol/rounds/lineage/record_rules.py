@@ -37,6 +37,9 @@ SIGNED: Final = 1
 CAP_FACTOR: Final = 4
 """A member's weight is at most this many times the median of the members' tokens (R10)."""
 
+MANY: Final = 3
+"""Claims of so many members have a median that one of them cannot make. Of fewer the lower one counts, or the round's target."""
+
 LATE_FACTOR: Final = 4
 """The cap is made from heartbeats, before the claims are there. It may be so many times what the claims would make it."""
 
@@ -67,16 +70,22 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
     if record.rules < parent.rules:
         return "a record without the signatures that this run asks for; expected one of this release"
     if not record.rules:
-        return ""
+        return _unsigned_problem(parent, record)
     if record.rules != SIGNED:
         return f"a record with rules {record.rules}; expected {SIGNED}: install the newest release"
     return (
         _claims_problem(parent, record, check)
-        or _sums_problem(record, check)
+        or _sums_problem(parent, record, check)
         or _numbers_problem(parent, record)
         or _roster_problem(parent, record, left)
         or _attestation_problem(record)
     )
+
+
+def _unsigned_problem(parent: ChainLink, record: CommitRecord) -> str:
+    """All that can be said of a record of an older release: it shows no admissions, so a lone one may have no voters of its own."""
+    stranger = next((peer for peer in record.roster if record.lone and peer not in parent.roster), None)
+    return "" if stranger is None else f"{short(stranger)} made a lone commit and did not vote before; expected old voters"
 
 
 # --- what contributors and reducers signed ------------------------------------------------------------------------------------
@@ -154,6 +163,9 @@ def result_problem(
     signed = is_signed(check, header.reducer, header.sum_seal, encode_sum(sum_in(header, proposal)))
     if not signed:
         return f"a result whose sum {short(header.reducer)} did not sign"
+    is_known = voters is None or header.reducer in voters
+    if not is_known and not check.verifier.admits(header.credential, header.reducer, check.run_id):
+        return f"a result of {short(header.reducer)} without its admission"
     named = [*(entry.peer for entry in header.included), *(entry.peer for entry in header.omitted)]
     if sorted(named) != sorted(member.peer for member in proposal.members):
         return "a result that does not say once of each member whether it is counted"
@@ -209,8 +221,9 @@ def _claims_problem(parent: ChainLink, record: CommitRecord, check: SignatureChe
     return ""
 
 
-def _sums_problem(record: CommitRecord, check: SignatureCheck) -> str:
+def _sums_problem(parent: ChainLink, record: CommitRecord, check: SignatureCheck) -> str:
     counted: set[PeerId] = set()
+    known = {*parent.roster, *(entry.peer for entry in record.contributors)}
     for part in record.slices:
         where = f"slice [{part.first_chunk}, {part.stop_chunk})"
         if any(entry.reason or entry.code == OmissionCode.UNKNOWN for entry in part.omitted):
@@ -222,6 +235,8 @@ def _sums_problem(record: CommitRecord, check: SignatureCheck) -> str:
             return f"{where} counts nobody; expected at least one contribution"
         if not is_signed(check, part.reducer, part.seal, encode_sum(what)):
             return f"{short(part.reducer)} did not sign the result of {where} that the record names"
+        if part.reducer not in known and not check.verifier.admits(part.credential, part.reducer, check.run_id):
+            return f"{short(part.reducer)} summed {where} and was not admitted to the run; expected its credential"
         counted.update(each.peer for each in what.inputs)
     for entry in record.contributors:
         if entry.peer not in counted:
@@ -232,22 +247,38 @@ def _sums_problem(record: CommitRecord, check: SignatureCheck) -> str:
 # --- numbers ------------------------------------------------------------------------------------------------------------------
 
 
-def weight_cap(tokens: Iterable[int]) -> int:
-    """CAP_FACTOR times the median of the members' tokens, the upper one of two, at least 1: one number for all reducers (R10)."""
+def weight_cap(tokens: Iterable[int], target_tokens: int) -> int:
+    """CAP_FACTOR times the median of the members' tokens, the upper one of two, at least 1: one number for all reducers (R10).
+
+    Of two members neither can raise the cap by its own word: it is made of the lower tokens, or of those that the round was due at,
+    so that the faster of two honest peers, which brings most of a round, is not cut.
+    """
     ordered = sorted(tokens) or [1]
+    if len(ordered) < MANY:
+        return CAP_FACTOR * max(1, ordered[0], target_tokens)
     return max(1, CAP_FACTOR * ordered[len(ordered) // 2])
 
 
-def recorded_cap(proposed: int, tokens: Sequence[int]) -> int:
+def recorded_cap(proposed: int, tokens: Sequence[int], target_tokens: int) -> int:
     """The weight cap of a record: the proposed one, or the highest that its signed tokens allow. No weight is changed by that: a sum
     that was made with another weight keeps the proposed cap, and such a record is refused.
     """
-    return min(proposed, max(LATE_FACTOR * weight_cap(tokens), *tokens))
+    return min(proposed, max(_most_cap(tokens, target_tokens), *tokens))
+
+
+def _most_cap(tokens: Sequence[int], target_tokens: int) -> int:
+    """The highest cap that signed tokens allow. Ready tokens only grow, so the lower ones of two are no fewer than in heartbeats."""
+    return (LATE_FACTOR if len(tokens) >= MANY else 1) * weight_cap(tokens, target_tokens)
 
 
 def most_credited(parent: ChainLink) -> int:
-    """The most tokens that the commit after `parent` may credit, in all."""
-    before = sum(entry.credited_tokens for entry in parent.record.contributors) if parent.record is not None else 0
+    """The most tokens that the commit after `parent` may credit, in all. The credits of fewer than MANY contributors may be the word
+    of one alone: they let the next commit credit no more than CREDIT_FACTOR times again.
+    """
+    entries = parent.record.contributors if parent.record is not None else ()
+    before = sum(entry.credited_tokens for entry in entries)
+    if len(entries) < MANY:
+        before = min(before, CREDIT_FACTOR * parent.target_tokens)
     return CREDIT_FACTOR * max(1, parent.target_tokens, before)
 
 
@@ -270,7 +301,7 @@ def credits_of(
 
 
 def _numbers_problem(parent: ChainLink, record: CommitRecord) -> str:
-    most_cap = LATE_FACTOR * weight_cap([entry.tokens for entry in record.contributors])
+    most_cap = _most_cap([entry.tokens for entry in record.contributors], parent.target_tokens)
     if record.weight_cap_tokens > most_cap:
         return f"a weight cap of {record.weight_cap_tokens} tokens; expected at most {most_cap} by the signed tokens"
     expected = credits_of(record.contributors, record.slices, record.weight_cap_tokens, most_credited(parent))
@@ -294,13 +325,16 @@ def next_roster(
     contributors: Iterable[PeerId],
     alive: Collection[PeerId],
     left: Collection[PeerId],
+    others: Collection[PeerId] = (),
+    room: int = MAX_MEMBERS,
 ) -> tuple[PeerId, ...]:
-    """The voters of the next round: every contributor, then voters of the parent, those that are alive first. Dead ones are dropped
-    only as far as the rules allow; the next commits drop the rest.
+    """The voters of the next round: every contributor, then voters of the parent as far as there is room, those that are alive first,
+    then `others` that may be. Dead ones are dropped only as far as the rules allow; the next commits drop the rest.
     """
     chosen = dict.fromkeys(contributors)
     kept = [peer for peer in parent.roster if peer not in chosen and peer not in left]
-    chosen.update(dict.fromkeys([peer for peer in kept if peer in alive][: MAX_MEMBERS - len(chosen)]))
+    here = [*(peer for peer in kept if peer in alive), *(peer for peer in kept if peer in others and peer not in alive)]
+    chosen.update(dict.fromkeys(here[: max(0, room - len(chosen))]))
     missing = fewest_voters(parent, left) - len(chosen)
     chosen.update(dict.fromkeys([peer for peer in kept if peer not in chosen][: max(0, missing)]))
     return tuple(sorted(chosen))

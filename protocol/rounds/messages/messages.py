@@ -19,6 +19,7 @@ from protocol.rounds.messages.bounds import (
     MAX_MEMBERS,
     MAX_SLICES,
     MAX_TOKENS,
+    require_credential,
     require_hash,
     require_lost,
     require_range,
@@ -121,6 +122,7 @@ class ResultHeader:
         lost_ppm: share of the mean's energy (its sum of squares) that the result's codec left out, in millionths, rounded up;
             0 for a codec that writes every value.
         sum_seal: the seal of what the reducer signs for the record (claim.py).
+        credential: proof of the reducer's admission, where the base roster does not have it, or it does not know.
     """
 
     unit: UnitName
@@ -135,8 +137,10 @@ class ResultHeader:
     result_hash: Root
     lost_ppm: int = 0
     sum_seal: bytes = b""
+    credential: bytes = b""
 
     def __post_init__(self) -> None:
+        require_credential(self.credential)
         require_hash("base", self.base)
         require_hash("result_hash", self.result_hash)
         require(len(self.included) <= MAX_MEMBERS, f"{len(self.included)} contributions", f"at most {MAX_MEMBERS}")

@@ -124,7 +124,8 @@ class Included:
 @dataclass(frozen=True, slots=True)
 class SliceRecord:
     """One slice in a commit record: its reducer, the hash of its bytes, and the members left out and why. `lost_ppm` is the share
-    of the mean that its codec left out, as its reducer signed it; `seal` is that of its sum (claim.py).
+    of the mean that its codec left out, as its reducer signed it; `seal` is that of its sum (claim.py). `credential` proves the
+    admission of a reducer that neither voted before nor contributed.
     """
 
     first_chunk: int
@@ -134,10 +135,12 @@ class SliceRecord:
     omitted: tuple[Omission, ...]
     lost_ppm: int = 0
     seal: bytes = b""
+    credential: bytes = b""
 
     def __post_init__(self) -> None:
         require_range(self.first_chunk, self.stop_chunk)
         require_lost(self.lost_ppm)
+        require_credential(self.credential)
 
 
 @dataclass(frozen=True, slots=True)

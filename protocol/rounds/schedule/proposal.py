@@ -20,7 +20,7 @@ from protocol.rounds.lineage.record_rules import (
     next_roster,
     recorded_cap,
 )
-from protocol.rounds.messages.bounds import MAX_SLICES
+from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_SLICES
 from protocol.rounds.messages.messages import Proposal, ResultHeader, SliceSpec
 from protocol.rounds.messages.record import (
     Attestation,
@@ -127,12 +127,9 @@ def make_record(
     next_target_tokens: int,
 ) -> CommitRecord:
     """The one record of a ballot (R2 and R13). `results` hold one header per slice of the proposal, in slice order."""
-    slices = tuple(
-        SliceRecord(r.first_chunk, r.stop_chunk, r.reducer, r.result_hash, _coded(r.omitted), r.lost_ppm, r.sum_seal)
-        for r in results
-    )
     contributors, attestations = _contributors(results, parent.roster)
-    cap = recorded_cap(proposal.weight_cap_tokens, [entry.tokens for entry in contributors])
+    slices = _slice_records(results, {*parent.roster, *(entry.peer for entry in contributors)})
+    cap = recorded_cap(proposal.weight_cap_tokens, [entry.tokens for entry in contributors], parent.target_tokens)
     tokens = credits_of(contributors, slices, cap, most_credited(parent))
     contributors = tuple(
         replace(entry, credited_tokens=credited) for entry, credited in zip(contributors, tokens, strict=True)
@@ -164,11 +161,14 @@ def make_record(
 @dataclass(frozen=True, slots=True)
 class Voters:
     """The voters as a leader knows them when it settles: members that it does not suspect, and voters that said goodbye. A peer in
-    both came back in another process.
+    both came back in another process. `others` are voters that somebody may hear, though they take no part, or though we do not hear
+    them; there is `room` for so many voters.
     """
 
     alive: frozenset[PeerId]
     left: frozenset[PeerId]
+    others: frozenset[PeerId] = frozenset()
+    room: int = MAX_MEMBERS
 
     def next_after(
         self, parent: ChainLink, contributors: Sequence[Contributor], *, is_lone: bool
@@ -178,7 +178,24 @@ class Voters:
         peers = [entry.peer for entry in contributors if entry.peer not in gone]
         if is_lone:
             return tuple(sorted({*peers, *(peer for peer in parent.roster if peer in self.alive)}))
-        return next_roster(parent, peers, self.alive, gone)
+        return next_roster(parent, peers, self.alive, gone, self.others, self.room)
+
+
+def _slice_records(results: Sequence[ResultHeader], known: Collection[PeerId]) -> tuple[SliceRecord, ...]:
+    """The slices as a record has them, with the admission of reducers that it does not show otherwise."""
+    return tuple(
+        SliceRecord(
+            r.first_chunk,
+            r.stop_chunk,
+            r.reducer,
+            r.result_hash,
+            _coded(r.omitted),
+            r.lost_ppm,
+            r.sum_seal,
+            b"" if r.reducer in known else r.credential,
+        )
+        for r in results
+    )
 
 
 def _coded(omitted: Sequence[Omission]) -> tuple[Omission, ...]:

@@ -94,7 +94,7 @@ def proposal_on(parent: ChainLink, members: Sequence[Seat], **changes: object) -
         members=tuple(seat.member for seat in members),
         slices=tuple(SliceSpec(*ends, seat.peer) for ends, seat in zip(bounds, members, strict=True)),
         codec="fp32",
-        weight_cap_tokens=weight_cap(seat.tokens for seat in members),
+        weight_cap_tokens=weight_cap((seat.tokens for seat in members), parent.target_tokens),
         reduce_within_s=20.0,
     )
     return replace(proposal, **changes)  # type: ignore[arg-type]
