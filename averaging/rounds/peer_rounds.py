@@ -106,11 +106,19 @@ class PeerRounds:
         self._external_reducer: ExternalReducer | None = None
         self._stood_at: dict[tuple[PeerId, UnitName], CommitId] = {}
 
-    def lend(self, me: Member, offload: Offload, shapes: Mapping[UnitName, UnitShape]) -> None:
-        """Reduce, when asked, for units that are not held here. Call before `run`; `shapes` are those of all units of the run."""
+    def lend(
+        self,
+        me: Member,
+        offload: Offload,
+        shapes: Mapping[UnitName, UnitShape],
+        credential: Callable[[], bytes] = bytes,
+    ) -> None:
+        """Reduce, when asked, for units that are not held here. Call before `run`; `shapes` are those of all units of the run, and
+        `credential` is our newest proof of admission.
+        """
         tools = self._tools
         context = ExternalReducerContext(
-            self._run_id, me, self._verifier, tools.network, offload, tools.seal, self.send, shapes, tools.credential
+            self._run_id, me, self._verifier, tools.network, offload, tools.seal, self.send, shapes, credential
         )
         self._external_reducer = ExternalReducer(context, self._tasks)
 

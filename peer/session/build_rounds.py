@@ -52,7 +52,8 @@ def peer_rounds(joined: JoinedSession, follower: SpineFollower | None = None) ->
     tools = PeerContext(joined.network, life.clock, life.sealed, roster.is_member, life.board.publish, roster.is_banned)
     rounds = PeerRounds(run_id, joined.verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())), follower)
     if not joined.is_outbound_only:
-        rounds.lend(life.member, ThreadOffload(), unit_shapes(joined.membership))
+        shapes = unit_shapes(joined.membership)
+        rounds.lend(life.member, ThreadOffload(), shapes, lambda: joined.roster.own_credential)
     return rounds
 
 

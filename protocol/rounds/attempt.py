@@ -32,14 +32,14 @@ from protocol.rounds.messages.messages import (
     SliceSpec,
 )
 from protocol.rounds.messages.record import NO_SPINE, Included
-from protocol.rounds.messages.wire import decode_record, encode_record
+from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import Action, GiveTime, Send
 from protocol.rounds.participants import (
     brought_before,
     expected_tokens,
     others_here,
     reducer_offers,
-    voters_to_keep,
+    voters_at_hand,
     with_voters,
     withholders,
     without_slices,
@@ -53,7 +53,7 @@ from protocol.rounds.queries import (
     until_first_unit,
 )
 from protocol.rounds.schedule.outer_rule import outer_of_round
-from protocol.rounds.schedule.proposal import Voters, make_record, mend_slices, plan_slices
+from protocol.rounds.schedule.proposal import make_record, mend_slices, plan_slices
 from protocol.rounds.schedule.target import MeasuredRound
 from protocol.rounds.state import Leading, PeerView, RoundState, RoundStep
 
@@ -187,8 +187,7 @@ def _settle(
         state = replace(state, barred=state.barred.expelling(liar))
         return failed(state, now_s, f"{short(liar)} signed two claims on one base: it is out", wait_s=0.0)
     alive = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
-    others = () if led.lone_voters else voters_to_keep(state, now_s)
-    voters = Voters(frozenset(alive), frozenset(state.open.leaves), frozenset(others), config.max_members)
+    voters = voters_at_hand(state, alive, now_s)
     offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
     until_first = until_first_unit(state, now_s)
     if until_first is not None:  # from now: tokens trained since the snapshots belong to the next round already
@@ -317,9 +316,7 @@ def tick(state: RoundState, led: Leading, now_s: float) -> RoundStep:
         return failed(state, now_s, "a reducer died with the only copy of its result", wait_s=0.0)
     if now_s < _acks_until_s(state, led):
         return RoundStep(state, waiting=f"{leading_of(state, led)} waits for most members to confirm the round")
-    if led.settle is not None and not led.lone_voters:
-        state = with_voters(state, decode_record(led.settle.record))
-    return failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while settling")
+    return failed(with_voters(state, led), now_s, f"attempt {led.ballot.attempt} ran out of time while settling")
 
 
 def left_s(state: RoundState, now_s: float) -> float:

@@ -70,7 +70,8 @@ from protocol.rounds.messages.messages import (
     Settle,
 )
 from protocol.rounds.messages.record import LAST_ATTEMPT, NO_SPINE, Ballot
-from protocol.rounds.orders import AnswerWithCertificate, BeginExchange, PrepareContribution
+from protocol.rounds.orders import Action, AnswerWithCertificate, BeginExchange, PrepareContribution
+from protocol.rounds.participants import ask_left_out
 from protocol.rounds.queries import base_opener
 from protocol.rounds.schedule.proposal import both_codecs
 from protocol.rounds.state import (
@@ -367,11 +368,12 @@ def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: floa
     )
     reason = f"round {proposal.index}, attempt {proposal.ballot.attempt}: {len(proposal.members)} members, by {short(sender)}"
     state = replace(state, open=opened)
+    orders: tuple[Action, ...] = (BeginExchange(proposal, reason), *ask_left_out(state, proposal, now_s))
     if opened.contribution is not None or opened.is_preparing:
-        return RoundStep(state, (BeginExchange(proposal, reason),), reason)
+        return RoundStep(state, orders, reason)
     # Reducing does not wait for our own snapshot: a slow trainer must cost nobody but itself.
     state = replace(state, open=replace(opened, is_preparing=True))
-    return RoundStep(state, (PrepareContribution(proposal.base, reason), BeginExchange(proposal, reason)), reason)
+    return RoundStep(state, (PrepareContribution(proposal.base, reason), *orders), reason)
 
 
 def _proposed(opened: OpenRound, leader: PeerId) -> Mapping[PeerId, LeaderAttempts]:

@@ -14,27 +14,25 @@ from protocol.frozen import replace
 from protocol.ids import PeerId
 from protocol.rounds.lineage.quorum import electorate
 from protocol.rounds.messages.messages import Leave, Member, Proposal, SliceSpec, UnitHead
-from protocol.rounds.messages.record import CommitRecord
+from protocol.rounds.messages.wire import decode_record
+from protocol.rounds.orders import Action, SendHeartbeat
 from protocol.rounds.peer_survey import with_views
 from protocol.rounds.queries import (
     caught_up,
     idle_patience_s,
     is_alive,
     is_gone,
-    is_missed,
     is_suspected,
     lenders,
     may_reduce,
+    own_heartbeat,
     ready_at,
 )
-from protocol.rounds.schedule.proposal import ReducerOffer
+from protocol.rounds.schedule.proposal import ReducerOffer, Voters
 from protocol.rounds.state import NO_ROOT, Leading, PeerView, RoundState
 
 NUM_ROUNDS_WITHOUT_SLICE: Final = 64
 """So many rounds a reducer that withheld a result, or signed a false one, gets no slice of us. A broken line may heal."""
-
-LEADERS_PATIENCE: Final = 2
-"""A leader waits so many times as long as another voter until it drops a voter that it does not hear: heartbeats go round in turn."""
 
 NUM_ROUNDS_KEPT: Final = 64
 """So many rounds we keep voters whom we do not hear, after others did not ack a record of ours without them."""
@@ -153,56 +151,59 @@ def without_slices(state: RoundState, reducers: Iterable[PeerId]) -> RoundState:
 # --- the next voters ----------------------------------------------------------------------------------------------------------
 
 
-def voters_to_keep(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
-    """Voters that a leader leaves in the roster though it does not count them: others may hear them, and would not ack a record
-    without them (R3).
+def voters_at_hand(state: RoundState, alive: Iterable[PeerId], now_s: float) -> Voters:
+    """The voters as a leader knows them when it settles; `alive` are the members that answer. Besides them it keeps voters that take
+    no part and that others may hear as it does, and those without whom others did not ack a record of its own (R3).
     """
-    return tuple(peer for peer in state.link.roster if _may_be_heard(state, peer, now_s))
+    link, until = state.link, state.barred.voters_until
+    kept = [p for p in link.roster if _is_at_hand(state, p, now_s) or until.get(p, 0) > link.index]
+    left = frozenset(state.open.leaves)
+    return Voters(frozenset(alive), left, frozenset(kept) - left, state.config.max_members)
 
 
-def _may_be_heard(state: RoundState, peer: PeerId, now_s: float) -> bool:
-    """Whether others may hear a voter. A refused connection to us alone says nothing of that, so others have to miss a member, too; a
-    peer that takes no part is silent for twice as long as another voter waits (`takes_part`).
-    """
-    view, proposal = state.peers.get(peer), state.open.proposal
-    if peer == state.config.me.peer:
-        return True
-    if view is None or view.left or peer in state.open.leaves or peer in state.barred.expelled:
-        return False
-    if state.barred.voters_until.get(peer, 0) > state.link.index:
-        return True
-    if proposal is not None and proposal.member(peer) is not None:
-        return not (is_suspected(state, peer, now_s) and is_missed(state, peer, now_s))
-    is_able = view.head is None or view.head.can_contribute
-    return is_able and now_s - view.heard_at_s <= LEADERS_PATIENCE * idle_patience_s(state)
-
-
-def with_voters(state: RoundState, record: CommitRecord) -> RoundState:
+def with_voters(state: RoundState, led: Leading) -> RoundState:
     """Keep the voters whom this record of ours drops in the next ones: no quorum acked it, so others may hear them."""
-    dropped = [peer for peer in state.link.roster if peer not in record.roster and peer not in state.open.leaves]
-    until = dict.fromkeys(dropped, state.link.index + NUM_ROUNDS_KEPT)
-    if not until:
+    if led.settle is None or led.lone_voters:
         return state
-    barred = state.barred
+    roster, barred = decode_record(led.settle.record).roster, state.barred
+    dropped = [peer for peer in state.link.roster if peer not in roster and peer not in state.open.leaves]
+    until = dict.fromkeys(dropped, state.link.index + NUM_ROUNDS_KEPT)
     return replace(state, barred=replace(barred, voters_until=MappingProxyType({**barred.voters_until, **until})))
 
 
+def ask_left_out(state: RoundState, proposal: Proposal, now_s: float) -> tuple[Action, ...]:
+    """Ask the voters whom a proposal leaves out whether they are there: no record may drop those that answer."""
+    known = [member for member in proposal.members if member.peer in state.peers]
+    if len(known) + 1 >= state.config.max_members:
+        return ()  # there is room for no more
+    out = [peer for peer in state.link.roster if proposal.member(peer) is None and _is_at_hand(state, peer, now_s)]
+    why = f"attempt {proposal.ballot.attempt} leaves out these voters: are they there?"
+    return (SendHeartbeat(tuple(out), own_heartbeat(state, now_s), True, why),) if out else ()
+
+
 def takes_part(state: RoundState, proposal: Proposal | None, peer: PeerId, leave: Leave | None, now_s: float) -> bool:
-    """Whether this voter is able to work and answers us. A goodbye ends that, but for a process that came back after it. Of a voter
-    that is no member of `proposal` its heartbeats tell, and they may be older than the base.
+    """Whether this voter is able to work and answers us. A goodbye ends that, but for a process that came back after it. A voter that
+    `proposal` leaves out was asked (`ask_left_out`). If the proposal is not known here, others judge.
     """
     if peer == state.config.me.peer:
         return state.can_contribute
-    member = proposal.member(peer) if proposal is not None else None
+    if proposal is None:
+        return False
+    member = proposal.member(peer)
     if member is not None:
         has_left = leave is not None and member.session <= leave.member.session
         return not has_left and not is_suspected(state, peer, now_s)
+    is_heard = state.peers[peer].heard_at_s >= state.open.proposal_at_s if peer in state.peers else False
+    return leave is None and is_heard and _is_at_hand(state, peer, now_s)
+
+
+def _is_at_hand(state: RoundState, peer: PeerId, now_s: float) -> bool:
+    """Whether a voter is heard and able to work, on our head or at most one commit before it: its heartbeat may be older."""
     view = state.peers.get(peer)
     head = view.head if view is not None else None
-    if head is None or leave is not None or peer in state.barred.expelled:
+    if head is None or peer in state.barred.expelled or not is_alive(state, peer, now_s, idle_patience_s(state)):
         return False
-    is_near = head.can_contribute and head.index + 1 >= state.link.index
-    return is_near and is_alive(state, peer, now_s, idle_patience_s(state))
+    return head.can_contribute and head.index + 1 >= state.link.index
 
 
 def _cohort(state: RoundState, led: Leading, others: tuple[PeerView, ...]) -> tuple[PeerView, ...]:

@@ -168,12 +168,6 @@ def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
         return False
     if silent_s <= limit_s + max(strain_s(state, now_s), thin_line_s(state, view)):
         return False
-    return is_missed(state, peer, now_s)
-
-
-def is_missed(state: RoundState, peer: PeerId, now_s: float) -> bool:
-    """Whether two other members that we hear, or as many as there are, do not hear this one (R12)."""
-    limit_s = state.config.suspect_after_s
     witnesses = [
         other
         for other in _members(state)

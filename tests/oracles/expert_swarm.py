@@ -268,7 +268,7 @@ class ExpertSwarm:
             codec = codec_by_name(settings.codec)
             units = [schema.unit for schema in settings.units.schemas]
             shapes = {unit: UnitShape(codec, settings.grid(unit), LONGEST_S) for unit in units}
-            rounds.lend(Member(peer.peer, 1, 1), offload, shapes)
+            rounds.lend(Member(peer.peer, 1, 1), offload, shapes, partial(admission_of, peer.peer, RUN_ID))
         for unit, trainer in peer.seams.items():
             chain = self._chain(peer, unit, start)
             open_round = await chain.restore()

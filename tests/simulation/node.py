@@ -391,7 +391,8 @@ class Node:
         rounds = PeerRounds(world.run_id, world.verifier, tools, vector, self.follower)
         shape = UnitShape(world.codec, world.grid, world.profile.longest_interval_s, world.results)
         me, offload = Member(self.peer, self.incarnation, self.session), SimulatedOffload(world.swarm.timers)
-        rounds.lend(me, offload, dict.fromkeys(world.layout.units, shape))
+        admission = partial(admission_of, self.peer, world.run_id)
+        rounds.lend(me, offload, dict.fromkeys(world.layout.units, shape), admission)
         for unit in self.units:
             rounds.add(await self._unit(process, tools, rounds, unit, logs[unit]))
         return rounds

@@ -85,7 +85,9 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
 def _unsigned_problem(parent: ChainLink, record: CommitRecord) -> str:
     """All that can be said of a record of an older release: it shows no admissions, so a lone one may have no voters of its own."""
     stranger = next((peer for peer in record.roster if record.lone and peer not in parent.roster), None)
-    return "" if stranger is None else f"{short(stranger)} made a lone commit and did not vote before; expected old voters"
+    return (
+        "" if stranger is None else f"{short(stranger)} made a lone commit and did not vote before; expected old voters"
+    )
 
 
 # --- what contributors and reducers signed ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.ids import CommitId, PeerId, Root
+from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import (
@@ -27,10 +27,12 @@ from protocol.rounds.lineage.record_rules import (
     weight_cap,
 )
 from protocol.rounds.messages.lane_parts import LanePart
+from protocol.rounds.messages.messages import SliceSpec
 from protocol.rounds.messages.record import Attestation, Ballot, CommitRecord, Omission, OmissionCode
 from protocol.rounds.messages.wire import encode_record
+from protocol.rounds.schedule.proposal import Voters, make_record
 from tests.protocol.rounds.made_commits import proposal_on, record_on, resealed, results_of, signed_record
-from tests.protocol.rounds.round_table import NUM_CHUNKS, RUN_ID, TARGET_TOKENS, Table
+from tests.protocol.rounds.round_table import NUM_CHUNKS, OUTER, RUN_ID, TARGET_TOKENS, Table, with_sum
 from tests.simulation.signing import HashVerifier, admission_of
 
 CHECK = SignatureCheck(HashVerifier(), RUN_ID)
@@ -223,6 +225,40 @@ def test_a_newcomer_without_a_credential_or_with_that_of_another_is_refused() ->
         assert "was not admitted to the run" in problem
 
 
+@pytest.mark.parametrize(("credential", "is_right"), [("own", True), ("of another", False), ("none", False)])
+def test_a_reducer_that_neither_votes_nor_contributes_shows_the_credential_that_admitted_it(
+    credential: str, *, is_right: bool
+) -> None:
+    """Else a key of anybody's making could write all results."""
+    table = Table(4)
+    *members, reducer = table.live()
+    genesis = replace(table.genesis, roster=tuple(seat.peer for seat in members))
+    record = signed_record(genesis, members)
+    shown = {"own": reducer.peer, "of another": members[0].peer}
+    proof = admission_of(shown[credential], RUN_ID) if credential in shown else b""
+    changed = resealed(_slice(reducer=reducer.peer, credential=proof)(record), table.seats)
+    words = f"{short(reducer.peer)} summed slice [0, 4) and was not admitted to the run; expected its credential"
+    assert _problem(genesis, changed) == ("" if is_right else words)
+
+
+def test_the_record_of_an_honest_leader_shows_the_credential_of_a_reducer_that_takes_no_other_part() -> None:
+    table = Table(4)
+    *members, reducer = table.live()
+    genesis = replace(table.genesis, roster=tuple(seat.peer for seat in members))
+    proposal = proposal_on(genesis, members)
+    proposal = replace(proposal, slices=(SliceSpec(0, NUM_CHUNKS, reducer.peer),))
+    (header,) = results_of(proposal, [*members, reducer])
+    included = tuple(entry for entry in header.included if entry.peer != reducer.peer)
+    bare = with_sum(replace(header, included=included, omitted=()), proposal, reducer)
+    assert "without its admission" in result_problem(bare, proposal, CHECK, genesis.roster)
+    shown = replace(bare, credential=admission_of(reducer.peer, RUN_ID))
+    assert result_problem(shown, proposal, CHECK, genesis.roster) == ""
+    voters = Voters(frozenset(genesis.roster), frozenset())
+    for result, is_right in ((shown, True), (bare, False)):
+        record = make_record(genesis, proposal, proposal.ballot, [result], voters, OUTER, TARGET_TOKENS)
+        assert (_problem(genesis, record) == "") is is_right
+
+
 # --- what follows from what was signed ----------------------------------------------------------------------------------------
 
 
@@ -306,6 +342,15 @@ def test_a_record_without_signatures_is_read_on_a_parent_as_old_and_on_no_other(
     assert _problem(signed, record_on(signed, list(table.seats))) == words
 
 
+def test_a_lone_record_without_signatures_names_no_voters_but_its_parents() -> None:
+    """It shows nobody's admission: its other voters could be keys of one peer's making."""
+    table, stranger = Table(3), PeerId("nobody admitted this key")
+    voters = list(table.genesis.roster)
+    assert _problem(table.genesis, record_on(table.genesis, voters[:1], lone=True)) == ""
+    words = f"{short(stranger)} made a lone commit and did not vote before; expected old voters"
+    assert _problem(table.genesis, record_on(table.genesis, [voters[0], stranger], lone=True)) == words
+
+
 # --- credits ------------------------------------------------------------------------------------------------------------------
 
 
@@ -338,8 +383,12 @@ def test_one_that_claims_far_more_than_the_others_is_credited_with_a_few_times_t
     assert entry.credited_tokens == CAP_FACTOR * 10
 
 
-def test_rounds_that_really_grow_are_credited_more_and_more() -> None:
-    table, credited = Table(2), [TARGET_TOKENS]
+@pytest.mark.parametrize(("num_peers", "most"), [(3, 4**6), (2, 4 * 4)])
+def test_rounds_that_really_grow_are_credited_more_and_more_and_those_of_few_up_to_a_factor(
+    num_peers: int, most: int
+) -> None:
+    """Three claims show it; those of two may be the word of one."""
+    table, credited = Table(num_peers), [TARGET_TOKENS]
     parent = table.genesis
     for _ in range(6):
         for seat in table.live():
@@ -348,7 +397,33 @@ def test_rounds_that_really_grow_are_credited_more_and_more() -> None:
         assert _problem(parent, record) == ""
         credited.append(sum(entry.credited_tokens for entry in record.contributors))
         parent = link_after(parent, encode_record(record))
-    assert credited == [TARGET_TOKENS * 4**rounds for rounds in range(7)]
+    assert credited == [TARGET_TOKENS * min(4**rounds, most) for rounds in range(7)]
+
+
+@pytest.mark.parametrize("lie", [10**4, 1 << 50])
+def test_of_two_contributors_neither_raises_the_cap_by_its_own_claim(lie: int) -> None:
+    table = Table(2)
+    liar, honest = table.live()
+    liar.tokens, honest.tokens = lie, 100
+    record = signed_record(table.genesis, [liar, honest])
+    assert _problem(table.genesis, record) == ""
+    tokens = {entry.peer: entry.credited_tokens for entry in record.contributors}
+    assert tokens[liar.peer] <= CAP_FACTOR * TARGET_TOKENS
+    assert tokens[honest.peer] > 0
+    own = CAP_FACTOR * lie
+    raised = resealed(replace(signed_record(table.genesis, [liar, honest], weight_cap_tokens=own)), table.seats)
+    assert "expected at most 1200 by the signed tokens" in _problem(
+        table.genesis, resealed(replace(raised, weight_cap_tokens=own), table.seats)
+    )
+
+
+@pytest.mark.parametrize("slow", [1, 10, 75])
+def test_the_faster_of_two_peers_is_credited_with_all_of_a_round_that_was_due_at_its_target(slow: int) -> None:
+    table = Table(2)
+    fast, other = table.live()
+    fast.tokens, other.tokens = TARGET_TOKENS, slow
+    record = signed_record(table.genesis, [fast, other])
+    assert sorted(entry.credited_tokens for entry in record.contributors) == [slow, TARGET_TOKENS]
 
 
 def test_a_member_is_credited_with_the_share_of_chunks_that_count_it() -> None:
@@ -363,7 +438,7 @@ def test_a_member_is_credited_with_the_share_of_chunks_that_count_it() -> None:
 
 def test_a_cap_made_of_late_heartbeats_is_taken_up_to_a_factor_and_no_further() -> None:
     table = Table(3)
-    most = LATE_FACTOR * weight_cap([100] * 3)
+    most = LATE_FACTOR * weight_cap([100] * 3, TARGET_TOKENS)
     for cap, words in ((most, ""), (most + 1, f"a weight cap of {most + 1} tokens; expected at most {most}")):
         record = replace(signed_record(table.genesis, table.live()), weight_cap_tokens=cap)
         problem = _problem(table.genesis, record)
@@ -373,7 +448,7 @@ def test_a_cap_made_of_late_heartbeats_is_taken_up_to_a_factor_and_no_further() 
 
 def test_a_record_names_the_highest_cap_that_its_claims_allow_where_it_changes_no_weight() -> None:
     table = Table(3)
-    most = LATE_FACTOR * weight_cap([100] * 3)
+    most = LATE_FACTOR * weight_cap([100] * 3, TARGET_TOKENS)
     record = signed_record(table.genesis, table.live(), weight_cap_tokens=1000 * most)
     assert record.weight_cap_tokens == most
     assert _problem(table.genesis, record) == ""
@@ -383,9 +458,23 @@ def test_a_record_names_the_highest_cap_that_its_claims_allow_where_it_changes_n
     assert "expected at most" in _problem(table.genesis, heavy)
 
 
-@pytest.mark.parametrize(("tokens", "cap"), [([], 4), ([0], 1), ([5], 20), ([1, 9], 36), ([1, 2, 1 << 60], 8)])
-def test_the_weight_cap_follows_the_median_and_is_at_least_one(tokens: list[int], cap: int) -> None:
-    assert weight_cap(tokens) == cap
+@pytest.mark.parametrize(
+    ("tokens", "cap"),
+    [
+        ([], 28),
+        ([0], 28),
+        ([0, 0, 0], 1),
+        ([5], 28),
+        ([9], 36),
+        ([9, 1 << 60], 36),
+        ([1, 1 << 60], 28),
+        ([1, 2, 1 << 60], 8),
+    ],
+)
+def test_the_weight_cap_follows_the_median_of_many_and_the_lower_one_or_the_target_of_few(
+    tokens: list[int], cap: int
+) -> None:
+    assert weight_cap(tokens, 7) == cap
 
 
 # --- the next voters ----------------------------------------------------------------------------------------------------------

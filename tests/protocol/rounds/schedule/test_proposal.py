@@ -68,8 +68,8 @@ def test_a_reducer_whose_upload_nobody_has_measured_yet_gets_a_share_like_the_ot
 
 
 def test_the_weight_cap_is_four_times_the_median_and_never_zero() -> None:
-    assert weight_cap([10, 20, 1000]) == 80
-    assert weight_cap([0]) == 1
+    assert weight_cap([10, 20, 1000], 7) == 80
+    assert weight_cap([0], 1) == 4
 
 
 def test_a_record_credits_tokens_in_proportion_to_covered_chunks() -> None:
