@@ -183,18 +183,17 @@ def ask_left_out(state: RoundState, proposal: Proposal, now_s: float) -> tuple[A
 
 def takes_part(state: RoundState, proposal: Proposal | None, peer: PeerId, leave: Leave | None, now_s: float) -> bool:
     """Whether this voter is able to work and answers us. A goodbye ends that, but for a process that came back after it. A voter that
-    `proposal` leaves out was asked (`ask_left_out`). If the proposal is not known here, others judge.
+    `proposal` leaves out was asked (`ask_left_out`). Without the proposal its heartbeats tell: nobody may ack that it is dropped, for
+    a take-over finishes what one voter acked.
     """
     if peer == state.config.me.peer:
         return state.can_contribute
-    if proposal is None:
-        return False
-    member = proposal.member(peer)
+    member = proposal.member(peer) if proposal is not None else None
     if member is not None:
         has_left = leave is not None and member.session <= leave.member.session
         return not has_left and not is_suspected(state, peer, now_s)
-    is_heard = state.peers[peer].heard_at_s >= state.open.proposal_at_s if peer in state.peers else False
-    return leave is None and is_heard and _is_at_hand(state, peer, now_s)
+    is_late = proposal is not None and peer in state.peers and state.peers[peer].heard_at_s < state.open.proposal_at_s
+    return leave is None and not is_late and _is_at_hand(state, peer, now_s)
 
 
 def _is_at_hand(state: RoundState, peer: PeerId, now_s: float) -> bool:

@@ -37,7 +37,7 @@ from protocol.rounds.messages.messages import (
 from protocol.rounds.messages.record import LAST_ATTEMPT, NO_SPINE, Ballot, CommitRecord
 from protocol.rounds.messages.wire import commit_id
 from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
-from protocol.rounds.participants import takes_part
+from protocol.rounds.participants import takes_part, with_voters
 from protocol.rounds.queries import (
     base_opener,
     idle_patience_s,
@@ -439,6 +439,7 @@ def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> Rou
     if event.ballot.peer == state.config.me.peer:
         return leading.own_promise_logged(state, now_s)
     if state.open.leading is not None and state.open.leading.ballot < event.ballot:
+        state = with_voters(state, state.open.leading)
         state = replace(state, open=replace(state.open, leading=None))
     # The promised peer gets the time to propose: an attempt that it displaced would fence it off at once, and so on for ever.
     quiet_until_s = max(state.open.quiet_until_s, now_s + state.config.suspect_after_s)
