@@ -348,7 +348,9 @@ def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> RoundStep:
 def apart_noted(state: RoundState, is_apart: bool) -> RoundStep:
     """Others are at work, or may be, while we hear none of them; or no longer."""
     if is_apart == state.barred.is_apart:
-        return RoundStep(state, remark=f"noted once more that we are {'' if is_apart else 'not '}apart; nothing changes")
+        return RoundStep(
+            state, remark=f"noted once more that we are {'' if is_apart else 'not '}apart; nothing changes"
+        )
     reason = "others may be at work unheard: nothing is committed alone" if is_apart else "no longer apart"
     return RoundStep(replace(state, barred=replace(state.barred, is_apart=is_apart)), reason=reason)
 
