@@ -18,7 +18,6 @@ import trio
 from averaging.arithmetic.spare_memory import keep_cool
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
-from averaging.host.environment.leave_signals import watch_signals
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address, local_address
 from averaging.host.log_file import LOG_FOLDER, keep_log
@@ -34,6 +33,7 @@ from averaging.network.seams.directory import member_record_rule
 from averaging.network.seams.interfaces import Network, TrafficCount
 from averaging.network.seams.offload import ThreadOffload
 from averaging.storage.disk_room import DiskMeter
+from averaging.system.leave_signals import watch_signals
 from averaging.trio_errors import run_single_error
 from coordinator.admission.addresses import (
     HostAddresses,

@@ -31,8 +31,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from averaging.host.environment.usual_folders import config_folder
 from averaging.network.seams.host_names import ANY_HOST, unfit_to_announce, unfit_to_listen
+from averaging.system.usual_folders import config_folder
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from averaging.host.environment.usual_folders import state_root
 from averaging.host.settings import DaemonSettings, HostName, ListenHost, Port, sources_of
 from averaging.network.seams.host_names import ANY_HOST
+from averaging.system.usual_folders import state_root
 
 
 class HostConfig(DaemonSettings):

@@ -18,9 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, TypeVar
 
-from averaging.host.environment import machine_limits
-from averaging.host.environment.child_python import CHILD_FOLDER, child_environment, python_command
 from averaging.release import installed_release
+from averaging.system import machine_limits
+from averaging.system.child_python import CHILD_FOLDER, child_environment, python_command
 from peer.checks.machine_core import (
     Card,
     Cores,

@@ -8,9 +8,9 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator
 
-from averaging.host.environment.usual_folders import state_root
 from averaging.host.settings import DaemonSettings, HostName, ListenHost, Port, sources_of
 from averaging.network.seams.host_names import ANY_HOST
+from averaging.system.usual_folders import state_root
 from peer.settings.hours_core import parse_hours
 from protocol.errors import ConfigError
 from protocol.host.expert_choice import parse_experts

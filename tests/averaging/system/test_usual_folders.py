@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from averaging.host.environment.usual_folders import config_folder, home_folder, state_root
 from averaging.host.settings import DaemonSettings, sources_of
+from averaging.system.usual_folders import config_folder, home_folder, state_root
 from protocol.errors import ConfigError
 
 
