@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from averaging.host.hangup import GOODBYES, ending_as_ctrl_c_does, outlive_the_terminal
+from averaging.system.hangup import GOODBYES, ending_as_ctrl_c_does, outlive_the_terminal
 from peer.settings.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
 
 _LEFT_AT_ONCE = "potluck: interrupted; left at once"
@@ -27,9 +27,9 @@ try:
         from averaging.host.command_errors import refused_by_the_machine, report, report_bug, report_usage
         from averaging.host.help_texts import keep_help_texts
         from averaging.host.local_commands import LocalCommands
-        from averaging.host.machine_limits import keep_threads_to_cores
         from averaging.host.stderr_log import log_to_stderr
         from averaging.release import installed_release
+        from averaging.system.machine_limits import keep_threads_to_cores
         from protocol.errors import MachineError, PotluckError
         from protocol.ids import PROTOCOL_VERSION
 except KeyboardInterrupt:

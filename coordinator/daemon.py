@@ -22,7 +22,6 @@ from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address, local_address
-from averaging.host.leave_signals import watch_signals
 from averaging.host.log_file import LOG_FOLDER, keep_log
 from averaging.network.direct.direct import DirectOptions
 from averaging.network.direct.tls_identity import TlsCredential, credential_check
@@ -34,6 +33,7 @@ from averaging.network.seams.directory import member_record_rule
 from averaging.network.seams.interfaces import Network, TrafficCount
 from averaging.network.seams.offload import ThreadOffload
 from averaging.storage.disk_room import DiskMeter
+from averaging.system.leave_signals import watch_signals
 from averaging.trio_errors import run_single_error
 from coordinator.admission.addresses import HostAddresses, public_url, reach_note, settle_addresses
 from coordinator.admission.invites import InviteAddresses, issue_invite, known_reach, remember_reach

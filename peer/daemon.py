@@ -18,7 +18,6 @@ from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address
-from averaging.host.leave_signals import watch_signals
 from averaging.host.log_file import LOG_FOLDER, keep_log
 from averaging.network.libp2p.libp2p_network import open_libp2p_network
 from averaging.network.seams.asyncio_thread import open_asyncio_thread
@@ -31,6 +30,7 @@ from averaging.rounds.traffic.discovery import IN_ROUNDS, DirectoryPoller, annou
 from averaging.rounds.unit_service import STAYS_WITHIN_S, RoundService
 from averaging.storage.disk_room import DiskMeter
 from averaging.storage.file_storage import FileStorage, clear_unfinished
+from averaging.system.leave_signals import watch_signals
 from averaging.trio_errors import run_single_error
 from peer.checks.reach import find_outbound_only
 from peer.holdings.held_experts_core import of_founders

@@ -18,8 +18,8 @@ from typing import Final
 
 from averaging.host.daemon_views import DaemonView, LocalDaemon
 from averaging.host.log_file import FILE_BYTES, LOG_FOLDER, log_files
-from averaging.host.machine_limits import read_cores, read_memory
-from averaging.host.usual_folders import home_folder
+from averaging.system.machine_limits import read_cores, read_memory
+from averaging.system.usual_folders import home_folder
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.identity.redaction import Redactor
 from protocol.ids import PROTOCOL_VERSION

@@ -11,7 +11,7 @@ from typing import Final
 
 import typer
 
-from averaging.host.temporary_folder import temporary_folder
+from averaging.system.temporary_folder import temporary_folder
 from protocol.errors import MachineError, PotluckError, UsageError
 from protocol.tables import shortened
 

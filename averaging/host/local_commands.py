@@ -197,7 +197,7 @@ class LocalCommands:
         Raises:
             ConfigError: `directory` is no folder.
         """
-        from averaging.host.usual_folders import state_root
+        from averaging.system.usual_folders import state_root
 
         if directory is not None and not directory.is_dir():
             raise ConfigError(f"no folder {directory}", "a folder that holds state folders", "mend --dir")

@@ -30,7 +30,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from averaging.host.usual_folders import config_folder
+from averaging.system.usual_folders import config_folder
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from averaging.host.settings import DaemonSettings, HostName, Port, sources_of
-from averaging.host.usual_folders import state_root
+from averaging.system.usual_folders import state_root
 
 
 class HostConfig(DaemonSettings):

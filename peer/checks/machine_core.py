@@ -11,7 +11,6 @@ from enum import Enum
 from typing import Final
 
 from protocol.estimates.estimates import peer_disk_bytes
-from protocol.identity.key_disk import EXPECTED, REMEDY
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 
 GIB: Final = 1 << 30
@@ -127,7 +126,7 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The disk for a run's folder. `missing` is what it lacks to hold a key, as the end of a sentence, empty for nothing;
+    """The disk for a run's folder. `missing` says why it cannot hold a key, as the end of a sentence, and is empty if it can;
     `taken_bytes` is the run's present use; `cache_bytes` the limit for its data.
     """
 
@@ -350,8 +349,8 @@ def _disk(disk: Disk | Unread, num_parameters: int) -> Finding:
         fix = "make it writable, or choose another with --state-dir"
         return Finding("disk", Level.FAIL, f"{disk.folder} cannot be written", fix)
     if disk.missing:
-        found = f"the disk of {disk.folder} {disk.missing}; expected {EXPECTED}"
-        return Finding("disk", Level.FAIL, found, REMEDY)
+        found = f"the disk of {disk.folder} {disk.missing}"
+        return Finding("disk", Level.FAIL, found, "choose a folder on another disk with --state-dir")
     needed_bytes = disk.cache_bytes + peer_disk_bytes(num_parameters)
     missing_bytes = max(0, needed_bytes - disk.taken_bytes)
     found = f"{in_gib(disk.free_bytes)} free at {disk.folder}"

@@ -18,9 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, TypeVar
 
-from averaging.host import machine_limits
-from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
 from averaging.release import installed_release
+from averaging.system import machine_limits
+from averaging.system.child_python import CHILD_FOLDER, child_environment, python_command
 from peer.checks.machine_core import (
     Card,
     Cores,
@@ -36,7 +36,7 @@ from peer.checks.machine_core import (
 )
 from peer.machine.card import CardsHidden, CardUnknown, find_card, largest_card, text_of
 from protocol.errors import MachineError
-from protocol.identity.key_disk import missing_on_disk
+from protocol.identity.key_disk import EXPECTED, missing_on_disk
 from protocol.ids import PROTOCOL_VERSION
 
 T = TypeVar("T")
@@ -214,7 +214,8 @@ def read_disk(state_dir: Path, cache_bytes: int) -> Disk:
                 continue  # removed in the meantime
     system = os.statvfs(there)
     is_writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    missing = missing_on_disk(there) if is_writable else ""
+    found = missing_on_disk(there) if is_writable else ""
+    missing = f"{found}; expected {EXPECTED}" if found else ""
     free_bytes = system.f_bavail * system.f_frsize
     return Disk(str(state_dir), is_writable, free_bytes, taken_bytes, cache_bytes, missing)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
-from averaging.host.hangup import ending_as_ctrl_c_does
+from averaging.system.child_python import CHILD_FOLDER, child_environment, python_command
+from averaging.system.hangup import ending_as_ctrl_c_does
 from protocol.errors import MachineError
 
 LEAVE_PATIENCE_S: Final = 15.0

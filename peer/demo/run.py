@@ -22,7 +22,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from averaging.host.http_client import get_json, read_status_address
-from averaging.host.temporary_folder import temporary_folder
+from averaging.system.temporary_folder import temporary_folder
 from peer.demo.processes import ProcessGroup, Running, open_processes, wait_for_invite
 from peer.demo.screen import Screen, open_screen, plot_losses, print_summary
 from peer.demo.summary import CASTS, VICTIM, Cast, DemoSummary, HostStatus, Seen, broken_promises, summarise

@@ -11,7 +11,7 @@ from typing import Final
 
 import psutil
 
-from averaging.host.child_python import CHILD_FOLDER
+from averaging.system.child_python import CHILD_FOLDER
 
 SESSIONS: Final = Path("/run/systemd/sessions")
 """One file for each login, where systemd-logind runs."""

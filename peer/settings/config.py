@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from pydantic import Field, field_validator
 
 from averaging.host.settings import DaemonSettings, HostName, Port, sources_of
-from averaging.host.usual_folders import state_root
+from averaging.system.usual_folders import state_root
 from peer.settings.hours_core import parse_hours
 from protocol.errors import ConfigError
 from protocol.host.expert_choice import parse_experts

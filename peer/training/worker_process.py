@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
+from averaging.system.child_python import CHILD_FOLDER, child_environment, python_command
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 """The signals of a terminal, which reach all processes that were started in it."""

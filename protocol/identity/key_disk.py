@@ -20,7 +20,7 @@ EXPECTED: Final = (
 
 
 def missing_on_disk(folder: Path) -> str:
-    """What the disk of an existing folder lacks, as the end of a sentence about it; empty if nothing. Makes a file there and
+    """The end of a sentence about the disk of an existing folder that cannot hold a key; empty if it can. Makes a file there and
     removes it. Blocks.
 
     Raises:

@@ -78,7 +78,12 @@ def core_modules() -> tuple[Module, ...]:
         "coordinator/progress/restart_report.py",
         "averaging/data/assignment.py",
     }
-    shells = {"protocol/identity/identity_file.py", "protocol/run/manifest.py", "protocol/plain_file.py"}
+    shells = {
+        "protocol/identity/identity_file.py",
+        "protocol/identity/key_disk.py",
+        "protocol/run/manifest.py",
+        "protocol/plain_file.py",
+    }
     return tuple(
         module
         for module in modules()

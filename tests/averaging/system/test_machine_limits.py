@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from averaging.host.machine_limits import Cores, keep_threads_to_cores, read_cores, read_memory
+from averaging.system.machine_limits import Cores, keep_threads_to_cores, read_cores, read_memory
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 V1 = (

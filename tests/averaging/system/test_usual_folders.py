@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from averaging.host.settings import DaemonSettings, sources_of
-from averaging.host.usual_folders import config_folder, home_folder, state_root
+from averaging.system.usual_folders import config_folder, home_folder, state_root
 from protocol.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from averaging.host.command_errors import report_bug
-from averaging.host.temporary_folder import temporary_folder
+from averaging.system.temporary_folder import temporary_folder
 from protocol.errors import MachineError
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from averaging.host.child_python import CHILD_FOLDER, child_environment, python_command
+from averaging.system.child_python import CHILD_FOLDER, child_environment, python_command
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,7 +48,7 @@ def test_other_entries_of_pythonpath_stay_and_relative_ones_become_absolute(
 def test_a_folder_of_installed_packages_is_not_put_before_pythons_own_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("averaging.host.child_python._ROOT", tmp_path)
+    monkeypatch.setattr("averaging.system.child_python._ROOT", tmp_path)
     monkeypatch.setattr("site.getsitepackages", lambda: [str(tmp_path)])
     assert "PYTHONPATH" not in child_environment({"PYTHONPATH": ""})
     assert _path(child_environment({"PYTHONPATH": "/opt/mine"})) == ["/opt/mine"]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from averaging.host.hangup import GOODBYES, ending_as_ctrl_c_does, outlive_the_terminal
+from averaging.system.hangup import GOODBYES, ending_as_ctrl_c_does, outlive_the_terminal
 
 
 def test_output_for_a_closed_terminal_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,12 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from averaging.host.leave_signals import watch_signals
+from averaging.system.leave_signals import watch_signals
 
 ROOT = Path(__file__).parents[3]
 STUBBORN = """
 import trio
-from averaging.host.leave_signals import watch_signals
+from averaging.system.leave_signals import watch_signals
 async def main():
     async with trio.open_nursery() as nursery:
         await nursery.start(watch_signals, lambda reason: print("leaving", flush=True))
