@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -31,7 +32,7 @@ PLAIN_SILENCE_S = 600.0
 """After this long without a line, print the round's progress or the waiting time. A silent log looks like a dead peer."""
 
 PLAIN_PROGRESS_S = 60.0
-"""Interval of lines on the progress of a wait, such as a download."""
+"""Interval of lines on the progress of a wait, such as a download. Nothing is said twice within this time."""
 
 _NUMBERS: Final = re.compile(r"[0-9][0-9.,]*")
 
@@ -50,13 +51,20 @@ class PlainLines:
         self._state = ""
         self._round: int | None = None
         self._unusual: frozenset[str] = frozenset()
+        self._said_at_s: dict[str, float] = {}
         self._said_s, self._reason = 0.0, ""
 
     def of(self, status: PeerStatus, now_s: float) -> Sequence[str]:
         """The lines to print now; a change that only moves numbers is none."""
         lines, newest = [], status.last_round
         strange = {_NUMBERS.sub("#", text): text for text in unusual(status)}
-        lines += [f"{status.name}: {text}" for key, text in strange.items() if key not in self._unusual]
+        new = [key for key in strange if key not in self._unusual]
+        lines += [
+            f"{status.name}: {strange[key]}"
+            for key in new
+            if now_s - self._said_at_s.get(key, -inf) >= PLAIN_PROGRESS_S
+        ]
+        self._said_at_s |= dict.fromkeys(new, now_s)
         state = f"{status.state} {'' if status.state == 'training' else _NUMBERS.sub('#', status.reason)}"
         if newest is not None and newest.index != self._round and self._round is not None:
             lines.append(f"{status.name}: {round_line(status)}")

@@ -131,7 +131,7 @@ async def test_plain_screen_prints_one_line_a_round_with_members_own_part_and_lo
     ]
 
 
-def test_plain_screen_says_what_is_unusual_once_and_before_the_round_and_again_when_it_comes_back() -> None:
+def test_plain_screen_says_what_is_unusual_once_a_minute_at_most_and_before_the_round() -> None:
     lines = PlainLines()
     lines.of(STATUS, 0.0)
     offline = [
@@ -141,11 +141,13 @@ def test_plain_screen_says_what_is_unusual_once_and_before_the_round_and_again_w
     said = [line for second, status in enumerate(offline) for line in lines.of(status, 1.0 + second)]
     assert said == ["calm otter: offline for 45 s: no other peer and no host answers"]
     assert lines.of(STATUS, 9.0) == []
-    assert len(lines.of(offline[0], 10.0)) == 1
+    assert lines.of(offline[0], 10.0) == []
+    assert lines.of(STATUS, 11.0) == []
+    assert len(lines.of(offline[0], 100.0)) == 1
     full = STATUS.model_copy(
         update={"trouble": "the disk is full", "last_round": LastRound(index=9, members=(), weights={})}
     )
-    assert [line.partition(": ")[2].split(":")[0] for line in lines.of(full, 11.0)] == ["the disk is full", "round 9"]
+    assert [line.partition(": ")[2].split(":")[0] for line in lines.of(full, 101.0)] == ["the disk is full", "round 9"]
 
 
 def test_picture_of_a_complete_run_says_what_this_peer_gave_and_no_speed() -> None:
