@@ -1,4 +1,7 @@
-"""Runs the helper while the run's peers need it. It is an ordinary peer that trains nothing, holds no state and has no vote (R25)."""
+"""Runs the helper while the run's peers need it. It is an ordinary peer that trains nothing, holds no state and has no vote (R25).
+
+Rules: R25 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Events of the round machine, in the past tense.
 
-Rules: R5, R11, R12, R19, R23 (protocol/rounds/RULES.md).
+Rules: R5, R11, R12, R18, R19, R23 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

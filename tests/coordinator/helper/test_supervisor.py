@@ -115,11 +115,11 @@ def test_a_helper_takes_the_wanted_port_unless_it_or_the_next_is_in_use() -> Non
 
 def test_a_helper_dies_with_its_host(tmp_path: Path) -> None:
     host = (
-        "import sys, time; from coordinator.helper.supervisor import start_process; "
-        "print(start_process(('--version',), open(sys.argv[1], 'wb')).pid, flush=True); time.sleep(60)"
+        "import signal, sys; from coordinator.helper.supervisor import start_process; "
+        "print(start_process(('--version',), open(sys.argv[1], 'wb')).pid, flush=True); signal.pause()"
     )
     # A program named potluck that never ends stands in the way of the real one.
-    (tmp_path / "potluck.py").write_text("import time; time.sleep(60)")
+    (tmp_path / "potluck.py").write_text("import signal; signal.pause()")
     output = tmp_path / OUTPUT_NAME
     environment = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}", "PATH": ""}
     with subprocess.Popen(
