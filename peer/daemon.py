@@ -69,7 +69,7 @@ from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, uni
 from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
 from peer.session.isolation import watch_isolation
-from peer.session.leaving import hand_over_lone_parts
+from peer.session.lone_parts import hand_over_lone_parts
 from peer.session.own_process import own_process
 from peer.session.reducing import reduce_for_others
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
