@@ -32,7 +32,14 @@ def test_peer_apart_from_the_run_says_so() -> None:
 def test_what_its_owner_allows_is_told_once() -> None:
     quarter = {"allowed_share": 0.25, "allowed_reason": "trains 25% of the time\x1b"}
     assert "trains 25% of the time\\x1b" in status_lines(STATUS.model_copy(update=quarter))
-    paused = {"state": "paused", "reason": "paused by its owner", "allowed_reason": "paused by its owner"}
+    joining = {"state": "joining", "reason": "starting", "allowed_share": 0.0, "allowed_reason": "paused until 14:00"}
+    assert "paused" not in "\n".join(status_lines(STATUS.model_copy(update=joining)))
+    paused = {
+        "state": "paused",
+        "allowed_share": 0.0,
+        "reason": "paused by its owner",
+        "allowed_reason": "paused by its owner",
+    }
     assert "\n".join(status_lines(STATUS.model_copy(update=paused))).count("paused by its owner") == 1
 
 
