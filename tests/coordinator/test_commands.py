@@ -75,7 +75,7 @@ def test_invite_is_remembered_by_its_hash_only(state: Path) -> None:
 
 def test_invites_are_listed_and_withdrawn_on_the_command_line(state: Path) -> None:
     app, runner = typer.Typer(), CliRunner()
-    add_commands(app, _no_models)
+    add_commands(app, _no_models, _no_models)
     assert runner.invoke(app, ["invite", "list", "--state-dir", str(state)]).stdout == "no invite was made yet\n"
     made = runner.invoke(app, ["invite", "--state-dir", str(state), "--uses", "3"])
     assert decode_invite(made.stdout).max_uses == 3
