@@ -197,12 +197,15 @@ def takes_part(state: RoundState, proposal: Proposal | None, peer: PeerId, leave
 
 
 def _is_at_hand(state: RoundState, peer: PeerId, now_s: float) -> bool:
-    """Whether a voter is heard and able to work, on our head or at most one commit before it: its heartbeat may be older."""
+    """Whether a voter is heard and able to work, and not known to be behind. A report from before our head does not tell that."""
     view = state.peers.get(peer)
     head = view.head if view is not None else None
-    if head is None or peer in state.barred.expelled or not is_alive(state, peer, now_s, idle_patience_s(state)):
+    if view is None or head is None or peer in state.barred.expelled:
         return False
-    return head.can_contribute and head.index + 1 >= state.link.index
+    is_new = view.reported_at_s > state.committed_at_s + state.config.suspect_after_s
+    if not head.can_contribute or (is_new and head.index < state.link.index):
+        return False
+    return is_alive(state, peer, now_s, idle_patience_s(state))
 
 
 def _cohort(state: RoundState, led: Leading, others: tuple[PeerView, ...]) -> tuple[PeerView, ...]:

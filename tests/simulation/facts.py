@@ -19,7 +19,10 @@ from protocol.rounds.messages.record import CommitRecord, Contributor, OmissionC
 from protocol.rounds.messages.requests import ContributionHeader
 
 MOST_CAP = 16
-"""A cap is at most so many times the median of the signed tokens."""
+"""A cap is at most so many times the median of the signed tokens of three or more."""
+
+MOST_OF_FEW = 4
+"""Of fewer it is at most so many times the lowest of them, or the tokens at which the round was due."""
 
 MOST_CREDITED = 4
 """A commit credits at most so many times what its round was due at, or what the one before credited."""
@@ -53,6 +56,8 @@ class Facts:
         for part in record.slices:
             if (part.reducer, encode_sum(_sum(record, part))) not in self.signed:
                 return f"{part.reducer} never summed slice {part.first_chunk} so"
+            if part.reducer not in self.admitted:
+                return f"{part.reducer} summed slice {part.first_chunk} and was never admitted"
         return ""
 
 
@@ -95,9 +100,14 @@ def _chunks_counted(record: CommitRecord, peer: PeerId) -> int:
 
 def _numbers(parent: ChainLink, record: CommitRecord) -> str:
     tokens = sorted(entry.tokens for entry in record.contributors)
-    if record.weight_cap_tokens > MOST_CAP * max(1, tokens[len(tokens) // 2]):
-        return f"its cap is {record.weight_cap_tokens} tokens, its median {tokens[len(tokens) // 2]}"
-    before = sum(entry.credited_tokens for entry in parent.record.contributors) if parent.record is not None else 0
+    is_few = len(tokens) < 3
+    fair_cap = MOST_OF_FEW * max(1, tokens[0], parent.target_tokens) if is_few else MOST_CAP * max(1, _median(tokens))
+    if record.weight_cap_tokens > fair_cap:
+        return f"its cap is {record.weight_cap_tokens} tokens, the claims are {tokens}"
+    earlier = parent.record.contributors if parent.record is not None else ()
+    before = sum(entry.credited_tokens for entry in earlier)
+    if len(earlier) < 3:
+        before = min(before, MOST_CREDITED * parent.target_tokens)
     most, num_chunks = MOST_CREDITED * max(1, parent.target_tokens, before), record.slices[-1].stop_chunk
     worth: dict[PeerId, int] = {}
     for entry in record.contributors:
@@ -111,6 +121,10 @@ def _numbers(parent: ChainLink, record: CommitRecord) -> str:
         if entry.credited_tokens != fair:
             return f"it credits {entry.peer} with {entry.credited_tokens} tokens for {fair}"
     return ""
+
+
+def _median(ordered: list[int]) -> int:
+    return ordered[len(ordered) // 2]
 
 
 def _roster(parent: ChainLink, record: CommitRecord, left: Collection[PeerId]) -> str:

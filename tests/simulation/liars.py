@@ -45,7 +45,7 @@ from protocol.rounds.messages.messages import (
     Settle,
     SliceSpec,
 )
-from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot, CommitRecord
 from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
 from protocol.rounds.messages.wire import encode_message
 from protocol.rounds.orders import Action, Send, SendHeartbeat
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 RECORDS: Final = tuple(f"record {name}" for name in LEADER_FLAWS)
 LONE: Final = tuple(f"lone {name}" for name in (*LONE_FLAWS, SHRINKS, UNCLAIMED, NO_FLAW))
-PROPOSALS: Final = ("proposal low cap", "proposal all slices", "proposal left out")
+PROPOSALS: Final = ("proposal low cap", "proposal all slices", "proposal left out", "proposal few")
 VOTES: Final = (
     "acks what was not settled",
     "acks twice in a ballot",
@@ -186,6 +186,11 @@ class Liar:
         if self.does("proposal left out") and len(proposal.members) > 2:
             gone = self.chooser.choice([m for m in proposal.members if m.peer != me])
             return replace(proposal, members=tuple(m for m in proposal.members if m != gone))
+        if self.does("proposal few"):
+            others = [m for m in proposal.members if m.peer != me]
+            few = self.chooser.sample(others, self.chooser.randint(0, len(others)))
+            members = tuple(m for m in proposal.members if m.peer == me or m in few)
+            return replace(proposal, members=members, slices=(SliceSpec(0, proposal.num_chunks, me),))
         return proposal
 
     def _heartbeat(self, beat: Heartbeat) -> Heartbeat:
@@ -267,7 +272,10 @@ def draw_liars(world: World) -> None:
     chooser = random.Random(f"liars {world.seed}")
     for node in chooser.sample(world.nodes, max(1, len(world.nodes) // SHARE)):
         own = random.Random(f"liar {world.seed}/{node.number}")
-        kinds = frozenset(own.sample(KINDS, own.randint(*NUM_KINDS)))
+        drawn = (
+            KINDS if len(world.nodes) > 2 else (*HEADERS, *HEARTBEATS)
+        )  # one of two that lies in votes holds all votes
+        kinds = frozenset(own.sample(drawn, own.randint(*NUM_KINDS)))
         world.liars[node.peer] = Liar(node, gang_of(world, node.peer, node.signer, own), kinds, own)
         world.trace.add(f"{node.name} lies: {sorted(kinds)}")
     for observed in world.observed_of.values():
@@ -348,6 +356,23 @@ def _look(world: World, before: RoundState, after: RoundState) -> None:
         problem = world.facts.problem(parent, record, _left(world, node))
         if problem:
             raise Violation(f"an honest peer took in commit {record.index} by {record.ballot.peer}: {problem}")
+        _look_at_voters(world, after, record)
+
+
+def _look_at_voters(world: World, after: RoundState, record: CommitRecord) -> None:
+    """A liar's commit with a quorum may leave out one honest founder that never failed: it may be frozen, or cut off. Not two."""
+    commit, tree = record.parent, after.tree
+    while commit != tree.root and not record.lone:
+        before = tree.nodes[commit].link.record
+        if before is None or before.lone:
+            return
+        commit = before.parent
+    if record.lone or record.ballot.peer not in world.liars or len(record.roster) >= after.config.max_members:
+        return
+    founders = [node for node in world.nodes[: len(tree.nodes[tree.root].link.roster)] if node.peer not in world.liars]
+    missing = [node.name for node in founders if node.is_up and node.session == 1 and node.peer not in record.roster]
+    if len(missing) > 1:
+        raise Violation(f"an honest peer took in commit {record.index} by {record.ballot.peer}: {missing} vote no more")
 
 
 def _left(world: World, node: TreeNode) -> set[PeerId]:

@@ -12,6 +12,7 @@ from protocol.ids import PeerId, Root
 from protocol.rounds.lineage.chain_link import ChainLink, link_of
 from protocol.rounds.lineage.record_rules import (
     CAP_FACTOR,
+    KEPT_SHARE,
     LATE_FACTOR,
     ROUND_DOMAIN,
     SIGNED,
@@ -229,6 +230,11 @@ def a_sum_of_others(record: CommitRecord, parent: ChainLink, gang: Gang) -> Comm
     return replace(record, slices=(replace(first, reducer=gang.someone_honest(parent), seal=FORGED), *rest))
 
 
+def a_sum_of_a_stranger(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:
+    first, *rest = record.slices
+    return replace(record, slices=(replace(first, reducer=gang.stranger.peer, credential=b"of somebody else"), *rest))
+
+
 def a_high_cap(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:
     most = CAP_FACTOR * LATE_FACTOR * max(entry.tokens for entry in record.contributors)
     return replace(record, weight_cap_tokens=1000 * most)
@@ -281,6 +287,7 @@ LONE_FLAWS: Final[dict[str, Flaw]] = {
         work_of_others,
         work_of_a_stranger,
         a_sum_of_others,
+        a_sum_of_a_stranger,
         a_high_cap,
         other_credits,
         a_stranger_votes,
@@ -367,6 +374,14 @@ def one_is_dropped(record: CommitRecord, parent: ChainLink, gang: Gang) -> Commi
     return replace(record, roster=tuple(disks), incarnations=tuple(disks.values()))
 
 
+def several_are_dropped(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:
+    """As many as may go, of those that are not counted."""
+    idle = [peer for peer in record.roster if record.contributor(peer) is None and peer not in gang.pens]
+    gone = idle[: len(parent.roster) // KEPT_SHARE]
+    disks = {p: disk for p, disk in zip(record.roster, record.incarnations, strict=True) if p not in gone}
+    return replace(record, roster=tuple(disks), incarnations=tuple(disks.values()))
+
+
 def more_tokens(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:
     return replace(record, next_target_tokens=record.next_target_tokens * 1000)
 
@@ -388,6 +403,8 @@ LEADER_FLAWS: Final[dict[str, Flaw]] = {
         other_bytes,
         reducers_swapped,
         one_is_dropped,
+        several_are_dropped,
+        a_sum_of_a_stranger,
         more_tokens,
     )
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -30,10 +31,17 @@ def test_no_honest_peer_takes_in_what_the_rules_forbid_and_the_run_goes_on_thoug
     assert sum(totals["faults"].get("crash", 0) for totals in told) > 0
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_in_a_run_of_two_false_tokens_of_one_neither_stop_nor_end_it(seed: int) -> None:
+    profile = replace(PROFILES["liars"], num_peers=(2, 2), weights={"lossy link": 1}, num_faults=(1, 1))
+    assert simulate(seed, profile).error == ""
+
+
 LEFT_OUT: Final = {
     "signatures of claims": ("_claims_problem", "not is_signed(check, entry.peer, entry.seal, payload)", 35),
     "admission of contributors": ("_claims_problem", "entry.peer not in voters and not check.verifier.admits", 67),
     "signatures of sums": ("_sums_problem", "not is_signed(check, part.reducer, part.seal, encode_sum(what))", 47),
+    "admission of reducers": ("_sums_problem", "part.reducer not in known and not check.verifier.admits", 0),
     "words of omissions": ("_sums_problem", "any(entry.reason or entry.code == OmissionCode.UNKNOWN", 26),
     "contributors in a slice": ("_sums_problem", "entry.peer not in counted", 40),
     "weight cap": ("_numbers_problem", "record.weight_cap_tokens > most_cap", 14),
