@@ -159,7 +159,7 @@ class ExchangeDriver:
         )
         signed = await tools.seal(encode_claim(header))
         self._check_head(base)
-        return replace(encoded, header=signed, credential=self._credential()), fed, taken_s
+        return replace(encoded, header=signed, credential=_credential(config, chain, tools)), fed, taken_s
 
     async def _encode(self, base: CommitId, encoder: DeltaEncoder) -> tuple[EncodedContribution, FedDelta | None]:
         """Encode the delta. A long vector is sent chunk by chunk while it is still being encoded; it does not count until its
@@ -318,12 +318,8 @@ class ExchangeDriver:
             learn=self._learn,
             refused=self._tell,
             record=tools.record,
-            credential=self._credential,
+            credential=lambda: _credential(self._config, self._chain, tools),
         )
-
-    def _credential(self) -> bytes:
-        """What records need to show who we are, where the base roster does not tell."""
-        return b"" if self._config.me.peer in self._chain.head.roster else self._tools.credential()
 
     def _probe(self, peer: PeerId) -> None:
         if self.probe is not None:
@@ -385,6 +381,11 @@ class ExchangeDriver:
                     return exchange
                 await self.changes.wait()
         raise TransportError("an exchange that is not running here", "the running attempt", "try again")
+
+
+def _credential(config: RoundConfig, chain: UnitChain, tools: RoundContext) -> bytes:
+    """Our proof of admission, if records need it because we are not in the base roster."""
+    return b"" if config.me.peer in chain.head.roster else tools.credential()
 
 
 def _encoder(chain: UnitChain, anchor_N: torch.Tensor, snapshot: Snapshot) -> DeltaEncoder:
