@@ -74,8 +74,8 @@ def one_host(command: Sequence[str | Path], folder: Path, environment: Mapping[s
     words = [str(word) for word in command]
     with log.open("wb") as out:
         host = subprocess.Popen(
-            words, cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
+            words, cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
     try:
         yield wait_for_invite(Running(host, log, time.time()), HOST_LIMIT_S)
     except PotluckError as error:
