@@ -146,8 +146,9 @@ def _round_in_containers(buildah: Buildah, folder: Path) -> Iterator[str]:
     host, peer = (buildah.start(f"localhost/potluck:{target}") for target in RUNNABLE)
     mounts = ["--volume", f"{folder / 'run.toml'}:/run.toml:ro", "--volume", f"{folder / 'corpus'}:/corpus:ro"]
     try:
-        hosting = buildah.words("run", *mounts, host, "--", "tini", "--", "potluck", "host", "/run.toml")
-        with one_host(hosting, folder, os.environ) as invite:
+        with_pid = "echo pid $$; exec tini -- potluck host /run.toml"
+        hosting = buildah.words("run", *mounts, host, "--", "sh", "-c", with_pid)
+        with one_host(hosting, folder, os.environ, says_pid=True) as invite:
             (folder / "invite.txt").write_text(f"{invite}\n", encoding="ascii")
             joining = 'exec potluck join "$(cat /run/secrets/invite)"'
             secret = ["--volume", f"{folder / 'invite.txt'}:/run/secrets/invite:ro"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +19,7 @@ from tests.install.running import Failed
 HOST_LIMIT_S: Final = 600.0
 GOODBYE_LIMIT_S: Final = 120.0
 NUM_FILES: Final = 8
+_PID: Final = re.compile(r"pid (\d+)\n")
 
 _RUN: Final = """
 [run]
@@ -64,8 +68,11 @@ def write_run_of_one_round(folder: Path, source: str = "text") -> Path:
 
 
 @contextmanager
-def one_host(command: Sequence[str | Path], folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """The invite of a host that runs meanwhile; its output is in `folder`/host.log.
+def one_host(
+    command: Sequence[str | Path], folder: Path, environment: Mapping[str, str], *, says_pid: bool = False
+) -> Iterator[str]:
+    """The invite of a host that runs meanwhile; its output is in `folder`/host.log. With `says_pid` the first line of that is "pid
+    NUMBER", and the goodbye is asked of that process: buildah passes no signal on.
 
     Raises:
         Failed: it did not start, or it left with another code than 0.
@@ -74,14 +81,16 @@ def one_host(command: Sequence[str | Path], folder: Path, environment: Mapping[s
     words = [str(word) for word in command]
     with log.open("wb") as out:
         host = subprocess.Popen(
-            words, cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
+            words, cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
     try:
         yield wait_for_invite(Running(host, log, time.time()), HOST_LIMIT_S)
     except PotluckError as error:
         raise Failed(str(error)) from error
     finally:
-        host.terminate()
+        said = _PID.match(log.read_text(encoding="utf8", errors="replace")) if says_pid else None
+        if host.poll() is None:
+            os.kill(int(said[1]) if said else host.pid, signal.SIGTERM)
         try:
             host.wait(timeout=GOODBYE_LIMIT_S)
         except subprocess.TimeoutExpired:

@@ -79,6 +79,7 @@ def run(
         done = subprocess.run(
             words, cwd=cwd, env=None if environment is None else dict(environment), timeout=limit_s,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
+            start_new_session=True,  # buildah ends all of its group
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise Failed(f"{shown}: not done within {limit_s:.0f} s") from error
