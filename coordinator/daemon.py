@@ -228,9 +228,7 @@ async def _open_network(host: HostDaemon, thread: AsyncioThread, addresses: Host
         return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
 
     options = NetworkOptions(
-        p2pd=P2pdOptions(
-            host.held.path, addresses.p2p_listen, addresses.p2p_announce, serves_circuits=host.config.relay
-        ),
+        p2pd=P2pdOptions(host.held.path, addresses.p2p_listen, addresses.p2p_announce, serves_circuits=True),
         record_rule=member_record_rule(Ed25519Verifier(), run_id, host.run.authority.certificate_der),
         admits=is_admitted,
         direct=_direct(host, addresses),

@@ -36,9 +36,6 @@ class HostConfig(DaemonSettings):
     p2p_port: Port = 0
     """TCP port of the bootstrap node, which also serves the data; 0 for any free one, which later starts keep."""
 
-    relay: bool = True
-    """Relay between peers that cannot connect to each other. Their messages cost the host's line twice their bytes."""
-
     helper: bool = True
     """Run a helper beside the host while nobody can connect to most of the peers: it reduces for them, and has no vote."""
 

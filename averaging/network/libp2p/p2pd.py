@@ -101,30 +101,27 @@ def p2pd_arguments(options: P2pdOptions, control_socket: Path) -> list[str]:
 
 
 def _relay_flags(options: P2pdOptions) -> dict[str, str | int]:
-    """Nobody relays unless told to: bytes of others through a volunteer's line would escape its counters and caps.
+    """A hidden peer takes places, the host relays within limits, and nobody else is told to relay.
 
-    p2pd serves circuits of a few seconds whatever -relay and -relayService say. Only a relay service of a peer that counts as
-    reachable obeys its limits, so a peer that does not relay has such a service with room for nobody.
+    This p2pd passes short circuits for anybody, whatever -relay and -relayService say: 128 KiB and two minutes each.
+    At some starts these hold for the host, too. Circuits that end are made again.
     """
-    if options.places:
-        return {
-            "relay": 1,
-            "relayService": 0,
-            "autoRelay": 1,
-            "trustedRelays": ",".join(options.places),
-            "relayDiscovery": 0,
-            "forceReachabilityPrivate": 1,
-        }
-    return {
+    flags: dict[str, str | int] = {
         "relay": 1,
-        "relayService": 1,
-        "autoRelay": 0,
-        "forceReachabilityPublic": 1,
-        "relayDataLimit": CIRCUIT_BYTES,
-        "relayTimeLimit": f"{CIRCUIT_S}s",
-        "relayMaxCircuits": MAX_CIRCUITS_PER_PEER,
-        "relayMaxReservations": MAX_RESERVATIONS if options.serves_circuits else 0,
+        "relayService": int(options.serves_circuits),
+        "autoRelay": int(bool(options.places)),
     }
+    if options.places:
+        flags |= {"trustedRelays": ",".join(options.places), "relayDiscovery": 0, "forceReachabilityPrivate": 1}
+    if options.serves_circuits:
+        flags |= {
+            "forceReachabilityPublic": 1,
+            "relayDataLimit": CIRCUIT_BYTES,
+            "relayTimeLimit": f"{CIRCUIT_S}s",
+            "relayMaxCircuits": MAX_CIRCUITS_PER_PEER,
+            "relayMaxReservations": MAX_RESERVATIONS,
+        }
+    return flags
 
 
 def p2pd_program() -> Path:

@@ -25,9 +25,9 @@ def _identity_file(folder: Path) -> Path:
     return file
 
 
-def test_nobody_relays_for_strangers_past_a_volunteers_counts_and_caps() -> None:
+def test_a_volunteer_is_told_to_relay_for_nobody() -> None:
     flags = p2pd_arguments(P2pdOptions(Path("/id")), Path("/tmp/x.sock"))
-    assert {"-relayService=1", "-forceReachabilityPublic=1", "-relayMaxReservations=0", "-autoRelay=0"} <= set(flags)
+    assert {"-relayService=0", "-autoRelay=0"} <= set(flags)
 
 
 RELAY = "/ip4/10.0.0.1/tcp/4001/p2p/12D3KooWQAqQX2YQexMmQapfgrFV88PTtqkyiRo1LjpZoVbkjQYR"
@@ -37,7 +37,7 @@ def test_a_hidden_peer_takes_a_place_at_the_relays_and_nobody_else_does() -> Non
     hidden = p2pd_arguments(P2pdOptions(Path("/id"), relays=(RELAY,), is_hidden=True), Path("/tmp/x.sock"))
     assert {"-relay=1", "-autoRelay=1", "-relayService=0", f"-trustedRelays={RELAY}"} <= set(hidden)
     reachable = p2pd_arguments(P2pdOptions(Path("/id"), relays=(RELAY,)), Path("/tmp/x.sock"))
-    assert {"-relay=1", "-autoRelay=0", "-relayMaxReservations=0"} <= set(reachable)
+    assert {"-relay=1", "-autoRelay=0", "-relayService=0"} <= set(reachable)
 
 
 def test_a_relay_bounds_the_bytes_the_time_and_the_number_of_its_circuits() -> None:
