@@ -26,13 +26,15 @@ HOST_HEARD_WITHIN_S: Final = 45.0
 async def watch_isolation(joined: JoinedSession, rounds: PeerRounds) -> None:
     """Tell the rounds and the owner, until cancelled."""
     board, clock, is_told = joined.life.board, joined.life.clock, False
+    config = joined.membership.manifest.config
+    do_all_hold = config.stages is None and config.mixture is None
     while True:
         now_s = clock.monotonic_s()
         reply = joined.reporter.last_reply
         is_host_here = reply is not None and clock.unix_s() - joined.roster.host_heard_s < HOST_HEARD_WITHIN_S
         found = isolation(
             board.isolation,
-            hears_anybody=any(hears_anybody(service.state, now_s) for service in rounds.services),
+            hears_anybody=any(hears_anybody(each.state, now_s, do_all_hold=do_all_hold) for each in rounds.services),
             live_others=reply.live_others if reply is not None and is_host_here else None,
             is_outbound_only=joined.is_outbound_only,
             now_s=now_s,
@@ -44,7 +46,11 @@ async def watch_isolation(joined: JoinedSession, rounds: PeerRounds) -> None:
         await trio.sleep(LOOK_EVERY_S)
 
 
-def hears_anybody(state: RoundState, now_s: float) -> bool:
-    """Whether any other holder of the unit is alive, as far as is heard here. A peer that only reduces is none."""
+def hears_anybody(state: RoundState, now_s: float, *, do_all_hold: bool) -> bool:
+    """Whether any other member is alive, as far as is heard here.
+
+    Where all members hold the unit, a peer without it only reduces and is no member.
+    """
     patience_s = idle_patience_s(state)
-    return any(view.head is not None and is_alive(state, peer, now_s, patience_s) for peer, view in state.peers.items())
+    views = [view for view in state.peers.values() if view.head is not None or not do_all_hold]
+    return any(is_alive(state, view.peer, now_s, patience_s) for view in views)
