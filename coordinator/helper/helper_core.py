@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 KEPT_FOR_S: Final = 600.0
@@ -52,9 +51,9 @@ class HelperPlan:
 
 
 def helper_arguments(
-    folder: Path, invite: str, *, listen_host: str, listen_port: int, announce_host: str
+    folder: str, invite: str, *, listen_host: str, listen_port: int, announce_host: str
 ) -> tuple[str, ...]:
     """The arguments of `potluck` for a helper with its state in `folder`. `invite` is empty for one that was admitted before."""
-    place = ("--state-dir", str(folder), "--listen-host", listen_host, "--listen-port", str(listen_port))
+    place = ("--state-dir", folder, "--listen-host", listen_host, "--listen-port", str(listen_port))
     announced = ("--announce-host", announce_host) if announce_host else ()
     return ("join", *((invite,) if invite else ()), "--reduce-only", "--screen", "plain", *place, *announced)

@@ -34,7 +34,7 @@ _PORTS: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class HelperContext:
-    """What the helper's supervisor needs.
+    """The tools of the helper's supervisor.
 
     Attributes:
         folder: the helper's state.
@@ -89,7 +89,7 @@ async def _start(context: HelperContext) -> subprocess.Popen[bytes] | None:
     has_joined = (folder / "runs").is_dir()
     invite = "" if has_joined else await context.issue_invite()
     arguments = helper_arguments(
-        folder, invite, listen_host=context.listen_host, listen_port=port, announce_host=context.announce_host
+        str(folder), invite, listen_host=context.listen_host, listen_port=port, announce_host=context.announce_host
     )
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

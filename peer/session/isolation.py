@@ -49,7 +49,7 @@ async def watch_isolation(joined: JoinedSession, rounds: PeerRounds) -> None:
 def hears_anybody(state: RoundState, now_s: float, *, do_all_hold: bool) -> bool:
     """Whether any other member is alive, as far as is heard here.
 
-    Where all members hold the unit, a peer without it only reduces and is no member.
+    If all members hold the unit, a peer without it only reduces and is no member.
     """
     patience_s = idle_patience_s(state)
     views = [view for view in state.peers.values() if view.head is not None or not do_all_hold]

@@ -20,7 +20,7 @@ EXPECTED: Final = (
 
 
 def missing_on_disk(folder: Path) -> str:
-    """What the disk of an existing folder lacks, as the end of a sentence about it; empty if nothing. Makes a file there and
+    """The end of a sentence about the disk of an existing folder: what it lacks; empty if nothing. Makes a file there and
     removes it. Blocks.
 
     Raises:

@@ -30,7 +30,6 @@ MANY_FIELDS = {
     "peer/status/status_board.py:StatusBoard": 28,
     "protocol/host/reports.py:PeerReport": 31,
     "protocol/pipeline/lanes/lane_machine.py:LaneState": 19,
-    "protocol/rounds/messages/messages.py:ResultHeader": 13,
     "protocol/rounds/messages/record.py:CommitRecord": 20,
     "protocol/rounds/messages/messages.py:Proposal": 14,
     "protocol/rounds/messages/messages.py:ResultHeader": 13,

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from coordinator.helper.helper_core import (
@@ -58,9 +56,9 @@ def test_a_helper_that_keeps_ending_is_started_ever_less_often_until_one_lasts()
 
 def test_a_helper_trains_nothing_and_uses_an_invite_only_the_first_time() -> None:
     place = {"listen_host": "0.0.0.0", "listen_port": 4603}
-    first = helper_arguments(Path("/run/helper"), "potluck1:x", announce_host="host.example", **place)  # type: ignore[arg-type]
+    first = helper_arguments("/run/helper", "potluck1:x", announce_host="host.example", **place)  # type: ignore[arg-type]
     assert first[:3] == ("join", "potluck1:x", "--reduce-only")
     assert first[-2:] == ("--announce-host", "host.example")
-    again = helper_arguments(Path("/run/helper"), "", announce_host="", **place)  # type: ignore[arg-type]
+    again = helper_arguments("/run/helper", "", announce_host="", **place)  # type: ignore[arg-type]
     assert again[:2] == ("join", "--reduce-only")
     assert "--announce-host" not in again
