@@ -1,4 +1,4 @@
-"""`python -m tests.install floors|wheels|images|build`: what a stranger's installation does, tried for real.
+"""`python -m tests.install floors|wheels|images|build`: tries for real how strangers install Potluck.
 
     floors   the lowest releases that pyproject.toml declares, and the newest: the command line and a fixed set of tests in each
     wheels   wheel and sdist in empty environments without a compiler, git and make: `potluck demo --one-round` in each

@@ -48,7 +48,7 @@ class Buildah:
         return [*self._words, command, *isolated, *arguments]
 
     def __call__(self, command: str, *arguments: str | Path, log: Path | None = None) -> str:
-        """What the command printed."""
+        """Run the command. Returns its output."""
         return run(self.words(command, *arguments), limit_s=INSTALL_LIMIT_S, log=log)
 
     def start(self, image: str) -> str:

@@ -82,7 +82,7 @@ def names_in(archive: Path) -> list[str]:
 
 
 def rooms() -> set[str]:
-    """What the wheel is made of, as pyproject.toml says."""
+    """The files and folders of the wheel, as pyproject.toml lists them."""
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["tool"]["hatch"]["build"]["targets"]
     return set(targets["wheel"]["only-include"])
 

@@ -39,7 +39,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where packages come from beside the registry.
+    """Sources of packages beside the registry.
 
     Attributes:
         find_links: folders of wheels.
@@ -68,7 +68,7 @@ def run(
     limit_s: float = COMMAND_LIMIT_S,
     log: Path | None = None,
 ) -> str:
-    """What the command printed. All of it goes to `log`, too, if one is given.
+    """Run a command. Returns its output, which goes to `log`, too, if one is given.
 
     Raises:
         Failed: it could not be started, ended with another code than 0, or took longer than `limit_s`.

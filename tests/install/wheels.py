@@ -96,7 +96,7 @@ def _trial(folder: Path, interpreter: Path, archive: Path, sources: Sources, ins
 
 
 def _installed(python: Path, environment: Mapping[str, str], *, is_compiled: bool) -> Iterator[str]:
-    """What is there after the installation, and what `doctor` says of the codecs."""
+    """Look at the installed files, and at the words of `doctor` on the codecs."""
     found = json.loads(run([python, "-P", "-c", _INSTALLED], cwd=python.parent, environment=environment))
     names = [name for name in found["files"] if not name.startswith("..") and "__pycache__" not in name]
     yield from (p for p in problems_of("installed", names) if p.startswith("tests"))
@@ -110,7 +110,7 @@ def _installed(python: Path, environment: Mapping[str, str], *, is_compiled: boo
 
 
 def _doctor(python: Path, environment: Mapping[str, str]) -> str:
-    """What `potluck doctor` says; a machine with other faults is none of ours, so its exit code is not looked at."""
+    """The findings of `potluck doctor`. Its exit code does not count: the machine may have other faults."""
     done = subprocess.run(
         [python.parent / "potluck", "doctor"], cwd=python.parent, env=dict(environment), timeout=600,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
