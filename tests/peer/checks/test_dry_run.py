@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import typer
@@ -30,9 +31,13 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def _no_checkpoint(name: str, state_dir: Path | None) -> NoReturn:
+    raise AssertionError(f"a dry run opens no checkpoint, and not {name}")
+
+
 def _dry_run(*arguments: str) -> list[str]:
     app = typer.Typer()
-    add_commands(app)
+    add_commands(app, _no_checkpoint)
     done = CliRunner().invoke(app, ["join", "--dry-run", *arguments], catch_exceptions=False)
     assert done.exit_code == 0
     return done.output.splitlines()
