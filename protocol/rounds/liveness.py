@@ -351,7 +351,7 @@ def apart_noted(state: RoundState, is_apart: bool) -> RoundStep:
         return RoundStep(
             state, remark=f"noted once more that we are {'' if is_apart else 'not '}apart; nothing changes"
         )
-    reason = "others may be at work unheard: nothing is committed alone" if is_apart else "no longer apart"
+    reason = "others may be at work unheard: nothing is committed alone" if is_apart else "others are heard again"
     return RoundStep(replace(state, barred=replace(state.barred, is_apart=is_apart)), reason=reason)
 
 

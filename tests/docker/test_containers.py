@@ -73,7 +73,7 @@ def test_every_base_is_the_argument_or_an_earlier_stage() -> None:
 
 def test_host_finds_the_texts_that_its_run_names() -> None:
     """A path of run.toml is taken from the folder of that file."""
-    (example,) = re.findall(r'with a glob such as "(\w+)/', default_run_toml())
+    (example,) = re.findall(r'glob = "(\w+)/', default_run_toml())
     volumes = services()["host"]["volumes"]
     assert "./run.toml:/run.toml:ro" in volumes
     assert f"./{example}:/{example}:ro" in volumes

@@ -70,7 +70,7 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
     if record.rules < parent.rules:
         return "a record without the signatures that this run asks for; expected one of this release"
     if not record.rules:
-        return _unsigned_problem(parent, record)
+        return ""
     if record.rules != SIGNED:
         return f"a record with rules {record.rules}; expected {SIGNED}: install the newest release"
     return (
@@ -79,14 +79,6 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
         or _numbers_problem(parent, record)
         or _roster_problem(parent, record, left)
         or _attestation_problem(record)
-    )
-
-
-def _unsigned_problem(parent: ChainLink, record: CommitRecord) -> str:
-    """All that can be said of a record of an older release: it shows no admissions, so a lone one may have no voters of its own."""
-    stranger = next((peer for peer in record.roster if record.lone and peer not in parent.roster), None)
-    return (
-        "" if stranger is None else f"{short(stranger)} made a lone commit and did not vote before; expected old voters"
     )
 
 

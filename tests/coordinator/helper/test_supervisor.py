@@ -47,7 +47,7 @@ class FakeProcess:
 
 @dataclass
 class Scene:
-    """What a supervisor did, and what it is to see."""
+    """A supervisor's deeds, and the world that it sees."""
 
     folder: Path
     are_hidden: list[bool] = field(default_factory=list)

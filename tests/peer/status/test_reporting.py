@@ -235,7 +235,7 @@ class _Rounds:
             is_sound=True,
             disk_bound_bytes=0,
         )
-        is_over = {"run_tokens": 0, "config": SimpleNamespace(total_tokens=0)}
+        is_over = {"run_tokens": 0, "config": SimpleNamespace(total_tokens=0, me=SimpleNamespace(peer=ME)), "peers": {}}
         self.state = SimpleNamespace(tree=tree, open=SimpleNamespace(proposal=None, exchange=None), **is_over)
         self.reason = self.waiting = ""
 

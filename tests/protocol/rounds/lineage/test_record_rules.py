@@ -342,15 +342,6 @@ def test_a_record_without_signatures_is_read_on_a_parent_as_old_and_on_no_other(
     assert _problem(signed, record_on(signed, list(table.seats))) == words
 
 
-def test_a_lone_record_without_signatures_names_no_voters_but_its_parents() -> None:
-    """It shows nobody's admission: its other voters could be keys of one peer's making."""
-    table, stranger = Table(3), PeerId("nobody admitted this key")
-    voters = list(table.genesis.roster)
-    assert _problem(table.genesis, record_on(table.genesis, voters[:1], lone=True)) == ""
-    words = f"{short(stranger)} made a lone commit and did not vote before; expected old voters"
-    assert _problem(table.genesis, record_on(table.genesis, [voters[0], stranger], lone=True)) == words
-
-
 # --- credits ------------------------------------------------------------------------------------------------------------------
 
 
