@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _HEADER: Final = ("ROUND", "TOKENS", "DATE", "BITS/BYTE", "SIZE", "NAME")
 _HELDOUT: Final = "heldout"
 
+_RUNS: Final = "runs"
+"""In a peer's folder: the runs that it joined."""
+
 Row = Mapping[str, object]
 
 
@@ -30,8 +33,9 @@ def list_checkpoints(state_dir: Path | None, load_models: Callable[[], PeerModel
         ConfigError: no run was hosted from there, and none joined.
     """
     folder = host_folder(state_dir)
-    if not (folder / LEDGER_FILE).exists():
-        models = load_models()
+    may_be_a_peers = state_dir is None or (state_dir / _RUNS).exists()
+    if not (folder / LEDGER_FILE).exists() and may_be_a_peers:
+        models = load_models()  # imports torch
         run_folder = models.run_folder(state_dir or models.state_dir(), "")
         if run_folder is not None:
             return [_measured(row, {}) for row in list_fetched(run_folder)]

@@ -18,7 +18,6 @@ from averaging.data.shard_exchange import fetch_shard
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache, parse_dataset
 from averaging.network.seams.asyncio_thread import open_plain_nursery
 from averaging.network.seams.interfaces import Clock, Network
-from peer.membership.coordinator_client import CoordinatorClient
 from peer.membership.named_run import find_run
 from peer.membership.saved_membership import (
     SavedMembership,
