@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from averaging.state.unit_log import LOG_NAME
@@ -65,7 +66,7 @@ async def _check_reported(world: World, node: Node) -> None:
     if not num_refused or not node.is_up or node.process.is_frozen or node.session != session:
         return
     reported = reported_of(node)
-    if "the disk refuses: no space left" not in reported:
+    if "the disk refuses: no space left" not in reported and "is full" not in reported:
         raise Violation(f"the disk of {node.name} refused {num_refused} entries, its status says {reported!r}")
     world.happened("refusal told", f"{node.name} {reported}")
 
@@ -73,7 +74,7 @@ async def _check_reported(world: World, node: Node) -> None:
 def reported_of(node: Node) -> str:
     """The trouble in its status, as the status page makes it."""
     refused = [service.chain.tools.generations.refused for service in node.services.values()]
-    return node.trouble.sentence(refused, node.clock.monotonic_s())
+    return node.trouble.sentence(refused, node.clock.monotonic_s(), Path("state"))
 
 
 def check_reported_vote(who: str, disk: BoundedDisk, payload: bytes, spine: str) -> None:

@@ -39,12 +39,12 @@ def test_in_a_run_of_two_false_tokens_of_one_neither_stop_nor_end_it(seed: int) 
 
 LEFT_OUT: Final = {
     "signatures of claims": ("_claims_problem", "not is_signed(check, entry.peer, entry.seal, payload)", 2),
-    "admission of contributors": ("_claims_problem", "entry.peer not in voters and not check.verifier.admits", 14),
+    "admission of contributors": ("_claims_problem", "entry.peer not in voters and not check.verifier.admits", 31),
     "signatures of sums": ("_sums_problem", "not is_signed(check, part.reducer, part.seal, encode_sum(what))", 27),
     "admission of reducers": ("_sums_problem", "part.reducer not in known and not check.verifier.admits", 1),
     "words of omissions": ("_sums_problem", "any(entry.reason or entry.code == OmissionCode.UNKNOWN", 3),
     "contributors in a slice": ("_sums_problem", "entry.peer not in counted", 5),
-    "weight cap": ("_numbers_problem", "record.weight_cap_tokens > most_cap", 11),
+    "weight cap": ("_numbers_problem", "record.weight_cap_tokens > most_cap", 13),
     "credited tokens": ("_numbers_problem", "entry.credited_tokens != tokens", 16),
     "strangers in the roster": ("_roster_problem", "stranger is not None", 0),
     "contributors in the roster": ("_roster_problem", "dropped is not None", 26),

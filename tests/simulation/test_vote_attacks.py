@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -65,7 +66,10 @@ def _lose(seats: list[Seat], *gone: Seat) -> None:
 
 def _settled_by_three(table: Table, ballot: Ballot, *members: Seat) -> Settle:
     """A record of these members, with promises to its ballot, whose bytes everybody has."""
-    record = signed_record(table.genesis, members, ballot=ballot)
+    roster = table.genesis.roster
+    record = replace(
+        signed_record(table.genesis, members, ballot=ballot), roster=roster, incarnations=(1,) * len(roster)
+    )
     for seat in table.live():
         seat.disk.results |= {part.result_hash for part in record.slices}
     promise = encode_message(Promise(UNIT, table.genesis.commit, ballot, None))

@@ -37,6 +37,9 @@ STUCK = ("event ContributionFailed", "event CommitStalled", "event SwitchFailed"
 USELESS = ("event ResultRefused",)
 """A reducer signs a result that nobody can decode: nobody does so by accident, and no profile has one (test_bad_frames.py)."""
 
+APART = ("event ApartNoted",)
+"""The host hears others that a peer does not hear: the daemon says so, and worlds have no such host."""
+
 ACCUSING = ("message DoubleVote", "sent DoubleVote", "order ReportDoubleVote")
 """Two acks of one voter on one base: only liars send them (liars.py)."""
 
@@ -64,6 +67,7 @@ _SELDOM = {
     *REFUSING,
     *MENDING,
     *ACCUSING,
+    *APART,
 }
 
 ROUNDS = (

@@ -157,7 +157,8 @@ def result_problem(
     signed = is_signed(check, header.reducer, header.sum_seal, encode_sum(sum_in(header, proposal)))
     if not signed:
         return f"a result whose sum {short(header.reducer)} did not sign"
-    is_known = voters is None or header.reducer in voters
+    is_counted = any(entry.peer == header.reducer for entry in header.included)
+    is_known = voters is None or is_counted or header.reducer in voters
     if not is_known and not check.verifier.admits(header.credential, header.reducer, check.run_id):
         return f"a result of {short(header.reducer)} without its admission"
     named = [*(entry.peer for entry in header.included), *(entry.peer for entry in header.omitted)]
