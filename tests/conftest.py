@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import structlog
 import trio
 import trio.testing
 
@@ -24,6 +25,14 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 # Before torch is imported: its threads sleep while they wait for one another. As many as there are processors, in each of several
 # processes, would otherwise spin for a processor that another of them spins on: tests of seconds took minutes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(autouse=True)
+def log_settings() -> Generator[None]:
+    """Quiet worlds and loud commands leave the log settings to other tests as they found them."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
-import structlog
 
 from tests.simulation.beside import Beside, Play
 
@@ -57,11 +55,3 @@ def _beside(config: pytest.Config) -> Beside:
 def beside(pytestconfig: pytest.Config) -> Beside:
     """Worlds that may run already."""
     return _beside(pytestconfig)
-
-
-@pytest.fixture(autouse=True)
-def log_settings() -> Iterator[None]:
-    """Worlds are quiet; the tests after them log as they did."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
