@@ -346,7 +346,7 @@ def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> RoundStep:
 
 
 def apart_noted(state: RoundState, is_apart: bool) -> RoundStep:
-    """Others are at work, or may be, while we hear none of them; or no longer."""
+    """Others are at work, or may be, while we hear none of them; or they are heard again."""
     if is_apart == state.barred.is_apart:
         return RoundStep(
             state, remark=f"noted once more that we are {'' if is_apart else 'not '}apart; nothing changes"
