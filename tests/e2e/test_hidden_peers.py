@@ -20,7 +20,7 @@ NUM_ROUNDS = 10
 RUN_TOML = """
 [run]
 name = "hidden"
-total_tokens = 28_000
+total_tokens = 44_000
 min_members = 3
 [model]
 vocab_size = 260
