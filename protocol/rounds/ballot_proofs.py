@@ -13,16 +13,14 @@ from typing import Final, TypeAlias, TypeVar
 
 from protocol.errors import RemoteProtocolError, VersionError
 from protocol.frozen import replace
-from protocol.identity.envelope import open_envelope
-from protocol.ids import PeerId, short
+from protocol.ids import PeerId
 from protocol.rounds.bad_results import may_have_been_acked
-from protocol.rounds.lineage.chain import link_after, open_leave
+from protocol.rounds.lineage.chain import link_after, open_leave, open_message
 from protocol.rounds.lineage.quorum import electorate, is_quorum
-from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.bounds import MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BYTES
 from protocol.rounds.messages.messages import Ack, AckedRecord, Leave, PreVote, Promise, Settle
 from protocol.rounds.messages.record import Ballot
-from protocol.rounds.messages.wire import decode_message, decode_record
+from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.queries import has_vote, is_base_quorum, may_be_lone
 from protocol.rounds.state import RoundState, SignedLeave
 
@@ -139,15 +137,10 @@ def _opened(state: RoundState, kind: type[M], ballot: Ballot, raw: Iterable[byte
     """The messages of this kind for this ballot on our base, each with its signer. Raises RemoteProtocolError and VersionError."""
     config, found = state.config, list[tuple[PeerId, M]]()
     for each in raw:
-        envelope = open_envelope(
-            each, verifier=config.verifier, domain=ROUND_DOMAIN, run_id=config.run_id, now_unix_ms=None
-        )
-        message = decode_message(envelope.payload)
-        if not isinstance(message, kind):
-            raise RemoteProtocolError(f"a {type(message).__name__} of {short(envelope.sender)}", f"a {kind.__name__}")
+        sender, message = open_message(each, kind, verifier=config.verifier, run_id=config.run_id)
         if (message.unit, message.base, message.ballot) != (config.unit, state.link.commit, ballot):
             raise RemoteProtocolError(
                 f"a {kind.__name__} for another ballot or base", f"attempt {ballot.attempt} on ours"
             )
-        found.append((envelope.sender, message))
+        found.append((sender, message))
     return found

@@ -6,17 +6,17 @@ Rules: R15, R18, R25 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import TypeVar
 
 from protocol.errors import RemoteProtocolError
 from protocol.identity.envelope import open_envelope
 from protocol.identity.identity import Verifier
-from protocol.ids import CommitId, PeerId, Root, RunId
+from protocol.ids import CommitId, PeerId, Root, RunId, short
 from protocol.rounds.lineage.chain_link import ChainLink, link_of
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck, record_problem
 from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BYTES
-from protocol.rounds.messages.messages import Ack, Certificate, Leave
+from protocol.rounds.messages.messages import Ack, Certificate, Leave, PreVote, Promise
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_message, decode_record
 
@@ -40,29 +40,30 @@ def link_after(parent: ChainLink, record_bytes: bytes) -> ChainLink:
     return link_of(record_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class SignedAck:
-    """An ack whose signature was checked."""
-
-    voter: PeerId
-    ballot: Ballot
-    commit: CommitId
-    base: CommitId
+M = TypeVar("M", Ack, Leave, PreVote, Promise)
 
 
-def open_ack(raw: bytes, *, verifier: Verifier, run_id: RunId) -> SignedAck:
-    """Read a signed ack; its expiry is not judged: records are judged as of their round (R25).
+def open_message(raw: bytes, kind: type[M], *, verifier: Verifier, run_id: RunId) -> tuple[PeerId, M]:
+    """Read a signed message that others show: its signer, and what was signed. Its expiry is not judged: records and votes are judged
+    as of their round (R25).
 
     Raises:
-        RemoteProtocolError: bad signature, another run, or no ack inside.
+        RemoteProtocolError: bad signature, another run, or another kind of message.
+        VersionError: signed by another version of the protocol.
     """
-    if len(raw) > MAX_VOTE_BYTES:
-        raise RemoteProtocolError(f"an ack of {len(raw)} bytes", f"at most {MAX_VOTE_BYTES}")
     envelope = open_envelope(raw, verifier=verifier, domain=ROUND_DOMAIN, run_id=run_id, now_unix_ms=None)
     message = decode_message(envelope.payload)
-    if not isinstance(message, Ack):
-        raise RemoteProtocolError(f"a {type(message).__name__} among the acks", "acks")
-    return SignedAck(envelope.sender, message.ballot, message.commit, message.base)
+    if not isinstance(message, kind):
+        found = f"a {type(message).__name__} of {short(envelope.sender)}"
+        raise RemoteProtocolError(f"{found} among messages of another kind", f"a {kind.__name__}")
+    return envelope.sender, message
+
+
+def open_ack(raw: bytes, *, verifier: Verifier, run_id: RunId) -> tuple[PeerId, Ack]:
+    """Read a signed ack. Raises as `open_message`, and RemoteProtocolError for one that is too long."""
+    if len(raw) > MAX_VOTE_BYTES:
+        raise RemoteProtocolError(f"an ack of {len(raw)} bytes", f"at most {MAX_VOTE_BYTES}")
+    return open_message(raw, Ack, verifier=verifier, run_id=run_id)
 
 
 def open_leave(raw: bytes, *, verifier: Verifier, run_id: RunId) -> tuple[PeerId, Leave]:
@@ -73,11 +74,10 @@ def open_leave(raw: bytes, *, verifier: Verifier, run_id: RunId) -> tuple[PeerId
     """
     if len(raw) > MAX_RECORDED_VOTE_BYTES:
         raise RemoteProtocolError(f"a goodbye of {len(raw)} bytes", f"at most {MAX_RECORDED_VOTE_BYTES}")
-    envelope = open_envelope(raw, verifier=verifier, domain=ROUND_DOMAIN, run_id=run_id, now_unix_ms=None)
-    message = decode_message(envelope.payload)
-    if not isinstance(message, Leave) or message.member.peer != envelope.sender:
-        raise RemoteProtocolError(f"a {type(message).__name__} among the goodbyes", "goodbyes of their signers")
-    return envelope.sender, message
+    sender, leave = open_message(raw, Leave, verifier=verifier, run_id=run_id)
+    if leave.member.peer != sender:
+        raise RemoteProtocolError(f"a goodbye of {short(leave.member.peer)} that {short(sender)} signed", "its own")
+    return sender, leave
 
 
 def attested_roots(links: Iterable[ChainLink]) -> dict[CommitId, Root]:
@@ -102,25 +102,24 @@ def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier:
     ballots: set[Ballot] = set()
     voters: set[PeerId] = set()
     for raw in certificate.acks:
-        ack = open_ack(raw, verifier=verifier, run_id=run_id)
+        voter, ack = open_ack(raw, verifier=verifier, run_id=run_id)
         if ack.commit != link.commit or ack.base != parent.commit:
             raise RemoteProtocolError("an ack of another commit in a certificate", "acks of its own record")
         ballots.add(ack.ballot)
-        voters.add(ack.voter)
+        voters.add(voter)
     if len(ballots) != 1:
         raise RemoteProtocolError(f"acks of {len(ballots)} ballots", "acks of one ballot")
     (ballot,) = ballots
     leaves = dict(open_leave(raw, verifier=verifier, run_id=run_id) for raw in certificate.leaves)
     if any(leave.base != parent.commit or leave.unit != parent.unit for leave in leaves.values()):
         raise RemoteProtocolError("a goodbye on another base in a certificate", "goodbyes on its own base")
+    if link.is_lone and set(link.roster) - voters:
+        raise RemoteProtocolError(f"{len(voters)} acks of a lone commit", f"all {len(link.roster)} of its roster")
+    if not link.is_lone and not is_quorum(run_id, electorate(parent.roster, ballot, leaves), voters):
+        raise RemoteProtocolError(f"{len(voters)} acks", f"a quorum of the {len(parent.roster)} of the base roster")
+    # last, for it is the most work, and anybody can make up a record that nobody acked
     if link.record is not None:
         problem = record_problem(parent, link.record, SignatureCheck(verifier, run_id), leaves)
         if problem:
             raise RemoteProtocolError(problem, "a record that keeps the rules")
-    if link.is_lone:
-        if set(link.roster) - voters:
-            raise RemoteProtocolError(f"{len(voters)} acks of a lone commit", f"all {len(link.roster)} of its roster")
-        return link
-    if not is_quorum(run_id, electorate(parent.roster, ballot, leaves), voters):
-        raise RemoteProtocolError(f"{len(voters)} acks", f"a quorum of the {len(parent.roster)} of the base roster")
     return link

@@ -13,11 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.errors import RemoteProtocolError, VersionError
-from protocol.identity.envelope import open_envelope
 from protocol.ids import CommitId, PeerId, short
-from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck
-from protocol.rounds.messages.messages import Ack, Certificate
-from protocol.rounds.messages.wire import decode_message
+from protocol.rounds.lineage.chain import open_ack
+from protocol.rounds.lineage.record_rules import SignatureCheck
+from protocol.rounds.messages.messages import Certificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +43,10 @@ def double_voter(one: bytes, other: bytes, check: SignatureCheck) -> PeerId | No
 def conviction_of(one: bytes, other: bytes, check: SignatureCheck) -> Conviction | None:
     """The proof that these two signed acks are; None if they prove nothing."""
     try:
-        first, second = sorted((_opened(one, check), _opened(other, check)), key=lambda item: item[1].ballot)
+        acks = [open_ack(raw, verifier=check.verifier, run_id=check.run_id) for raw in (one, other)]
     except (RemoteProtocolError, VersionError):
         return None
-    (voter, low), (other_voter, high) = first, second
+    (voter, low), (other_voter, high) = sorted(acks, key=lambda item: item[1].ballot)
     if voter != other_voter or (low.unit, low.base) != (high.unit, high.base) or low.lone or high.lone:
         return None
     if low.commit == high.commit or low.version == 0 or high.version == 0:
@@ -68,20 +67,12 @@ def double_voters(
     return tuple((voter, first, second) for voter, first, second in found if voter is not None)
 
 
-def _opened(raw: bytes, check: SignatureCheck) -> tuple[PeerId, Ack]:
-    envelope = open_envelope(raw, verifier=check.verifier, domain=ROUND_DOMAIN, run_id=check.run_id, now_unix_ms=None)
-    message = decode_message(envelope.payload)
-    if not isinstance(message, Ack):
-        raise RemoteProtocolError(f"a {type(message).__name__} among the acks", "acks")
-    return envelope.sender, message
-
-
 def _by_voter(acks: Iterable[bytes], check: SignatureCheck) -> dict[PeerId, bytes]:
     """The acks by their voter; those that cannot be read are left out."""
     found: dict[PeerId, bytes] = {}
     for raw in acks:
         try:
-            found[_opened(raw, check)[0]] = raw
+            found[open_ack(raw, verifier=check.verifier, run_id=check.run_id)[0]] = raw
         except (RemoteProtocolError, VersionError):
             continue
     return found
