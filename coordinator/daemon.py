@@ -62,6 +62,7 @@ from coordinator.host_view import (
 )
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
+from coordinator.ledger.memory_keeper import MemoryKeeper
 from coordinator.progress.tracker import RunTracker, TrackedRun
 from coordinator.run.run_files import (
     CHECKPOINT_FOLDER,
@@ -155,7 +156,10 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             await tracker.restore()
             tokenizer = await offload.run(lambda: run_tokenizer(run))
             disk = DiskMeter(folder, offload)
-            yield HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk)
+            memory = MemoryKeeper(writer, clock)
+            host = HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk, memory)
+            host.events.restore(await memory.restore())
+            yield host
 
 
 async def _serve(host: HostDaemon, say: Say) -> None:
@@ -297,13 +301,13 @@ def _look(host: HostDaemon, node: _Node, server: RpcServer) -> Moment:
         bulk=traffic.bulk,
         control=traffic.control,
     )
-    return Moment(host.tracker.picture(), counts, host.clock.monotonic_s(), host.disk.room)
+    return Moment(host.tracker.picture(), counts, host.clock.monotonic_s(), host.disk.room, host.memory.past)
 
 
 async def _tick(host: HostDaemon) -> None:
     while True:
         await host.tracker.tick()
-        note_events(host)
+        await note_events(host)
         await trio.sleep(_TICK_S)
 
 

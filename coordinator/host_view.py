@@ -30,8 +30,9 @@ from coordinator.checkpoints.verify import export_sentence
 from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
+from coordinator.ledger.memory_keeper import MemoryKeeper
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_events import EventBook, RunEvent
+from coordinator.progress.run_events import EventBook, RunEvent, event_row
 from coordinator.progress.run_view import hidden_peers
 from coordinator.progress.tracker import RunTracker
 from coordinator.run.run_files import (
@@ -65,6 +66,7 @@ class HostDaemon:
     tracker: RunTracker
     tokenizer: RunTokenizer | None
     disk: DiskMeter
+    memory: MemoryKeeper
     events: EventBook = field(default_factory=EventBook)
 
 
@@ -141,17 +143,21 @@ def public_source(host: HostDaemon, source: RunSource) -> RunSource:
     return replace(source, downloads=ModelDownloads(folder, newest, export_sentence, host.config.public_downloads))
 
 
-def note_events(host: HostDaemon) -> None:
-    """Take down what has happened in the run since the last call."""
-    host.events.note(host.tracker.picture(), host.clock.monotonic_s(), int(host.clock.unix_s()))
+async def note_events(host: HostDaemon) -> None:
+    """Take down what has happened in the run since the last call, in memory and in the ledger."""
+    picture = host.tracker.picture()
+    new = host.events.note(picture, host.clock.monotonic_s(), int(host.clock.unix_s()))
+    heard_s = {peer: entry.seen_s for peer, entry in picture.peers.items()}
+    await host.memory.look(host.tracker.chain, heard_s, host.events.states, [event_row(event) for event in new])
 
 
 def shown_view(host: HostDaemon) -> HostView:
-    """Take down what has happened in the run since the last call."""
+    """The host's screen at this moment."""
     trouble = full_disk_sentence(host.config.state_dir) if host.disk.is_full else ""
-    return host_view(host.tracker.picture(), newest_events(host, NEW_EVENTS), host.clock.monotonic_s(), trouble)
+    events, now_s = newest_events(host, NEW_EVENTS), host.clock.monotonic_s()
+    return host_view(host.tracker.picture(), events, now_s, trouble, host.memory.past)
 
 
 def newest_events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:
-    """The host's screen at this moment."""
+    """The newest events, oldest first."""
     return tuple(host.events.newest(most))

@@ -90,8 +90,9 @@ class LocalCommands:
     ) -> None:
         """List the peers of the run, as the host or the peer of this machine knows them.
 
-        COUNTED are a peer's tokens in the rounds that are shown. HERE is the time for
-        which the host has heard it without a break.
+        COUNTED are a peer's tokens: at the host those of the whole run, at a peer those
+        of the newest rounds. HERE is the time for which the host has heard it without a
+        break. Contributors that are away come last.
         """
         from averaging.host.daemon_views import peers_json, peers_text, sorted_peers
 

@@ -43,6 +43,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "heads_not_forgotten": "an old note on the disk was not removed",
     "heads_not_noted": "the newest round was not noted on the disk",
     "heldout_refused": "a held-out loss was not recorded",
+    "history_not_kept": "events and counts of peers were not written to the ledger",
     "kept_chunks_damaged": "parts of an unfinished download are damaged and are fetched again",
     "lane_not_everywhere": "a round of a pipeline lane did not reach every stage",
     "lane_share_lost": "work of a pipeline lane does not count",

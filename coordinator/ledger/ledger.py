@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.ledger import ledger_damage
+from coordinator.ledger.ledger_schema import MIGRATIONS, SCHEMA_VERSION
 from coordinator.policy.admission import AdmissionDecision, InviteFacts, Verdict
 from protocol.errors import MachineError, StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -35,38 +36,7 @@ REFUSED_COMMITS: Final = "refused commits"
 WITHDRAWN_INVITE: Final = "withdrawn invite "
 """The beginning of the key of a withdrawn invite; the hash of its secret follows in hexadecimal. It admits nobody."""
 
-SCHEMA_VERSION: Final = 3
 _BUSY_TIMEOUT_S: Final = 5.0
-
-_MIGRATIONS: Final[tuple[str, ...]] = (
-    """
-    CREATE TABLE kv (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
-    CREATE TABLE invites (
-        secret_hash BLOB PRIMARY KEY, uses INTEGER NOT NULL, max_uses INTEGER NOT NULL,
-        created_unix_s INTEGER NOT NULL, expires_unix_s INTEGER NOT NULL) STRICT;
-    CREATE TABLE peers (
-        peer TEXT PRIMARY KEY, public_key BLOB NOT NULL, admitted_unix_s INTEGER NOT NULL,
-        is_banned INTEGER NOT NULL DEFAULT 0, ban_reason TEXT NOT NULL DEFAULT '') STRICT;
-    CREATE TABLE credentials (
-        serial INTEGER PRIMARY KEY AUTOINCREMENT, peer TEXT NOT NULL REFERENCES peers(peer),
-        issued_unix_s INTEGER NOT NULL, certificate BLOB NOT NULL) STRICT;
-    CREATE TABLE commits (
-        commit_id BLOB PRIMARY KEY, unit TEXT NOT NULL, parent BLOB NOT NULL, round_index INTEGER NOT NULL,
-        certificate BLOB NOT NULL, seen_unix_s INTEGER NOT NULL) STRICT;
-    CREATE INDEX commits_by_parent ON commits(unit, parent);
-    CREATE TABLE loss_points (
-        kind TEXT NOT NULL, round_index INTEGER NOT NULL, tokens INTEGER NOT NULL, nats REAL NOT NULL,
-        peer TEXT NOT NULL, PRIMARY KEY (kind, tokens, peer)) STRICT;
-    CREATE TABLE checkpoints (
-        commit_id BLOB PRIMARY KEY, unit TEXT NOT NULL, round_index INTEGER NOT NULL, total_tokens INTEGER NOT NULL,
-        state_root BLOB NOT NULL, path TEXT NOT NULL, written_unix_s INTEGER NOT NULL) STRICT;
-    """,
-    """
-    CREATE TABLE revocations (
-        number INTEGER PRIMARY KEY, peer TEXT NOT NULL REFERENCES peers(peer), entry BLOB NOT NULL UNIQUE) STRICT;
-    """,
-    "CREATE TABLE checksums (checksum BLOB PRIMARY KEY) STRICT, WITHOUT ROWID",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +115,12 @@ class Ledger:
         self.path = path
 
     @contextlib.contextmanager
-    def _transaction(self, *, is_counted: bool = True) -> Iterator[sqlite3.Connection]:
+    def transaction(self, *, is_counted: bool = True) -> Iterator[sqlite3.Connection]:
+        """One durable transaction: all of its writes or none. `is_counted`: as acknowledged (ledger_damage.py).
+
+        Raises:
+            StorageError: it cannot be written; nothing was.
+        """
         number = None
         try:
             self._db.execute("BEGIN IMMEDIATE")
@@ -166,7 +141,8 @@ class Ledger:
         if number is not None:
             ledger_damage.note_acknowledged(self.path, number)
 
-    def _rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
+    def rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
+        """The rows that a query finds."""
         try:
             return self._db.execute(query, values).fetchall()
         except sqlite3.Error as error:
@@ -181,15 +157,15 @@ class Ledger:
         """
         if self._version() == SCHEMA_VERSION:
             return
-        with self._transaction(is_counted=False) as db:
-            for migration in _MIGRATIONS[self._version() :]:  # read again: another process may have been first
+        with self.transaction(is_counted=False) as db:
+            for migration in MIGRATIONS[self._version() :]:  # read again: another process may have been first
                 for statement in filter(str.strip, migration.split(";")):
                     db.execute(statement)
             ledger_damage.write_checksums(db)
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _version(self) -> int:
-        version = _int(self._rows("PRAGMA user_version")[0][0])
+        version = _int(self.rows("PRAGMA user_version")[0][0])
         if version > SCHEMA_VERSION:
             raise MachineError(
                 f"the ledger {self.path} has version {version}",
@@ -202,30 +178,30 @@ class Ledger:
 
     def put(self, name: str, value: bytes) -> None:
         """Store a named value; a later value replaces it."""
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (name, value))
 
     def put_once(self, name: str, value: bytes) -> bytes:
         """Store a value that never changes (the start record). Returns the stored value, which may be an earlier one."""
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.execute("INSERT OR IGNORE INTO kv VALUES (?, ?)", (name, value))
         standing = self.get(name)
         return value if standing is None else standing
 
     def get(self, name: str) -> bytes | None:
         """A value stored by `put`, or None."""
-        rows = self._rows("SELECT value FROM kv WHERE name = ?", name)
+        rows = self.rows("SELECT value FROM kv WHERE name = ?", name)
         return _bytes(rows[0][0]) if rows else None
 
     def add_invite(self, secret_hash: bytes, *, max_uses: int, created_unix_s: int, expires_unix_s: int) -> None:
         """Store an invite by the hash of its secret."""
-        with self._transaction() as db:
+        with self.transaction() as db:
             values = (secret_hash, max_uses, created_unix_s, expires_unix_s)
             db.execute("INSERT INTO invites VALUES (?, 0, ?, ?, ?)", values)
 
     def invite(self, secret_hash: bytes) -> InviteFacts | None:
         """The facts of an invite; None if unknown."""
-        rows = self._rows("SELECT uses, max_uses, expires_unix_s FROM invites WHERE secret_hash = ?", secret_hash)
+        rows = self.rows("SELECT uses, max_uses, expires_unix_s FROM invites WHERE secret_hash = ?", secret_hash)
         if not rows:
             return None
         uses, max_uses, expires_unix_s = map(_int, rows[0])
@@ -234,7 +210,7 @@ class Ledger:
     def invites(self) -> Sequence[InviteRow]:
         """All invites that were ever made, the newest last."""
         query = "SELECT secret_hash, created_unix_s, uses, max_uses, expires_unix_s FROM invites ORDER BY created_unix_s, rowid"
-        withdrawn = {name for (name,) in self._rows("SELECT name FROM kv WHERE name LIKE ?", f"{WITHDRAWN_INVITE}%")}
+        withdrawn = {name for (name,) in self.rows("SELECT name FROM kv WHERE name LIKE ?", f"{WITHDRAWN_INVITE}%")}
         return [
             InviteRow(
                 _bytes(hashed),
@@ -243,7 +219,7 @@ class Ledger:
                     _int(uses), _int(most), _int(ends), f"{WITHDRAWN_INVITE}{_bytes(hashed).hex()}" in withdrawn
                 ),
             )
-            for hashed, created, uses, most, ends in self._rows(query)
+            for hashed, created, uses, most, ends in self.rows(query)
         ]
 
     def admit(
@@ -254,7 +230,7 @@ class Ledger:
         Returns:
             The decision and the credential (DER). The credential is empty after a refusal, and then nothing was written.
         """
-        with self._transaction() as db:
+        with self.transaction() as db:
             admitted, banned = self._standing(applicant.peer)
             decision = decide(self.invite(applicant.secret_hash), admitted, banned)
             if decision.verdict is Verdict.REFUSE:
@@ -271,7 +247,7 @@ class Ledger:
 
     def readmit(self, applicant: Applicant, certificate: bytes, *, now_unix_s: int) -> bool:
         """Add an unknown peer that holds a valid credential of this run. Returns False if it is banned."""
-        with self._transaction() as db:
+        with self.transaction() as db:
             admitted, banned = self._standing(applicant.peer)
             if not admitted:
                 peer_row = (applicant.peer, applicant.public_key, now_unix_s)
@@ -281,7 +257,7 @@ class Ledger:
             return not banned
 
     def _standing(self, peer: PeerId) -> tuple[bool, bool]:
-        rows = self._rows("SELECT is_banned FROM peers WHERE peer = ?", peer)
+        rows = self.rows("SELECT is_banned FROM peers WHERE peer = ?", peer)
         return bool(rows), bool(rows and rows[0][0])
 
     def is_admitted(self, peer: PeerId) -> bool:
@@ -295,7 +271,7 @@ class Ledger:
 
     def peers(self) -> Sequence[PeerId]:
         """All peers that were ever admitted."""
-        return [PeerId(str(peer)) for (peer,) in self._rows("SELECT peer FROM peers ORDER BY peer")]
+        return [PeerId(str(peer)) for (peer,) in self.rows("SELECT peer FROM peers ORDER BY peer")]
 
     def ban(self, peer: PeerId, reason: str, sign: Callable[[int], bytes]) -> bytes | None:
         """Ban a peer and store the host's signed entry, `sign(number)`, in one transaction.
@@ -303,28 +279,28 @@ class Ledger:
         Returns:
             The stored entry, which is the first one if the peer was banned already; None if it was never admitted.
         """
-        with self._transaction() as db:
+        with self.transaction() as db:
             if not self._standing(peer)[0]:
                 return None
-            standing = self._rows("SELECT entry FROM revocations WHERE peer = ? ORDER BY number", peer)
+            standing = self.rows("SELECT entry FROM revocations WHERE peer = ? ORDER BY number", peer)
             if standing:
                 return _bytes(standing[0][0])
-            number = 1 + _int(self._rows("SELECT COALESCE(MAX(number), 0) FROM revocations")[0][0])
+            number = 1 + _int(self.rows("SELECT COALESCE(MAX(number), 0) FROM revocations")[0][0])
             entry = sign(number)
             _write_ban(db, peer, reason, entry)
             return entry
 
     def ban_again(self, peer: PeerId, public_key: bytes, reason: str, entry: bytes, *, now_unix_s: int) -> None:
         """Restore a ban that this ledger, an old copy, has lost. The peer may be unknown, too."""
-        with self._transaction() as db:
-            if not self._rows("SELECT number FROM revocations WHERE entry = ?", entry):
+        with self.transaction() as db:
+            if not self.rows("SELECT number FROM revocations WHERE entry = ?", entry):
                 peer_row = (peer, public_key, now_unix_s)
                 db.execute("INSERT OR IGNORE INTO peers (peer, public_key, admitted_unix_s) VALUES (?, ?, ?)", peer_row)
                 _write_ban(db, peer, reason, entry)
 
     def revocations(self) -> Sequence[bytes]:
         """The signed entries of all bans, oldest first."""
-        return [_bytes(entry) for (entry,) in self._rows("SELECT entry FROM revocations ORDER BY number")]
+        return [_bytes(entry) for (entry,) in self.rows("SELECT entry FROM revocations ORDER BY number")]
 
     def add_progress(
         self, commits: Sequence[CommitRow], points: Sequence[LossPoint], replaced: Sequence[LossPoint] = ()
@@ -332,7 +308,7 @@ class Ledger:
         """Store a report's verified commits and loss points, all or nothing. Known commits stay unchanged, and the first value at a
         place of a curve stands unless it is among the `replaced` ones, which are deleted first.
         """
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.executemany(
                 "DELETE FROM loss_points WHERE kind = ? AND round_index = ? AND tokens = ? AND peer = ?",
                 [(p.kind, p.index, p.tokens, p.peer) for p in replaced],
@@ -350,29 +326,29 @@ class Ledger:
         """All commits of a unit, parents before children, or only those on one base."""
         where, values = ("", ()) if parent is None else (" AND parent = ?", (parent,))
         query = f"SELECT * FROM commits WHERE unit = ?{where} ORDER BY round_index, seen_unix_s, commit_id"
-        return [_commit_row(row) for row in self._rows(query, unit, *values)]
+        return [_commit_row(row) for row in self.rows(query, unit, *values)]
 
     def newest_commit(self, unit: UnitName) -> CommitRow | None:
         """The unit's commit with the highest index; among equals the one seen last. None before the first."""
         query = "SELECT * FROM commits WHERE unit = ? ORDER BY round_index DESC, seen_unix_s DESC, commit_id LIMIT 1"
-        return next((_commit_row(row) for row in self._rows(query, unit)), None)
+        return next((_commit_row(row) for row in self.rows(query, unit)), None)
 
     def loss_points(self) -> Sequence[LossPoint]:
         """All points, by tokens."""
         return [
             LossPoint(str(kind), _int(index), _int(tokens), float(str(nats)), PeerId(str(peer)))
-            for kind, index, tokens, nats, peer in self._rows("SELECT * FROM loss_points ORDER BY kind, tokens, peer")
+            for kind, index, tokens, nats, peer in self.rows("SELECT * FROM loss_points ORDER BY kind, tokens, peer")
         ]
 
     def add_checkpoint(self, row: CheckpointRow) -> None:
         """Store a checkpoint: the last step of writing one."""
         values = (row.commit, row.unit, row.index, row.total_tokens, row.state_root, row.path, row.written_unix_s)
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     def drop_checkpoint(self, commit: CommitId) -> None:
         """Delete a checkpoint's row: the first step of pruning it."""
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.execute("DELETE FROM checkpoints WHERE commit_id = ?", (commit,))
 
     def checkpoints(self) -> Sequence[CheckpointRow]:
@@ -382,7 +358,7 @@ class Ledger:
             CheckpointRow(
                 CommitId(_bytes(c)), UnitName(str(u)), _int(i), _int(t), Root(_bytes(root)), str(path), _int(written)
             )
-            for c, u, i, t, root, path, written in self._rows(query)
+            for c, u, i, t, root, path, written in self.rows(query)
         ]
 
 

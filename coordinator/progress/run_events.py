@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
+from coordinator.ledger.run_memory import MAX_EVENTS, EventRow, RunMemory
 from coordinator.progress.run_view import LIVE_S, PeerEntry, RunPicture, TimedRound
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.rounds.messages.requests import NO_PART
 
-MAX_EVENTS: Final = 500
-"""Number of newest events that are kept: some hours of a run."""
-
 Kind = Literal["run", "peer", "round", "trouble", "checkpoint"]
+_KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class RunEvent:
     """One event.
 
     Attributes:
-        number: counts up from 1 in the life of the host's process.
+        number: counts up from 1 in the life of the run.
         unix_s: when the host noticed it.
         peer: the peer that it is about; empty for none.
     """
@@ -48,19 +47,51 @@ class EventBook:
     def __init__(self) -> None:
         self._events: deque[RunEvent] = deque(maxlen=MAX_EVENTS)
         self._number = 0
-        self._before: tuple[RunPicture, Mapping[PeerId, str]] | None = None
+        self._before: RunPicture | None = None
+        self._states: Mapping[PeerId, str] = {}
+        self._began_s = 0.0
 
-    def note(self, picture: RunPicture, now_s: float, unix_s: int) -> None:
-        """Take a snapshot of the run. `now_s` is monotonic like the times in `picture`."""
-        states = {peer: _state(entry, now_s) for peer, entry in picture.peers.items()}
-        for event in _first(picture) if self._before is None else _between(*self._before, picture, states):
+    @property
+    def states(self) -> Mapping[PeerId, str]:
+        """The state of each peer that was ever heard: "here", "paused", "silent" or "left"."""
+        return self._states
+
+    def restore(self, memory: RunMemory) -> None:
+        """Go on where an earlier process of the host ended."""
+        self._events.extend(_event(row) for row in memory.events)
+        self._number = memory.events[-1].number if memory.events else 0
+        self._states = {row.peer: row.state for row in memory.heard}
+
+    def note(self, picture: RunPicture, now_s: float, unix_s: int) -> Sequence[RunEvent]:
+        """Take a snapshot of the run; returns what happened since the one before. `now_s` is monotonic like the times in `picture`."""
+        self._began_s = now_s if self._before is None else self._began_s
+        heard = {peer: _state(entry, now_s) for peer, entry in picture.peers.items()}
+        states = {**self._states, **heard}
+        if now_s - self._began_s > LIVE_S:
+            # After a restart a peer that was here has this long to report.
+            states.update((p, "silent") for p, was in self._states.items() if p not in heard and was != "left")
+        new: list[RunEvent] = []
+        before, were = self._before, self._states
+        for event in _first(picture) if before is None else (*_peers(were, states), *_between(before, picture)):
             self._number += 1
-            self._events.append(RunEvent(self._number, unix_s, event.kind, event.text, event.peer))
-        self._before = picture, states
+            new.append(RunEvent(self._number, unix_s, event.kind, event.text, event.peer))
+        self._events.extend(new)
+        self._before, self._states = picture, states
+        return new
 
     def newest(self, most: int) -> Sequence[RunEvent]:
         """The newest events, oldest first."""
         return tuple(self._events)[-most:] if most > 0 else ()
+
+
+def _event(row: EventRow) -> RunEvent:
+    kind: Kind = next((each for each in _KINDS if each == row.kind), "run")
+    return RunEvent(row.number, row.unix_s, kind, row.text, row.peer)
+
+
+def event_row(event: RunEvent) -> EventRow:
+    """The event for the ledger."""
+    return EventRow(event.number, event.unix_s, event.kind, event.text, event.peer)
 
 
 def _state(entry: PeerEntry, now_s: float) -> str:
@@ -76,14 +107,11 @@ def _first(picture: RunPicture) -> Iterator[_NewEvent]:
     yield _NewEvent("run", f"the host {picture.restarted}" if picture.restarted else f"the host is up: {phase}")
 
 
-def _between(
-    before: RunPicture, were: Mapping[PeerId, str], after: RunPicture, are: Mapping[PeerId, str]
-) -> Iterator[_NewEvent]:
+def _between(before: RunPicture, after: RunPicture) -> Iterator[_NewEvent]:
     if after.state.phase is not before.state.phase:
         yield _NewEvent("run", f"{after.state.phase.value}: {after.reason}")
     if after.restarted and not before.restarted:
         yield _NewEvent("run", f"the host {after.restarted}")
-    yield from _peers(were, are)
     known = {timed.row.commit for timed in before.rounds}
     newest = before.state.index
     for timed in after.rounds:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
+from coordinator.ledger.run_memory import RunPast
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import RunState
 from coordinator.progress.stage_commits import StageCommits, counted_everywhere, partial_lanes
@@ -21,7 +22,8 @@ from protocol.estimates.eta import ProgressPoint, speeds, time_left_s
 from protocol.host.reports import HELPING, PeerReport
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.lineage.round_row import Counted, RoundRow, counted_by_peer, round_json
+from protocol.rounds.lineage.round_row import Counted, RoundRow, counted_by_peer, round_json, sum_of_counted
+from protocol.tables import duration
 
 LIVE_S: Final = 30.0
 """A peer counts as live for this long after its last report."""
@@ -33,6 +35,11 @@ FORGET_S: Final = 3600.0
 
 FETCHING_S: Final = 10.0
 """How long missing commits count as being fetched after one of them arrived, in seconds: some reports."""
+
+MAX_AWAY: Final = 500
+"""Most contributors that are away and are listed, those with the most tokens."""
+
+NO_PAST: Final = RunPast()
 
 Json = Mapping[str, object]
 
@@ -296,17 +303,45 @@ def _unit_bytes_json(peers: Mapping[PeerId, PeerEntry]) -> Json:
     return {unit: {"bytes_up": up, "bytes_down": down} for unit, (up, down) in unit_bytes(peers).items()}
 
 
-def _counted(picture: RunPicture) -> Mapping[PeerId, Counted]:
+def counted_in(picture: RunPicture, past: RunPast = NO_PAST) -> Mapping[PeerId, Counted]:
     """The contributions that each peer is credited with. In a run of stages it includes stages whose commits are not in the ledger."""
-    of_spine = counted_by_peer(timed.row for timed in picture.rounds)
+    newest = counted_by_peer(timed.row for timed in picture.rounds if timed.row.index > past.credits.index)
+    of_spine = sum_of_counted(past.credits.by_peer, newest)
     if not picture.are_stages or not picture.units:
         return of_spine
     return counted_everywhere(of_spine, picture.units[0].unit, picture.stage_commits)
 
 
-def now_json(picture: RunPicture, now_s: float) -> Json:
+def _away(picture: RunPicture, counted: Mapping[PeerId, Counted]) -> list[PeerId]:
+    """Contributors that this process of the host has not heard for long, if ever; the largest first."""
+    return sorted(counted.keys() - picture.peers.keys(), key=lambda peer: (-counted[peer].tokens, peer))
+
+
+def _away_json(peer: PeerId, counted: Counted, heard_s: float | None, now_s: float) -> Json:
+    """A row for a contributor that is away, with the same keys as those of the others."""
+    silent_s = None if heard_s is None else max(0.0, round(now_s - heard_s, 3))
+    unknown = ("tokens_ready", "loss", "here_s", "index", "bytes_up", "bytes_down")
+    texts = ("head", "state_root", "state_commit", "version")
+    return {
+        "peer": peer,
+        "name": peer_name(peer),
+        "tokens_per_s": 0.0,
+        "last_seen_s": silent_s,
+        "state": "away",
+        "reason": "not heard since this host takes note"
+        if silent_s is None
+        else f"last heard {duration(silent_s)} ago",
+        "outbound_only": None,
+        "tokens_counted": counted.tokens,
+        "rounds_counted": counted.rounds,
+        **dict.fromkeys(unknown),
+        **dict.fromkeys(texts, ""),
+    }
+
+
+def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST) -> Json:
     """The part of /api/status that changes between rounds and is sent repeatedly."""
-    state, counted = picture.state, _counted(picture)
+    state, counted = picture.state, counted_in(picture, past)
     pipeline = lanes_and_stages(picture, now_s)
     return {
         "run": picture.run_name,
@@ -326,6 +361,7 @@ def now_json(picture: RunPicture, now_s: float) -> Json:
         "peers": [
             _peer_json(peer, picture.peers[peer], counted.get(peer, Counted()), now_s) for peer in sorted(picture.peers)
         ],
+        "num_away": len(_away(picture, counted)),
         "missing": [_missing_json(missing, now_s) for missing in picture.missing],
         "units": [_unit_json(unit) for unit in picture.units],
         "unit_bytes": _unit_bytes_json(picture.peers),
@@ -339,13 +375,16 @@ def now_json(picture: RunPicture, now_s: float) -> Json:
     }
 
 
-def status_json(picture: RunPicture, now_s: float) -> Json:
+def status_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST) -> Json:
     """The body of /api/status."""
+    counted = counted_in(picture, past)
+    away = _away(picture, counted)
     return {
-        **now_json(picture, now_s),
+        **now_json(picture, now_s, past),
+        "away": [_away_json(peer, counted[peer], past.heard_s.get(peer), now_s) for peer in away[:MAX_AWAY]],
         "rounds": [round_json(t.row, t.total_tokens, t.seen_unix_s) for t in picture.rounds],
         "speeds": [list(point) for point in speeds(_points(picture.rounds))],
-        "names": {peer: peer_name(peer) for peer in _named(picture)},
+        "names": {peer: peer_name(peer) for peer in sorted({*_named(picture), *away[:MAX_AWAY]})},
         "heldout": _curve(picture.loss_points, "heldout"),
         "heldout_experts": {
             unit.unit: _curve(picture.loss_points, expert_kind(expert)) for expert, unit in enumerate(picture.units)

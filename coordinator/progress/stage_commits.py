@@ -13,7 +13,7 @@ from typing import Final
 
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.round_row import Counted
+from protocol.rounds.lineage.round_row import Counted, sum_of_counted
 
 LATE_ROUNDS: Final = 2
 """A late part is counted at most this many commits later."""
@@ -64,9 +64,7 @@ def counted_everywhere(
     """The credit of each peer over all stages: from the ledger for the first stage, from their commits for the others."""
     sums = dict(of_spine)
     for unit, commits in stages.items():
-        for peer, more in commits.counted.items() if unit != spine else ():
-            before = sums.get(peer, Counted())
-            sums[peer] = Counted(before.tokens + more.tokens, before.rounds + more.rounds)
+        sums = sum_of_counted(sums, commits.counted) if unit != spine else sums
     return sums
 
 

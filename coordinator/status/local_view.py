@@ -43,7 +43,7 @@ def read_daemon(folder: Path) -> DaemonView:
         # Damage may be why it does not run.
         damage = [str(row["note"]) for row in runs(folder) if row["note"]]
         return DaemonView("host", str(folder), is_running=False, note="; ".join([error.one_line(), *damage]), status={})
-    peers, rounds = rows_of(status.get("peers")), rows_of(status.get("rounds"))
+    peers, rounds = rows_of(status.get("peers")) + rows_of(status.get("away")), rows_of(status.get("rounds"))
     return DaemonView("host", str(folder), True, "", status, tuple(status_lines(status)), peers, rounds)
 
 

@@ -13,9 +13,17 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount
 from averaging.storage.disk_room import DiskRoom
+from coordinator.ledger.run_memory import RunPast
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_view import RunPicture, lanes_and_stages, live_peers, mean_train_loss, tokens_per_s
+from coordinator.progress.run_view import (
+    NO_PAST,
+    RunPicture,
+    lanes_and_stages,
+    live_peers,
+    mean_train_loss,
+    tokens_per_s,
+)
 from coordinator.progress.stage_commits import partial_lanes
 from coordinator.progress.stage_view import StageSummary
 from coordinator.progress.unit_holders import UnitHolders
@@ -41,14 +49,15 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One snapshot: the picture, the counters, the time in monotonic seconds, and the free space on the host's disk, None if
-    unknown.
+    """One snapshot: the picture, the counters, the time in monotonic seconds, the free space on the host's disk, None if unknown, and
+    the run's past.
     """
 
     picture: RunPicture
     counts: Counts
     now_s: float
     disk: DiskRoom | None = None
+    past: RunPast = NO_PAST
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from averaging.host.daemon_views import rows_of
 from averaging.host.live_screen import bars_of, rows_of_text, run_daemon_screen
+from coordinator.ledger.run_memory import RunPast
 from coordinator.progress.run_events import RunEvent
-from coordinator.progress.run_view import Json, RunPicture, now_json
+from coordinator.progress.run_view import NO_PAST, Json, RunPicture, now_json
 from coordinator.status.status_text import alerts, headline, progress
 from protocol.tables import bits, done_percent, duration, printable, several, whole
 
@@ -42,12 +43,14 @@ class HostView:
     trouble: str = ""
 
 
-def host_view(picture: RunPicture, events: Sequence[RunEvent], now_s: float, trouble: str = "") -> HostView:
+def host_view(
+    picture: RunPicture, events: Sequence[RunEvent], now_s: float, trouble: str = "", past: RunPast = NO_PAST
+) -> HostView:
     """The view of a snapshot. `now_s`: monotonic, as in the picture."""
     newest = {point.kind: point.nats for point in picture.loss_points}
     kinds = (("train", "training"), ("heldout", "held-out"), ("prose", "prose"))
     losses = tuple((label, newest[kind]) for kind, label in kinds if kind in newest)
-    return HostView(now_json(picture, now_s), losses, events, trouble)
+    return HostView(now_json(picture, now_s, past), losses, events, trouble)
 
 
 async def run_host_screen(read: Callable[[], HostView], *, mode: str, console: Console | None = None) -> None:
@@ -107,7 +110,8 @@ def _peer_rows(status: Json) -> list[tuple[str, str]]:
         rows_of(status.get("peers")), key=lambda row: (row.get("state") in ("left", "silent"), str(row.get("name")))
     )
     here = sum(row.get("state") not in ("left", "silent") for row in peers)
-    rows = [("peers", f"{several(here, 'peer')} here, {len(peers) - here} away")]
+    away = len(peers) - here + int(_number(status, "num_away"))
+    rows = [("peers", f"{several(here, 'peer')} here, {away} away")]
     for row in peers[:PEERS_SHOWN]:
         loss = "" if row.get("loss") is None else f", loss {bits(row.get('loss'))}"
         counted = f"{whole(row.get('tokens_counted'))} tokens counted"

@@ -51,6 +51,13 @@ def _peer_line(row: Mapping[str, object]) -> str:
     )
 
 
+def _away_lines(status: Mapping[str, object]) -> list[str]:
+    number = int(_number(status, "num_away"))
+    return (
+        [f"  and {number} that contributed and {'is' if number == 1 else 'are'} away: potluck peers"] if number else []
+    )
+
+
 def named(names: Mapping[object, object], peer: object) -> str:
     """The name of a peer, also of one that the host has not heard."""
     return str(names.get(peer) or peer_name(PeerId(str(peer))))
@@ -152,6 +159,7 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         _loss_line(status),
         several(len(peers), "peer"),
         *(_peer_line(row) for row in peers),
+        *_away_lines(status),
     ]
     if status.get("restarted"):
         lines.append(f"the host {status['restarted']}")

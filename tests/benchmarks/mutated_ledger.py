@@ -11,6 +11,7 @@ from typing import Final
 
 from coordinator.ledger.ledger import LEDGER_FILE, Applicant, CheckpointRow, CommitRow, Ledger, LossPoint, open_ledger
 from coordinator.ledger.ledger_damage import COUNT_SUFFIX
+from coordinator.ledger.run_memory import EventRow, HeardRow, remember
 from coordinator.policy.admission import AdmissionDecision, InviteFacts, Verdict
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -18,7 +19,18 @@ from tests.benchmarks.mutating import Outcome, Reported, mutated, outcome_of
 
 UNIT: Final = UnitName("fragment-0")
 NUM_COMMITS: Final = 24
-_TABLES: Final = ("kv", "invites", "peers", "credentials", "commits", "loss_points", "checkpoints")
+_TABLES: Final = (
+    "kv",
+    "invites",
+    "peers",
+    "credentials",
+    "commits",
+    "loss_points",
+    "checkpoints",
+    "events",
+    "heard",
+    "credits",
+)
 _WAL: Final = LEDGER_FILE + "-wal"
 
 
@@ -54,11 +66,13 @@ def _write(ledger: Ledger, numbers: Sequence[int]) -> None:
         if number >= 2:
             ledger.drop_checkpoint(CommitId(bytes([number - 1]) * 32))
         ledger.put("addresses", b'["127.0.0.1:%d"]' % number)
+        heard = HeardRow(PeerId(f"peer{number}"), number, "here")
+        remember(ledger, [EventRow(number, number, "peer", f"peer{number} came", heard.peer)], [heard])
     ledger.ban(PeerId("peer0"), "equivocation", lambda number: b"signed %d" % number)
 
 
 def _rows(ledger: Ledger) -> object:
-    return [sorted(ledger._rows(f"SELECT * FROM {table}")) for table in _TABLES]
+    return [sorted(ledger.rows(f"SELECT * FROM {table}")) for table in _TABLES]
 
 
 def _files(folder: Path) -> dict[str, bytes]:

@@ -101,10 +101,14 @@ const ORDERS = { name: (a, b) => a.name.localeCompare(b.name), counted: (a, b) =
   speed: (a, b) => b.tokens_per_s - a.tokens_per_s };
 el("order").onchange = () => { if (full) peers(); };
 
+const reach = p => p.outbound_only == null ? "" : p.outbound_only ? "others cannot connect" : "open";
+
 function peers() {
   const heads = [["peer"], ["state"], ["tokens/s", "n"], ["counted", "n"], ["rounds", "n x"], ["loss", "n x"], ["reach", "x"],
     ["version", "x"], ["sent", "n x"], ["received", "n x"], ["here for", "n x"], ["seen", "n x"], ["state root", "x"]];
-  table("peers", heads, now.peers.slice().sort(ORDERS[el("order").value]).map(p => {
+  // Contributors that are away come with the whole status, once a round. One that has come back since is among those that are here.
+  const here = new Set(now.peers.map(p => p.peer)), away = (full.away || []).filter(p => !here.has(p.peer));
+  table("peers", heads, now.peers.concat(away).sort(ORDERS[el("order").value]).map(p => {
     const who = make("span"), dot = make("i", null, "dot");
     dot.style.background = `hsl(${hue(p.peer)} 60% 52%)`;
     who.append(dot, p.name);
@@ -112,8 +116,9 @@ function peers() {
     const state = make("span", p.state);
     state.title = p.reason;
     return [who, state, big(p.tokens_per_s), big(p.tokens_counted), String(p.rounds_counted),
-      p.loss == null ? "" : bits(p.loss).toFixed(3), p.outbound_only ? "others cannot connect" : "open", p.version,
-      inBytes(p.bytes_up), inBytes(p.bytes_down), p.here_s == null ? "" : span(p.here_s), span(p.last_seen_s), p.state_root.slice(0, 8)];
+      p.loss == null ? "" : bits(p.loss).toFixed(3), reach(p), p.version, p.bytes_up == null ? "" : inBytes(p.bytes_up),
+      p.bytes_down == null ? "" : inBytes(p.bytes_down), p.here_s == null ? "" : span(p.here_s), p.last_seen_s == null ? "" : span(p.last_seen_s),
+      p.state_root.slice(0, 8)];
   }));
 }
 

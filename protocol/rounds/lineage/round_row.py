@@ -91,6 +91,15 @@ def counted_by_peer(rows: Iterable[RoundRow]) -> Mapping[PeerId, Counted]:
     return sums
 
 
+def sum_of_counted(one: Mapping[PeerId, Counted], other: Mapping[PeerId, Counted]) -> dict[PeerId, Counted]:
+    """The sum of two counts by peer."""
+    sums = dict(one)
+    for peer, more in other.items():
+        before = sums.get(peer, Counted())
+        sums[peer] = Counted(before.tokens + more.tokens, before.rounds + more.rounds)
+    return sums
+
+
 def round_json(row: RoundRow, total_tokens: int, unix_s: int | None) -> dict[str, object]:
     """A round as both daemons show it; `unix_s` is when its certificate was first seen, None if that was not recorded."""
     return {

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from coordinator.ledger.ledger import (
-    _MIGRATIONS,
-    SCHEMA_VERSION,
     Applicant,
     CheckpointRow,
     CommitRow,
@@ -18,6 +16,8 @@ from coordinator.ledger.ledger import (
     LossPoint,
     open_ledger,
 )
+from coordinator.ledger.ledger_schema import MIGRATIONS, SCHEMA_VERSION
+from coordinator.ledger.run_memory import Credits, EventRow, HeardRow, RunMemory, remember, remembered
 from coordinator.policy.admission import AdmissionDecision, InviteFacts, Verdict
 from protocol.errors import MachineError, RefusedError, StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -125,8 +125,8 @@ def test_a_ledger_from_before_bans_were_signed_is_brought_up_to_date(tmp_path: P
     with open_ledger(path) as ledger:
         ledger.put("port", b"1")
     with sqlite3.connect(path) as db:
-        db.execute("DROP TABLE revocations")
-        db.execute("DROP TABLE checksums")
+        for table in ("revocations", "checksums", "events", "heard", "credits"):
+            db.execute(f"DROP TABLE {table}")
         db.execute("PRAGMA user_version = 1")
     db.close()
     with open_ledger(path) as ledger:
@@ -150,8 +150,11 @@ def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
         ledger.add_progress([row, row], [point, point])
         ledger.add_progress([], [])
         ledger.add_checkpoint(checkpoint)
+        event, heard = EventRow(7, 70, "peer", "brisk-lentil came", "peer"), HeardRow(PeerId("peer"), 69, "here")
+        remember(ledger, [event], [heard])
     with open_ledger(path) as ledger:
         assert list(ledger.commits(UNIT)) == [row]
+        assert remembered(ledger) == RunMemory([event], [heard], Credits())
         assert list(ledger.loss_points()) == [point]
         assert list(ledger.checkpoints()) == [checkpoint]
         ledger.drop_checkpoint(checkpoint.commit)
@@ -183,7 +186,7 @@ def test_ledger_of_a_newer_release_is_left_alone(tmp_path: Path) -> None:
 def test_ledger_of_the_first_release_is_brought_up_and_keeps_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite3"
     connection = sqlite3.connect(path)
-    connection.executescript(_MIGRATIONS[0])
+    connection.executescript(MIGRATIONS[0])
     connection.execute("INSERT INTO kv VALUES ('port', x'31')")
     connection.execute("PRAGMA user_version = 1")
     connection.commit()

@@ -1,0 +1,46 @@
+"""The tables of the ledger, and how an older file gets them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SCHEMA_VERSION: Final = 4
+"""Version of the file that this release writes. It reads all older ones."""
+
+MIGRATIONS: Final[tuple[str, ...]] = (
+    """
+    CREATE TABLE kv (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
+    CREATE TABLE invites (
+        secret_hash BLOB PRIMARY KEY, uses INTEGER NOT NULL, max_uses INTEGER NOT NULL,
+        created_unix_s INTEGER NOT NULL, expires_unix_s INTEGER NOT NULL) STRICT;
+    CREATE TABLE peers (
+        peer TEXT PRIMARY KEY, public_key BLOB NOT NULL, admitted_unix_s INTEGER NOT NULL,
+        is_banned INTEGER NOT NULL DEFAULT 0, ban_reason TEXT NOT NULL DEFAULT '') STRICT;
+    CREATE TABLE credentials (
+        serial INTEGER PRIMARY KEY AUTOINCREMENT, peer TEXT NOT NULL REFERENCES peers(peer),
+        issued_unix_s INTEGER NOT NULL, certificate BLOB NOT NULL) STRICT;
+    CREATE TABLE commits (
+        commit_id BLOB PRIMARY KEY, unit TEXT NOT NULL, parent BLOB NOT NULL, round_index INTEGER NOT NULL,
+        certificate BLOB NOT NULL, seen_unix_s INTEGER NOT NULL) STRICT;
+    CREATE INDEX commits_by_parent ON commits(unit, parent);
+    CREATE TABLE loss_points (
+        kind TEXT NOT NULL, round_index INTEGER NOT NULL, tokens INTEGER NOT NULL, nats REAL NOT NULL,
+        peer TEXT NOT NULL, PRIMARY KEY (kind, tokens, peer)) STRICT;
+    CREATE TABLE checkpoints (
+        commit_id BLOB PRIMARY KEY, unit TEXT NOT NULL, round_index INTEGER NOT NULL, total_tokens INTEGER NOT NULL,
+        state_root BLOB NOT NULL, path TEXT NOT NULL, written_unix_s INTEGER NOT NULL) STRICT;
+    """,
+    """
+    CREATE TABLE revocations (
+        number INTEGER PRIMARY KEY, peer TEXT NOT NULL REFERENCES peers(peer), entry BLOB NOT NULL UNIQUE) STRICT;
+    """,
+    "CREATE TABLE checksums (checksum BLOB PRIMARY KEY) STRICT, WITHOUT ROWID",
+    """
+    CREATE TABLE events (
+        number INTEGER PRIMARY KEY, unix_s INTEGER NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL,
+        peer TEXT NOT NULL) STRICT;
+    CREATE TABLE heard (peer TEXT PRIMARY KEY, unix_s INTEGER NOT NULL, state TEXT NOT NULL) STRICT;
+    CREATE TABLE credits (peer TEXT PRIMARY KEY, tokens INTEGER NOT NULL, rounds INTEGER NOT NULL) STRICT;
+    """,
+)
+"""One script for each version, run in order. A script that was released never changes: its definitions have checksums."""
