@@ -301,7 +301,8 @@ def _look(host: HostDaemon, node: _Node, server: RpcServer) -> Moment:
         bulk=traffic.bulk,
         control=traffic.control,
     )
-    return Moment(host.tracker.picture(), counts, host.clock.monotonic_s(), host.disk.room, host.memory.past)
+    now_s, past, reach = host.clock.monotonic_s(), host.memory.past, host.events.reach
+    return Moment(host.tracker.picture(), counts, now_s, host.disk.room, past, reach)
 
 
 async def _tick(host: HostDaemon) -> None:

@@ -146,7 +146,8 @@ def public_source(host: HostDaemon, source: RunSource) -> RunSource:
 async def note_events(host: HostDaemon) -> None:
     """Take down what has happened in the run since the last call, in memory and in the ledger."""
     picture = host.tracker.picture()
-    new = host.events.note(picture, host.clock.monotonic_s(), int(host.clock.unix_s()))
+    now_s, unix_s = host.clock.monotonic_s(), int(host.clock.unix_s())
+    new = host.events.note(picture, now_s, unix_s, host.tracker.helpers)
     heard_s = {peer: entry.seen_s for peer, entry in picture.peers.items()}
     await host.memory.look(host.tracker.chain, heard_s, host.events.states, [event_row(event) for event in new])
 
@@ -155,7 +156,7 @@ def shown_view(host: HostDaemon) -> HostView:
     """The host's screen at this moment."""
     trouble = full_disk_sentence(host.config.state_dir) if host.disk.is_full else ""
     events, now_s = newest_events(host, NEW_EVENTS), host.clock.monotonic_s()
-    return host_view(host.tracker.picture(), events, now_s, trouble, host.memory.past)
+    return host_view(host.tracker.picture(), events, now_s, trouble, host.memory.past, host.events.reach.warning)
 
 
 def newest_events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Literal, get_args
 
+from coordinator.helper.reach_core import Reach
 from coordinator.ledger.run_memory import MAX_EVENTS, EventRow, RunMemory
-from coordinator.progress.run_view import LIVE_S, PeerEntry, RunPicture, TimedRound
+from coordinator.progress.run_view import LIVE_S, PeerEntry, RunPicture, TimedRound, hidden_peers, num_live
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.rounds.messages.requests import NO_PART
 
 Kind = Literal["run", "peer", "round", "trouble", "checkpoint"]
+_NOBODY: Final[Mapping[PeerId, float]] = MappingProxyType({})
 _KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
@@ -50,6 +53,12 @@ class EventBook:
         self._before: RunPicture | None = None
         self._states: Mapping[PeerId, str] = {}
         self._began_s = 0.0
+        self._reach = Reach()
+
+    @property
+    def reach(self) -> Reach:
+        """Whether the peers could meet at the last snapshot."""
+        return self._reach
 
     @property
     def states(self) -> Mapping[PeerId, str]:
@@ -62,8 +71,13 @@ class EventBook:
         self._number = memory.events[-1].number if memory.events else 0
         self._states = {row.peer: row.state for row in memory.heard}
 
-    def note(self, picture: RunPicture, now_s: float, unix_s: int) -> Sequence[RunEvent]:
-        """Take a snapshot of the run; returns what happened since the one before. `now_s` is monotonic like the times in `picture`."""
+    def note(
+        self, picture: RunPicture, now_s: float, unix_s: int, helpers_s: Mapping[PeerId, float] = _NOBODY
+    ) -> Sequence[RunEvent]:
+        """Take a snapshot of the run, and when its helpers last reported. Returns what happened since the one before. `now_s` is
+        monotonic like the times in `picture`.
+        """
+        reach = self._reach.after_look(hidden_peers(picture, now_s), num_live(helpers_s, now_s), now_s)
         self._began_s = now_s if self._before is None else self._began_s
         heard = {peer: _state(entry, now_s) for peer, entry in picture.peers.items()}
         states = {**self._states, **heard}
@@ -72,11 +86,12 @@ class EventBook:
             states.update((p, "silent") for p, was in self._states.items() if p not in heard and was != "left")
         new: list[RunEvent] = []
         before, were = self._before, self._states
-        for event in _first(picture) if before is None else (*_peers(were, states), *_between(before, picture)):
+        run = _first(picture) if before is None else (*_peers(were, states), *_between(before, picture))
+        for event in (*run, *_reach(self._reach, reach)):
             self._number += 1
             new.append(RunEvent(self._number, unix_s, event.kind, event.text, event.peer))
         self._events.extend(new)
-        self._before, self._states = picture, states
+        self._before, self._states, self._reach = picture, states, reach
         return new
 
     def newest(self, most: int) -> Sequence[RunEvent]:
@@ -100,6 +115,15 @@ def _state(entry: PeerEntry, now_s: float) -> str:
     if word != "left" and now_s - entry.seen_s > LIVE_S:
         return "silent"
     return word if word in ("left", "paused") else "here"
+
+
+def _reach(before: Reach, after: Reach) -> Iterator[_NewEvent]:
+    if after.warning and not before.warning:
+        yield _NewEvent("trouble", after.warning)
+    elif before.warning and not after.warning:
+        yield _NewEvent(
+            "run", "a helper is at work, or peers can be connected to: rounds can count them together again"
+        )
 
 
 def _first(picture: RunPicture) -> Iterator[_NewEvent]:

@@ -127,6 +127,17 @@ def hidden_peers(picture: RunPicture, now_s: float) -> Sequence[bool]:
     return [picture.peers[peer].report.is_outbound_only for peer in live_peers(picture.peers, now_s)]
 
 
+def helping(before: Mapping[PeerId, float], peer: PeerId, report: PeerReport, now_s: float) -> dict[PeerId, float]:
+    """The helpers that peers can connect to, with the time of their newest reports, after a report of a peer that is no member."""
+    kept = {helper: seen_s for helper, seen_s in before.items() if helper != peer and now_s - seen_s <= LIVE_S}
+    return {**kept, peer: now_s} if report.state == HELPING and not report.is_outbound_only else kept
+
+
+def num_live(helpers_s: Mapping[PeerId, float], now_s: float) -> int:
+    """How many of these reported recently."""
+    return sum(now_s - seen_s <= LIVE_S for seen_s in helpers_s.values())
+
+
 def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
     """Peers that reported recently and have not said goodbye, sorted."""
     return sorted(p for p, e in peers.items() if now_s - e.seen_s <= LIVE_S and e.report.state != "left")
@@ -339,8 +350,8 @@ def _away_json(peer: PeerId, counted: Counted, heard_s: float | None, now_s: flo
     }
 
 
-def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST) -> Json:
-    """The part of /api/status that changes between rounds and is sent repeatedly."""
+def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: str = "") -> Json:
+    """The part of /api/status that changes between rounds and is sent repeatedly. `apart`: that the peers cannot meet, if so."""
     state, counted = picture.state, counted_in(picture, past)
     pipeline = lanes_and_stages(picture, now_s)
     return {
@@ -351,6 +362,7 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST) -> Json
         "restarted": picture.restarted,
         "bans": picture.num_bans,
         "forks": picture.num_forks,
+        "apart": apart,
         "head": (state.head or b"").hex(),
         "index": state.index,
         "total_tokens": state.total_tokens,
@@ -375,12 +387,12 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST) -> Json
     }
 
 
-def status_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST) -> Json:
+def status_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: str = "") -> Json:
     """The body of /api/status."""
     counted = counted_in(picture, past)
     away = _away(picture, counted)
     return {
-        **now_json(picture, now_s, past),
+        **now_json(picture, now_s, past, apart),
         "away": [_away_json(peer, counted[peer], past.heard_s.get(peer), now_s) for peer in away[:MAX_AWAY]],
         "rounds": [round_json(t.row, t.total_tokens, t.seen_unix_s) for t in picture.rounds],
         "speeds": [list(point) for point in speeds(_points(picture.rounds))],

@@ -37,6 +37,7 @@ from coordinator.progress.run_view import (
     RunPicture,
     TimedRound,
     heard,
+    helping,
     is_member,
     live_peers,
     mean_train_loss,
@@ -102,6 +103,7 @@ class RunTracker:
         self._chain: ChainLog | None = None
         self._start_record = b""
         self._peers: dict[PeerId, PeerEntry] = {}
+        self.helpers: dict[PeerId, float] = {}
         self._rounds: list[TimedRound] = []
         self._seen_unix_s: dict[CommitId, int] = {}
         self._curves = LossCurves(run.heldout_shares)
@@ -186,6 +188,7 @@ class RunTracker:
                 await self._take_start(report.start_record)
             want = await self._take_progress(peer, report)
             if not is_member(report, is_known=peer in self._peers):
+                self.helpers = helping(self.helpers, peer, report, self._clock.monotonic_s())
                 return self._reply(peer, want)
             self._peers[peer] = heard(self._peers.get(peer), report, self._clock.monotonic_s())
             self._units.heard(peer, report)

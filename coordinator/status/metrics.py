@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount
 from averaging.storage.disk_room import DiskRoom
+from coordinator.helper.reach_core import Reach
 from coordinator.ledger.run_memory import RunPast
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase
@@ -27,6 +28,7 @@ from coordinator.progress.run_view import (
 from coordinator.progress.stage_commits import partial_lanes
 from coordinator.progress.stage_view import StageSummary
 from coordinator.progress.unit_holders import UnitHolders
+from coordinator.status.peer_series import PeerSeries, peer_series
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,13 @@ class Counts:
     control: tuple[ControlCount, ...] = ()
 
 
+NO_REACH: Final = Reach()
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One snapshot: the picture, the counters, the time in monotonic seconds, the free space on the host's disk, None if unknown, and
-    the run's past.
+    """One snapshot: the picture, the counters, the time in monotonic seconds, the free space on the host's disk, None if unknown, the
+    run's past, and whether its peers can meet.
     """
 
     picture: RunPicture
@@ -58,6 +63,7 @@ class Moment:
     now_s: float
     disk: DiskRoom | None = None
     past: RunPast = NO_PAST
+    reach: Reach = NO_REACH
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -109,6 +115,17 @@ def _partial_lanes(moment: Moment) -> Samples:
     return _one(len(partial_lanes(picture.stage_commits)) if picture.are_stages else None)
 
 
+PEER_LABELS: Final = ("name", "peer")
+"""A peer's name, and the end of its id: two peers may have one name."""
+
+
+def _by_peer(value: Callable[[PeerSeries], float | None], moment: Moment) -> Samples:
+    for row in peer_series(moment.picture, moment.past, moment.now_s):
+        number = value(row)
+        if number is not None:
+            yield (row.name, row.peer), float(number)
+
+
 KIND_LABELS: Final = ("way", "channel", "unit", "codec")
 
 
@@ -134,6 +151,39 @@ COORDINATOR_METRICS: Final = (
         "gauge",
         "Peers that reported recently.",
         lambda m: _one(len(live_peers(m.picture.peers, m.now_s))),
+    ),
+    CoordinatorMetric(
+        "potluck_run_hidden_peers",
+        "gauge",
+        "Live peers that nobody can connect to.",
+        lambda m: _one(m.reach.num_hidden),
+    ),
+    CoordinatorMetric(
+        "potluck_run_helper_peers",
+        "gauge",
+        "Helpers at work that peers can connect to.",
+        lambda m: _one(m.reach.num_helpers),
+    ),
+    CoordinatorMetric(
+        "potluck_run_peer_counted_tokens",
+        "gauge",
+        "Tokens that count of a peer that is here; under the name others those of all further contributors.",
+        partial(_by_peer, lambda row: row.counted.tokens),
+        PEER_LABELS,
+    ),
+    CoordinatorMetric(
+        "potluck_run_peer_counted_rounds",
+        "gauge",
+        "Rounds that count a peer that is here; under the name others the sum over all further contributors.",
+        partial(_by_peer, lambda row: row.counted.rounds),
+        PEER_LABELS,
+    ),
+    CoordinatorMetric(
+        "potluck_run_peer_heard_ago_seconds",
+        "gauge",
+        "Time since the newest report of a peer that is here.",
+        partial(_by_peer, lambda row: row.silent_s),
+        PEER_LABELS,
     ),
     CoordinatorMetric(
         "potluck_run_min_members",

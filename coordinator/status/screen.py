@@ -44,13 +44,18 @@ class HostView:
 
 
 def host_view(
-    picture: RunPicture, events: Sequence[RunEvent], now_s: float, trouble: str = "", past: RunPast = NO_PAST
+    picture: RunPicture,
+    events: Sequence[RunEvent],
+    now_s: float,
+    trouble: str = "",
+    past: RunPast = NO_PAST,
+    apart: str = "",
 ) -> HostView:
-    """The view of a snapshot. `now_s`: monotonic, as in the picture."""
+    """The view of a snapshot. `now_s`: monotonic, as in the picture; `past`, `apart`: as in run_view.now_json."""
     newest = {point.kind: point.nats for point in picture.loss_points}
     kinds = (("train", "training"), ("heldout", "held-out"), ("prose", "prose"))
     losses = tuple((label, newest[kind]) for kind, label in kinds if kind in newest)
-    return HostView(now_json(picture, now_s, past), losses, events, trouble)
+    return HostView(now_json(picture, now_s, past, apart), losses, events, trouble)
 
 
 async def run_host_screen(read: Callable[[], HostView], *, mode: str, console: Console | None = None) -> None:

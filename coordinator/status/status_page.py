@@ -88,12 +88,18 @@ class _Pages:
         """One message of a stream."""
         newest = self.source.events(1)
         number = newest[-1].number if newest else 0
-        return {**self.shown(now_json(moment.picture, moment.now_s, moment.past)), "last_event": number}
+        return {
+            **self.shown(now_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)),
+            "last_event": number,
+        }
 
     async def status(self, _request: Request) -> Response:
         """The whole status."""
         moment = self.source.snapshot()
-        return AsciiJson(self.shown(status_json(moment.picture, moment.now_s, moment.past)), headers=SAFE_HEADERS)
+        return AsciiJson(
+            self.shown(status_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)),
+            headers=SAFE_HEADERS,
+        )
 
     async def events(self, _request: Request) -> Response:
         """The newest events, oldest first."""

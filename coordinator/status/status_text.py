@@ -142,6 +142,8 @@ def alerts(status: Mapping[str, object]) -> list[str]:
     found += [
         f"{row.get('unit')} is frozen: {row.get('why')}" for row in rows_of(status.get("units")) if row.get("frozen")
     ]
+    if apart := status.get("apart"):
+        found.append(str(apart))
     if forks := int(_number(status, "forks")):
         found.append(f"the run goes on in {forks + 1} branches until they meet: some peers cannot reach the others")
     if bans := int(_number(status, "bans")):

@@ -20,7 +20,7 @@ from peer.status.traffic import since_start, traffic_fields, traffic_row
 from protocol.errors import RefusedError
 from protocol.identity.credential import credential_ends_unix_s
 from protocol.identity.names import peer_name
-from protocol.ids import short
+from protocol.ids import PeerId, short
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.round_row import Counted, counted_by_peer, round_json, round_row
 from protocol.rounds.queries import idle_patience_s, is_alive, is_suspected
@@ -169,8 +169,8 @@ def _offline(sources: Sources) -> str:
 
 
 def known_peers(sources: Sources) -> list[dict[str, object]]:
-    """This peer, then the others as last heard by the round service, with their counts in the newest rounds. Training speed and
-    loss of others are not known here.
+    """This peer, then the others as last heard by the round service, with their counts in the newest rounds, then those that only
+    these rounds name. Training speed and loss of others are not known here.
     """
     service = sources.service
     if service is None:
@@ -178,21 +178,34 @@ def known_peers(sources: Sources) -> list[dict[str, object]]:
     now_s, links = sources.board.clock.monotonic_s(), service.chain.links[-SHOWN_ROUNDS:]
     silent_s = max(SILENT_S, idle_patience_s(service.state))
     counted = counted_by_peer(round_row(link) for link in links if link.record is not None)
-    return [_own_row(sources, service, counted.get(sources.board.peer, Counted()))] + [
+    others = [
         {
-            "peer": view.peer,
-            "name": peer_name(view.peer),
+            **_row_of(view.peer, counted.get(view.peer, Counted())),
             "state": _seen_as(view, now_s, silent_s),
             "index": view.head.index if view.head is not None else None,
             # 0 means no sign of life: the peer is listed but was never reached.
             "last_seen_s": round(now_s - view.heard_at_s, 3) if view.heard_at_s > 0 else None,
-            "tokens_per_s": None,
-            "loss": None,
-            "tokens_counted": counted.get(view.peer, Counted()).tokens,
-            "rounds_counted": counted.get(view.peer, Counted()).rounds,
         }
         for _, view in sorted(service.state.peers.items())
     ]
+    away = sorted(counted.keys() - service.state.peers.keys() - {sources.board.peer})
+    rows = [_own_row(sources, service, counted.get(sources.board.peer, Counted())), *others]
+    return [*rows, *(_row_of(peer, counted[peer]) for peer in away)]
+
+
+def _row_of(peer: PeerId, counted: Counted) -> dict[str, object]:
+    """The row of another peer, one that is away."""
+    return {
+        "peer": peer,
+        "name": peer_name(peer),
+        "state": "away",
+        "index": None,
+        "last_seen_s": None,
+        "tokens_per_s": None,
+        "loss": None,
+        "tokens_counted": counted.tokens,
+        "rounds_counted": counted.rounds,
+    }
 
 
 def _own_row(sources: Sources, service: RoundService, counted: Counted) -> dict[str, object]:

@@ -35,6 +35,28 @@ def test_every_metric_of_a_panel_is_exported() -> None:
     assert {row for row in asked if row[2] not in exported()} == set()
 
 
+def test_losses_are_shown_in_bits_per_byte_as_on_the_screens() -> None:
+    shown = [
+        (panel["title"], target["expr"])
+        for board in boards().values()
+        for panel in board["panels"]
+        for target in panel["targets"]
+        if any(name.endswith("_nats") for name in names_in(target["expr"]))
+    ]
+    assert len(shown) == 3
+    for title, expression in shown:
+        assert title.endswith("in bits per byte")
+        assert expression.endswith(" / scalar(ln(vector(2)))")
+
+
+def test_volunteers_are_on_the_board_of_the_run_by_name() -> None:
+    board = boards()["run.json"]
+    targets = [target for panel in board["panels"] for target in panel["targets"]]
+    series = {name: target for target in targets for name in names_in(target["expr"])}
+    for name in ("counted_tokens", "counted_rounds", "heard_ago_seconds"):
+        assert series[f"potluck_run_peer_{name}"]["legendFormat"] == "{{name}} {{peer}}"
+
+
 def test_every_metric_of_an_alert_is_exported() -> None:
     asked = {(rule["alert"], name) for rule in alerts() for name in names_in(rule["expr"])}
     assert len(asked) > 10

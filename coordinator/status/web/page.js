@@ -31,6 +31,7 @@ function header() {
   if (now.restarted) notes.push(`The host ${now.restarted}.`);
   for (const m of now.missing || []) notes.push(`Missing: round ${m.index} of ${m.name}, for ${span(m.missing_s)}: ${m.reason}.`);
   if (!areStages()) for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen: ${u.why}.`);
+  if (now.apart) notes.push(`${now.apart[0].toUpperCase()}${now.apart.slice(1)}.`);
   if (now.forks) notes.push(`The run goes on in ${now.forks + 1} branches until they meet: some peers cannot reach the others.`);
   if (now.bans) notes.push(`${several(now.bans, "peer")} banned.`);
   el("notes").textContent = notes.join(" ");

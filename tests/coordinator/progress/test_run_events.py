@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.ledger.run_memory import MAX_EVENTS
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_events import MAX_EVENTS, EventBook
+from coordinator.progress.run_events import EventBook
 from coordinator.progress.run_view import LIVE_S, MissingCommits, PeerEntry, RunPicture, TimedRound
 from coordinator.progress.unit_holders import UnitHolders
 from protocol.identity.names import peer_name
@@ -135,6 +136,25 @@ def test_the_end_of_an_absence_of_rounds_is_told() -> None:
     assert reported(replace(picture(), missing=(MISSING,)), picture()) == [
         ("run", "all rounds that were missing are here")
     ]
+
+
+def test_peers_that_cannot_meet_for_long_are_trouble_until_a_helper_is_at_work() -> None:
+    hidden = replace(peer(), is_outbound_only=True)
+    look = replace(picture(), peers={each: PeerEntry(hidden, 500.0) for each in (A, B)})
+    book = EventBook()
+    said = [
+        [event.kind for event in book.note(look, now_s, 1_000, helpers_s)]
+        for now_s, helpers_s in (
+            (440.0, {}),
+            (470.0, {}),
+            (500.0, {}),
+            (501.0, {}),
+            (502.0, {C: 480.0}),
+            (503.0, {C: 480.0}),
+        )
+    ]
+    assert said == [["run"], [], ["trouble"], [], ["run"], []]
+    assert book.reach.num_helpers == 1
 
 
 def test_only_the_newest_events_are_kept_and_their_numbers_go_on() -> None:

@@ -124,6 +124,11 @@ async def test_a_helper_counts_as_no_member_and_its_goodbye_is_not_shown(
         helper, peer = PEERS[0].peer_id, PEERS[1].peer_id
         for state in (HELPING, "leaving", "left"):
             await host.tracker.report(helper, PeerReport(state, "", UNIT))
+        await host.tracker.report(helper, PeerReport(HELPING, "", UNIT))
+        assert set(host.tracker.helpers) == {helper}
+        for gone in (PeerReport(HELPING, "", UNIT, is_outbound_only=True), PeerReport("leaving", "", UNIT)):
+            await host.tracker.report(helper, gone)
+            assert host.tracker.helpers == {}
         await host.tracker.report(peer, replace(READY, is_outbound_only=True))
         assert set(host.tracker.peers) == host.tracker.live_peers() == {peer}
         assert list(hidden_peers(host.tracker.picture(), host.clock.monotonic_s())) == [True]

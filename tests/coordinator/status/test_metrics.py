@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount, Way
 from averaging.storage.disk_room import DiskRoom
+from coordinator.helper.reach_core import Reach
 from coordinator.ledger.ledger import LossPoint
 from coordinator.progress.run_view import PeerEntry
 from coordinator.progress.stage_commits import StageCommits
@@ -28,7 +29,7 @@ def text() -> str:
     points += (LossPoint("heldout expert-0", 1, 300, 2.25, A), LossPoint("heldout expert-0", 2, 600, 1.75, A))
     units = tuple(UnitHolders(UnitName(f"expert-{expert}"), (A,), 7, kept_index=6) for expert in range(2))
     shown = replace(picture((alone, timed(3, 300, 100)), points), min_members=2, units=units)
-    return render_metrics(lambda: Moment(shown, counts, 100.0, DiskRoom(3, 30))).decode()
+    return render_metrics(lambda: Moment(shown, counts, 100.0, DiskRoom(3, 30), reach=Reach(3, 2, 1))).decode()
 
 
 def test_every_row_of_the_table_is_rendered_with_its_help() -> None:
@@ -57,6 +58,8 @@ def test_values_are_read_off_the_run() -> None:
         'potluck_run_expert_round_index{unit="expert-1"} 7.0',
         'potluck_run_expert_kept_round_index{unit="expert-1"} 6.0',
         "potluck_run_bans 2.0",
+        "potluck_run_hidden_peers 2.0",
+        "potluck_run_helper_peers 1.0",
         "potluck_run_min_members 2.0",
         "potluck_coordinator_disk_free_bytes 3.0",
         "potluck_coordinator_disk_all_bytes 30.0",

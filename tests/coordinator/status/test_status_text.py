@@ -6,15 +6,16 @@ import json
 from dataclasses import replace
 
 from coordinator.ledger.ledger import LossPoint
+from coordinator.ledger.run_memory import Credits, RunPast
 from coordinator.progress.run_view import MissingCommits, PeerEntry, status_json
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
-from coordinator.status.status_text import status_lines
+from coordinator.status.status_text import alerts, status_lines
 from protocol.host.reports import UnitBytes
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.lineage.round_row import Counted, counted_by_peer
-from tests.coordinator.progress.test_run_view import A, B, peer, picture, timed
+from tests.coordinator.progress.test_run_view import A, B, C, peer, picture, timed
 
 
 def test_lines_say_progress_loss_peers_round_and_checkpoint() -> None:
@@ -31,6 +32,14 @@ def test_lines_say_progress_loss_peers_round_and_checkpoint() -> None:
         assert word not in text
     assert "the host restarted at round 2; nothing was lost" in text
     assert "newest checkpoint: round 2" in text
+
+
+def test_what_is_unusual_says_that_peers_cannot_meet_and_how_many_contributors_are_away() -> None:
+    past = RunPast(Credits(9, by_peer={A: Counted(5, 1), C: Counted(9, 1)}))
+    status = json.loads(json.dumps(status_json(picture(), 100.0, past, "nobody can connect to 2 of 3 peers")))
+    assert "nobody can connect to 2 of 3 peers" in alerts(status)
+    assert "  and 1 that contributed and is away: potluck peers" in status_lines(status)
+    assert (status["away"][0]["peer"], status["names"][C]) == (C, peer_name(C))
 
 
 def test_lines_say_which_commits_nobody_brings() -> None:

@@ -287,7 +287,9 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
     links = [tree.nodes[tree.root].link, *(node.link for node in path)]
     state, chain = replace(seat.state, peers=MappingProxyType(views)), SimpleNamespace(links=links)
     sources.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
-    assert [row["state"] for row in known_peers(sources)] == ["joining", "here", "left", "lost", "silent"]
+    rows = known_peers(sources)
+    assert [row["state"] for row in rows] == ["joining", "here", "left", "lost", "silent", "away", "away", "away"]
+    assert [row["peer"] for row in rows[5:]] == sorted(other.peer for other in table.live())
     assert [row["index"] for row in latest_rounds(sources)] == [link.index for link in links if link.record is not None]
     sources.board.peer = seat.peer
     sources.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
@@ -298,7 +300,11 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
         if (entry := link.record.contributor(seat.peer)) is not None
     ]
     counted = {row["peer"]: (row["tokens_counted"], row["rounds_counted"]) for row in known_peers(sources)}
-    assert counted == {**dict.fromkeys(views, (0, 0)), seat.peer: (sum(credited), len(credited))}
+    others = {other.peer for other in table.live()} - {seat.peer}
+    assert {peer: count for peer, count in counted.items() if peer not in others} == {
+        **dict.fromkeys(views, (0, 0)), seat.peer: (sum(credited), len(credited))
+    }  # fmt: skip
+    assert all(counted[peer][0] > 0 for peer in others)
     assert credited
 
 
