@@ -170,7 +170,9 @@ function partialLanes() {
 
 function happened() {
   el("events").replaceChildren(...events.slice().reverse().map(e => {
-    const item = make("li"), at = new Date(e.unix_s * 1000), when = make("time", at.toLocaleTimeString([], { hour12: false }));
+    const item = make("li"), at = new Date(e.unix_s * 1000), clock = at.toLocaleTimeString([], { hour12: false });
+    const isToday = at.toDateString() === new Date().toDateString();
+    const when = make("time", isToday ? clock : `${at.toLocaleDateString([], { day: "numeric", month: "short" })} ${clock}`);
     when.dateTime = at.toISOString();
     when.title = at.toLocaleString();
     item.append(when, make("span", e.text, e.kind));
