@@ -174,7 +174,8 @@ async def _serve(host: HostDaemon, say: Say) -> None:
         _open_rpc(host, thread, addresses, node) as server,
         trio.open_nursery() as services,
     ):
-        source = RunSource(partial(_look, host, node, server), partial(newest_events, host), verify_checkpoint)
+        look = partial(_look, host, node, server)
+        source = RunSource(look, partial(newest_events, host), verify_checkpoint, page=host.run.page)
         urls = await services.start(serve_http, listener, status_app(source))
         public_urls = []
         if public is not None:
