@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
 from averaging.network.seams.offload import ThreadOffload
+from averaging.notices.conditions import Condition
 from averaging.storage.disk_room import DiskMeter
 from averaging.storage.full_disk import full_disk_sentence
 from coordinator.admission.addresses import (
@@ -39,6 +40,7 @@ from coordinator.run.run_files import (
     RunFiles,
     RunTokenizer,
 )
+from coordinator.status.host_notices import HostConditions
 from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
 from coordinator.status.screen import NEW_EVENTS, HostView, host_view
 from coordinator.status.status_page import RunSource
@@ -148,8 +150,16 @@ def note_events(host: HostDaemon) -> None:
 
 def shown_view(host: HostDaemon) -> HostView:
     """Take down what has happened in the run since the last call."""
-    trouble = full_disk_sentence(host.config.state_dir) if host.disk.is_full else ""
-    return host_view(host.tracker.picture(), newest_events(host, NEW_EVENTS), host.clock.monotonic_s(), trouble)
+    return host_view(host.tracker.picture(), newest_events(host, NEW_EVENTS), host.clock.monotonic_s(), _trouble(host))
+
+
+def noticed(host: HostDaemon, looked: HostConditions) -> Sequence[Condition]:
+    """The conditions to post notices about that hold now."""
+    return looked.of(host.tracker.picture(), host.clock.monotonic_s(), _trouble(host))
+
+
+def _trouble(host: HostDaemon) -> str:
+    return full_disk_sentence(host.config.state_dir) if host.disk.is_full else ""
 
 
 def newest_events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:
