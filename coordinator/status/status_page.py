@@ -85,7 +85,11 @@ class _Pages:
 
     def shown(self, status: Json) -> Json:
         """The status with the host's words and the view's name, limited to what the view may show."""
-        own = {"page": self.source.page.as_json(), "view": "public" if self.is_public else "host"}
+        own: Json = {
+            "page": self.source.page.as_json(),
+            "view": "public" if self.is_public else "host",
+            "gives_model": self.is_public and self.source.downloads is not None,
+        }
         return {**(public_json(status) if self.is_public else status), **own}
 
     def now(self, moment: Moment) -> Json:

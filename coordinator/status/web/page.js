@@ -60,7 +60,7 @@ function header() {
   const notes = [];
   if (now.restarted) notes.push(`The host ${now.restarted}.`);
   for (const m of now.missing || []) notes.push(`Missing: round ${m.index} of ${m.name}, for ${span(m.missing_s)}: ${m.reason}.`);
-  if (!areStages()) for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen: ${u.why}.`);
+  if (!areStages()) for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen.`);
   if (now.forks) notes.push(`The run goes on in ${now.forks + 1} branches until they meet: some peers cannot reach the others.`);
   if (now.bans) notes.push(`${several(now.bans, "peer")} banned.`);
   el("notes").textContent = notes.join(" ");
@@ -258,7 +258,7 @@ function checkpoints() {
   // Keep the list, and an open entry that may be under verification, until there is another checkpoint.
   if (box.childElementCount && Number(box.dataset.count) === full.checkpoints.length) return;
   box.dataset.count = full.checkpoints.length;
-  if (now.view === "public") downloads();
+  if (now.gives_model) downloads();
   if (full.checkpoints.length) box.replaceChildren(...full.checkpoints.slice().reverse().map(checkpoint));
   else box.textContent = "No checkpoint yet.";
 }

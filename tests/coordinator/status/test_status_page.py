@@ -108,7 +108,7 @@ async def test_the_public_view_says_nothing_of_the_hosts_machine(source: Source)
         status = await get(f"{url}/api/status")
         refused = [await get(url + path) for path in ("/metrics", f"/api/checkpoints/{CHECKPOINT}/verify")]
     shown = json.loads(status[2])
-    assert shown["view"] == "public"
+    assert (shown["view"], shown["gives_model"]) == ("public", False)
     assert str(source.picture.checkpoint_folder).encode() not in status[2]
     assert not {"restarted", "missing", "bans"} & shown.keys()
     assert [code for code, _, _ in refused] == [404, 404]
