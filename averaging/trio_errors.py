@@ -19,13 +19,23 @@ def run_single_error(main: Callable[[], Awaitable[T]]) -> T:
     try:
         return trio.run(main)
     except BaseExceptionGroup as group:
-        if group.subgroup(KeyboardInterrupt) is not None:
-            raise KeyboardInterrupt from group  # before the signals were watched
-        errors = list(_leaves(group))
-        ours = [error for error in errors if isinstance(error, PotluckError)]
-        if not ours and len(errors) > 1:
+        found = single_error(group)
+        if found is group:
             raise
-        raise (ours or errors)[0] from group
+        raise found from group
+
+
+def single_error(error: BaseException) -> BaseException:
+    """The error that a user should read of what came out of nurseries: the first of ours, or the only one of others; a Ctrl-C before
+    all; several bugs as the group that they are.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    errors = [each for each in _leaves(error) if not isinstance(each, trio.Cancelled)]
+    if any(isinstance(each, KeyboardInterrupt) for each in errors):
+        return KeyboardInterrupt()  # before the signals were watched
+    ours = [each for each in errors if isinstance(each, PotluckError)]
+    return ours[0] if ours else errors[0] if len(errors) == 1 else error
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -32,6 +32,7 @@ from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.directory import member_record_rule
 from averaging.network.seams.interfaces import Network, TrafficCount
 from averaging.network.seams.offload import ThreadOffload
+from averaging.notices.notifier import Notifier
 from averaging.storage.disk_room import DiskMeter
 from averaging.system.leave_signals import watch_signals
 from averaging.trio_errors import run_single_error
@@ -57,6 +58,7 @@ from coordinator.host_view import (
     helper_context,
     newest_events,
     note_events,
+    noticed,
     public_source,
     shown_view,
 )
@@ -72,6 +74,7 @@ from coordinator.run.run_files import (
     run_tokenizer,
     start_units,
 )
+from coordinator.status.host_notices import HostConditions
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
 from coordinator.status.screen import run_host_screen
@@ -127,8 +130,12 @@ async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
         root.start_soon(watch_signals, leave)
         with leaving:
             async with _open_host(run_file, config, say) as host:
+                notifier = Notifier(config.notify_url, config.state_dir, host.clock)
+                run = host.run.manifest.config
+                looked = HostConditions(run.round.longest_interval_s)
                 with no_progress():
-                    await _serve(host, say)
+                    async with notifier.watch(lambda: run.run.name, partial(noticed, host, looked)):
+                        await _serve(host, say)
         root.cancel_scope.cancel()
 
 
@@ -178,7 +185,8 @@ async def _serve(host: HostDaemon, say: Say) -> None:
         _open_rpc(host, thread, addresses, node) as server,
         trio.open_nursery() as services,
     ):
-        source = RunSource(partial(_look, host, node, server), partial(newest_events, host), verify_checkpoint)
+        look = partial(_look, host, node, server)
+        source = RunSource(look, partial(newest_events, host), verify_checkpoint, page=host.run.page)
         urls = await services.start(serve_http, listener, status_app(source))
         public_urls = []
         if public is not None:

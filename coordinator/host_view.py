@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
 from averaging.network.seams.offload import ThreadOffload
+from averaging.notices.conditions import Condition
 from averaging.storage.disk_room import DiskMeter
 from averaging.storage.full_disk import full_disk_sentence
 from coordinator.admission.addresses import (
@@ -40,6 +41,7 @@ from coordinator.run.run_files import (
     RunFiles,
     RunTokenizer,
 )
+from coordinator.status.host_notices import HostConditions
 from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
 from coordinator.status.screen import NEW_EVENTS, HostView, host_view
 from coordinator.status.status_page import RunSource
@@ -154,9 +156,18 @@ async def note_events(host: HostDaemon) -> None:
 
 def shown_view(host: HostDaemon) -> HostView:
     """The host's screen at this moment."""
-    trouble = full_disk_sentence(host.config.state_dir) if host.disk.is_full else ""
     events, now_s = newest_events(host, NEW_EVENTS), host.clock.monotonic_s()
-    return host_view(host.tracker.picture(), events, now_s, trouble, host.memory.past, host.events.reach.warning)
+    past, warning = host.memory.past, host.events.reach.warning
+    return host_view(host.tracker.picture(), events, now_s, _trouble(host), past, warning)
+
+
+def noticed(host: HostDaemon, looked: HostConditions) -> Sequence[Condition]:
+    """The conditions to post notices about that hold now."""
+    return looked.of(host.tracker.picture(), host.clock.monotonic_s(), _trouble(host))
+
+
+def _trouble(host: HostDaemon) -> str:
+    return full_disk_sentence(host.config.state_dir) if host.disk.is_full else ""
 
 
 def newest_events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:

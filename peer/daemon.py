@@ -70,6 +70,7 @@ from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
 from peer.session.isolation import watch_isolation
 from peer.session.lone_parts import hand_over_lone_parts
+from peer.session.notices import notices_of
 from peer.session.own_process import own_process
 from peer.session.reducing import reduce_for_others
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
@@ -177,7 +178,8 @@ async def _main(
                 life.departure.order()
 
             await nursery.start(watch_signals, leave)
-            await _take_part(life, http_port)
+            async with notices_of(life):
+                await _take_part(life, http_port)
         write_final_status(config.state_dir, read_status())
         nursery.cancel_scope.cancel()
     return life.departure.comes_back

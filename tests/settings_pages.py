@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from averaging.host.settings import DaemonSettings, descriptions
 from coordinator.policy.config import HostConfig
 from peer.settings.config import PeerConfig
-from protocol.run.manifest import RunConfig
+from protocol.run.manifest import RunFile
 from protocol.run.section import OneOf
 from protocol.tensors.model_families import DEFAULT_FAMILY, FAMILIES, config_class
 
@@ -65,7 +65,7 @@ def _run() -> str:
     intro = """## run.toml
 
 The host describes a run in this file. `potluck init` writes one that works. Every peer gets these numbers, and they stay the same for
-the whole run. `potluck host run.toml --dry-run` lists every key with its value."""
+the whole run; the words of `[page]` are the host's alone. `potluck host run.toml --dry-run` lists every key with its value."""
     sections = []
     for title, model in _sections():
         reported = f"### {title}\n\n{_one_line(model.__doc__)}"
@@ -75,7 +75,7 @@ the whole run. `potluck host run.toml --dry-run` lists every key with its value.
 
 def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     """Title and model of each section of run.toml; [model] has one for each family."""
-    for name, field in RunConfig.model_fields.items():
+    for name, field in RunFile.model_fields.items():
         if name != "model":
             yield f"[{name}]", _plain(field.annotation)
             continue

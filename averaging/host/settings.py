@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, ValidationError
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
@@ -32,6 +32,7 @@ from pydantic_settings import (
 )
 
 from averaging.network.seams.host_names import ANY_HOST, unfit_to_announce, unfit_to_listen
+from averaging.notices.webhook import shown_url, unfit_url
 from averaging.system.usual_folders import config_folder
 from protocol.errors import ConfigError
 
@@ -61,6 +62,16 @@ def _check_listening(text: str) -> str:
 
 HostName = Annotated[str, AfterValidator(_check_announced)]
 """A name or address at which others reach this daemon; empty for none. A wrong one would mislead volunteers."""
+
+
+def _check_notify_url(text: str) -> str:
+    if expected := unfit_url(text) if text else "":
+        raise PydanticCustomError("notify_url", "{expected}", {"expected": expected})
+    return text
+
+
+NotifyUrl = Annotated[str, AfterValidator(_check_notify_url), PlainSerializer(shown_url), Field(repr=False)]
+"""A webhook for notices; empty for none. Its path is a secret, so settings are shown and kept with its scheme and host alone."""
 
 ListenHost = Annotated[str, AfterValidator(_check_listening)]
 """An address of this machine, or a name of one, to listen on: "::" for all of IPv4 and IPv6, "0.0.0.0" for all of IPv4."""
@@ -123,8 +134,11 @@ class DaemonSettings(BaseSettings):
             first = error.errors(include_url=False)[0]
             key = ".".join(str(part) for part in first["loc"])
             flag = f"{flag_of(key)}, " if key in flags else ""
+            found = (
+                repr(first["input"]) if key != "notify_url" else "an address that does not fit"
+            )  # it may be a secret
             raise ConfigError(
-                f"{cls.daemon()} setting {key} is {first['input']!r}",
+                f"{cls.daemon()} setting {key} is {found}",
                 first["msg"].removeprefix("Input should be "),
                 f"set it with {flag}{prefix}{key.upper()}" + ("" if file is None else f" or in {file}"),
             ) from error

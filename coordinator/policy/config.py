@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from averaging.host.settings import DaemonSettings, HostName, ListenHost, Port, sources_of
+from averaging.host.settings import DaemonSettings, HostName, ListenHost, NotifyUrl, Port, sources_of
 from averaging.network.seams.host_names import ANY_HOST
 from averaging.system.usual_folders import state_root
 
@@ -66,3 +66,9 @@ class HostConfig(DaemonSettings):
 
     invite_hours: Annotated[float, Field(gt=0, le=24 * 365)] = 24.0
     """How many hours that invite is valid."""
+
+    notify_url: NotifyUrl = ""
+    """Web address that gets a line of JSON about what is unusual or final: the run is complete, has no rounds or no quorum, the disk
+    is full, at most one of a kind an hour. Only https, or http on this machine. Better in host.toml or a variable than as a flag,
+    since others on this machine can read flags. No notices if not given.
+    """

@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -46,11 +46,13 @@ from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import decode_body
 from protocol.run.manifest import (
     RunConfig,
+    RunFile,
     RunManifest,
     load_run_config,
     open_manifest,
     sign_manifest,
 )
+from protocol.run.page_section import NO_WORDS, PageSection
 from protocol.tensors.tensor_schema import ChunkGrid
 
 _log = structlog.get_logger()
@@ -69,7 +71,7 @@ behind.
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """An opened run."""
+    """An opened run. `page` has the words of the file that it was opened with now."""
 
     folder: Path
     manifest: RunManifest
@@ -77,6 +79,7 @@ class RunFiles:
     dataset: DatasetManifest
     authority: CertificateAuthority
     was_created: bool
+    page: PageSection = NO_WORDS
 
     @property
     def start_shards(self) -> tuple[Path, ...]:
@@ -111,7 +114,7 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
     )
     signed = sign_manifest(manifest, host)
     _write(folder / MANIFEST_FILE, signed)
-    return RunFiles(folder, manifest, signed, dataset, authority, was_created=True)
+    return RunFiles(folder, manifest, signed, dataset, authority, was_created=True, page=config.page)
 
 
 def load_run(folder: Path) -> RunFiles:
@@ -186,8 +189,9 @@ def is_opened(folder: Path) -> bool:
     return (folder / MANIFEST_FILE).exists()
 
 
-def reopen_run(run_file: Path, config: RunConfig, folder: Path) -> RunFiles:
-    """The run in `folder`, whose configuration must equal `config` from `run_file`. Writes nothing. Blocks.
+def reopen_run(run_file: Path, config: RunFile, folder: Path) -> RunFiles:
+    """The run in `folder`, whose configuration must equal `config` from `run_file`, words about the run aside. Writes nothing.
+    Blocks.
 
     Raises:
         ConfigError: the file differs from the one that the run was opened with, or there is no run.
@@ -204,7 +208,7 @@ def reopen_run(run_file: Path, config: RunConfig, folder: Path) -> RunFiles:
             "the file that the run was opened with",
             "undo the change, or open a new run with another --state-dir",
         )
-    return run
+    return replace(run, page=config.page)
 
 
 def _first_difference(found: Mapping[str, object], expected: Mapping[str, object], prefix: str = "") -> str:

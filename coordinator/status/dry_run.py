@@ -10,7 +10,7 @@ from coordinator.policy.config import HostConfig
 from coordinator.run.run_checks import check_new_run
 from coordinator.status.dry_run_core import Data, each_peer_estimates, host_estimates
 from protocol.estimates.dry_run import END, estimate_lines, run_settings, setting_lines
-from protocol.run.manifest import RunConfig, load_run_config
+from protocol.run.manifest import RunFile, load_run_config
 
 
 def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object]) -> list[str]:
@@ -37,7 +37,7 @@ def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object
     ]
 
 
-def _data(run_file: Path, run: RunConfig, folder: Path) -> tuple[Data, bool]:
+def _data(run_file: Path, run: RunFile, folder: Path) -> tuple[Data, bool]:
     """The run's data, and whether the run was opened earlier."""
     if folder.exists():
         from coordinator.run.run_files import is_opened, reopen_run  # imports torch, which takes seconds

@@ -27,6 +27,7 @@ from coordinator.progress.run_view import Json, now_json, public_json, status_js
 from coordinator.status.metrics import Moment, render_metrics
 from coordinator.status.model_downloads import ModelDownloads
 from protocol.errors import PotluckError
+from protocol.run.page_section import NO_WORDS, PageSection
 
 WEB_FOLDER: Final = Path(__file__).with_name("web")
 PAGE_FILES: Final[Mapping[str, str]] = {
@@ -56,12 +57,14 @@ class RunSource:
         events: the newest events, oldest first, at most the given number.
         verify: recompute the hashes of the checkpoint in this folder; returns one sentence, or raises PotluckError.
         downloads: the newest model's files, for the public view; None if the host gives none.
+        page: the host's words about the run.
     """
 
     snapshot: Callable[[], Moment]
     events: Callable[[int], tuple[RunEvent, ...]]
     verify: Callable[[Path], str]
     downloads: ModelDownloads | None = None
+    page: PageSection = NO_WORDS
 
 
 @dataclass
@@ -81,8 +84,13 @@ class _Pages:
     verifying: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
 
     def shown(self, status: Json) -> Json:
-        """The status with the view's name, limited to what the view may show."""
-        return {**(public_json(status) if self.is_public else status), "view": "public" if self.is_public else "host"}
+        """The status with the host's words and the view's name, limited to what the view may show."""
+        own: Json = {
+            "page": self.source.page.as_json(),
+            "view": "public" if self.is_public else "host",
+            "gives_model": self.is_public and self.source.downloads is not None,
+        }
+        return {**(public_json(status) if self.is_public else status), **own}
 
     def now(self, moment: Moment) -> Json:
         """One message of a stream."""

@@ -178,5 +178,7 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         lines.append(_bytes_line(moved))
     if checkpoints:
         lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")
+    if isinstance(words := status.get("page"), dict):
+        lines.extend(f"{key}: {words[key]}" for key in ("description", "contact", "join") if key in words)
     # States, names and reasons come from other peers: their control characters must not reach the terminal.
     return [printable(line) for line in lines]

@@ -135,6 +135,7 @@ class TrainingAllowance:
         is_kept: False if a limit is set that no sensor here can check; `reason` names it.
         upload_bytes_per_s, download_bytes_per_s: caps of the bulk lane, None for none.
         is_held: trained tokens stay here. They could not be sent, and no round should wait for them.
+        is_too_hot: heat is the reason that holds training back.
     """
 
     share: float = 1.0
@@ -143,6 +144,7 @@ class TrainingAllowance:
     upload_bytes_per_s: float | None = None
     download_bytes_per_s: float | None = None
     is_held: bool = False
+    is_too_hot: bool = False
 
     @property
     def may_compute(self) -> bool:
@@ -169,14 +171,17 @@ def decide(
 ) -> tuple[ControlsState, TrainingAllowance]:
     """The reasons that hold training back, the owner's pause first, and the state for the next reading."""
     state = _remembered(settings, state, readings)
+    hot: tuple[Callable[[], str], ...] = (
+        lambda: _too_hot("card", state.gpu, settings.max_gpu_celsius, readings.gpu_celsius),
+        lambda: _too_hot("processor", state.cpu, settings.max_cpu_celsius, readings.cpu_celsius),
+    )
     rules: tuple[Callable[[], str], ...] = (
         lambda: _paused(readings),
         lambda: _on_battery(state, readings),
         lambda: _out_of_hours(settings, readings),
         lambda: _in_use(settings, readings),
         lambda: _quota_used(settings, readings),
-        lambda: _too_hot("card", state.gpu, settings.max_gpu_celsius, readings.gpu_celsius),
-        lambda: _too_hot("processor", state.cpu, settings.max_cpu_celsius, readings.cpu_celsius),
+        *hot,
         lambda: _too_large(settings, state, readings),
     )
     is_held = bool(_quota_used(settings, readings))
@@ -187,7 +192,7 @@ def decide(
     )
     for rule in rules:
         if reason := rule():
-            return state, replace(allowed, share=0.0, reason=reason)
+            return state, replace(allowed, share=0.0, reason=reason, is_too_hot=rule in hot)
     unkept = _unkept(settings, readings)
     share = settings.duty_percent / 100
     slowed = f"trains {settings.duty_percent:g}% of the time, as its owner set it" if share < 1 else ""

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator
 
-from averaging.host.settings import DaemonSettings, HostName, ListenHost, Port, sources_of
+from averaging.host.settings import DaemonSettings, HostName, ListenHost, NotifyUrl, Port, sources_of
 from averaging.network.seams.host_names import ANY_HOST
 from averaging.system.usual_folders import state_root
 from peer.settings.hours_core import parse_hours
@@ -122,6 +122,12 @@ class PeerConfig(PlaceConfig):
 
     screen: Literal["auto", "live", "plain"] = "auto"
     """How progress is shown: live redraws one screen, plain prints lines; auto takes live on a terminal."""
+
+    notify_url: NotifyUrl = ""
+    """Web address that gets a line of JSON about what is unusual or final: the run is complete, training is too hot or has stopped, at
+    most one of a kind an hour. Only https, or http on this machine. Better in peer.toml or a variable than as a flag, since others on
+    this machine can read flags. No notices if not given.
+    """
 
     @field_validator("weekly_hours")
     @classmethod

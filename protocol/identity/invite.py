@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
+from protocol.byte_reader import ByteReader
 from protocol.errors import ConfigError, RefusedError, RemoteProtocolError, VersionError
 from protocol.identity.identity import KEY_BYTES, peer_id_from_public_key, public_key_from_peer_id
 from protocol.ids import PeerId, RunId
@@ -156,47 +157,28 @@ def _packed_node(address: str) -> bytes:
     return _packed(place) + bytes([1]) + key if place and is_whole else _packed(address) + bytes([0])
 
 
-class _Reader:
-    """Reads a body from its front; ValueError where it ends too early."""
-
-    def __init__(self, data: bytes) -> None:
-        self._rest = data
-
-    def take(self, length: int) -> bytes:
-        if len(self._rest) < length:
-            raise ValueError(f"{length} bytes of which {len(self._rest)} are there")
-        taken, self._rest = self._rest[:length], self._rest[length:]
-        return taken
-
-    def number(self) -> int:
-        return self.take(1)[0]
-
-    def text(self) -> str:
-        (length,) = _LENGTH.unpack(self.take(_LENGTH.size))
-        return self.take(length).decode()
-
-    def node(self) -> str:
-        place = self.text()
-        return place + _PEER_PART + peer_id_from_public_key(self.take(KEY_BYTES)) if self.number() else place
-
-    def end(self) -> None:
-        if self._rest:
-            raise ValueError(f"{len(self._rest)} bytes more than its parts")
+def _text(reader: ByteReader) -> str:
+    return reader.text(reader.u16())
 
 
-def _certificate(reader: _Reader, length: int) -> bytes:
+def _node(reader: ByteReader) -> str:
+    place = _text(reader)
+    return place + _PEER_PART + peer_id_from_public_key(reader.take(KEY_BYTES)) if reader.u8() else place
+
+
+def _certificate(reader: ByteReader, length: int) -> bytes:
     if length:
         return reader.take(length)
     return b"".join(part + reader.take(own) for part, own in zip(_CA_PARTS, _CA_OWN_BYTES, strict=True))
 
 
 def _parsed(body: bytes) -> Invite:
-    reader = _Reader(body)
+    reader = ByteReader(body)
     try:
         run_id, secret, expires_unix_s, max_uses, length = _HEADER.unpack(reader.take(_HEADER.size))
         certificate = _certificate(reader, length)
-        addresses = tuple([reader.text() for _ in range(reader.number())])
-        bootstrap = tuple([reader.node() for _ in range(reader.number())])
+        addresses = tuple([_text(reader) for _ in range(reader.u8())])
+        bootstrap = tuple([_node(reader) for _ in range(reader.u8())])
         reader.end()
     except (ValueError, RemoteProtocolError) as error:
         raise ConfigError(

@@ -66,6 +66,11 @@ every_rounds = 5
 keep = 3                       # the newest ones
 keep_every = 10                # and permanently one in this many
 
+# [page]                       # your words on the pages of the run; they may change at any start of the host
+# description = "A model of our own letters, for everybody"  # plain text, at most 500 letters
+# contact = "host@example.org" # or a link that begins with https
+# join = "ask for an invite at https://example.org/chat"     # never the invite itself: everybody can read this
+
 # [experts]                    # with shards = "expert"
 # num_experts = 2              # each next to the feed-forward of every layer, for documents of its own
 # ffn_dim = 352                # of each

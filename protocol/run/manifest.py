@@ -26,6 +26,7 @@ from protocol.run.data_section import DataSection
 from protocol.run.default_run import default_toml
 from protocol.run.experts_section import ExpertsSection, RunNumbers, Shards, expert_contradiction
 from protocol.run.host_sections import AdmissionSection, CheckpointSection
+from protocol.run.page_section import NO_WORDS, PageSection
 from protocol.run.pipeline_section import PipelineSection, pipeline_contradiction
 from protocol.run.round_section import RoundSection
 from protocol.run.round_size_rules import PacingNumbers
@@ -97,7 +98,7 @@ class RunSection(Section):
 
 
 class RunConfig(Section):
-    """`run.toml`, validated."""
+    """The sections of `run.toml` that go into the manifest, validated."""
 
     run: RunSection
     model: ModelSection
@@ -278,6 +279,12 @@ class RunConfig(Section):
         return self.round.chunk_elements or by_size
 
 
+class RunFile(RunConfig):
+    """`run.toml`, validated. Its words about the run are in no manifest, and two files that differ in them are equal."""
+
+    page: Annotated[PageSection, Field(exclude=True)] = NO_WORDS
+
+
 class RunManifest(Section):
     """Everything that two peers of a run must agree on."""
 
@@ -345,7 +352,7 @@ class RunManifest(Section):
         return model_units(config.model, config.num_fragments)
 
 
-def load_run_config(path: Path) -> RunConfig:
+def load_run_config(path: Path) -> RunFile:
     """Read `run.toml`.
 
     Raises:
@@ -366,7 +373,7 @@ def load_run_config(path: Path) -> RunConfig:
     return parse_run_config(text, str(path))
 
 
-def parse_run_config(text: str, name: str = "run.toml") -> RunConfig:
+def parse_run_config(text: str, name: str = "run.toml") -> RunFile:
     """The configuration in a TOML text. Raises ConfigError as `load_run_config`."""
     try:
         values = tomllib.loads(text)
@@ -379,7 +386,7 @@ def parse_run_config(text: str, name: str = "run.toml") -> RunConfig:
             f"{name} has a number of thousands of digits", "shorter numbers", "look for the longest line"
         ) from error
     try:
-        return RunConfig.model_validate(values)
+        return RunFile.model_validate(values)
     except ValidationError as error:
         raise ConfigError(*explained(name, error)) from error
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ from averaging.host.http import bind_http, serve_http
 from coordinator.progress.run_events import RunEvent
 from coordinator.status.status_page import RunSource, status_app
 from peer.status.status_http import peer_app
-from tests.browser.runs import events, moment, volunteer
+from tests.browser.runs import PAGE, after_outage, events, moment, volunteer
 
 VIEWS: Final = {"desktop": (1280, 900), "phone": (390, 844)}
 SETTLE_MS: Final = 1500
@@ -31,8 +32,8 @@ PATIENCE_MS: Final = 120_000
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """The host's view, the public one and a volunteer's panel, by URL."""
+def served(folder: Path) -> Iterator[tuple[str, str, str, str]]:
+    """The host's view, the public one, the one of a host that was away, and a volunteer's panel, by URL."""
     unix_s = int(time.time())
     book = events(folder, unix_s)
     for row in moment(folder, unix_s).picture.checkpoints[1:]:  # the oldest one's files are gone
@@ -42,8 +43,9 @@ def served(folder: Path) -> Iterator[tuple[str, str, str]]:
     def newest(most: int) -> tuple[RunEvent, ...]:
         return tuple(book.newest(most))
 
-    source = RunSource(partial(moment, folder, unix_s), newest, lambda path: f"verified: {path.name}")
-    apps = status_app(source), status_app(source, is_public=True), peer_app(volunteer)
+    source = RunSource(partial(moment, folder, unix_s), newest, lambda path: f"verified: {path.name}", page=PAGE)
+    away = status_app(replace(source, snapshot=partial(after_outage, folder, unix_s)))
+    apps = status_app(source), status_app(source, is_public=True), away, peer_app(volunteer)
     listeners = [bind_http("127.0.0.1", 0) for _ in apps]
     urls = [f"http://127.0.0.1:{listener.getsockname()[1]}/" for listener in listeners]
     tokens: list[trio.lowlevel.TrioToken] = []
@@ -59,7 +61,7 @@ def served(folder: Path) -> Iterator[tuple[str, str, str]]:
     thread = threading.Thread(target=trio.run, args=(serve,))
     thread.start()
     try:
-        yield urls[0], urls[1], urls[2]
+        yield urls[0], urls[1], urls[2], urls[3]
     finally:
         trio.from_thread.run_sync(scopes[0].cancel, trio_token=tokens[0])
         thread.join()
@@ -73,11 +75,44 @@ RUN_PARTS: Final = {
     "#checkpoints details": 4,
     "canvas": 2,
     ".card": 6,
+    "#description": 1,
+    "#join a": 1,
+    "#contact a": 1,
 }
 PANEL_PARTS: Final = {".card": 6, "#speed path": 1, "#ready": 1, "#run dd": 8, "#machine dd": 7}
 
 
 SPILT: Final = """Math.max(...Array.from(document.querySelectorAll("section"), s => s.scrollHeight - s.clientHeight))"""
+
+
+NARROW: Final = """Object.entries(charts).flatMap(([id, u]) => {
+  const axis = u.axes[1], labels = axis.values(u, axis._splits);
+  u.ctx.font = axis.font[0];
+  const widest = Math.max(...labels.map(text => u.ctx.measureText(text).width / devicePixelRatio));
+  return axis._size < widest + axis.gap + axis.ticks.size ? [`${id}: ${labels.join(", ")}`] : [];
+})"""
+"""Charts whose labels beside the axis are wider than their room, so that they would lose a digit."""
+
+LONG: Final = (
+    """Array.from(document.querySelectorAll("#peers td"), cell => cell.innerText).filter(text => text.length > 30)"""
+)
+"""Cells of the peers' table with a sentence instead of a word."""
+
+TRUE_SPEED: Final = 25_000.0
+
+
+def read(page: Page, name: str) -> list[str]:
+    """The labels, words and speeds of the page after an outage of the host, or of any other; what is wrong with them."""
+    wrong = [f"{name}: labels without room in {chart}" for chart in page.evaluate(NARROW)]
+    wrong += [f"{name}: a sentence in the peers' table: {text}" for text in page.evaluate(LONG)]
+    if name.startswith("away"):
+        speeds = page.evaluate("charts.speed.data[1]")
+        if not speeds or max(abs(speed / TRUE_SPEED - 1) for speed in speeds) > 0.05:
+            wrong.append(f"{name}: speeds from {min(speeds, default=0):.0f} to {max(speeds, default=0):.0f} tokens/s")
+        labels = page.evaluate("charts.speed.axes[1].values(charts.speed, charts.speed.axes[1]._splits)")
+        if not {"10 k", "20 k"} <= set(labels):
+            wrong.append(f"{name}: labels of the speed are {labels}")
+    return wrong
 
 
 def use(page: Page, name: str) -> list[str]:
@@ -88,16 +123,16 @@ def use(page: Page, name: str) -> list[str]:
         wrong.append(f"{name}: the round that was pointed at is not read out")
     newest, oldest = page.locator("#checkpoints details").first, page.locator("#checkpoints details").last
     newest.locator("summary").click()
+    if name.startswith("public"):
+        if newest.locator("a, button").count():
+            wrong.append(f"{name}: a checkpoint's files are given to anybody")
+        return wrong
     with page.expect_download() as download:
         newest.locator("a").first.click()
     if not download.value.suggested_filename.endswith("-fragment-0.safetensors"):
         wrong.append(f"{name}: a checkpoint's file is saved as {download.value.suggested_filename}")
-    buttons = newest.locator("button")
-    if buttons.count() != int(name.startswith("host")):
-        wrong.append(f"{name}: {buttons.count()} buttons to verify a checkpoint")
-    if buttons.count():
-        buttons.first.click()
-        newest.locator(".good", has_text="verified").wait_for()
+    newest.locator("button").first.click()
+    newest.locator(".good", has_text="verified").wait_for()
     oldest.locator("summary").click()
     oldest.locator("p", has_text="are gone").wait_for()
     return wrong
@@ -125,7 +160,7 @@ def look(page: Page, url: str, parts: Mapping[str, int], file: Path) -> list[str
         wrong.append(f"{name}: {spilt} pixels lie below the section that they belong to")
     if "#checkpoints details" in parts:
         errors_before = len(wrong)
-        wrong += use(page, name)
+        wrong += read(page, name) + use(page, name)
         # Chromium itself writes the refused request of the checkpoint that is gone into the console.
         wrong[errors_before:] = [line for line in wrong[errors_before:] if "404" not in line]
         page.screenshot(path=file.with_stem(f"{name}-used"), full_page=True)
@@ -143,11 +178,12 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     wrong: list[str] = []
-    with served(options.out / "checkpoints") as (own, public, panel), sync_playwright() as playwright:
+    with served(options.out / "checkpoints") as (own, public, away, panel), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
         for view, (width, height) in VIEWS.items():
             for scheme in ("light", "dark"):
-                kinds = (("host", own, RUN_PARTS), ("public", public, RUN_PARTS), ("panel", panel, PANEL_PARTS))
+                runs = {"host": own, "public": public, "away": away}
+                kinds = [*((kind, url, RUN_PARTS) for kind, url in runs.items()), ("panel", panel, PANEL_PARTS)]
                 for kind, url, parts in kinds:
                     page = browser.new_page(
                         viewport={"width": width, "height": height},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
@@ -19,6 +20,7 @@ from protocol.host.reports import PeerReport
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId, Root, UnitName
 from protocol.rounds.lineage.round_row import RoundRow
+from protocol.run.page_section import PageSection
 from protocol.tensors.expert_schema import expert_unit
 
 NUM_ROUNDS = 100
@@ -28,8 +30,27 @@ NOW_S = 10_000.0
 MARKUP = "<img src=x onerror=alert(1)>"
 
 
-def moment(folder: Path, now_unix_s: int, num_rounds: int = NUM_ROUNDS) -> Moment:
-    """The run after so many rounds."""
+AWAY_ROUNDS = 11
+ROUND_S = 180
+PAGE = PageSection(
+    description=f"A model of Python's own library {MARKUP}\nfor everybody",
+    contact="host@example.org",
+    join="ask for an invite at https://example.org/chat?a=b, or by mail",
+)
+
+
+def after_outage(folder: Path, now_unix_s: int) -> Moment:
+    """The run with rounds of 25,000 tokens a second, after the host was away: its last 11 rounds came at once."""
+    seen = moment(folder, now_unix_s, tokens=25_000 * ROUND_S)
+    kept, missed = seen.picture.rounds[:-AWAY_ROUNDS], seen.picture.rounds[-AWAY_ROUNDS:]
+    came = tuple(replace(timed, seen_unix_s=now_unix_s - 25 - (place < 4)) for place, timed in enumerate(missed))
+    restarted = f"restarted at round {len(kept)}; nothing was lost"
+    picture = replace(seen.picture, rounds=(*kept, *came), target_tokens=600_000_000, restarted=restarted)
+    return replace(seen, picture=picture)
+
+
+def moment(folder: Path, now_unix_s: int, num_rounds: int = NUM_ROUNDS, tokens: int = TOKENS) -> Moment:
+    """The run after so many rounds of so many tokens."""
     chance = random.Random(7)
     peers = [Identity(bytes([number]) * 32).peer_id for number in range(1, 5)]
     speeds = (900.0, 620.0, 310.0, 0.0)
@@ -39,13 +60,13 @@ def moment(folder: Path, now_unix_s: int, num_rounds: int = NUM_ROUNDS) -> Momen
         omitted = ((here.pop(), f"its delta came too late {MARKUP}"),) if index % 17 == 0 else ()
         weights = [speeds[peers.index(p)] * chance.uniform(0.9, 1.1) + 90 for p in here]
         shares = tuple(w / sum(weights) for w in weights)
-        total += TOKENS
+        total += tokens
         commit = CommitId(index.to_bytes(4, "big") * 8)
-        tokens = tuple(int(TOKENS * share) for share in shares)
+        own = tuple(int(tokens * share) for share in shares)
         row = RoundRow(
-            index, commit, tuple(here), shares, 0.93 if omitted else 1.0, omitted, is_lone=index == 41, tokens=tokens
+            index, commit, tuple(here), shares, 0.93 if omitted else 1.0, omitted, is_lone=index == 41, tokens=own
         )
-        rounds.append(TimedRound(row, total, now_unix_s - (num_rounds - index) * 180 - 25))
+        rounds.append(TimedRound(row, total, now_unix_s - (num_rounds - index) * ROUND_S - 25))
         nats = math.log(2) * (1.55 + 6.2 * math.exp(-index / 14)) + chance.uniform(-0.01, 0.01)
         points.append(LossPoint("heldout", index, total, nats, peers[0]))
         for expert in range(NUM_EXPERTS):
@@ -116,7 +137,7 @@ def events(folder: Path, now_unix_s: int) -> EventBook:
     book = EventBook()
     for back in range(40, -1, -1):
         seen = moment(folder, now_unix_s, NUM_ROUNDS - back)
-        book.note(seen.picture, NOW_S, now_unix_s - back * 180)
+        book.note(seen.picture, NOW_S, now_unix_s - back * ROUND_S)
     return book
 
 

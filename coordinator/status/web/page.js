@@ -16,7 +16,37 @@ function make(tag, text, cls) {
 const areStages = () => (now.units || []).some(u => u.unit.startsWith("stage-"));
 const names = () => ({ ...(full && full.names), ...Object.fromEntries(now.peers.map(p => [p.peer, p.name])) });
 
+// The host's words. Only links of these kinds become links; all else is text.
+const LINK = /https?:\/\/[^\s<>"']*[^\s<>"'.,;:!?)]/g;
+function linked(text, href) {
+  const link = make("a", text);
+  link.href = href;
+  link.rel = "noopener noreferrer nofollow";
+  return link;
+}
+function withLinks(text) {
+  const parts = [];
+  let from = 0;
+  for (const found of text.matchAll(LINK)) {
+    parts.push(text.slice(from, found.index), linked(found[0], found[0]));
+    from = found.index + found[0].length;
+  }
+  return [...parts, text.slice(from)];
+}
+function said(id, label, parts) {
+  el(id).hidden = !parts;
+  el(id).replaceChildren(label, ...(parts || []));
+}
+function words() {
+  const { description, contact, join } = now.page || {};
+  said("description", "", description && [description]);
+  const ask = join ? withLinks(join) : now.view === "host" ? ["make an invite with: potluck invite"] : null;
+  said("join", "To join: ", now.phase === "finished" ? null : ask);
+  said("contact", "Contact: ", contact && [linked(contact, /^https:/.test(contact) ? contact : `mailto:${contact}`)]);
+}
+
 function header() {
+  words();
   el("run").textContent = now.run;
   document.title = `${now.run} - Potluck`;
   el("phase").textContent = now.phase;
@@ -30,7 +60,7 @@ function header() {
   const notes = [];
   if (now.restarted) notes.push(`The host ${now.restarted}.`);
   for (const m of now.missing || []) notes.push(`Missing: round ${m.index} of ${m.name}, for ${span(m.missing_s)}: ${m.reason}.`);
-  if (!areStages()) for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen: ${u.why}.`);
+  if (!areStages()) for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen.`);
   if (now.apart) notes.push(`${now.apart[0].toUpperCase()}${now.apart.slice(1)}.`);
   if (now.forks) notes.push(`The run goes on in ${now.forks + 1} branches until they meet: some peers cannot reach the others.`);
   if (now.bans) notes.push(`${several(now.bans, "peer")} banned.`);
@@ -236,7 +266,7 @@ function checkpoints() {
   // Keep the list, and an open entry that may be under verification, until there is another checkpoint.
   if (box.childElementCount && Number(box.dataset.count) === full.checkpoints.length) return;
   box.dataset.count = full.checkpoints.length;
-  if (now.view === "public") downloads();
+  if (now.gives_model) downloads();
   if (full.checkpoints.length) box.replaceChildren(...full.checkpoints.slice().reverse().map(checkpoint));
   else box.textContent = "No checkpoint yet.";
 }

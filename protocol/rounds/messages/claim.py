@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
+from protocol.byte_reader import ByteReader, BytesLeftError, CutOffError
 from protocol.errors import RemoteProtocolError
 from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName
 from protocol.received import MAX_TEXT
@@ -105,37 +106,17 @@ def inputs_hash(inputs: Iterable[Input]) -> bytes:
     return sha256(b"".join(_text(each.peer) + each.root + _WEIGHT.pack(each.weight) for each in ordered)).digest()
 
 
-class _Bytes:
-    """Takes fields off the front of received bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
-
-    def take(self, length: int) -> bytes:
-        found = self._data[self._at : self._at + length]
-        if len(found) != length:
-            raise RemoteProtocolError(f"a claim of {len(self._data)} bytes that ends early", "a whole one")
-        self._at += length
-        return found
-
-    def number(self) -> int:
-        return int(_LENGTH.unpack(self.take(_LENGTH.size))[0])
-
-    def text(self) -> str:
-        length = self.number()
-        if length > MAX_TEXT:
-            raise RemoteProtocolError(f"a text of {length} bytes in a claim", f"at most {MAX_TEXT}")
-        try:
-            found = self.take(length).decode()
-        except UnicodeDecodeError as error:
-            raise RemoteProtocolError("a text in a claim that cannot be read", "UTF-8") from error
-        if not found.isprintable():
-            raise RemoteProtocolError("a text in a claim that cannot be shown", "printable letters")
-        return found
-
-    def end(self) -> None:
-        if self._at != len(self._data):
-            raise RemoteProtocolError(f"{len(self._data) - self._at} bytes after a claim", "none")
+def _text_of(source: ByteReader) -> str:
+    length = source.u16()
+    if length > MAX_TEXT:
+        raise RemoteProtocolError(f"a text of {length} bytes in a claim", f"at most {MAX_TEXT}")
+    try:
+        found = source.text(length)
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError("a text in a claim that cannot be read", "UTF-8") from error
+    if not found.isprintable():
+        raise RemoteProtocolError("a text in a claim that cannot be shown", "printable letters")
+    return found
 
 
 def decode_claim(data: bytes) -> ContributionHeader:
@@ -144,16 +125,24 @@ def decode_claim(data: bytes) -> ContributionHeader:
     Raises:
         RemoteProtocolError: malformed, cut off, or a value out of its bounds.
     """
-    source = _Bytes(data)
+    try:
+        return _header_of(ByteReader(data))
+    except CutOffError as error:
+        raise RemoteProtocolError(f"a claim of {len(data)} bytes that ends early", "a whole one") from error
+    except BytesLeftError as error:
+        raise RemoteProtocolError(f"{error.num_bytes} bytes after a claim", "none") from error
+
+
+def _header_of(source: ByteReader) -> ContributionHeader:
     if source.take(len(_CLAIM)) != _CLAIM:
         raise RemoteProtocolError(
             "a contribution without its claim", "one of this release", "install the run's release"
         )
-    unit, base, peer = UnitName(source.text()), CommitId(source.take(HASH_BYTES)), PeerId(source.text())
+    unit, base, peer = UnitName(_text_of(source)), CommitId(source.take(HASH_BYTES)), PeerId(_text_of(source))
     incarnation, session, tokens = _THREE.unpack(source.take(_THREE.size))
-    codec, root = source.text(), Root(source.take(HASH_BYTES))
+    codec, root = _text_of(source), Root(source.take(HASH_BYTES))
     attested, attested_root = CommitId(source.take(HASH_BYTES)), Root(source.take(HASH_BYTES))
-    num_lanes = source.number()
+    num_lanes = source.u16()
     if num_lanes > MAX_PARTS:
         raise RemoteProtocolError(f"{num_lanes} lanes' parts in a claim", f"at most {MAX_PARTS}")
     lanes = tuple(LanePart(*_LANE.unpack(source.take(_LANE.size))) for _ in range(num_lanes))

@@ -46,3 +46,13 @@ def test_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POTLUCK_HOST_GRPC_PRT", "4000")
     with pytest.raises(ConfigError, match="POTLUCK_HOST_GRPC_PORT"):
         HostConfig.load({})
+
+
+def test_a_notice_address_is_shown_kept_and_refused_without_its_secret_path() -> None:
+    config = HostConfig.load({"notify_url": "https://hooks.example.org/c2VjcmV0"})
+    assert config.notify_url == "https://hooks.example.org/c2VjcmV0"
+    assert config.model_dump(mode="json")["notify_url"] == "https://hooks.example.org"
+    assert "c2VjcmV0" not in repr(config)
+    with pytest.raises(ConfigError, match=r"notify_url .* http on this machine") as caught:
+        HostConfig.load({"notify_url": "http://hooks.example.org/c2VjcmV0"})
+    assert "c2VjcmV0" not in caught.value.one_line()

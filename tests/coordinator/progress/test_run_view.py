@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -26,6 +27,7 @@ from protocol.host.reports import PeerReport
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.lineage.round_row import RoundRow
+from tests.browser.runs import AWAY_ROUNDS, NUM_ROUNDS, after_outage
 from tests.coordinator.chain_world import PEERS
 
 UNIT = UnitName("fragment-0")
@@ -141,3 +143,12 @@ def test_status_names_every_member_also_those_that_this_host_has_not_heard_and_g
     status = status_json(picture(burst), 100.0)
     assert status["names"] == {peer: peer_name(peer) for peer in (A, B, C)}
     assert status["speeds"] == [[2400, 1800 / 900]]
+
+
+def test_rounds_that_came_at_once_after_an_outage_have_the_speed_of_the_time_in_which_they_were_made() -> None:
+    seen = after_outage(Path("checkpoints"), 1_700_000_000)
+    status = status_json(seen.picture, seen.now_s)
+    points = cast("list[list[float]]", status["speeds"])
+    assert len(points) == NUM_ROUNDS - 1 - (AWAY_ROUNDS - 1)
+    assert [speed for _, speed in points] == [pytest.approx(25_000.0, rel=0.01)] * len(points)
+    assert status["eta_s"] == pytest.approx((600_000_000 - NUM_ROUNDS * 25_000 * 180) / 25_000, rel=0.01)

@@ -91,6 +91,16 @@ def test_changed_run_file_names_the_key(run_file: Path, tmp_path: Path) -> None:
         open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
 
 
+def test_words_about_the_run_change_at_any_start_and_the_run_stays_the_same(run_file: Path, tmp_path: Path) -> None:
+    run_file.write_text(RUN_TOML + '[page]\ndescription = "Our letters"\n')
+    first = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    run_file.write_text(RUN_TOML + '[page]\ndescription = "Our old letters"\ncontact = "host@example.org"\n')
+    second = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_800_000_000.0)
+    assert second.signed_manifest == first.signed_manifest
+    assert first.page.as_json() == {"description": "Our letters"}
+    assert second.page.as_json() == {"description": "Our old letters", "contact": "host@example.org"}
+
+
 def test_a_run_goes_on_with_its_chunks_where_the_file_says_nothing_of_them(
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

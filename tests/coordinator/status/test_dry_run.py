@@ -56,6 +56,13 @@ def test_nothing_is_written_whether_the_run_is_new_or_there(tmp_path: Path) -> N
     assert _listing(tmp_path) == before
 
 
+def test_the_hosts_words_about_the_run_are_listed(tmp_path: Path) -> None:
+    run_file = write_run_file(tmp_path)
+    run_file.write_text(run_file.read_text() + '[page]\ncontact = "host@example.org"\n')
+    (line,) = (line for line in _dry_run(run_file, "--state-dir", str(tmp_path / "s")) if "page.contact" in line)
+    assert line.split() == ["page.contact", "host@example.org", "(file", f"{run_file})"]
+
+
 def test_each_setting_says_where_it_comes_from(
     tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from coordinator.progress.run_view import RunPicture, now_json
 from coordinator.status.metrics import Counts, Moment
 from coordinator.status.status_page import MAX_STREAMS, PAGE_FILES, WEB_FOLDER, RunSource, status_app
 from protocol.errors import MachineError, StorageError
+from protocol.run.page_section import PageSection
 from tests.coordinator.progress.test_run_view import picture
 
 CHECKPOINT = "00000002-cc"
@@ -58,12 +59,15 @@ class Source:
         return tuple(self.book.newest(most))
 
 
+PAGE = PageSection(description="Our letters <b>", contact="host@example.org", join="ask at https://example.org/chat")
+
+
 @asynccontextmanager
 async def serving(source: Source, *, is_public: bool = False) -> AsyncIterator[str]:
     listener = bind_http("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with trio.open_nursery() as nursery:
-        app = status_app(RunSource(source.look, source.events, verify), is_public=is_public)
+        app = status_app(RunSource(source.look, source.events, verify, page=PAGE), is_public=is_public)
         await nursery.start(serve_http, listener, app)
         with trio.fail_after(120):
             yield url
@@ -104,10 +108,19 @@ async def test_the_public_view_says_nothing_of_the_hosts_machine(source: Source)
         status = await get(f"{url}/api/status")
         refused = [await get(url + path) for path in ("/metrics", f"/api/checkpoints/{CHECKPOINT}/verify")]
     shown = json.loads(status[2])
-    assert shown["view"] == "public"
+    assert (shown["view"], shown["gives_model"]) == ("public", False)
     assert str(source.picture.checkpoint_folder).encode() not in status[2]
     assert not {"restarted", "missing", "bans"} & shown.keys()
     assert [code for code, _, _ in refused] == [404, 404]
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+async def test_both_views_have_the_hosts_words_about_the_run(source: Source, is_public: bool) -> None:
+    async with serving(source, is_public=is_public) as url:
+        status = json.loads((await get(f"{url}/api/status"))[2])
+    assert status["page"] == PAGE.as_json()
+    script, page = ((WEB_FOLDER / name).read_text(encoding="utf8") for name in ("page.js", "index.html"))
+    assert all(f'id="{key}"' in page and f'said("{key}"' in script for key in PAGE.as_json())
 
 
 async def test_a_stream_tells_the_run_at_once_and_again_when_it_has_changed(source: Source) -> None:

@@ -118,6 +118,12 @@ def test_lines_say_what_all_peers_together_moved_of_each_unit() -> None:
     assert not any("moved by" in line for line in status_lines(status_json(picture(), 100.0)))
 
 
+def test_lines_end_with_the_hosts_words_about_the_run() -> None:
+    lines = status_lines({"page": {"join": "ask me", "contact": "host@example.org"}})
+    assert lines[-2:] == ["contact: host@example.org", "join: ask me"]
+    assert status_lines({"page": "nonsense"}) == status_lines({})
+
+
 def test_empty_or_strange_status_is_no_error() -> None:
     assert status_lines({})
     assert status_lines({"peers": [{}], "rounds": [{}], "checkpoints": [{}], "eta_s": "soon"})

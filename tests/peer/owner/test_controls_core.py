@@ -132,6 +132,14 @@ def test_a_card_at_its_ceiling_stops_and_goes_on_after_it_was_cool_for_a_while()
     assert story.look(after_s=1, gpu_celsius=75.0).may_compute
 
 
+def test_heat_is_named_as_the_cause_only_where_it_is_the_one_that_is_told() -> None:
+    story = Story(replace(HOT, max_memory_bytes=1))
+    assert story.look(gpu_celsius=80.0, memory_bytes=2).is_too_hot
+    assert not Story(HOT).look(gpu_celsius=70.0).is_too_hot
+    large = Story(replace(HOT, max_memory_bytes=1)).look(gpu_celsius=70.0, memory_bytes=2)
+    assert (large.may_compute, large.is_too_hot) == (False, False)
+
+
 def test_a_temperature_that_swings_around_the_ceiling_never_flaps() -> None:
     story, changes, was = Story(HOT), 0, True
     for second in range(600):
