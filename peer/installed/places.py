@@ -35,7 +35,7 @@ def peer_places(state_dir: Path | None) -> list[Place]:
 
 
 def of_folder(folder: Path) -> list[Place]:
-    """What a peer keeps in its state folder. Blocks."""
+    """The parts of a peer's state folder. Blocks."""
     last = last_run_folder(folder)
     runs = [
         measured(f"run {printable(run_name(path) or '?')}", path, "the last one" if path == last else "")

@@ -38,7 +38,7 @@ _OURS: Final = {
     LOG_FOLDER: "logs",
     IDENTITY: "identity: without a copy nobody can be this peer again",
 }
-"""What a peer keeps in its state folder, besides small files."""
+"""The large parts of a state folder."""
 
 _SMALL: Final = (
     "last_run",
@@ -54,12 +54,12 @@ _SMALL: Final = (
 )
 _FORMS: Final = "|".join(re.escape(form) for name in _SMALL for form in (name, name.rpartition(".")[0]) if form)
 _UNFINISHED: Final = re.compile(rf"({_FORMS})\.(unfinished|tmp|[0-9a-f]{{8}})|\.{IDENTITY}\.[0-9]+")
-"""What a killed process leaves of a small file that it was writing."""
+"""The remains of a small file that a killed process was writing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What a peer has written on this machine.
+    """The files that a peer has written on this machine.
 
     Attributes:
         folder: its state folder.
@@ -80,7 +80,7 @@ class Installed:
 
 
 def find_installed(folder: Path, unit: Path) -> Installed:
-    """What a peer has written there. Blocks.
+    """Find the files of a peer. Blocks.
 
     Raises:
         ConfigError: the state folder is a link.
@@ -104,7 +104,7 @@ def _is_ours(name: str) -> bool:
 
 
 def plan_lines(found: Installed) -> list[str]:
-    """What will be removed, with sizes, and what stays."""
+    """List the removals, with sizes, and what stays."""
     lines = [f"in {printable(found.folder)}:"] if found.ours else []
     large = [place for place in found.ours if place.path.name in _OURS]
     small = [place for place in found.ours if place.path.name not in _OURS]
@@ -199,7 +199,7 @@ def _delete(path: Path) -> None:
 
 
 def what_stays(host_folder: Path | None) -> list[str]:
-    """What the owner may remove by hand: settings, a hosted run, and the program itself."""
+    """Name the rest, which the owner may remove by hand: settings, a hosted run, and the program itself."""
     file = PeerConfig.file()
     lines = [f"stays, because you wrote it: {file}"] if file is not None and file.exists() else []
     if host_folder is not None:
