@@ -8,6 +8,7 @@ from typing import Final
 from averaging.host.log_file import LOG_FOLDER
 from averaging.host.used_settings import SETTINGS_FILE
 from averaging.system.known_places import Place, measured
+from peer.history.round_log import HISTORY_FOLDER
 from peer.membership.named_run import run_name
 from peer.membership.saved_membership import last_run_folder, run_folders
 from peer.owner.user_service import unit_path
@@ -44,6 +45,7 @@ def of_folder(folder: Path) -> list[Place]:
     return [
         *runs,
         measured("data cache", folder / DATA),
+        measured("history", folder / HISTORY_FOLDER),
         measured("identity", folder / IDENTITY, "keep a copy: it is you"),
         measured("log", folder / LOG_FOLDER / LOG_NAME),
         measured("settings of the last start", folder / SETTINGS_FILE),

@@ -18,6 +18,7 @@ from averaging.host.log_file import LOG_FOLDER
 from averaging.host.used_settings import SETTINGS_FILE
 from averaging.system.known_places import Place, measured
 from peer.checks.reach import TOLD_FILE
+from peer.history.round_log import HISTORY_FOLDER
 from peer.installed.places import DATA, IDENTITY
 from peer.membership.kept_addresses import FILE_NAME as ADDRESSES_FILE
 from peer.owner.daily_traffic import TRAFFIC_FILE
@@ -36,6 +37,7 @@ _OURS: Final = {
     "runs": "runs: their state, credentials and fetched models",
     DATA: "data cache",
     LOG_FOLDER: "logs",
+    HISTORY_FOLDER: "history of your rounds",
     IDENTITY: "identity: without a copy nobody can be this peer again",
 }
 """The large parts of a state folder."""
