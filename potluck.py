@@ -25,6 +25,9 @@ try:
 
         import coordinator.command_line
         import peer.commands
+        import peer.history.history_commands
+        import peer.installed.installed_commands
+        from averaging.curves.curve_commands import add_curve_commands
         from averaging.host.command_errors import refused_by_the_machine, report, report_bug, report_usage
         from averaging.host.help_texts import keep_help_texts
         from averaging.host.local_commands import LocalCommands
@@ -41,9 +44,11 @@ except KeyboardInterrupt:
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from averaging.curves.curve import CurveSource
     from averaging.host.daemon_views import LocalDaemon
     from averaging.state.run_model import PeerModels
     from coordinator.experts.merge_inputs import MergeModels
+    from peer.installed.installed_commands import HostHere
 
 # Otherwise grpc's C core prints failed TLS handshakes of strangers and ports in use. We report those ourselves.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -122,8 +127,26 @@ def _open_checkpoint(name: str, state_dir: Path | None) -> AbstractContextManage
     return opened_checkpoint(name, _peer_models(), state_dir)
 
 
+def _curve_sources() -> Sequence[CurveSource]:
+    """The daemons that keep curves, the one that knows more first."""
+    import coordinator.status.ledger_curve
+    import peer.history.seen_curve
+
+    return coordinator.status.ledger_curve, peer.history.seen_curve
+
+
+def _host_here() -> HostHere:
+    """The host's files on this machine, for `potluck where` and `potluck uninstall`."""
+    import coordinator.status.hosted_places
+
+    return coordinator.status.hosted_places
+
+
 coordinator.command_line.add_commands(app, _merge_models, _peer_models)
 peer.commands.add_commands(app, _open_checkpoint)
+peer.installed.installed_commands.add_installed_commands(app, _host_here)
+peer.history.history_commands.add_history_command(app)
+add_curve_commands(app, _curve_sources)
 local_commands = LocalCommands(_daemons, _write_trace, _forget_run)
 local_commands.add_to(app)
 keep_help_texts(app)

@@ -33,6 +33,7 @@ from averaging.storage.file_storage import FileStorage, clear_unfinished
 from averaging.system.leave_signals import watch_signals
 from averaging.trio_errors import run_single_error
 from peer.checks.reach import find_outbound_only
+from peer.history.round_log import history_path, keep_history
 from peer.holdings.held_experts_core import of_founders
 from peer.holdings.held_parts import own_parts
 from peer.holdings.host_backup import take_kept
@@ -312,6 +313,7 @@ def _keep_up(joined: JoinedSession, nursery: trio.Nursery) -> None:
     nursery.start_soon(announce, network, life.clock, membership.run_id, make, changed)
     nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), life.board)
     nursery.start_soon(keep_cool)
+    nursery.start_soon(keep_history, history_path(life.folder), life.board, partial(status_of, life.sources))
     upkeep = _upkeep(life, membership, joined.roster)
     nursery.start_soon(upkeep.keep_host_heard)
     nursery.start_soon(upkeep.keep_peers)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
+from protocol.errors import LocalProtocolError
 from protocol.tensors.model_config import ModelConfig
 
 if TYPE_CHECKING:
@@ -26,6 +27,43 @@ C_contra = TypeVar("C_contra", bound=ModelConfig, contravariant=True)
 
 Drop = Callable[["torch.Tensor"], "torch.Tensor"]
 """Applies dropout to (B, T, D) values that a layer is about to add to the stream."""
+
+
+class LayerCache:
+    """Keys and values of the tokens that one layer has seen: (B, K, T, E) each, in the layer's own layout."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens seen so far."""
+        return 0 if self._seen is None else int(self._seen[0].shape[2])
+
+    def extended(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add those of further tokens. Returns all of them.
+
+        Raises:
+            LocalProtocolError: several tokens after others, which would need a mask.
+        """
+        import torch
+
+        if self._seen is None:
+            self._seen = keys, values
+            return self._seen
+        if keys.shape[2] != 1:
+            raise LocalProtocolError(f"{keys.shape[2]} tokens after cached ones", "one")
+        self._seen = torch.cat((self._seen[0], keys), dim=2), torch.cat((self._seen[1], values), dim=2)
+        return self._seen
+
+
+@runtime_checkable
+class CachedLayer(Protocol):
+    """A layer that can go on after tokens that it has seen. A family's layers need not be such ones; text is then generated slowly."""
+
+    def extend(self, x_BTD: torch.Tensor, table: torch.Tensor, cache: LayerCache, /) -> torch.Tensor:
+        """(B, T, D) of the tokens after those in the cache, to (B, T, D). After the first call T is 1."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from averaging.data.tokenizer import ByteTokenizer, Tokens
+from peer.models.cached_decoder import GrowingText
 from peer.models.decoder import Decoder, load_flat
 from peer.models.sampling import Sampling
 from protocol.errors import ConfigError
@@ -97,11 +98,12 @@ def sample_tokens(
         raise ConfigError(f"a model with a vocabulary of {config.vocab_size}", f"its tokenizer's {vocab_size} tokens")
     model = Decoder(config)
     load_flat(model, model_schema(config), flat_N)
+    text = GrowingText(model)
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt[-config.context_tokens :]) or [tokenizer.end]
     for _ in range(sampling.num_tokens):
         with torch.inference_mode():
-            logits_V = model(torch.tensor([tokens]))[0, -1, :vocab_size].double()
+            logits_V = text.next_logits(tokens)[:vocab_size].double()
             token = _draw(logits_V, sampling, generator)
         if token == tokenizer.end:
             return

@@ -50,6 +50,18 @@ def _no_commits() -> CommitTree | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class SeenRound:
+    """A committed round, as this peer saw it. `own_tokens` are its credited tokens in it."""
+
+    unix_s: float
+    index: int
+    total_tokens: int
+    num_members: int
+    own_tokens: int
+    loss_nats: float | None = None
+
+
 @dataclass
 class RoundTally:
     """Totals over the reports of this peer's rounds.
@@ -63,6 +75,7 @@ class RoundTally:
         has_downloaded: a whole state came in mid-run, and the head has not moved to it yet.
         eta: the rate of rounds.
         traffic: payload of each round.
+        fresh: rounds that are not in the history on disk yet.
     """
 
     peer: PeerId
@@ -76,6 +89,7 @@ class RoundTally:
     has_downloaded: bool = False
     eta: EtaEstimator = field(default_factory=EtaEstimator)
     traffic: RoundTraffic = field(default_factory=RoundTraffic)
+    fresh: list[SeenRound] = field(default_factory=list)
 
     def committed(self, link: ChainLink, traffic: TrafficCount | None, unix_s: float) -> None:
         """A round was applied here. `traffic`: payload of this process so far, None before there is a network."""
@@ -103,6 +117,8 @@ class RoundTally:
             lost=round(lost, 6),
         )
         entry = record.contributor(self.peer)
+        own_tokens = 0 if entry is None else entry.credited_tokens
+        self.fresh.append(SeenRound(unix_s, link.index, link.total_tokens, len(members), own_tokens))
         if entry is not None and entry.root in self.own_roots:
             self.counted += 1
             self.tokens_counted += entry.credited_tokens

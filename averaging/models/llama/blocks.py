@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from averaging.models.family import Blocks, Drop
+from averaging.models.family import Blocks, Drop, LayerCache
 from averaging.models.llama.config import LlamaConfig
 
 
@@ -67,6 +67,25 @@ class Layer(nn.Module):
         x_BTD = x_BTD + (attended if drop is None else drop(attended))
         fed = self.feed(self.ffn_norm(x_BTD))
         return x_BTD + (fed if drop is None else drop(fed))
+
+    def extend(self, x_BTD: torch.Tensor, table: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        """Like `forward`, for tokens that follow those in the cache, which takes up theirs. After the first call it is one token."""
+        config, y_BTD = self._config, self.attn_norm(x_BTD)
+        batch, num_tokens, _ = y_BTD.shape
+        begin, here = cache.num_tokens, table[cache.num_tokens :]
+        q = rotate(self.wq(y_BTD).view(batch, num_tokens, config.num_heads, config.head_dim), here).transpose(1, 2)
+        k = rotate(self.wk(y_BTD).view(batch, num_tokens, config.num_kv_heads, config.head_dim), here).transpose(1, 2)
+        v = self.wv(y_BTD).view(batch, num_tokens, config.num_kv_heads, config.head_dim).transpose(1, 2)
+        k, v = cache.extended(k, v)
+        # each key-value head serves a group of query heads; one new token may see all before it
+        grouped = q.reshape(batch * config.num_kv_heads, -1, num_tokens, config.head_dim)
+        shared = (batch * config.num_kv_heads, 1, begin + num_tokens, config.head_dim)
+        groups = (-1, grouped.shape[1], -1, -1)
+        k, v = k.reshape(shared).expand(groups), v.reshape(shared).expand(groups)
+        mixed = functional.scaled_dot_product_attention(grouped, k, v, is_causal=num_tokens > 1)
+        mixed = mixed.reshape(batch, config.num_heads, num_tokens, config.head_dim)
+        x_BTD = x_BTD + self.wo(mixed.transpose(1, 2).reshape(batch, num_tokens, config.dim))
+        return x_BTD + self.feed(self.ffn_norm(x_BTD))
 
     def feed(self, y_BTD: torch.Tensor) -> torch.Tensor:
         """Only the feed-forward, (B, T, D) to (B, T, D)."""

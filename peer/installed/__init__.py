@@ -1,0 +1,1 @@
+"""The peer on this machine, run or not: its places, and how they are removed."""
