@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
-from torch.nn import functional
 
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import ShardPath, TokenBytes, TokenReader
@@ -302,16 +301,11 @@ class LocalTrainer:
         return torch.from_numpy(rows).to(self._device)
 
     def _loss(self, tokens_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
-        logits_BTV = self._logits(tokens_BT, expert)
-        return functional.cross_entropy(logits_BTV.float().flatten(0, 1), tokens_BT[:, 1:].flatten())
-
-    def _logits(self, tokens_BT: torch.Tensor, expert: int | None) -> torch.Tensor:
-        enabled, model, inputs_BT = self._dtype is not None, self._model, tokens_BT[:, :-1]
+        enabled, model, inputs_BT, targets_BT = self._dtype is not None, self._model, tokens_BT[:, :-1], tokens_BT[:, 1:]
         with torch.autocast(self._device.type, dtype=self._dtype, enabled=enabled):
-            logits_BTV: torch.Tensor = (
-                model(inputs_BT, expert) if isinstance(model, MixtureDecoder) else model(inputs_BT)
-            )
-        return logits_BTV
+            if isinstance(model, MixtureDecoder):
+                return model.loss(inputs_BT, targets_BT, expert)
+            return model.loss(inputs_BT, targets_BT)
 
     # --- between steps ---
 

@@ -57,7 +57,7 @@ def whole_model(dtype: torch.dtype = torch.float64) -> Decoder:
 
 
 def whole_loss(model: Decoder, tokens_BT: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(model(tokens_BT[:, :-1]).flatten(0, 1), tokens_BT[:, 1:].flatten())
+    return model.loss(tokens_BT[:, :-1], tokens_BT[:, 1:])
 
 
 def gradients(model: torch.nn.Module, stage: int | None = None) -> torch.Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from peer.models.decoder import parameters_in_order
 from peer.models.stage_model import StageDecoder
@@ -133,11 +132,12 @@ class StagePasses:
 
     def _run(self, batch: MicroBatch, arrived: torch.Tensor, targets_BT: torch.Tensor | None) -> torch.Tensor:
         with torch.autocast(arrived.device.type, dtype=self._autocast, enabled=self._autocast is not None):
-            left: torch.Tensor = self._model(arrived, batch.seed(self._model.stage))
-        if targets_BT is None:
-            return left
-        logits_BTV = left if left.dtype == torch.float64 else left.float()
-        return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+            seed = batch.seed(self._model.stage)
+            if targets_BT is not None:
+                return self._model.loss(arrived, targets_BT, seed)
+            left: torch.Tensor = self._model(arrived, seed)
+        # neighbours exchange activations and gradients in one type, whatever each of them computes in
+        return left if left.dtype == torch.float64 else left.float()
 
     def _with_gradient(self, arrived: torch.Tensor) -> torch.Tensor:
         return arrived if self._model.is_first else arrived.detach().requires_grad_()
