@@ -82,7 +82,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return loss / max(1, len(x_ND))
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
         grad_x_BTD, grad_head_VD = ctx.saved_tensors  # type: ignore[attr-defined]

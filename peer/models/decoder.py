@@ -62,7 +62,7 @@ class Spine(nn.Module):
             shared: passed to each layer in addition to the stream and the family's table.
         """
         y_BTD = self.hidden(arrived, *shared)
-        return y_BTD if self.head_VD is None else functional.linear(y_BTD, self.head_VD)
+        return y_BTD if self.head_weight is None else functional.linear(y_BTD, self.head_weight)
 
     def loss_of(self, arrived: torch.Tensor, targets_BT: torch.Tensor, *shared: object) -> torch.Tensor:
         """Like `run`, to the mean cross-entropy with the next tokens, in nats: a scalar. The logits never exist all together.
@@ -70,9 +70,9 @@ class Spine(nn.Module):
         Raises:
             LocalProtocolError: a stage without the head.
         """
-        if self.head_VD is None:
+        if self.head_weight is None:
             raise LocalProtocolError("a loss of a stage without head", "one of the last stage")
-        return chunked_cross_entropy(self.hidden(arrived, *shared), self.head_VD, targets_BT)
+        return chunked_cross_entropy(self.hidden(arrived, *shared), self.head_weight, targets_BT)
 
     def hidden(self, arrived: torch.Tensor, *shared: object) -> torch.Tensor:
         """Like `run`, without the head: (B, T, D). Under autocast the stream has autocast's type from its first value on."""
@@ -81,7 +81,7 @@ class Spine(nn.Module):
         return x_BTD if self.norm is None else self.norm(x_BTD)
 
     @property
-    def head_VD(self) -> torch.Tensor | None:
+    def head_weight(self) -> torch.Tensor | None:
         """The head's weight, the embedding's where they are tied; None for a stage without it."""
         last = self.embed if self.head is None and self.norm is not None else self.head
         return None if last is None else last.weight

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from peer.models.decoder import parameters_in_order
 from peer.models.stage_model import StageDecoder
+from peer.training.replica.replica import Replica
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.pipeline.micro_batch import MicroBatch
-from protocol.tensors.stage_schema import stage_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +41,20 @@ class StagePasses:
     Args:
         most_kept: largest number of micro-batches between their passes.
         recomputes: whether forward passes are repeated at the backward pass instead of being kept.
-        autocast: type that matrix products are computed in, None for the parameters' own.
+        replica: computes the model's passes.
     """
 
     def __init__(
         self,
         model: StageDecoder,
+        replica: Replica,
         *,
         most_kept: int,
         recomputes: bool = False,
-        autocast: torch.dtype | None = None,
     ) -> None:
-        self._model = model
-        self._parameters = parameters_in_order(model, stage_schema(model.stages, model.stage))
+        self._model, self._replica = model, replica
         self._most_kept = most_kept
         self._recomputes = recomputes
-        self._autocast = autocast
         self._kept: dict[MicroBatch, Kept] = {}
 
     @property
@@ -119,19 +116,18 @@ class StagePasses:
             arrived = self._with_gradient(arrived)
             left = self._run(batch, arrived, kept.targets_BT)
         if self._model.is_last:
-            torch.autograd.backward(left * kept.share)
+            self._replica.backward(left * kept.share)
         else:
-            torch.autograd.backward(left, grad_BTD)
-        return arrived.grad
+            self._replica.backward(left, grad_BTD)
+        return None if arrived.grad is None else arrived.grad / self._replica.scale.factor
 
     def forget(self) -> None:
         """Discard every micro-batch and every summed gradient: the step was undone or is over."""
         self._kept.clear()
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._replica.optimizer.zero_grad()
 
     def _run(self, batch: MicroBatch, arrived: torch.Tensor, targets_BT: torch.Tensor | None) -> torch.Tensor:
-        with torch.autocast(arrived.device.type, dtype=self._autocast, enabled=self._autocast is not None):
+        with self._replica.computing():
             seed = batch.seed(self._model.stage)
             if targets_BT is not None:
                 return self._model.loss(arrived, targets_BT, seed)

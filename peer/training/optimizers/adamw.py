@@ -50,6 +50,13 @@ class AdamW:
         parameters = [parameter for group in self._groups for parameter in group.parameters]
         return 2 * sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step takes for a moment: none in a fused kernel, else a copy of the parameters."""
+        parameters = [parameter for group in self._groups for parameter in group.parameters]
+        copied = [] if _is_fused(parameters) else parameters
+        return sum(parameter.numel() * parameter.element_size() for parameter in copied)
+
     def zero_grad(self) -> None:
         """Discard the gradients."""
         for group in self._groups:
