@@ -20,7 +20,9 @@ from averaging.gc_freeze import frozen_imports
 with frozen_imports():
     from peer.machine.device import card_uuid, choose_device, is_out_of_memory
     from peer.pipeline.stage.stage_worker import is_stage_plan, run_stage
-    from peer.training.local_training import LocalTrainer, TrainingPlan
+    from peer.training.evaluation import EvaluationDoesNotFit
+    from peer.training.local_training import LocalTrainer
+    from peer.training.training_plan import TrainingPlan
     from peer.training.worker_channel import (
         Area,
         Command,
@@ -139,10 +141,8 @@ class Worker:
                     num_steps=trainer.steps_ready(unit),
                     step=counters.step,
                 )
-            case "evaluate":
-                return Reply(number=command.number, loss_nats=trainer.evaluate(vectors.view(Area.IN), command.expert))
-            case "evaluate_prose":
-                return Reply(number=command.number, loss_nats=trainer.evaluate_prose(vectors.view(Area.IN)))
+            case "evaluate" | "evaluate_prose":
+                return self._evaluated(command)
             case "slow":
                 self._slowdown = max(1.0, command.factor)
             case "pause":
@@ -152,6 +152,16 @@ class Worker:
                 self._is_paused = not trainer.plan.trains
         self._tell_progress()
         return Reply(number=command.number)
+
+    def _evaluated(self, command: Command) -> Reply:
+        """An evaluation that does not fit into the card's memory is no reason to lose what was trained."""
+        trainer, values_N = self._trainer, self._vectors.view(Area.IN)
+        try:
+            is_prose = command.op == "evaluate_prose"
+            nats = trainer.evaluate_prose(values_N) if is_prose else trainer.evaluate(values_N, command.expert)
+        except EvaluationDoesNotFit:
+            return Reply(number=command.number, does_not_fit=True)
+        return Reply(number=command.number, loss_nats=nats)
 
     def _tell_progress(self, busy_s: float = 0.0) -> None:
         counters = self._trainer.counters

@@ -91,8 +91,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """bfloat16 if the hardware multiplies it natively; None where it would only be slower."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
-        return torch.bfloat16
-    return None
+def wait_for(device: torch.device) -> None:
+    """Wait until an accelerator has done what it was given, before a clock is read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def is_on_card(device: torch.device) -> bool:
+    """Whether its memory is a card's own, which torch takes at once where the CPU's is taken as it is written."""
+    return device.type != "cpu"

@@ -15,9 +15,16 @@ from torch import nn
 from torch.nn import functional
 
 from averaging.models.family import blocks_of, run_layers
+from peer.models.chunked_loss import chunked_cross_entropy
 from protocol.errors import LocalProtocolError
 from protocol.tensors.model_config import ModelConfig
 from protocol.tensors.tensor_schema import TensorSchema
+
+
+def in_compute_type(x: torch.Tensor) -> torch.Tensor:
+    """Values in the type that autocast computes products in; as they are where autocast is off."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class Spine(nn.Module):
@@ -54,13 +61,30 @@ class Spine(nn.Module):
         Args:
             shared: passed to each layer in addition to the stream and the family's table.
         """
+        y_BTD = self.hidden(arrived, *shared)
+        return y_BTD if self.head_weight is None else functional.linear(y_BTD, self.head_weight)
+
+    def loss_of(self, arrived: torch.Tensor, targets_BT: torch.Tensor, *shared: object) -> torch.Tensor:
+        """Like `run`, to the mean cross-entropy with the next tokens, in nats: a scalar. The logits never exist all together.
+
+        Raises:
+            LocalProtocolError: a stage without the head.
+        """
+        if self.head_weight is None:
+            raise LocalProtocolError("a loss of a stage without head", "one of the last stage")
+        return chunked_cross_entropy(self.hidden(arrived, *shared), self.head_weight, targets_BT)
+
+    def hidden(self, arrived: torch.Tensor, *shared: object) -> torch.Tensor:
+        """Like `run`, without the head: (B, T, D). Under autocast the stream has autocast's type from its first value on."""
         x_BTD = arrived if self.embed is None else self.embed(arrived)
-        x_BTD = run_layers(self._layers(), x_BTD, self.table, *shared)
-        if self.norm is None:
-            return x_BTD
-        y_BTD = self.norm(x_BTD)
-        last = self.embed if self.head is None else self.head
-        return y_BTD if last is None else functional.linear(y_BTD, last.weight)
+        x_BTD = run_layers(self._layers(), in_compute_type(x_BTD), self.table, *shared)
+        return x_BTD if self.norm is None else self.norm(x_BTD)
+
+    @property
+    def head_weight(self) -> torch.Tensor | None:
+        """The head's weight, the embedding's where they are tied; None for a stage without it."""
+        last = self.embed if self.head is None and self.norm is not None else self.head
+        return None if last is None else last.weight
 
     def _layers(self) -> Iterable[nn.Module]:
         return self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers
@@ -76,6 +100,10 @@ class Decoder(Spine):
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """(B, T) int64 to (B, T, V) logits."""
         return self.run(tokens_BT)
+
+    def loss(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy of (B, T) int64 tokens with the next ones, in nats: a scalar."""
+        return self.loss_of(tokens_BT, targets_BT)
 
 
 def parameters_in_order(model: nn.Module, schema: TensorSchema) -> list[nn.Parameter]:

@@ -151,6 +151,10 @@ class MixtureDecoder(Spine):
         """
         return self.routed(tokens_BT, expert)[0]
 
+    def loss(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
+        """Mean cross-entropy of (B, T) int64 tokens with the next ones, in nats: a scalar. Raises as `forward`."""
+        return self.loss_of(tokens_BT, targets_BT, None, Routing(expert))
+
     def routed(
         self, tokens_BT: torch.Tensor, expert: int | None = None, top_k: int | None = None
     ) -> tuple[torch.Tensor, list[Routed]]:

@@ -78,6 +78,14 @@ class StageDecoder(Spine):
         """
         return self.run(arrived, Masks(self._dropout, seed).drop)
 
+    def loss(self, arrived: torch.Tensor, targets_BT: torch.Tensor, seed: int = 0) -> torch.Tensor:
+        """At the last stage: like `forward`, to the mean cross-entropy with the next tokens, in nats: a scalar.
+
+        Raises:
+            LocalProtocolError: another stage.
+        """
+        return self.loss_of(arrived, targets_BT, Masks(self._dropout, seed).drop)
+
     def require_input(self, arrived: torch.Tensor) -> None:
         """Check data from another peer before computing with it.
 

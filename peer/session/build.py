@@ -36,7 +36,7 @@ from peer.pipeline.stage.stage_channel import StagePlan
 from peer.session.damaged_logs import has_begun_anew
 from peer.session.restart_report import Restored, restored, units_sentence
 from peer.settings.config import PeerConfig, whole_bytes
-from peer.training.local_training import TextPlan, TrainingPlan
+from peer.training.training_plan import TextPlan, TrainingPlan
 from protocol.errors import LocalProtocolError
 from protocol.identity.identity import Verifier
 from protocol.ids import PeerId, UnitName

@@ -21,10 +21,10 @@ import trio
 
 from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.traffic.spans import COMPUTE, Record, Span, nowhere
-from peer.training.local_training import TrainingPlan
+from peer.training.training_plan import TrainingPlan
 from peer.training.training_process import MessageReader, TrainingProcess, no_process, restart_pause_s
 from peer.training.worker_channel import Area, Command, Op, OutOfMemory, Progress, Reply, frame, parse_event
-from peer.training.worker_errors import DoesNotFit, WorkerDied, all_finite, misfit_reason
+from peer.training.worker_errors import NO_ROOM_TO_EVALUATE, DoesNotFit, WorkerDied, all_finite, misfit_reason
 from peer.training.worker_process import EarlyWorker
 from protocol.errors import LocalProtocolError
 
@@ -150,7 +150,7 @@ class WorkerTrainer:
         Raises:
             WorkerDied: ask again when it is back.
             LossNotFinite: these parameters have none.
-            DoesNotFit: nothing is computed here.
+            DoesNotFit: the card's memory is not enough for an evaluation, or for the model.
         """
         return await self._loss_of(Command(op="evaluate", expert=expert), anchor_N)
 
@@ -160,6 +160,8 @@ class WorkerTrainer:
 
     async def _loss_of(self, command: Command, anchor_N: torch.Tensor) -> float:
         reply = await self._measured(command, anchor_N)
+        if reply.does_not_fit:
+            raise DoesNotFit(NO_ROOM_TO_EVALUATE)
         return all_finite((reply.loss_nats,))[0]
 
     async def _measured(self, command: Command, anchor_N: torch.Tensor) -> Reply:

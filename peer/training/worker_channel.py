@@ -78,7 +78,7 @@ class Command(_Message):
 
 class Reply(_Message):
     """The command is done. `loss_nats` is None if the command asks for no loss, or if the loss is not finite, because JSON has no
-    such number.
+    such number. `does_not_fit` tells that the card's memory is not enough for the evaluation; training goes on.
     """
 
     kind: Literal["reply"] = "reply"
@@ -87,6 +87,7 @@ class Reply(_Message):
     num_steps: int = 0
     step: int = 0
     loss_nats: float | None = None
+    does_not_fit: bool = False
 
 
 class Progress(_Message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from protocol.errors import TemporaryError
 
@@ -16,7 +17,10 @@ class LossNotFinite(TemporaryError):
 
 
 class DoesNotFit(TemporaryError):
-    """Nothing is trained or measured: the model does not fit into the allowed memory of the card."""
+    """Nothing is measured: the model, or an evaluation of it, does not fit into the allowed memory of the card."""
+
+
+NO_ROOM_TO_EVALUATE: Final = "the card has no memory left for an evaluation; other peers evaluate, and training goes on"
 
 
 def all_finite(losses: Sequence[float | None]) -> tuple[float, ...]:

@@ -39,7 +39,8 @@ from averaging.codecs.compiled import BLOCKS
 from averaging.codecs.sparse import RESULTS, TOPK, SparseCodec
 from averaging.data.sources.corpus import python_stdlib_documents
 from averaging.models.llama.config import LlamaConfig
-from peer.training.local_training import LocalTrainer, TrainingPlan
+from peer.training.local_training import LocalTrainer
+from peer.training.training_plan import TrainingPlan
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 from tests.benchmarks.results import Row, machine, print_rows, write_rows

@@ -47,7 +47,7 @@ from coordinator.checkpoints.checkpoints import (
 from peer.models.decoder import Decoder, parameters_in_order, parts_of
 from peer.models.merging import holder_model, merge, without_expert
 from peer.models.mixture import MixtureDecoder, Routed
-from peer.models.optimizer import make_optimizer
+from peer.training.optimizers.optimizer import make_optimizer
 from protocol.ids import CommitId, UnitName
 from protocol.rounds.messages.record import OuterStep
 from protocol.run.experts_section import RouterFeatures

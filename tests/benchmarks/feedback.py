@@ -33,7 +33,8 @@ from averaging.codecs import Codec, codec_by_name, codec_names
 from averaging.data.sources.corpus import python_stdlib_documents
 from averaging.models.llama.config import LlamaConfig
 from averaging.rounds.traffic.contribution import encode_chunks
-from peer.training.local_training import LocalTrainer, TrainingPlan
+from peer.training.local_training import LocalTrainer
+from peer.training.training_plan import TrainingPlan
 from protocol.rounds.messages.record import OuterStep
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema

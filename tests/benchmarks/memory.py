@@ -27,8 +27,8 @@ from torch.nn import functional
 
 from averaging.models.llama.config import LlamaConfig
 from peer.machine.memory import own_peak_bytes
-from peer.models.adamw import AdamW, ParameterGroup
 from peer.models.decoder import Decoder
+from peer.training.optimizers.adamw import AdamW, ParameterGroup
 from protocol.errors import MachineError
 from protocol.run.data_section import DataSection
 from protocol.run.host_sections import CheckpointSection

@@ -19,7 +19,7 @@ from averaging.data.assignment import window_starts
 from averaging.models.llama.blocks import rotate, rotation_table
 from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import parts_of
-from peer.models.optimizer import make_optimizer
+from peer.training.optimizers.optimizer import make_optimizer
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 

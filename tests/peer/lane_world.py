@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from averaging.arithmetic.delta import pseudo_gradient
 from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs.rows.boundary import BoundaryCodec, quantised
 from peer.models.decoder import Decoder, load_flat, parameters_in_order
-from peer.models.optimizer import make_optimizer
 from peer.pipeline.stage.stage_trainer import StageSnapshot, StageTrainer
+from peer.training.optimizers.optimizer import make_optimizer
 from protocol.ids import PeerId
 from protocol.pipeline import stage_machine as lane_stage
 from protocol.pipeline.lanes import lane_machine as lane
@@ -307,13 +306,13 @@ class CrossedDecoder(Decoder):
 
     codecs: tuple[BoundaryCodec, BoundaryCodec] = ("fp64", "fp64")
 
-    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        x_BTD = self.embed(tokens_BT)
+    def hidden(self, arrived: torch.Tensor, *shared: object) -> torch.Tensor:
+        x_BTD = self.embed(arrived)
         for number, layer in enumerate(self.layers, 1):
             x_BTD = layer(x_BTD, self.table)
             if number in {stop for _, stop in STAGES.spans[:-1]}:
                 x_BTD = _Crossing.apply(x_BTD, *self.codecs)
-        return functional.linear(self.norm(x_BTD), self.head.weight)
+        return self.norm(x_BTD)
 
 
 def crossed_model(

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import Decoder, load_flat, parameters_in_order
 from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.stage_passes import StagePasses
+from peer.training.plan.card_plan import FLOAT32, CardPlan
+from peer.training.replica.replica import Replica
 from protocol.ids import RunId
 from protocol.pipeline.micro_batch import MicroBatch
+from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.stage_schema import StageMap, stage_schema
 from tests.at_once import stage_units
@@ -50,6 +52,15 @@ def stage_model(stage: int, dtype: torch.dtype = torch.float64, **options: Any) 
     return model
 
 
+def stage_passes(
+    model: StageDecoder, *, most_kept: int, recomputes: bool = False, plan: CardPlan = FLOAT32
+) -> StagePasses:
+    replica = Replica(
+        model, stage_schema(model.stages, model.stage), InnerSection(learning_rate=0.01, batch_tokens=64), plan
+    )
+    return StagePasses(model, replica, most_kept=most_kept, recomputes=recomputes)
+
+
 def whole_model(dtype: torch.dtype = torch.float64) -> Decoder:
     model = Decoder(MODEL).to(dtype)
     load_flat(model, SCHEMA, ANCHOR_N)
@@ -57,7 +68,7 @@ def whole_model(dtype: torch.dtype = torch.float64) -> Decoder:
 
 
 def whole_loss(model: Decoder, tokens_BT: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(model(tokens_BT[:, :-1]).flatten(0, 1), tokens_BT[:, 1:].flatten())
+    return model.loss(tokens_BT[:, :-1], tokens_BT[:, 1:])
 
 
 def gradients(model: torch.nn.Module, stage: int | None = None) -> torch.Tensor:
@@ -76,7 +87,7 @@ class Pipeline:
     @classmethod
     def of(cls, dtype: torch.dtype = torch.float64, *, recomputes: bool = False, **options: Any) -> Pipeline:
         models = [stage_model(stage, dtype, **options) for stage in range(STAGES.num_stages)]
-        return cls(models, [StagePasses(model, most_kept=8, recomputes=recomputes) for model in models])
+        return cls(models, [stage_passes(model, most_kept=8, recomputes=recomputes) for model in models])
 
     def forward(self, batch: MicroBatch, tokens_BT: torch.Tensor, share: float = 1.0) -> torch.Tensor:
         moved = tokens_BT[:, :-1]

@@ -20,10 +20,13 @@ import torch
 from averaging.arithmetic.genesis import genesis_anchor
 from peer import worker as worker_module
 from peer.training import local_training
-from peer.training.local_training import Counters, LocalTrainer, TrainingPlan
+from peer.training.local_training import Counters, LocalTrainer
+from peer.training.replica.replica import Replica
+from peer.training.training_plan import TrainingPlan
 from peer.training.worker_channel import (
     Area,
     Command,
+    Op,
     OutOfMemory,
     Progress,
     Reply,
@@ -199,6 +202,20 @@ def test_a_loss_without_a_number_is_answered_too(plan: TrainingPlan) -> None:
         assert daemon.order(Command(number=0, op="evaluate")).loss_nats is None
 
 
+@pytest.mark.parametrize("op", ["evaluate", "evaluate_prose"])
+def test_an_evaluation_that_does_not_fit_on_the_card_is_answered_and_ends_no_training(
+    plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch, op: Op
+) -> None:
+    def full(*_args: object, **_options: object) -> float:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(Replica, "standing_in", full)
+    with running(plan.model_copy(update={"prose_shards": plan.heldout_shards, "micro_batch": 1})) as daemon:
+        reply = daemon.order(Command(number=0, op=op))
+        assert (reply.does_not_fit, reply.loss_nats) == (True, None)
+        assert daemon.progress().step > 0
+
+
 def test_a_paused_worker_still_obeys_and_trains_on_when_told(plan: TrainingPlan) -> None:
     with running(plan) as daemon:
         daemon.order(Command(number=0, op="pause"))
@@ -228,8 +245,8 @@ def test_the_process_imports_nothing_of_the_network_and_trains_without_torchs_co
     """The compiler alone is a second or two of each start."""
     story = """
 import sys, torch
-from peer.models.adamw import AdamW, ParameterGroup
-from peer.models.muon import Muon
+from peer.training.optimizers.adamw import AdamW, ParameterGroup
+from peer.training.optimizers.muon import Muon
 from peer import worker
 parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = AdamW((ParameterGroup((parameter,), 0.1),), beta1=0.9, beta2=0.95)

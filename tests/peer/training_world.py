@@ -9,7 +9,7 @@ from averaging.data.sources.corpus import Document
 from averaging.data.sources.texts import read_files
 from averaging.data.tokenizer import ByteTokenizer
 from averaging.models.llama.config import LlamaConfig
-from peer.training.local_training import TrainingPlan
+from peer.training.training_plan import TrainingPlan
 from protocol.run.training_sections import InnerSection
 
 MODEL = LlamaConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)

@@ -17,7 +17,7 @@ from averaging.models.llama.config import LlamaConfig
 
 
 class Norm(nn.Module):
-    """x / rms(x) times a learned weight, in float32."""
+    """x / rms(x) times a learned weight; sums in float32, and the result in the type of x."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -26,7 +26,10 @@ class Norm(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """(B, T, D) to (B, T, D)."""
-        return functional.rms_norm(x_BTD, self.weight.shape, self.weight, self._eps)
+        if x_BTD.dtype == self.weight.dtype:
+            return functional.rms_norm(x_BTD, self.weight.shape, self.weight, self._eps)
+        with torch.autocast(x_BTD.device.type, enabled=False):  # else the stream would come out in float32
+            return functional.rms_norm(x_BTD, self.weight.shape, self.weight.to(x_BTD.dtype), self._eps)
 
 
 def rotation_table(config: LlamaConfig) -> torch.Tensor:
@@ -37,11 +40,11 @@ def rotation_table(config: LlamaConfig) -> torch.Tensor:
 
 
 def rotate(x_BTHE: torch.Tensor, table_TE2: torch.Tensor) -> torch.Tensor:
-    """Rotate the two halves of each head against each other (the Llama layout)."""
+    """Rotate the two halves of each head against each other (the Llama layout), in float32; the result has the type of x."""
     num_tokens = x_BTHE.shape[1]
     cos, sin = table_TE2[:num_tokens, None, :, 0], table_TE2[:num_tokens, None, :, 1]
     first, second = x_BTHE.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_BTHE.dtype)
 
 
 class Layer(nn.Module):
@@ -99,10 +102,8 @@ class Layer(nn.Module):
         q = rotate(self.wq(y_BTD).view(batch, num_tokens, config.num_heads, config.head_dim), table).transpose(1, 2)
         k = rotate(self.wk(y_BTD).view(batch, num_tokens, config.num_kv_heads, config.head_dim), table).transpose(1, 2)
         v = self.wv(y_BTD).view(batch, num_tokens, config.num_kv_heads, config.head_dim).transpose(1, 2)
-        repeats = config.num_heads // config.num_kv_heads
-        if repeats > 1:
-            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        is_grouped = config.num_kv_heads < config.num_heads
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
         projected: torch.Tensor = self.wo(mixed.transpose(1, 2).reshape(batch, num_tokens, config.dim))
         return projected
 

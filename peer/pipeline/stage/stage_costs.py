@@ -9,7 +9,6 @@ from statistics import median
 from typing import Final
 
 import torch
-from torch.nn import functional
 
 from peer.machine.device import choose_device
 from peer.models.stage_model import StageDecoder
@@ -79,8 +78,8 @@ def _part_s(parts: StageMap, part: int, shape: tuple[int, int], device: torch.de
 
     def once() -> None:
         model.zero_grad(set_to_none=True)
-        left = model(tokens_BT if model.is_first else x_BTD.detach().requires_grad_())
-        loss = functional.cross_entropy(left.flatten(0, 1), tokens_BT.flatten()) if model.is_last else left.sum()
+        arrived = tokens_BT if model.is_first else x_BTD.detach().requires_grad_()
+        loss = model.loss(arrived, tokens_BT) if model.is_last else model(arrived).sum()
         loss.backward()
 
     once()  # the first pass imports, compiles and allocates

@@ -11,13 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
-from peer.models.decoder import parameters_in_order
 from peer.models.stage_model import StageDecoder
+from peer.training.replica.replica import Replica
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.pipeline.micro_batch import MicroBatch
-from protocol.tensors.stage_schema import stage_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +41,20 @@ class StagePasses:
     Args:
         most_kept: largest number of micro-batches between their passes.
         recomputes: whether forward passes are repeated at the backward pass instead of being kept.
-        autocast: type that matrix products are computed in, None for the parameters' own.
+        replica: computes the model's passes.
     """
 
     def __init__(
         self,
         model: StageDecoder,
+        replica: Replica,
         *,
         most_kept: int,
         recomputes: bool = False,
-        autocast: torch.dtype | None = None,
     ) -> None:
-        self._model = model
-        self._parameters = parameters_in_order(model, stage_schema(model.stages, model.stage))
+        self._model, self._replica = model, replica
         self._most_kept = most_kept
         self._recomputes = recomputes
-        self._autocast = autocast
         self._kept: dict[MicroBatch, Kept] = {}
 
     @property
@@ -120,24 +116,24 @@ class StagePasses:
             arrived = self._with_gradient(arrived)
             left = self._run(batch, arrived, kept.targets_BT)
         if self._model.is_last:
-            torch.autograd.backward(left * kept.share)
+            self._replica.backward(left * kept.share)
         else:
-            torch.autograd.backward(left, grad_BTD)
-        return arrived.grad
+            self._replica.backward(left, grad_BTD)
+        return None if arrived.grad is None else arrived.grad / self._replica.scale.factor
 
     def forget(self) -> None:
         """Discard every micro-batch and every summed gradient: the step was undone or is over."""
         self._kept.clear()
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._replica.optimizer.zero_grad()
 
     def _run(self, batch: MicroBatch, arrived: torch.Tensor, targets_BT: torch.Tensor | None) -> torch.Tensor:
-        with torch.autocast(arrived.device.type, dtype=self._autocast, enabled=self._autocast is not None):
-            left: torch.Tensor = self._model(arrived, batch.seed(self._model.stage))
-        if targets_BT is None:
-            return left
-        logits_BTV = left if left.dtype == torch.float64 else left.float()
-        return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+        with self._replica.computing():
+            seed = batch.seed(self._model.stage)
+            if targets_BT is not None:
+                return self._model.loss(arrived, targets_BT, seed)
+            left: torch.Tensor = self._model(arrived, seed)
+        # neighbours exchange activations and gradients in one type, whatever each of them computes in
+        return left if left.dtype == torch.float64 else left.float()
 
     def _with_gradient(self, arrived: torch.Tensor) -> torch.Tensor:
         return arrived if self._model.is_first else arrived.detach().requires_grad_()

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
-from peer.models.decoder import load_flat, parameters_in_order
-from peer.models.optimizer import make_optimizer
+from peer.models.decoder import load_flat
 from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.stage_passes import StagePasses
+from peer.training.plan.card_plan import FLOAT32, CardPlan
+from peer.training.replica.replica import Replica
 from protocol.errors import LocalProtocolError
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.stage_schema import stage_schema
-
-_NORM_FLOOR: Final = 1e-6
-"""Added to the norm that a gradient is clipped by, as in torch's clipping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +41,23 @@ class StageTrainer:
     Args:
         most_kept: largest number of micro-batches between their passes.
         recomputes: whether forward passes are repeated at the backward pass instead of being kept.
+        plan: how the card computes.
     """
 
-    def __init__(self, model: StageDecoder, inner: InnerSection, *, most_kept: int, recomputes: bool = False) -> None:
+    def __init__(
+        self,
+        model: StageDecoder,
+        inner: InnerSection,
+        *,
+        most_kept: int,
+        recomputes: bool = False,
+        plan: CardPlan = FLOAT32,
+    ) -> None:
         self.schema = stage_schema(model.stages, model.stage)
-        self.passes = StagePasses(model, most_kept=most_kept, recomputes=recomputes)
+        self.replica = Replica(model, self.schema, inner, plan)
+        self.passes = StagePasses(model, self.replica, most_kept=most_kept, recomputes=recomputes)
         self._model, self._inner = model, inner
-        self._parameters = parameters_in_order(model, self.schema)
-        self._optimizer = make_optimizer(inner, self.schema, self._parameters)
+        self._parameters = self.replica.parameters
 
     def load(self, theta_N: torch.Tensor) -> None:
         """Set theta to (N,). The moments stay (DiLoCo keeps them local). Discards a step in progress."""
@@ -69,7 +75,7 @@ class StageTrainer:
 
     def snapshot(self) -> StageSnapshot:
         """A copy of everything that the next step depends on. Taken between steps."""
-        return StageSnapshot(self.theta(), tuple(moment.clone() for moment in self._optimizer.moments()))
+        return StageSnapshot(self.theta(), tuple(moment.clone() for moment in self.replica.optimizer.moments()))
 
     def restore(self, snapshot: StageSnapshot) -> None:
         """Continue from a snapshot, of this peer or of another.
@@ -81,19 +87,13 @@ class StageTrainer:
             raise LocalProtocolError(
                 f"a snapshot of {snapshot.theta_N.numel()} values", f"{self.schema.num_elements} of {self.schema.unit}"
             )
-        self._optimizer.load_moments(snapshot.moments)
+        self.replica.optimizer.load_moments(snapshot.moments)
         self.load(snapshot.theta_N)
 
     def gradient_square(self) -> float:
         """Sum of the squares of this stage's gradient, in float64. It is this stage's part of the whole model's squared norm."""
-        norms = [
-            torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
-            for parameter in self._parameters
-            if parameter.grad is not None
-        ]
-        return sum(float(norm) ** 2 for norm in norms)
+        return self.replica.square()
 
-    @torch.no_grad()
     def take_step(self, whole_square: float, learning_rate: float) -> bool:
         """Take one inner step with the gradient clipped by the whole model's norm, then discard the gradients.
 
@@ -110,10 +110,9 @@ class StageTrainer:
             raise LocalProtocolError(f"a squared norm of {whole_square}", "at least 0")
         is_finite = math.isfinite(whole_square)
         if is_finite:
-            factor = min(1.0, self._inner.clip_norm / (math.sqrt(whole_square) + _NORM_FLOOR))
-            for parameter in self._parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
-            self._optimizer.step(learning_rate)
+            self.replica.clip_by(whole_square, self._inner.clip_norm)
+            self.replica.step(learning_rate)
+        else:
+            self.replica.skip_step()
         self.passes.forget()
         return is_finite

@@ -23,7 +23,10 @@ from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
 from peer.pipeline.stage.stage_channel import STAGE_KIND, StageOrder, StagePlan, StageReply
 from peer.pipeline.stage.stage_trainer import StageTrainer
-from peer.training.local_training import learning_rate_at
+from peer.training.cards import read_card
+from peer.training.learning_rate import learning_rate_at
+from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.cards_core import native_precision
 from peer.training.worker_channel import Area, SharedVectors, frame, read_exactly, read_message, with_bytes
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
 from protocol.ids import RunId
@@ -157,7 +160,8 @@ class StageWorker:
         pipeline = self._plan.pipeline
         kept = most_in_flight(pipeline.schedule, stage, self._stages.num_stages, pipeline.micro_batches)
         model = StageDecoder(self._stages, stage).to(self._device)
-        trainer = StageTrainer(model, self._plan.inner, most_kept=kept, recomputes=pipeline.recomputes)
+        card_plan = CardPlan(precision=native_precision(read_card(self._device)))
+        trainer = StageTrainer(model, self._plan.inner, most_kept=kept, recomputes=pipeline.recomputes, plan=card_plan)
         trainer.load(anchor_N)
         return trainer
 

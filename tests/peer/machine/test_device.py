@@ -7,7 +7,6 @@ import torch
 
 from peer.machine.card import NO_CARD
 from peer.machine.device import (
-    autocast_dtype,
     card_uuid,
     choose_device,
     give_back_memory,
@@ -36,16 +35,6 @@ def test_a_device_that_is_not_there_is_one_clear_line(monkeypatch: pytest.Monkey
     _only(monkeypatch, cuda=False, mps=False)
     with pytest.raises(MachineError, match=f"device {wanted} is not available; expected one of: cpu"):
         choose_device(wanted)
-
-
-@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), None), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)])
-def test_half_precision_only_where_the_hardware_multiplies_it(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype | None
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    assert autocast_dtype(torch.device("cuda")) is dtype
-    assert autocast_dtype(torch.device("cpu")) is None
-    assert autocast_dtype(torch.device("mps")) is None
 
 
 def test_running_out_of_memory_is_told_from_other_errors() -> None:

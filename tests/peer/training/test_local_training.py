@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,10 @@ import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.arithmetic.vectors import picked
-from peer.machine.memory_core import MemoryUse
 from peer.models.decoder import Decoder
 from peer.training import local_training
-from peer.training.local_training import LocalTrainer, TrainingPlan, learning_rate_at
+from peer.training.local_training import LocalTrainer
+from peer.training.training_plan import TrainingPlan
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_config import model_schema
@@ -26,21 +25,6 @@ def _trainer(plan: TrainingPlan) -> LocalTrainer:
     trainer = LocalTrainer(plan)
     trainer.load(ANCHOR_N, 0)
     return trainer
-
-
-def test_the_rate_warms_up_stays_and_decays_to_a_tenth_by_the_runs_tokens() -> None:
-    inner = InnerSection(learning_rate=0.01, warmup_tokens=100, decay_fraction=0.2, batch_tokens=1)
-    rates = [learning_rate_at(inner, 1000, tokens) for tokens in range(1100)]
-    assert 0 < rates[0] < rates[50] < rates[99] < 0.01
-    assert rates[100:801] == [0.01] * 701
-    assert all(later <= earlier for earlier, later in pairwise(rates[800:]))
-    assert rates[850] == pytest.approx(0.01 * (1 - math.sqrt(0.25)))
-    assert rates[1000:] == pytest.approx([0.001] * 100)
-
-
-def test_a_run_without_warm_up_or_decay_has_one_rate() -> None:
-    inner = InnerSection(learning_rate=0.01, warmup_tokens=0, decay_fraction=0.0, batch_tokens=1)
-    assert {learning_rate_at(inner, 1000, tokens) for tokens in (0, 500, 1000, 2000)} == {0.01}
 
 
 def test_training_lowers_the_held_out_loss_and_counts_its_tokens(tmp_path: Path) -> None:
@@ -154,56 +138,6 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_does_not_count(tmp
     assert bool(torch.isfinite(trainer.theta()).all())
 
 
-def test_the_micro_batch_is_the_fastest_per_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 32), micro_batch=0)
-    trainer = LocalTrainer(plan)
-    times_s = {4: 4.0, 8: 5.0, 16: 12.0, 32: 30.0}
-    monkeypatch.setattr(trainer, "_time_micro_batch", times_s.__getitem__)
-    assert trainer.find_micro_batch() == trainer.micro_batch == 8
-
-
-def test_a_micro_batch_that_is_hardly_faster_does_not_take_twice_the_memory_and_what_was_tried_is_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[str] = []
-    monkeypatch.setattr(local_training, "give_back_memory", lambda device: given.append(device.type))
-    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 32), micro_batch=0)
-    trainer = LocalTrainer(plan)
-    times_s = {4: 4.0, 8: 7.8, 16: 15.3, 32: 30.0}
-    monkeypatch.setattr(trainer, "_time_micro_batch", times_s.__getitem__)
-    assert trainer.find_micro_batch() == 32, "6% in all"
-    monkeypatch.setattr(trainer, "_time_micro_batch", {**times_s, 32: 30.5}.__getitem__)
-    assert trainer.find_micro_batch() == 4
-    assert given == ["cpu", "cpu"]
-
-
-@pytest.mark.parametrize(("first_failure", "found"), [(4, 1), (8, 4), (64, 32)])
-def test_what_does_not_fit_in_memory_ends_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_failure: int, found: int
-) -> None:
-    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 32), micro_batch=0)
-    trainer = LocalTrainer(plan)
-
-    def time_of(size: int) -> float:
-        if size >= first_failure:
-            raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
-        return 1.0  # whatever the size
-
-    monkeypatch.setattr(trainer, "_time_micro_batch", time_of)
-    assert trainer.find_micro_batch() == found
-
-
-def test_another_error_in_the_search_is_not_taken_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = LocalTrainer(training_plan(tmp_path, micro_batch=0))
-
-    def fail(_size: int) -> float:
-        raise RuntimeError("shapes do not fit")
-
-    monkeypatch.setattr(trainer, "_time_micro_batch", fail)
-    with pytest.raises(RuntimeError, match="shapes"):
-        trainer.find_micro_batch()
-
-
 def test_losses_leave_in_nats_per_byte(tmp_path: Path) -> None:
     plain = _trainer(training_plan(tmp_path))
     longer = _trainer(training_plan(tmp_path, train_bytes_per_token=4.0, heldout_bytes_per_token=2.0))
@@ -245,36 +179,6 @@ def test_the_cards_memory_is_limited_before_the_model_is_put_there(
     LocalTrainer(training_plan(tmp_path))
     LocalTrainer(training_plan(tmp_path, max_gpu_memory_bytes=7))
     assert reported == ["model", (torch.device("cpu"), 7), "model"]
-
-
-@pytest.mark.parametrize(("room_bytes", "found"), [(40, 1), (80, 2), (319, 4), (320, 8), (10_000, 16)])
-def test_the_search_ends_before_a_size_that_would_pass_the_memory_its_owner_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_bytes: int, found: int
-) -> None:
-    moments_bytes = 8 * ANCHOR_N.numel()
-    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 16), micro_batch=0)
-    trainer = LocalTrainer(plan.model_copy(update={"max_memory_bytes": 1000 + moments_bytes + room_bytes}))
-    sizes: list[int] = []
-
-    def time_of(size: int) -> float:
-        sizes.append(size)
-        return 1.0
-
-    def use() -> MemoryUse:  # 40 bytes a sequence, of which the first pass is forgotten
-        return MemoryUse(family_bytes=1000, own_bytes=300, own_peak_bytes=300 + 40 * sizes[-1] * (len(sizes) > 1))
-
-    monkeypatch.setattr(trainer, "_time_micro_batch", time_of)
-    monkeypatch.setattr(local_training, "memory_use", use)
-    trainer.find_micro_batch()
-    assert sizes == [1, *(size for size in (1, 2, 4, 8, 16) if size <= found)]
-
-
-def test_a_real_search_under_a_limit_that_is_used_up_already_trains_one_sequence_at_a_time(tmp_path: Path) -> None:
-    trainer = LocalTrainer(training_plan(tmp_path, micro_batch=0, max_memory_bytes=1))
-    assert trainer.find_micro_batch() == 1
-    trainer = LocalTrainer(training_plan(tmp_path, micro_batch=0, max_memory_bytes=1 << 60))
-    assert trainer.find_micro_batch() >= 1
-    assert trainer.step().tokens_ready == BATCH_TOKENS
 
 
 MIXTURE = MixtureConfig(num_experts=3, ffn_dim=8)

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 import torch
 
-from peer.pipeline.stage.stage_passes import StagePasses
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.pipeline.schedule import SCHEDULES, passes
 from tests.peer.stage_world import (
@@ -17,6 +16,7 @@ from tests.peer.stage_world import (
     gradients,
     micro_batch,
     stage_model,
+    stage_passes,
     tokens,
     whole_loss,
     whole_model,
@@ -102,7 +102,7 @@ def test_a_gradient_of_another_step_or_version_is_refused_and_moves_nothing(
     changed: dict[str, int], reason: str
 ) -> None:
     model = stage_model(1)
-    passes_ = StagePasses(model, most_kept=2)
+    passes_ = stage_passes(model, most_kept=2)
     passes_.forward(micro_batch(), torch.randn(2, 8, 16, dtype=torch.float64))
     with pytest.raises(RemoteProtocolError, match=reason):
         passes_.backward(dataclasses.replace(micro_batch(), **changed), torch.zeros(2, 8, 16, dtype=torch.float64))
@@ -115,7 +115,7 @@ def test_a_gradient_of_another_step_or_version_is_refused_and_moves_nothing(
     [None, torch.zeros(2, 8, 15), torch.zeros(1, 8, 16), torch.zeros(2, 8, 16, dtype=torch.int64), torch.full((2, 8, 16), torch.nan)],
 )  # fmt: skip
 def test_a_gradient_that_cannot_be_the_next_stages_is_refused_and_moves_nothing(grad_BTD: torch.Tensor | None) -> None:
-    passes_ = StagePasses(stage_model(1, torch.float32), most_kept=2)
+    passes_ = stage_passes(stage_model(1, torch.float32), most_kept=2)
     passes_.forward(micro_batch(), torch.zeros(2, 8, 16))
     with pytest.raises(RemoteProtocolError, match="gradient"):
         passes_.backward(micro_batch(), grad_BTD)
@@ -123,7 +123,7 @@ def test_a_gradient_that_cannot_be_the_next_stages_is_refused_and_moves_nothing(
 
 
 def test_the_last_stage_takes_no_gradient_and_needs_the_next_tokens() -> None:
-    passes_ = StagePasses(stage_model(2), most_kept=2)
+    passes_ = stage_passes(stage_model(2), most_kept=2)
     x_BTD = torch.zeros(2, 8, 16, dtype=torch.float64)
     with pytest.raises(LocalProtocolError, match="without its next tokens"):
         passes_.forward(micro_batch(), x_BTD)
@@ -133,7 +133,7 @@ def test_the_last_stage_takes_no_gradient_and_needs_the_next_tokens() -> None:
 
 
 def test_micro_batches_in_flight_are_bounded_and_none_goes_forward_twice() -> None:
-    passes_ = StagePasses(stage_model(0), most_kept=1)
+    passes_ = stage_passes(stage_model(0), most_kept=1)
     passes_.forward(micro_batch(0), tokens(0)[:, :-1])
     with pytest.raises(RemoteProtocolError, match="once more"):
         passes_.forward(micro_batch(0), tokens(0)[:, :-1])
@@ -142,7 +142,7 @@ def test_micro_batches_in_flight_are_bounded_and_none_goes_forward_twice() -> No
 
 
 def test_a_recomputing_stage_keeps_what_came_in_alone() -> None:
-    passes_ = StagePasses(stage_model(1), most_kept=1, recomputes=True)
+    passes_ = stage_passes(stage_model(1), most_kept=1, recomputes=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda _: pytest.fail("kept"), lambda saved: saved):
         left = passes_.forward(micro_batch(), torch.zeros(2, MODEL.context_tokens, MODEL.dim, dtype=torch.float64))
     assert not left.requires_grad

@@ -10,8 +10,8 @@ import torch
 
 from averaging.codecs.rows.boundary import BoundaryCodec, quantised
 from peer.models.decoder import parameters_in_order
-from peer.models.optimizer import make_optimizer
 from peer.pipeline.stage.stage_trainer import StageTrainer
+from peer.training.optimizers.optimizer import make_optimizer
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.schedule import SCHEDULES, Pass
 from protocol.pipeline.stage_machine import Point

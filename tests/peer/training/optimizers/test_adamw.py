@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from peer.models.adamw import AdamW, ParameterGroup
+from peer.training.optimizers.adamw import AdamW, ParameterGroup
 
 SHAPES = ((7, 5), (3,), (4, 4))
 BETAS = (0.9, 0.95)
@@ -17,7 +17,9 @@ def test_it_makes_the_steps_of_torchs_own_bit_for_bit_also_where_a_gradient_is_m
     ours, theirs = _parameters(), _parameters()
     optimizer = AdamW((ParameterGroup(ours[::2], 0.1), ParameterGroup(ours[1:2], 0.0)), beta1=BETAS[0], beta2=BETAS[1])
     reference = torch.optim.AdamW(
-        [{"params": theirs[::2], "weight_decay": 0.1}, {"params": theirs[1:2], "weight_decay": 0.0}], betas=BETAS
+        [{"params": theirs[::2], "weight_decay": 0.1}, {"params": theirs[1:2], "weight_decay": 0.0}],
+        betas=BETAS,
+        fused=True,
     )
     chance = torch.Generator().manual_seed(2)
     for step in range(8):

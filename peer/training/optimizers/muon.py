@@ -85,6 +85,14 @@ class Muon:
         """Bytes of the momenta once they exist."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters)
 
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step takes for a moment, at the largest group of matrices that is processed together: the directions, their
+        copy in the iteration's type, and four results of products of at most that size.
+        """
+        largest = max((sum(parameter.numel() for parameter in alike) for alike in _alike(self.parameters)), default=0)
+        return 6 * 4 * largest
+
     def zero_grad(self) -> None:
         """Discard the gradients."""
         for parameter in self.parameters:
@@ -114,7 +122,7 @@ class Muon:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Move every parameter that has a gradient."""
-        for alike in self._alike():
+        for alike in _alike([parameter for parameter in self.parameters if parameter.grad is not None]):
             directions = orthogonalised(torch.stack([self._direction(parameter) for parameter in alike]))
             scale = learning_rate * update_scale(*alike[0].shape[-2:])
             for parameter, direction in zip(alike, directions, strict=True):
@@ -136,12 +144,12 @@ class Muon:
             momentum = self.momenta[parameter] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return momentum
 
-    def _alike(self) -> Iterator[list[torch.nn.Parameter]]:
-        """Parameters of one shape, in groups that are processed together."""
-        shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                shapes.setdefault(parameter.shape, []).append(parameter)
-        for shape, found in shapes.items():
-            size = max(1, STACKED_VALUES // shape.numel())
-            yield from (found[i : i + size] for i in range(0, len(found), size))
+
+def _alike(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
+    """Parameters of one shape, in groups that are processed together."""
+    shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
+    for parameter in parameters:
+        shapes.setdefault(parameter.shape, []).append(parameter)
+    for shape, found in shapes.items():
+        size = max(1, STACKED_VALUES // shape.numel())
+        yield from (found[i : i + size] for i in range(0, len(found), size))

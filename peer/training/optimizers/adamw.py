@@ -1,4 +1,4 @@
-"""AdamW by torch's functional form.
+"""AdamW by torch's functional form, in one fused kernel where torch has it.
 
 `torch.optim.AdamW` imports torch's compiler at its first use, which makes every start of a training process much slower
 (measured; see tests/benchmarks/LOG.md). The arithmetic is the same, kernel for kernel.
@@ -17,6 +17,8 @@ from protocol.errors import LocalProtocolError
 
 EPSILON: Final = 1e-8
 """torch's default."""
+
+FUSED_DEVICES: Final = frozenset({"cpu", "cuda", "mps"})
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,13 @@ class AdamW:
         """Bytes of the moments once they exist."""
         parameters = [parameter for group in self._groups for parameter in group.parameters]
         return 2 * sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step takes for a moment: none in a fused kernel, else a copy of the parameters."""
+        parameters = [parameter for group in self._groups for parameter in group.parameters]
+        copied = [] if _is_fused(parameters) else parameters
+        return sum(parameter.numel() * parameter.element_size() for parameter in copied)
 
     def zero_grad(self) -> None:
         """Discard the gradients."""
@@ -102,10 +111,17 @@ class AdamW:
                 weight_decay=group.weight_decay,
                 eps=EPSILON,
                 maximize=False,
+                fused=_is_fused(moved),
             )
 
 
 def _begin(group: ParameterGroup, parameter: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     first, second = (torch.zeros_like(parameter, memory_format=torch.preserve_format) for _ in range(2))
-    moments = group.moments[parameter] = (first, second, torch.tensor(0.0))
+    num_steps = torch.zeros((), dtype=torch.float32, device=parameter.device)
+    moments = group.moments[parameter] = (first, second, num_steps)
     return moments
+
+
+def _is_fused(parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether torch has one kernel for a whole step there. It reads and writes each value once, without temporary copies."""
+    return all(parameter.device.type in FUSED_DEVICES and parameter.is_floating_point() for parameter in parameters)

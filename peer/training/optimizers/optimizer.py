@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from peer.models.adamw import AdamW, ParameterGroup
-from peer.models.muon import Muon
+from peer.training.optimizers.adamw import AdamW, ParameterGroup
+from peer.training.optimizers.muon import Muon
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import layer_of
 from protocol.tensors.tensor_schema import TensorSchema
@@ -27,6 +27,10 @@ class Optimizer(Protocol):
     @property
     def moments_bytes(self) -> int:
         """Bytes of the moments once they exist."""
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step takes for a moment."""
 
     def zero_grad(self) -> None:
         """Discard the gradients."""
@@ -62,6 +66,11 @@ class MuonWithAdamW:
     def moments_bytes(self) -> int:
         """Bytes of the moments of both."""
         return self.muon.moments_bytes + self.adamw.moments_bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step takes for a moment. Both do not step at once."""
+        return max(self.muon.step_bytes, self.adamw.step_bytes)
 
     def zero_grad(self) -> None:
         """Discard the gradients."""

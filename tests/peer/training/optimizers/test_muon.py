@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from peer.models.muon import COEFFICIENTS, NUM_STEPS, Muon, orthogonalised, update_scale
+from peer.training.optimizers.muon import COEFFICIENTS, NUM_STEPS, Muon, orthogonalised, update_scale
 
 SHAPES = ((7, 5), (7, 5), (4, 4), (3, 8))
 MOMENTUM = 0.9

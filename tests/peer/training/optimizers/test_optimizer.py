@@ -9,10 +9,10 @@ import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.models.llama.config import LlamaConfig
-from peer.models.adamw import AdamW
 from peer.models.decoder import Decoder, parameters_in_order
-from peer.models.optimizer import MuonWithAdamW, make_optimizer
 from peer.training.local_training import LocalTrainer
+from peer.training.optimizers.adamw import AdamW
+from peer.training.optimizers.optimizer import MuonWithAdamW, make_optimizer
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 from tests.benchmarks.stacked_decoder import Workers

@@ -1,0 +1,1 @@
+"""How a training process moves its parameters: the optimizers of a run, over parameters in the schema's order."""

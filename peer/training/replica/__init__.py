@@ -1,0 +1,1 @@
+"""A model on one card, with everything that computes its steps. Data, expert and stage peers hold the same."""

@@ -1,0 +1,121 @@
+"""A model on a device with its optimizer. Every kind of peer computes, clips and moves its parameters here.
+
+Shapes: N values of all parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final
+
+import torch
+
+from peer.models.decoder import Spine, parameters_in_order, parts_of
+from peer.training.optimizers.optimizer import make_optimizer
+from peer.training.plan.card_plan import CardPlan
+from peer.training.replica.loss_scale import LossScale
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.tensor_schema import TensorSchema
+
+DTYPES: Final = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+NORM_FLOOR: Final = 1e-6
+"""Added to the norm that a gradient is clipped by, as in torch's clipping."""
+
+
+class Replica:
+    """A model, its optimizer, and how both compute.
+
+    Args:
+        model: on the device already.
+        schema: of the model's parameters.
+        plan: of the device.
+    """
+
+    def __init__(self, model: Spine, schema: TensorSchema, inner: InnerSection, plan: CardPlan) -> None:
+        self.model, self.schema, self.plan = model, schema, plan
+        self.parameters = parameters_in_order(model, schema)
+        self.device = self.parameters[0].device
+        self.optimizer = make_optimizer(inner, schema, self.parameters)
+        self.scale = LossScale(is_needed=plan.precision == "fp16")
+        self._dtype = DTYPES[plan.precision]
+
+    def computing(self) -> AbstractContextManager[object]:
+        """The context of a forward pass: matrix products in the plan's type."""
+        return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None)
+
+    def backward(self, left: torch.Tensor, grad: torch.Tensor | None = None) -> None:
+        """Add the gradients of a pass to the parameters'. They are scaled (`LossScale`) until `norm` or `square` is asked.
+
+        Args:
+            left: a scalar, or activations with their gradient `grad`.
+        """
+        factor = self.scale.factor
+        if grad is None:
+            torch.autograd.backward(left if factor == 1.0 else left * factor)
+        else:
+            torch.autograd.backward(left, grad if factor == 1.0 else grad * factor)
+
+    def clip(self, most_norm: float) -> torch.Tensor:
+        """Undo the scale of the gradients and clip them by their norm. Returns the norm before, a scalar on the device. It is not
+        finite if a gradient is not; the step must then not be taken.
+        """
+        self.scale.undo(parameter.grad for parameter in self.parameters if parameter.grad is not None)
+        return torch.nn.utils.clip_grad_norm_(self.parameters, most_norm)
+
+    def square(self) -> float:
+        """Sum of the squares of the gradient, without its scale, in float64: a stage's part of a whole model's squared norm."""
+        norms = [
+            torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
+            for parameter in self.parameters
+            if parameter.grad is not None
+        ]
+        return sum((float(norm) / self.scale.factor) ** 2 for norm in norms)
+
+    @torch.no_grad()
+    def clip_by(self, whole_square: float, most_norm: float) -> None:
+        """Undo the scale of the gradients and clip them by the whole model's norm, of which this is a part."""
+        factor = min(1.0, most_norm / (math.sqrt(whole_square) + NORM_FLOOR)) / self.scale.factor
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def step(self, learning_rate: float) -> None:
+        """Move the parameters by their gradients, and discard these."""
+        self.optimizer.step(learning_rate)
+        self.scale.note(is_finite=True)
+        self.optimizer.zero_grad()
+
+    def skip_step(self) -> None:
+        """Discard gradients that are not finite."""
+        self.scale.note(is_finite=False)
+        self.optimizer.zero_grad()
+
+    @contextmanager
+    def standing_in(self, values_N: torch.Tensor, *, steps_aside: bool = False) -> Iterator[None]:
+        """Run the block with other parameters in place of its own.
+
+        Args:
+            values_N: (N,) float32 on the CPU, where they are used in place without a copy.
+            steps_aside: copy the own parameters into the machine's memory meanwhile. So the device never holds both.
+        """
+        with torch.no_grad():
+            own = [
+                parameter.detach().to("cpu", copy=True) if steps_aside else parameter.data
+                for parameter in self.parameters
+            ]
+            try:
+                for parameter, value in zip(self.parameters, parts_of(values_N, self.schema), strict=True):
+                    if steps_aside:
+                        parameter.copy_(value)
+                    else:
+                        parameter.data = value.to(self.device)
+                yield
+            finally:
+                for parameter, value in zip(self.parameters, own, strict=True):
+                    if steps_aside:
+                        parameter.copy_(value)
+                    else:
+                        parameter.data = value

@@ -1,0 +1,87 @@
+"""All inputs of a training process that holds whole units. Sent to it at its start."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from averaging.data.shards import ShardPath, TokenBytes
+from peer.training.plan.card_plan import CardPlan
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.expert_schema import MixtureConfig, held_units
+from protocol.tensors.model_families import ModelSection
+from protocol.tensors.model_units import ModelUnits, model_units
+
+
+class TextPlan(BaseModel):
+    """The text of one data set that a training process reads.
+
+    Attributes:
+        train_bytes_per_token: mean length of a token, likewise the fields named so. Losses leave this process in nats per byte, so
+            that they can be compared across tokenizers. For the byte tokenizer that is nats per token.
+        expert_shards: the training text of each expert held here, in numeric order; `expert_heldout_shards` is its held-out text.
+            Empty if every expert trains on all of the text.
+        expert_heldout_bytes_per_token: mean length of a token of each expert's held-out text.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train_shards: tuple[ShardPath, ...]
+    heldout_shards: tuple[ShardPath, ...]
+    prose_shards: tuple[ShardPath, ...] = ()
+    token_bytes: TokenBytes = 2
+    train_bytes_per_token: float = 1.0
+    heldout_bytes_per_token: float = 1.0
+    prose_bytes_per_token: float = 1.0
+    expert_shards: tuple[tuple[ShardPath, ...], ...] = ()
+    expert_heldout_shards: tuple[tuple[ShardPath, ...], ...] = ()
+    expert_heldout_bytes_per_token: tuple[float, ...] = ()
+
+
+class TrainingPlan(TextPlan):
+    """All inputs of a training process, including its text.
+
+    Attributes:
+        total_tokens: of the run, for the learning-rate schedule.
+        first_step: the data position to resume from.
+        schedule_tokens: the run's committed tokens at the first anchor, for the learning rate.
+        micro_batch: sequences at a time; 0 to find it by measuring.
+        num_threads: torch threads, 0 for torch's own choice.
+        trains: False for a process that holds the state, obeys commands, and never takes a step.
+        max_gpu_memory_bytes: most memory of the card that torch may take, 0 for all of it.
+        max_memory_bytes: most memory of all of the peer's processes together, 0 for any.
+        num_fragments: number of fragments that are averaged separately (protocol/tensors/model_units.py), 0 for the whole model at
+            once.
+        mixture: in a run of experts; `experts` are those held here, in numeric order.
+        card_plan: how the card trains, None to choose it at the start.
+    """
+
+    model: ModelSection
+    inner: InnerSection
+    seed: int
+    peer: str
+    total_tokens: int
+    device: str = "auto"
+    num_threads: int = 0
+    slowdown: float = 1.0
+    is_paused: bool = False
+    first_step: int = 0
+    schedule_tokens: int = 0
+    micro_batch: int = 0
+    trains: bool = True
+    max_gpu_memory_bytes: int = 0
+    max_memory_bytes: int = 0
+    num_fragments: int = 0
+    mixture: MixtureConfig | None = None
+    experts: tuple[int, ...] = ()
+    card_plan: CardPlan | None = None
+
+    @property
+    def units(self) -> ModelUnits:
+        """The units held here, in the order of the vectors that are shared with the daemon."""
+        if self.mixture is not None:
+            return held_units(self.model, self.mixture, self.experts)
+        return model_units(self.model, self.num_fragments)
+
+    def places_of(self, expert: int | None) -> range | tuple[int, int]:
+        """Indexes of the units that a step trains: all of them, or the trunk and one expert."""
+        return range(len(self.units.schemas)) if expert is None else (0, 1 + self.experts.index(expert))
