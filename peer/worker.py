@@ -6,6 +6,7 @@ when the channel closes, which also happens when its parent dies. It does not im
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ import socket
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Final
 
 from averaging.gc_freeze import frozen_imports
@@ -40,6 +42,8 @@ NICENESS: Final = 10
 
 EXIT_OUT_OF_MEMORY: Final = 3
 
+STEPS_A_COLLECTION: Final = 100
+
 
 class Worker:
     """The loop: a step, then the commands that arrived during it."""
@@ -53,6 +57,9 @@ class Worker:
         self._card = card_uuid(choose_device(trainer.plan.device))
         self._was_loaded = False
         self._still_until_s = 0.0
+        self._leaving: Reply | None = None
+        """The reply to a snapshot that is still being written."""
+
         self._early: deque[Command | None] = deque()
         """Commands that arrived during a step, to be obeyed after it; None is the end of the channel."""
 
@@ -73,9 +80,16 @@ class Worker:
             if not self._trainer.micro_batch:
                 self._trainer.find_micro_batch()  # it was started paused, when even that is too much
             self._trainer.step(self._goes_on)
+            self._collect_garbage()
             self._tell_progress(time.perf_counter() - begin_s)
             if not self._idle((self._slowdown - 1.0) * (time.perf_counter() - begin_s)):
                 return
+
+    def _collect_garbage(self) -> None:
+        """The collector runs between steps, because a pass through all objects within a step leaves a card without work."""
+        gc.disable()
+        if self._trainer.counters.step % STEPS_A_COLLECTION == 0:
+            gc.collect(1)
 
     def _idle(self, idle_s: float) -> bool:
         """A slowed worker waits after each step, and still obeys. A step that a load discarded causes no wait."""
@@ -95,14 +109,31 @@ class Worker:
 
     def _obey(self, wait_s: float | None) -> bool:
         """Obey the pending commands; wait up to `wait_s` (None: without limit) for the first one. False at the end."""
+        if self._leaving is not None:
+            return self._wait_for_snapshot(wait_s)
         while self._early or select.select([self._channel], [], [], wait_s)[0]:
             command = self._early.popleft() if self._early else self._next_command()
             if command is None or command.op == "stop":
                 return False
             reply = self._do(command)
+            if self._trainer.bridge.is_sending:
+                self._leaving = reply
+                return True
             self._vectors.put_down()
             self._channel.sendall(frame(reply))
             wait_s = 0.0
+        return True
+
+    def _wait_for_snapshot(self, wait_s: float | None) -> bool:
+        """Tell the daemon about a snapshot that was being written beside training, once it is done. The daemon gives no command
+        before that; the end of the channel is seen after it.
+        """
+        with suppress(TimeoutError):
+            self._trainer.bridge.wait_sent(wait_s)
+            self._vectors.put_down()
+            if self._leaving is not None:
+                self._channel.sendall(frame(self._leaving))
+            self._leaving = None
         return True
 
     def _next_command(self) -> Command | None:
@@ -116,6 +147,8 @@ class Worker:
             self._early.append(command)
             if command is None:
                 break
+            if command.op in ("load", "shift"):
+                self._trainer.bring(command.unit, self._vectors.part(Area.IN, self._trainer.units.spans[command.unit]))
         return all(command is not None and command.op not in ("pause", "stop") for command in self._early)
 
     def _do(self, command: Command) -> Reply:
@@ -132,7 +165,7 @@ class Worker:
                 trainer.keep(unit, command.kept)
                 trainer.shift(shift_N, command.credited_tokens, command.schedule_tokens, unit)
             case "snapshot":
-                trainer.theta_into(vectors.part(Area.OUT, span), unit)
+                trainer.send_theta(vectors.part(Area.OUT, span), unit)
                 self._still_until_s = time.perf_counter() + command.still_s
                 counters = trainer.counters
                 return Reply(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 
 from averaging.data.assignment import window_starts
@@ -27,7 +26,10 @@ from peer.training.learning_rate import learning_rate_at
 from peer.training.micro_batch_search import MicroBatchSearch, fitting_size
 from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.cards_core import native_precision
+from peer.training.replica.batches import Batches
+from peer.training.replica.bridge import Bridge
 from peer.training.replica.replica import Replica
+from peer.training.replica.run_ahead import RunAhead
 from peer.training.training_plan import TrainingPlan
 
 HELDOUT_WINDOWS: Final = 64
@@ -93,10 +95,12 @@ class LocalTrainer:
         self._replica = Replica(self._model, self.schema, plan.inner, card_plan)
         self._parameters = self._replica.parameters
         self._window = plan.model.context_tokens + 1
+        self.bridge = Bridge(self._device)
+        self._batches, self._run_ahead = Batches(self._device, self._window), RunAhead()
         self._train = _readers(plan, plan.train_shards, plan.expert_shards)
         self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards)
         self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
-        self._evaluation = Evaluation(self._replica, self._loss, self._batch, self._window)
+        self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window)
         self._schedule_tokens = 0
         self.micro_batch = fitting_size(self.sequences_per_step, plan.micro_batch) if plan.micro_batch else 0
         self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas))
@@ -134,16 +138,18 @@ class LocalTrainer:
         reader = self._train[expert]
         starts = window_starts(plan.seed, plan.peer, counters.step, self.sequences_per_step, reader.num_tokens, window)
         losses: list[torch.Tensor] = []
-        for begin in range(0, len(starts), self.micro_batch):
-            if begin:
-                losses[-1].item()  # else an accelerator would still have the whole step queued when a pause comes
+        for tokens_BT in self._batches.of_step(reader, starts, self.micro_batch):
+            if losses:
+                self._run_ahead.wait()
                 if not goes_on():
+                    self._run_ahead.clear()
                     replica.optimizer.zero_grad()
                     return counters
-            part = starts[begin : begin + self.micro_batch]
-            loss = self._loss(self._batch(reader, part), expert) * (len(part) / len(starts))
+            loss = self._loss(tokens_BT, expert) * (len(tokens_BT) / len(starts))
             replica.backward(loss)
             losses.append(loss.detach())
+            self._run_ahead.note(losses[-1])
+        self._run_ahead.clear()
         norm_tensor = replica.clip(plan.inner.clip_norm)
         *parts, norm = torch.stack([*losses, norm_tensor]).tolist()  # one synchronisation for all of them
         total = sum(parts) / plan.train_bytes_per_token
@@ -162,10 +168,6 @@ class LocalTrainer:
         )
         return self.counters
 
-    def _batch(self, reader: TokenReader, starts: tuple[int, ...]) -> torch.Tensor:
-        rows = np.stack([reader.read(start, self._window) for start in starts]).astype(np.int64)
-        return torch.from_numpy(rows).to(self._device)
-
     def _loss(self, tokens_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
         model, inputs_BT, targets_BT = self._model, tokens_BT[:, :-1], tokens_BT[:, 1:]
         with self._replica.computing():
@@ -183,7 +185,7 @@ class LocalTrainer:
     def load_unit(self, place: int, anchor_N: torch.Tensor, schedule_tokens: int) -> None:
         """The same for one unit of N values."""
         with torch.no_grad():
-            for parameter, part in self._of_unit(place, anchor_N):
+            for parameter, part in zip(self._in_unit(place), self._brought(place, anchor_N), strict=True):
                 parameter.copy_(part)
         self._count(place, 0, schedule_tokens)
 
@@ -195,14 +197,24 @@ class LocalTrainer:
 
     def theta_into(self, room_N: torch.Tensor, place: int = 0) -> None:
         """Write a unit's theta into a (N,) float32 vector on the CPU."""
-        for parameter, room in self._of_unit(place, room_N):
-            room.copy_(parameter.detach())
+        self.send_theta(room_N, place)
+        self.bridge.wait_sent()
+
+    def send_theta(self, room_N: torch.Tensor, place: int = 0) -> None:
+        """The same beside training, where that is faster: `bridge.is_sending` tells whether it is still being written."""
+        self.bridge.send(list(self._of_unit(place, room_N)))
+
+    def bring(self, place: int, values_N: torch.Tensor) -> None:
+        """Begin to bring the (N,) values of a load or shift that comes at the end of the step."""
+        self.bridge.bring(parts_of(values_N, self.units.schemas[place]))
+
+    def _brought(self, place: int, values_N: torch.Tensor) -> list[torch.Tensor]:
+        return self.bridge.brought(parts_of(values_N, self.units.schemas[place]))
 
     def shift(self, shift_N: torch.Tensor, credited_tokens: int, schedule_tokens: int, place: int = 0) -> None:
         """Theta <- theta + shift in one unit; its ready tokens -= credited."""
         with torch.no_grad():
-            for parameter, shift in self._of_unit(place, shift_N):
-                parameter.add_(shift.to(self._device))
+            torch._foreach_add_(self._in_unit(place), self._brought(place, shift_N))
         self._count(place, max(0, self.counters.ready[place] - credited_tokens), schedule_tokens)
 
     def keep(self, place: int, parts: Sequence[tuple[int, int, float]]) -> None:

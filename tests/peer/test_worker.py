@@ -196,6 +196,25 @@ def test_a_unit_is_snapshot_and_moved_in_its_own_part_of_the_areas(tmp_path: Pat
         assert daemon.order(Command(number=0, op="snapshot", unit=0)).tokens == whole.tokens
 
 
+def test_a_snapshot_that_is_written_beside_training_is_told_when_it_is_whole(
+    plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.training.replica.bridge.is_on_card", lambda _device: True)
+    with running(plan) as daemon:
+        daemon.order(Command(number=0, op="pause"))
+        daemon.vectors.write(Area.IN, ANCHOR_N)
+        daemon.order(Command(number=0, op="load"))
+        daemon.order(Command(number=0, op="snapshot"))
+        assert torch.equal(daemon.vectors.read(Area.OUT), ANCHOR_N)
+        daemon.order(Command(number=0, op="resume"))
+        shift_N = torch.full_like(ANCHOR_N, 0.5)
+        daemon.vectors.write(Area.IN, shift_N)
+        daemon.order(Command(number=0, op="shift"))
+        daemon.order(Command(number=0, op="snapshot"))
+        assert not torch.equal(daemon.vectors.read(Area.OUT), ANCHOR_N)
+        assert daemon.progress().step > 0
+
+
 def test_a_loss_without_a_number_is_answered_too(plan: TrainingPlan) -> None:
     with running(plan) as daemon:
         daemon.vectors.write(Area.IN, ANCHOR_N * float("inf"))
