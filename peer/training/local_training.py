@@ -24,7 +24,7 @@ from peer.training.cards import read_card
 from peer.training.evaluation import Evaluation
 from peer.training.expert_turns import expert_of_step
 from peer.training.learning_rate import learning_rate_at
-from peer.training.micro_batch import MicroBatchSearch, fitting_size
+from peer.training.micro_batch_search import MicroBatchSearch, fitting_size
 from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.cards_core import native_precision
 from peer.training.replica.moments import KeptMoments, moments_layout

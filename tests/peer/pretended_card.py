@@ -44,7 +44,7 @@ class PretendedCard(TorchDispatchMode):
     @contextmanager
     def searched(self) -> Iterator[None]:
         """In the block, the search for the micro-batch takes the CPU's tensors for those of a card."""
-        with mock.patch("peer.training.micro_batch.is_on_card", return_value=True):
+        with mock.patch("peer.training.micro_batch_search.is_on_card", return_value=True):
             yield
 
     def _take(self, storage: torch.UntypedStorage) -> None:

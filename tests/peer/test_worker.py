@@ -206,7 +206,7 @@ def test_a_loss_without_a_number_is_answered_too(plan: TrainingPlan) -> None:
 def test_an_evaluation_that_does_not_fit_on_the_card_is_answered_and_ends_no_training(
     plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch, op: Op
 ) -> None:
-    def full(*_args: object) -> float:
+    def full(*_args: object, **_options: object) -> float:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
     monkeypatch.setattr(Replica, "standing_in", full)

@@ -1,4 +1,4 @@
-"""What a card can do: pure facts by its kind and name."""
+"""Facts about cards, by their kind and name. Pure."""
 
 from __future__ import annotations
 

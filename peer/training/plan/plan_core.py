@@ -18,7 +18,7 @@ Switch = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the volunteer fixes. Everything is chosen by the card otherwise.
+    """The volunteer's own choices. The card decides everything else.
 
     Attributes:
         most_bytes: of the card's memory, 0 for all of it.

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from peer.machine.memory_core import MemoryUse
-from peer.training import micro_batch
+from peer.training import micro_batch_search
 from peer.training.local_training import LocalTrainer
-from peer.training.micro_batch import MicroBatchSearch, fitting_size, sizes_from
+from peer.training.micro_batch_search import MicroBatchSearch, fitting_size, sizes_from
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 from tests.peer.pretended_card import PretendedCard
@@ -45,7 +45,7 @@ def test_a_micro_batch_that_is_hardly_faster_does_not_take_twice_the_memory_and_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[str] = []
-    monkeypatch.setattr(micro_batch, "give_back_memory", lambda device: given.append(device.type))
+    monkeypatch.setattr(micro_batch_search, "give_back_memory", lambda device: given.append(device.type))
     plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 32), micro_batch=0)
     trainer = LocalTrainer(plan)
     times_s = {4: 4.0, 8: 7.8, 16: 15.3, 32: 30.0}
@@ -100,7 +100,7 @@ def test_the_search_ends_before_a_size_that_would_pass_the_memory_its_owner_allo
         return MemoryUse(family_bytes=1000, own_bytes=300, own_peak_bytes=300 + 40 * sizes[-1] * (len(sizes) > 1))
 
     _times(monkeypatch, time_of)
-    monkeypatch.setattr(micro_batch, "memory_use", use)
+    monkeypatch.setattr(micro_batch_search, "memory_use", use)
     trainer.find_micro_batch()
     assert sizes == [1, *(size for size in (1, 2, 4, 8, 16) if size <= found)]
 

@@ -22,7 +22,7 @@ tests/benchmarks/LOG.md.
 
 MEASURED_STEPS: Final = 2
 FIRST_SIZE: Final = 4
-"""Where the search begins if memory is not limited."""
+"""The search begins here if memory is not limited."""
 
 
 def fitting_size(sequences: int, most: int) -> int:
