@@ -64,11 +64,16 @@ class Worker:
         """Commands that arrived during a step, to be obeyed after it; None is the end of the channel."""
 
     def run(self) -> None:
-        """Run until a stop command or the end of the channel."""
+        """Run until a stop command or the end of the channel. Then keep what the next process continues from."""
+        self._run()
+        self._trainer.finish()
+
+    def _run(self) -> None:
         if not self._trainer.micro_batch and not self._is_paused:
             self._trainer.find_micro_batch()
         # Read the anchor last: the daemon may have written a newer one during the search for the micro-batch.
         self._trainer.load(self._vectors.view(Area.IN), self._trainer.plan.schedule_tokens)
+        self._trainer.take_up_moments()
         self._vectors.put_down()
         self._tell_progress()
         while self._obey(wait_s=None if self._is_paused else 0.0):

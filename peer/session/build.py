@@ -36,6 +36,7 @@ from peer.pipeline.stage.stage_channel import StagePlan
 from peer.session.damaged_logs import has_begun_anew
 from peer.session.restart_report import Restored, restored, units_sentence
 from peer.settings.config import PeerConfig, whole_bytes
+from peer.training.replica.moments import MOMENTS_NAME, MOST_COMMITS_OLD
 from peer.training.training_plan import TextPlan, TrainingPlan
 from protocol.errors import LocalProtocolError
 from protocol.identity.identity import Verifier
@@ -195,6 +196,8 @@ def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage
         num_threads=own.num_threads,
         max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
         slowdown=own.slowdown,
+        moments_file=own.state_dir.absolute() / MOMENTS_NAME,
+        moments_within_tokens=MOST_COMMITS_OLD * config.round.target_tokens,
     )
 
 
@@ -224,6 +227,8 @@ def training_plan(
         slowdown=own.slowdown,
         is_paused=is_paused,
         first_step=max(chain.data_position(me) for chain in chains),
+        moments_file=own.state_dir.absolute() / MOMENTS_NAME,
+        moments_within_tokens=MOST_COMMITS_OLD * config.round.target_tokens,
         num_fragments=config.num_fragments,
         mixture=config.mixture,
         experts=experts,

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 import torch
 
@@ -28,21 +27,10 @@ from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.cards_core import native_precision
 from peer.training.replica.batches import Batches
 from peer.training.replica.bridge import Bridge
+from peer.training.replica.moments import KeptMoments, moments_layout
 from peer.training.replica.replica import Replica
 from peer.training.replica.run_ahead import RunAhead
 from peer.training.training_plan import TrainingPlan
-
-HELDOUT_WINDOWS: Final = 64
-EVALUATED_WINDOWS: Final = 16
-"""Windows evaluated at a time."""
-
-WORTH: Final = 0.05
-"""A larger micro-batch must save at least this share of the time per token, because it takes more memory. Measured; see
-tests/benchmarks/LOG.md.
-"""
-
-MEASURED_STEPS: Final = 2
-MIN_LEARNING_RATE_SHARE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +89,8 @@ class LocalTrainer:
         self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards)
         self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
         self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window)
+        layout = moments_layout(self.schema, plan.inner)
+        self.moments = KeptMoments(plan.moments_file, self._replica.optimizer, layout, plan.moments_within_tokens)
         self._schedule_tokens = 0
         self.micro_batch = fitting_size(self.sequences_per_step, plan.micro_batch) if plan.micro_batch else 0
         self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas))
@@ -188,6 +178,7 @@ class LocalTrainer:
             for parameter, part in zip(self._in_unit(place), self._brought(place, anchor_N), strict=True):
                 parameter.copy_(part)
         self._count(place, 0, schedule_tokens)
+        self._note_commit(place)
 
     def theta(self, place: int = 0) -> torch.Tensor:
         """A copy of one unit's theta, (N,) float32."""
@@ -216,6 +207,19 @@ class LocalTrainer:
         with torch.no_grad():
             torch._foreach_add_(self._in_unit(place), self._brought(place, shift_N))
         self._count(place, max(0, self.counters.ready[place] - credited_tokens), schedule_tokens)
+        self._note_commit(place)
+
+    def take_up_moments(self) -> None:
+        """Continue from the moments of the last process, at the start after `load`."""
+        self.moments.take_up(self._schedule_tokens)
+
+    def finish(self) -> None:
+        """Save what the next process continues from."""
+        self.moments.finish(self._schedule_tokens)
+
+    def _note_commit(self, place: int) -> None:
+        if place == 0:  # the units of a run are committed about equally often
+            self.moments.note_commit(self._schedule_tokens)
 
     def keep(self, place: int, parts: Sequence[tuple[int, int, float]]) -> None:
         """Theta <- share theta in the values [begin, stop) of each of these parts of a unit."""

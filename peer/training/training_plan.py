@@ -53,6 +53,8 @@ class TrainingPlan(TextPlan):
             once.
         mixture: in a run of experts; `experts` are those held here, in numeric order.
         card_plan: how the card trains, None to choose it at the start.
+        moments_file: where the optimizer's moments are kept over a restart, None for nowhere.
+        moments_within_tokens: moments from more of the run's tokens ago are not taken up.
     """
 
     model: ModelSection
@@ -74,6 +76,8 @@ class TrainingPlan(TextPlan):
     mixture: MixtureConfig | None = None
     experts: tuple[int, ...] = ()
     card_plan: CardPlan | None = None
+    moments_file: ShardPath | None = None
+    moments_within_tokens: int = 0
 
     @property
     def units(self) -> ModelUnits:

@@ -26,6 +26,12 @@ MAX_QUICK_DEATHS: Final = 5
 """After this many deaths without any progress the fault lies with this machine. It is reported, and restarts become slower."""
 
 STOP_WITHIN_S: Final = 3.0
+SAVED_BYTES_PER_S: Final = 2e8
+MOST_SAVE_S: Final = 30.0
+"""An ending process saves the optimizer's moments, 4 bytes a value, at the speed of a plain disk. One that takes longer is killed,
+and the file before stays.
+"""
+
 _PART_BYTES: Final = 1 << 20
 
 
@@ -93,6 +99,7 @@ class TrainingProcess:
         os.ftruncate(self._memory_fd, mapping_bytes(num_elements))
         self.vectors = SharedVectors(self._memory_fd, num_elements)
         self._process: subprocess.Popen[bytes] | None = None
+        self._stop_within_s = STOP_WITHIN_S + min(MOST_SAVE_S, 4 * num_elements / SAVED_BYTES_PER_S)
 
     @property
     def pid(self) -> int | None:
@@ -120,7 +127,7 @@ class TrainingProcess:
             self.stream = None
             with trio.CancelScope(shield=True):
                 await stream.aclose()
-                await _end(worker.process)
+                await _end(worker.process, self._stop_within_s)
             self._process = None
 
     def kill(self) -> None:
@@ -133,9 +140,9 @@ class TrainingProcess:
         os.close(self._memory_fd)
 
 
-async def _end(process: subprocess.Popen[bytes]) -> None:
+async def _end(process: subprocess.Popen[bytes], within_s: float) -> None:
     """Closing the channel ends the process. One that does not react is killed."""
-    with trio.move_on_after(STOP_WITHIN_S):
+    with trio.move_on_after(within_s):
         while process.poll() is None:
             await trio.sleep(0.05)
         return

@@ -36,6 +36,8 @@ class StagePlan(_Message):
         total_tokens: of the run, for the learning-rate schedule.
         train_shards, heldout_shards: read at the first and the last stage only.
         slowdown: it works at 1 / slowdown of full speed.
+        moments_file: where the optimizer's moments are kept over a restart, None for nowhere.
+        moments_within_tokens: moments from more of the run's tokens ago are not taken up.
     """
 
     kind: Literal["stage"] = "stage"
@@ -55,6 +57,8 @@ class StagePlan(_Message):
     num_threads: int = 0
     max_gpu_memory_bytes: int = 0
     slowdown: float = 1.0
+    moments_file: ShardPath | None = None
+    moments_within_tokens: int = 0
 
     @property
     def stages(self) -> StageMap:

@@ -27,6 +27,7 @@ from peer.training.cards import read_card
 from peer.training.learning_rate import learning_rate_at
 from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.cards_core import native_precision
+from peer.training.replica.moments import KeptMoments, moments_layout
 from peer.training.worker_channel import Area, SharedVectors, frame, read_exactly, read_message, with_bytes
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
 from protocol.ids import RunId
@@ -74,9 +75,15 @@ class StageWorker:
         self._schedule_tokens = 0
         self._slowdown = plan.slowdown
         self._work: LaneWork | None = None
+        self._moments: KeptMoments | None = None
 
     def run(self) -> None:
-        """Carry out orders until the channel ends."""
+        """Carry out orders until the channel ends. Then keep what the next process continues from."""
+        self._run()
+        if self._moments is not None:
+            self._moments.finish(self._schedule_tokens)
+
+    def _run(self) -> None:
         while (data := read_message(self._channel)) is not None:
             order = StageOrder.model_validate_json(data)
             blob = read_exactly(self._channel, order.num_bytes) if order.num_bytes else b""
@@ -133,6 +140,8 @@ class StageWorker:
             case "adopt":
                 self._schedule_tokens = order.schedule_tokens
                 work.adopt(self._vectors.read(Area.IN))
+                if self._moments is not None:
+                    self._moments.note_commit(self._schedule_tokens)
             case _:
                 raise LocalProtocolError(f"order {order.op}", "one that is known")
         return done, b""
@@ -153,8 +162,22 @@ class StageWorker:
         )
         anchor_N = self._vectors.read(Area.IN)
         tools = ComputeContext(form, partial(self._trainer, anchor_N), self._tokens_of, self._learning_rate)
-        self._work = LaneWork(tools, order.lane, plan.stage)
+        before, self._work = self._work, LaneWork(tools, order.lane, plan.stage)
         self._work.open()
+        self._continue(self._work, before)
+
+    def _continue(self, work: LaneWork, before: LaneWork | None) -> None:
+        """Give the stage the moments of its last lane or, in the first lane of this process, those of the last process."""
+        optimizer, earlier = work.optimizer, before.optimizer if before is not None else None
+        if optimizer is None:
+            return
+        plan = self._plan
+        layout = moments_layout(stage_schema(self._stages, plan.stage), plan.inner)
+        self._moments = KeptMoments(plan.moments_file, optimizer, layout, plan.moments_within_tokens)
+        if earlier is None:
+            self._moments.take_up(self._schedule_tokens)
+        else:
+            optimizer.load_moments(earlier.moments())
 
     def _trainer(self, anchor_N: torch.Tensor, stage: int) -> StageTrainer:
         pipeline = self._plan.pipeline
