@@ -14,7 +14,7 @@ import trio
 
 from averaging.arithmetic.spare_memory import keep_cool
 from averaging.codecs.compiled import BLOCKS
-from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
+from averaging.data.shard_exchange import SHARD_CHANNEL, read_cached, serve_shards
 from averaging.data.shards import ShardCache
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address
@@ -273,7 +273,7 @@ async def _train(joined: JoinedSession) -> None:
     """Fetch the data for training, find the run's newest state, then train and average."""
     life, membership = joined.life, joined.membership
     cache = ShardCache(life.config.state_dir.absolute() / "data", life.config.cache_bytes)
-    joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), joined.roster.is_member))
+    joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(read_cached, cache), joined.roster.is_member))
     async with trio.open_nursery() as nursery:
         if life.config.reduce_only:
             life.board.say(HELPING, "reducing for peers to which nobody can connect")
@@ -479,10 +479,6 @@ async def _bring_data(joined: JoinedSession, cache: ShardCache, held: Sequence[i
         await fetch_data(network, files, cache, lambda: (*listed, membership.coordinator), say)
         nursery.cancel_scope.cancel()
     await ThreadOffload().run(partial(check_expert_text, membership.manifest.config, membership.dataset, cache))
-
-
-async def _read_shard(cache: ShardCache, shard_hash: bytes) -> bytes | None:
-    return await trio.to_thread.run_sync(cache.read, shard_hash.hex())
 
 
 def _upkeep(life: PeerSession, membership: Membership, roster: CredentialCache) -> MembershipUpkeep:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from averaging.data.shards import ShardCache
 from averaging.network.seams.call_limits import CallLimiter
 from protocol.errors import CallTimeout, PeerUnreachable, RefusedError, RemoteProtocolError, TemporaryError
 
@@ -45,6 +46,11 @@ ReadShard = Callable[[bytes], Awaitable["bytes | None"]]
 
 IsMember = Callable[["PeerId"], Awaitable[bool]]
 """Whether a peer may take part in the run."""
+
+
+async def read_cached(cache: ShardCache, shard_hash: bytes) -> bytes | None:
+    """The shard of this hash from a peer's own cache; None if it is not there."""
+    return await trio.to_thread.run_sync(cache.read, shard_hash.hex())
 
 
 def serve_shards(read_shard: ReadShard, is_member: IsMember) -> StreamHandler:
