@@ -205,7 +205,8 @@ class LocalTrainer:
     def shift(self, shift_N: torch.Tensor, credited_tokens: int, schedule_tokens: int, place: int = 0) -> None:
         """Theta <- theta + shift in one unit; its ready tokens -= credited."""
         with torch.no_grad():
-            torch._foreach_add_(self._in_unit(place), self._brought(place, shift_N))
+            for parameter, shift in zip(self._in_unit(place), self._brought(place, shift_N), strict=True):
+                parameter.add_(shift)
         self._count(place, max(0, self.counters.ready[place] - credited_tokens), schedule_tokens)
         self._note_commit(place)
 

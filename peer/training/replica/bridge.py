@@ -90,7 +90,7 @@ class Bridge:
         """A mark in the card's queue after what was given to it until now."""
         if self._device.type != "cuda":
             return None
-        mark = torch.cuda.Event()
+        mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
         mark.record(torch.cuda.current_stream(self._device))
         return mark
 
@@ -107,8 +107,8 @@ class Bridge:
 
 
 def _pieces(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    flat = values.view(-1)
-    return flat.split(PIECE_BYTES // flat.element_size())
+    flat, size = values.view(-1), PIECE_BYTES // values.element_size()
+    return tuple(flat[begin : begin + size] for begin in range(0, flat.numel(), size))
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def _side_stream(device: torch.device, after: torch.cuda.Event | None) -> Iterat
     if device.type != "cuda":
         yield
         return
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         if after is not None:
             stream.wait_event(after)

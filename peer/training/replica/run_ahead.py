@@ -21,7 +21,7 @@ class RunAhead:
         """A micro-batch was given to the device; `result` is a scalar that it computes at its end."""
         mark = None
         if result.device.type == "cuda":
-            mark = torch.cuda.Event()
+            mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
             mark.record(torch.cuda.current_stream(result.device))
         self._given.append((result, mark))
 
