@@ -123,7 +123,7 @@ def _checksum(moments: Sequence[torch.Tensor]) -> str:
     """Damage on disk would otherwise be trained with: a negative second moment makes every parameter not finite."""
     found = 0
     for moment in moments:
-        found = zlib.crc32(memoryview(moment.contiguous().view(-1).view(torch.uint8).numpy()), found)
+        found = zlib.crc32(moment.contiguous().view(-1).view(torch.uint8).numpy().data, found)
     return f"{found:08x}"
 
 
