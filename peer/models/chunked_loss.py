@@ -78,16 +78,14 @@ class _ChunkedLoss(torch.autograd.Function):
             else:
                 grad_head_VD += slope_cast_NV.t() @ part_ND
         if grad_x_ND is not None and grad_head_VD is not None:
-            ctx.save_for_backward(grad_x_ND.view_as(x_BTD), grad_head_VD)
+            # not saved as tensors: torch would keep a reference, and so copy the gradient of the head instead of taking it
+            ctx.grads = [grad_x_ND.view_as(x_BTD), grad_head_VD]  # type: ignore[attr-defined]
         return loss / max(1, len(x_ND))
 
     @staticmethod
     def backward(
         ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
-        grad_x_BTD, grad_head_VD = ctx.saved_tensors  # type: ignore[attr-defined]
-        grads = [
-            g.mul_(grad) if is_needed else None
-            for g, is_needed in zip((grad_x_BTD, grad_head_VD), ctx.needs_input_grad[:2], strict=True)  # type: ignore[attr-defined]
-        ]
-        return grads[0], grads[1], None, None, None, None
+        grad_head_VD = ctx.grads.pop().mul_(grad) if ctx.needs_input_grad[1] else None  # type: ignore[attr-defined]
+        grad_x_BTD = ctx.grads.pop(0).mul_(grad) if ctx.needs_input_grad[0] else None  # type: ignore[attr-defined]
+        return grad_x_BTD, grad_head_VD, None, None, None, None

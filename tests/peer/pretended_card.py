@@ -32,6 +32,9 @@ class PretendedCard(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor):
+                self._know(leaf.untyped_storage(), 0)
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
@@ -48,11 +51,18 @@ class PretendedCard(TorchDispatchMode):
             yield
 
     def _take(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage.data_ptr(), storage.nbytes()
-        if not size or key in self._known:
+        size = storage.nbytes()
+        if storage.data_ptr() in self._known:
             return
         if self.most_bytes and self.live_bytes + size > self.most_bytes:
             raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes")
+        self._know(storage, size)
+
+    def _know(self, storage: torch.UntypedStorage, size: int) -> None:
+        """Count a storage once, for as long as it lives. One from before the block counts 0."""
+        key = storage.data_ptr()
+        if not storage.nbytes() or key in self._known:
+            return
         self._known.add(key)
         self.live_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
