@@ -27,14 +27,13 @@ from protocol.rounds.messages.messages import (
 )
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.orders import LogPromise, Send
-from protocol.rounds.participants import known_at_base
+from protocol.rounds.participants import known_at_base, waiting_for, who_is_late
 from protocol.rounds.queries import (
     base_opener,
     caught_up,
     due_at_tokens,
     due_within_s,
     has_vote,
-    idle_patience_s,
     is_alive,
     is_base_quorum,
     is_due,
@@ -48,16 +47,10 @@ from protocol.rounds.queries import (
     silence_s,
     thin_line_s,
 )
-from protocol.rounds.state import Leading, PeerView, RoundState, RoundStep
+from protocol.rounds.state import Leading, RoundState, RoundStep
 
 RANK_DELAY_S: Final = 1.0
 """The peer of rank r takes over this many seconds times r later (R6), so that two who think alike do not duel."""
-
-CLOSE_BEHIND: Final = 2
-"""In commits. A peer further behind is fetching many, or a whole state, and is not waited for."""
-
-LEAST_FOLLOWER_S: Final = 5.0
-"""Less time than this to apply a commit would measure the load of a machine."""
 
 OVERDUE_FACTOR: Final = 2.0
 """An opener that answers but does not open does not know our tokens, or cannot be reached by most. It gets twice the time."""
@@ -95,10 +88,11 @@ def tick(state: RoundState, now_s: float) -> RoundStep:
     if kept:
         return RoundStep(state, waiting=f"{_open_round(state)}; {kept}")
     first = Ballot(0, state.config.me.peer)
+    late = who_is_late(state, now_s) if state.open.proposal is None and state.open.acked is None else None
+    state = waiting_for(state, late, now_s)
     if _may_open_first(state) and quorum_in_reach(state, first, now_s):
-        kept = _why_not_open(state, first, now_s)
+        kept = _why_not_open(state, first, late, now_s)
         return RoundStep(state, waiting=kept) if kept else _open_first(state, now_s)
-    late = _who_is_late(state, now_s) if state.open.proposal is None and state.open.acked is None else None
     if late is not None:  # mostly the opener itself: without it the round would belong to those with the faster lines
         return RoundStep(state, waiting=_until_applied(state, late))
     waited_s = _waited_s(state, now_s)
@@ -133,10 +127,9 @@ def _why_no_attempt(state: RoundState, now_s: float) -> str:
     )
 
 
-def _why_not_open(state: RoundState, first: Ballot, now_s: float) -> str:
+def _why_not_open(state: RoundState, first: Ballot, late: PeerId | None, now_s: float) -> str:
     if not is_due(state, now_s):
         return _until_due(state)
-    late = _who_is_late(state, now_s)
     if late is not None:
         return _until_applied(state, late)
     members = {first.peer, *(view.peer for view in caught_up(state, now_s))}
@@ -163,31 +156,6 @@ def _may_open_first(state: RoundState) -> bool:
     opened = state.open
     is_first = base_opener(state) == state.config.me.peer
     return is_first and state.may_vote and opened.promised is None and opened.proposal is None and opened.acked is None
-
-
-def _who_is_late(state: RoundState, now_s: float) -> PeerId | None:
-    """A live peer, close behind, that has not yet reported that it applied the last commit; None if there is none.
-
-    If rounds follow each other closely, opening without it would leave the roster to the fastest. A peer alone in the roster would
-    run ahead of all others for ever. Waiting costs nothing: training goes on.
-    """
-    waited_s = now_s - state.committed_at_s
-    patience_s = idle_patience_s(state)
-    for view in state.peers.values():
-        head = view.head
-        if head is None or head.head == state.link.commit or not is_alive(state, view.peer, now_s, patience_s):
-            continue
-        is_voter = view.peer in state.link.roster and waited_s < state.config.suspect_after_s
-        is_close = 0 < state.link.index - head.index <= CLOSE_BEHIND and head.can_contribute
-        is_behind = is_close and state.tree.path(head.head, state.link.commit) is not None
-        if is_voter or (is_behind and waited_s < _follower_patience_s(state, view)):
-            return view.peer
-    return None
-
-
-def _follower_patience_s(state: RoundState, view: PeerView) -> float:
-    """How long a peer may take to fetch the bytes of a commit: twice its last upload, at most the longest interval."""
-    return min(state.config.longest_interval_s, max(LEAST_FOLLOWER_S, OVERDUE_FACTOR * view.exchange_s))
 
 
 def _open_first(state: RoundState, now_s: float) -> RoundStep:

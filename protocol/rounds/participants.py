@@ -1,7 +1,7 @@
-"""The peers that take part in an attempt besides its leader and that may reduce in it, absent peers whose contribution still counts,
-and voters that stay voters (R3, R7 and R16).
+"""The peers that take part in an attempt besides its leader and that may reduce in it, peers that are waited for before it, absent
+peers whose contribution still counts, and voters that stay voters (R3, R5, R7 and R16).
 
-Rules: R3, R7, R16 (protocol/rounds/RULES.md).
+Rules: R3, R5, R7, R16 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -36,6 +36,66 @@ NUM_ROUNDS_WITHOUT_SLICE: Final = 64
 
 NUM_ROUNDS_KEPT: Final = 64
 """So many rounds we keep voters whom we do not hear, after others did not ack a record of ours without them."""
+
+CLOSE_BEHIND: Final = 2
+"""In commits. A peer further behind is fetching many, or a whole state, and is not waited for."""
+
+LEAST_FOLLOWER_S: Final = 5.0
+"""Less time than this to apply a commit would measure the load of a machine."""
+
+FETCH_FACTOR: Final = 2.0
+"""A peer may take this many times as long to fetch the bytes of a commit as to upload its contribution."""
+
+NUM_ROUNDS_IMPATIENT: Final = 64
+"""Once in so many rounds a peer is waited for on its word alone. It may report any upload, and that it is behind, at every commit."""
+
+
+def who_is_late(state: RoundState, now_s: float) -> PeerId | None:
+    """A live peer, close behind, that has not yet reported that it applied the last commit; None if there is none.
+
+    If rounds follow each other closely, opening without it would leave the roster to the fastest. A peer alone in the roster would
+    run ahead of all others for ever. Waiting costs nothing: training goes on.
+    """
+    waited_s = now_s - state.committed_at_s
+    patience_s = idle_patience_s(state)
+    for view in state.peers.values():
+        head = view.head
+        if head is None or head.head == state.link.commit or not is_alive(state, view.peer, now_s, patience_s):
+            continue
+        is_voter = view.peer in state.link.roster and waited_s < state.config.suspect_after_s
+        is_close = 0 < state.link.index - head.index <= CLOSE_BEHIND and head.can_contribute
+        is_behind = is_close and state.tree.path(head.head, state.link.commit) is not None
+        if is_voter or (is_behind and waited_s < _follower_patience_s(state, view)):
+            return view.peer
+    return None
+
+
+def waiting_for(state: RoundState, late: PeerId | None, now_s: float) -> RoundState:
+    """Remember that a peer is waited for on its word alone: not again for `NUM_ROUNDS_IMPATIENT` rounds."""
+    barred, index = state.barred, state.link.index
+    if late is None or barred.patient_at.get(late) == index or now_s - state.committed_at_s < _seen_s(state):
+        return state
+    return replace(state, barred=replace(barred, patient_at=MappingProxyType({**barred.patient_at, late: index})))
+
+
+def _follower_patience_s(state: RoundState, view: PeerView) -> float:
+    """How long a peer may take to fetch the bytes of a commit: twice its last upload, at most the longest interval. If that is longer
+    than the exchange that we saw, it is a word that nothing shows.
+    """
+    told_s = min(state.config.longest_interval_s, max(LEAST_FOLLOWER_S, FETCH_FACTOR * view.exchange_s))
+    return told_s if _may_wait(state, view.peer) else min(told_s, _seen_s(state))
+
+
+def _seen_s(state: RoundState) -> float:
+    """Time to fetch the bytes of our head, as its own exchange shows: all that were counted uploaded as many in it."""
+    exchange_s = state.committed_at_s - state.proposed_at_s if state.proposed_at_s else 0.0
+    return max(LEAST_FOLLOWER_S, FETCH_FACTOR * exchange_s)
+
+
+def _may_wait(state: RoundState, peer: PeerId) -> bool:
+    """Whether a peer is waited for on its word alone: in this round already, or not lately."""
+    at, index = state.barred.patient_at.get(peer), state.link.index
+    return at is None or at == index or at + NUM_ROUNDS_IMPATIENT <= index
 
 
 def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ...]:

@@ -328,7 +328,11 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
         is_over = is_suspected(state, opener, now_s) or now_s - opened.proposal_at_s >= leading.overdue_s(state)
         return "" if is_over else f"attempt {opened.proposal.ballot.attempt} is under way"
     view = state.peers[opener]
-    is_able = view.head is not None and view.head.head == state.link.commit and view.head.can_contribute
+    # shortly after a commit its opener may not have reported that it applied it
+    is_here = view.head is not None and (
+        view.head.head == state.link.commit or now_s - state.committed_at_s < config.suspect_after_s
+    )
+    is_able = is_here and view.head is not None and view.head.can_contribute
     if not is_able or is_late:
         return ""
     if now_s - view.heard_at_s <= config.suspect_after_s:

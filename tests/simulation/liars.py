@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from averaging.network.seams.interfaces import Stream
+from averaging.rounds import peer_rounds
 from averaging.rounds.exchange import contribution_sender, exchange, exchange_driver
 from averaging.rounds.exchange.exchange import Exchange
 from averaging.rounds.exchange.reduction import Reduction, SliceResult
@@ -50,6 +51,7 @@ from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
 from protocol.rounds.messages.wire import encode_message
 from protocol.rounds.orders import Action, Send, SendHeartbeat
 from protocol.rounds.state import RoundState, RoundStep
+from tests.simulation import stalls
 from tests.simulation.invariants import Violation
 from tests.simulation.lies import (
     HUGE,
@@ -63,6 +65,7 @@ from tests.simulation.lies import (
     lone_lineage,
     resigned,
 )
+from tests.simulation.stalls import NUM_STALLS, STALLS
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node
@@ -116,7 +119,8 @@ class Liar:
 
     Attributes:
         kinds: what it does.
-        told: how often it did each, by the names of KINDS.
+        chooser, stall_chooser: of its lies, and of those that would stop all rounds (stalls.py).
+        fence, consents: the ballot that it asked for and means to do nothing with, and the signed answers so far.
     """
 
     node: Node
@@ -125,11 +129,15 @@ class Liar:
     chooser: random.Random
     next_lone_s: float = 0.0
     num_lone: int = 0
-    ballots: set[Ballot] = field(default_factory=set)
+    stall_chooser: random.Random = field(default_factory=random.Random)
+    num_broken: int = 0
+    fence: Ballot | None = None
+    consents: dict[PeerId, bytes] = field(default_factory=dict)
 
     def does(self, kind: str) -> bool:
         """Whether it tells this lie now."""
-        if kind not in self.kinds or self.chooser.random() >= OFTEN:
+        chooser = self.stall_chooser if kind in STALLS else self.chooser
+        if kind not in self.kinds or chooser.random() >= OFTEN:
             return False
         self.node.world.happened("lie", f"{self.node.name} {kind}")
         self.node.world.lies[kind] += 1
@@ -147,9 +155,10 @@ class Liar:
         """Its orders as they are changed, and others besides."""
         orders: list[Action] = []
         for order in taken.actions:
-            orders += self._instead_of(taken.state, order)
+            orders += [stalls.instead_of(self, taken.state, each) for each in self._instead_of(taken.state, order)]
         if isinstance(event, MessageArrived) and event.sender != self.gang.member.peer:
             orders += self._answers(before, event.sender, event.message)
+            orders += stalls.answers(self, before, event.sender, event.message, event.raw)
         if isinstance(event, RoundTicked):
             orders += self._unasked(taken.state, now_s)
         return replace(taken, actions=tuple(orders))
@@ -237,6 +246,7 @@ class Liar:
         if self.does("goodbye and stays"):
             said.append(Leave(state.config.me, unit, base, opened.promised, None))
         said += self._lone(state, now_s)
+        said += stalls.unasked(self, state)
         return [Send(others, message, "a lie") for message in said] if others else []
 
     def _accusation(self, unit: Any, base: CommitId) -> DoubleVote:
@@ -276,7 +286,12 @@ def draw_liars(world: World) -> None:
             KINDS if len(world.nodes) > 2 else (*HEADERS, *HEARTBEATS)
         )  # one of two that lies in votes holds all votes
         kinds = frozenset(own.sample(drawn, own.randint(*NUM_KINDS)))
-        world.liars[node.peer] = Liar(node, gang_of(world, node.peer, node.signer, own), kinds, own)
+        later = random.Random(f"stalls {world.seed}/{node.number}")
+        if len(world.nodes) > 2 and later.random() < OFTEN:
+            kinds |= frozenset(later.sample(STALLS, later.randint(*NUM_STALLS)))
+        world.liars[node.peer] = Liar(
+            node, gang_of(world, node.peer, node.signer, own), kinds, own, stall_chooser=later
+        )
         world.trace.add(f"{node.name} lies: {sorted(kinds)}")
     for observed in world.observed_of.values():
         observed.liars = world.liars.keys()
@@ -337,6 +352,7 @@ def _changes(world: World) -> list[tuple[Any, str, Callable[[Any], Any]]]:
         (attempt, "make_record", making),
         (attempt, "record_problem", judging),
         (voting, "_broken_rule", voting_),
+        (peer_rounds, "encode_message", lambda real: stalls.padding(world, real)),
         (exchange_driver, "encode_claim", lambda real: lambda header: real(_header(world, header))),
         (contribution_sender, "hello_of", lambda real: _hello(world, real)),
         (exchange, "_with_sum", lambda real: _summed_by(world, real)),

@@ -17,7 +17,7 @@ from averaging.state.state import UnitState, state_root
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.lineage.record_rules import SIGNED
 from protocol.rounds.messages.bounds import MAX_MEMBERS
-from protocol.rounds.messages.messages import Member
+from protocol.rounds.messages.messages import Member, RoundMessage
 from protocol.rounds.messages.record import OuterStep
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import encode_body, genesis_id
@@ -104,6 +104,9 @@ class World:
         """Members that lie, where the profile asks for that; what follows is about the honest ones."""
 
         self.lies: Counter[str] = Counter()
+        self.padded: dict[int, tuple[RoundMessage, int]] = {}
+        """Messages of liars, by `id`, that get so many bytes of an unknown field."""
+
         self.looked_at: set[CommitId] = set()
         """Commits that an honest peer knows and that were held against the facts."""
 

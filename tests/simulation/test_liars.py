@@ -43,7 +43,7 @@ LEFT_OUT: Final = {
     "signatures of sums": ("_sums_problem", "not is_signed(check, part.reducer, part.seal, encode_sum(what))", 27),
     "admission of reducers": ("_sums_problem", "part.reducer not in known and not check.verifier.admits", 1),
     "words of omissions": ("_sums_problem", "any(entry.reason or entry.code == OmissionCode.UNKNOWN", 3),
-    "contributors in a slice": ("_sums_problem", "entry.peer not in counted", 5),
+    "contributors in a slice": ("_sums_problem", "entry.peer not in counted", 28),
     "weight cap": ("_numbers_problem", "record.weight_cap_tokens > most_cap", 13),
     "credited tokens": ("_numbers_problem", "entry.credited_tokens != tokens", 16),
     "strangers in the roster": ("_roster_problem", "stranger is not None", 0),

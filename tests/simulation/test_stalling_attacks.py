@@ -32,17 +32,18 @@ from protocol.rounds.messages.messages import (
 )
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.wire import decode_record, encode_message, encode_record
+from protocol.rounds.participants import LEAST_FOLLOWER_S
 from protocol.rounds.schedule.proposal import Voters, make_record
 from tests.protocol.rounds.made_commits import proposal_on, results_of, signed_record
-from tests.protocol.rounds.round_table import NUM_CHUNKS, OUTER, TARGET_TOKENS, UNIT, Parcel, Seat, Table
+from tests.protocol.rounds.round_table import NUM_CHUNKS, OUTER, TARGET_TOKENS, UNIT, Parcel, Seat, Table, heartbeat_of
 
 PLENTY: Final = 3
 """Rounds that show that the run goes on."""
 
 
-def _table(num_peers: int = 5) -> Table:
+def _table(num_peers: int = 5, longest_interval_s: float = 5.0) -> Table:
     """Honest peers that have committed one round."""
-    table = Table(num_peers, longest_interval_s=5.0)
+    table = Table(num_peers, longest_interval_s=longest_interval_s)
     table.run_until(lambda: table.all_at(1), 60.0)
     return table
 
@@ -183,7 +184,7 @@ def test_a_member_that_asks_for_one_promise_after_another_and_proposes_nothing_d
 
     table.drops = keeps_consents
     begun = max(seat.head.index for seat in honest)
-    for _ in range(120):
+    for _ in range(60):
         table.tick()
         highest = max(seat.state.open.highest_attempt for seat in honest)
         ballot, base = Ballot(highest + 1, liar.peer), max((seat.head for seat in honest), key=lambda link: link.index)
@@ -194,4 +195,21 @@ def test_a_member_that_asks_for_one_promise_after_another_and_proposes_nothing_d
         for seat in honest:
             seat.hear(liar, PromiseRequest(UNIT, base.commit, ballot, shown))
         table.talk()
-    assert max(seat.head.index for seat in honest) - begun >= 10, "a round in six seconds, in the worst case"
+    assert max(seat.head.index for seat in honest) - begun >= 15, "a round in two seconds"
+
+
+def test_a_voter_that_says_it_is_behind_on_a_very_slow_line_makes_one_round_wait_for_it_and_not_every_round() -> None:
+    table = _table(longest_interval_s=60.0)
+    table.run_until(lambda: table.all_at(2), 60.0)
+    liar = table.live()[0]
+    honest = table.others(liar)
+    table.drops = lambda sender, to, _: sender == liar.peer and to != liar.peer
+    begun = max(seat.head.index for seat in honest)
+    for _ in range(240):
+        for seat in honest:
+            beat = heartbeat_of(liar)
+            behind = replace(beat.heads[0], head=seat.head.parent, index=seat.head.index - 1, can_contribute=True)
+            seat.hear(liar, replace(beat, heads=(behind,), exchange_ms=(1 << 32) - 1))
+        table.tick()
+    most_s = 60.0 + LEAST_FOLLOWER_S + 1.0
+    assert max(seat.head.index for seat in honest) - begun >= (120.0 - most_s) // (LEAST_FOLLOWER_S + 1.0)

@@ -7,10 +7,11 @@ import pytest
 from protocol.rounds.events import RoundTicked
 from protocol.rounds.messages.messages import Heartbeat, Promise, Proposal, ResultReady
 from protocol.rounds.messages.record import Ballot
+from protocol.rounds.participants import LEAST_FOLLOWER_S, NUM_ROUNDS_IMPATIENT, waiting_for, who_is_late
 from protocol.rounds.peer_survey import with_views
 from protocol.rounds.queries import caught_up
 from protocol.rounds.state import Leading
-from tests.protocol.rounds.round_table import UNIT, Seat, Table
+from tests.protocol.rounds.round_table import UNIT, Seat, Table, heartbeat_of
 
 
 def _next_proposal(table: Table, before: Seat) -> Proposal:
@@ -191,3 +192,38 @@ def test_a_leader_killed_short_after_a_commit_is_followed_by_one_attempt_with_sl
     (proposal,) = proposed()
     assert proposal.ballot.attempt == 1
     assert {part.reducer for part in proposal.slices} == {one.peer for one in table.live()}
+
+
+def _patience_s(seat: Seat, *, at_index: int, exchange_s: float) -> float:
+    """How long this seat waits for the only peer that is behind, after a round with such an exchange."""
+    link = replace(seat.state.link, index=at_index)
+    committed_s = seat.table.now_s
+    state = replace(seat.state, link=link, committed_at_s=committed_s, proposed_at_s=committed_s - exchange_s)
+    views = {
+        peer: replace(view, heard_at_s=committed_s + 100.0, head=replace(view.head, index=at_index - 1))
+        for peer, view in state.peers.items()
+        if view.head is not None
+    }
+    state = with_views(state, views)
+    now_s = committed_s
+    while (late := who_is_late(state, now_s)) is not None:
+        state = waiting_for(state, late, now_s)
+        now_s += 0.5
+    seat.state = replace(seat.state, barred=state.barred)
+    return now_s - committed_s
+
+
+def test_who_reports_a_slow_line_is_waited_for_on_its_word_once_in_many_rounds_and_else_as_the_last_exchange_shows() -> (
+    None
+):
+    table = Table(2, longest_interval_s=60.0)
+    table.run_until(lambda: table.all_at(2))
+    seat, slow = table.live()
+    parent = seat.head.parent
+    head = replace(heartbeat_of(slow).heads[0], head=parent, index=seat.head.index - 1)
+    seat.hear(slow, replace(heartbeat_of(slow), heads=(head,), exchange_ms=40_000))
+    assert _patience_s(seat, at_index=100, exchange_s=1.0) == 60.0
+    assert _patience_s(seat, at_index=101, exchange_s=1.0) == LEAST_FOLLOWER_S
+    assert _patience_s(seat, at_index=102, exchange_s=20.0) == 40.0, "others were as slow in it, or it was counted"
+    assert _patience_s(seat, at_index=100 + NUM_ROUNDS_IMPATIENT - 1, exchange_s=1.0) == LEAST_FOLLOWER_S
+    assert _patience_s(seat, at_index=100 + NUM_ROUNDS_IMPATIENT, exchange_s=1.0) == 60.0

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from protocol.ids import CommitId
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PeerLost, PromiseLogged, RoundTicked
 from protocol.rounds.leading import OVERDUE_FACTOR
 from protocol.rounds.lineage.quorum import electorate
@@ -385,6 +386,18 @@ def test_a_live_opener_holds_up_nobody_once_the_voter_itself_waited_twice_as_lon
         found = _vote(voter.hear(asker, _question(table, asker, waited_s=1e9)))
         assert found.endswith(objection), "the asker's own word counts for nothing"
         assert bool(found) == bool(objection)
+
+
+def test_an_opener_that_has_had_no_time_to_report_a_commit_is_not_taken_for_gone() -> None:
+    table = Table(3)
+    voter, asker, opener = _asked(table)
+    before = replace(heartbeat_of(opener).heads[0], head=CommitId(b"before" + bytes(26)))
+    voter.hear(opener, replace(heartbeat_of(opener), heads=(before,)))
+    for since_s, words in ((0.0, "is alive"), (SUSPECT_AFTER_S, "")):
+        voter.state = replace(voter.state, committed_at_s=table.now_s - since_s)
+        found = _vote(voter.hear(asker, _question(table, asker, waited_s=1e9)))
+        assert found.endswith(words)
+        assert bool(found) == bool(words)
 
 
 def test_an_opener_that_may_not_contribute_is_no_reason_to_wait() -> None:
