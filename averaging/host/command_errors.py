@@ -57,6 +57,9 @@ def report_usage(error: Exception) -> int:
         typer.echo(error)  # empty where rich has printed the help already
         return UsageError.exit_code
     message: Callable[[], str] = getattr(error, "format_message", error.__str__)
+    asked = str(getattr(error, "message", ""))
+    if asked.endswith("?") and message().startswith(asked):  # both typer and a newer click have asked what was meant
+        return report(UsageError(asked))
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "potluck"
     text = message().rstrip(".")
