@@ -33,6 +33,7 @@ from averaging.network.seams.directory import member_record_rule
 from averaging.network.seams.interfaces import Network, TrafficCount
 from averaging.network.seams.offload import ThreadOffload
 from averaging.storage.disk_room import DiskMeter
+from averaging.storage.full_disk import FULL_BYTES
 from averaging.system.leave_signals import watch_signals
 from averaging.trio_errors import run_single_error
 from coordinator.admission.addresses import (
@@ -76,6 +77,7 @@ from coordinator.status.metrics import Counts, Moment
 from coordinator.status.screen import run_host_screen
 from coordinator.status.status_page import RunSource, status_app
 from protocol.errors import PotluckError
+from protocol.estimates.estimates import run_size
 from protocol.host.calls import START_DOMAIN, TLS_SERVER_NAME
 from protocol.identity.credential import BACKDATE_S
 from protocol.identity.envelope import open_envelope
@@ -141,7 +143,8 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             say("packing the data, once ...")
         log_path = folder / LOG_FOLDER / LOG_NAME
         say(f"log      {log_path}")
-        kept.enter_context(keep_log(log_path))
+        disk = DiskMeter(folder, offload)
+        kept.enter_context(keep_log(log_path, disk.hear))
         remember_settings(folder, config.model_dump(mode="json"))
         run = await offload.run(lambda: open_run(run_file, folder, held.identity, now_unix_s=clock.unix_s()))
         with open_ledger(folder / LEDGER_FILE) as ledger:
@@ -154,7 +157,7 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             tracker = RunTracker(tracked, writer, clock, offload)
             await tracker.restore()
             tokenizer = await offload.run(lambda: run_tokenizer(run))
-            disk = DiskMeter(folder, offload)
+            disk.needed_bytes = FULL_BYTES + run_size(run.manifest.config).state_bytes
             yield HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk)
 
 
@@ -297,7 +300,8 @@ def _look(host: HostDaemon, node: _Node, server: RpcServer) -> Moment:
         bulk=traffic.bulk,
         control=traffic.control,
     )
-    return Moment(host.tracker.picture(), counts, host.clock.monotonic_s(), host.disk.room)
+    now_s = host.clock.monotonic_s()
+    return Moment(host.tracker.picture(), counts, now_s, host.disk.room, host.disk.sentence(now_s))
 
 
 async def _tick(host: HostDaemon) -> None:

@@ -13,7 +13,6 @@ from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
 from averaging.network.seams.offload import ThreadOffload
 from averaging.storage.disk_room import DiskMeter
-from averaging.storage.full_disk import full_disk_sentence
 from coordinator.admission.addresses import (
     HostAddresses,
 )
@@ -148,8 +147,8 @@ def note_events(host: HostDaemon) -> None:
 
 def shown_view(host: HostDaemon) -> HostView:
     """Take down what has happened in the run since the last call."""
-    trouble = full_disk_sentence(host.config.state_dir) if host.disk.is_full else ""
-    return host_view(host.tracker.picture(), newest_events(host, NEW_EVENTS), host.clock.monotonic_s(), trouble)
+    now_s = host.clock.monotonic_s()
+    return host_view(host.tracker.picture(), newest_events(host, NEW_EVENTS), now_s, host.disk.sentence(now_s))
 
 
 def newest_events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:

@@ -42,13 +42,14 @@ class Counts:
 @dataclass(frozen=True, slots=True)
 class Moment:
     """One snapshot: the picture, the counters, the time in monotonic seconds, and the free space on the host's disk, None if
-    unknown.
+    unknown. `trouble` is a problem of the host's machine in one sentence, empty for none.
     """
 
     picture: RunPicture
     counts: Counts
     now_s: float
     disk: DiskRoom | None = None
+    trouble: str = ""
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]

@@ -80,20 +80,21 @@ class _Pages:
     streams: _Streams = field(default_factory=_Streams)
     verifying: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
 
-    def shown(self, status: Json) -> Json:
-        """The status with the view's name, limited to what the view may show."""
+    def shown(self, status: Json, trouble: str) -> Json:
+        """The status with the view's name and a problem of this machine, limited to what the view may show."""
+        status = {**status, "trouble": trouble}
         return {**(public_json(status) if self.is_public else status), "view": "public" if self.is_public else "host"}
 
     def now(self, moment: Moment) -> Json:
         """One message of a stream."""
         newest = self.source.events(1)
         number = newest[-1].number if newest else 0
-        return {**self.shown(now_json(moment.picture, moment.now_s)), "last_event": number}
+        return {**self.shown(now_json(moment.picture, moment.now_s), moment.trouble), "last_event": number}
 
     async def status(self, _request: Request) -> Response:
         """The whole status."""
         moment = self.source.snapshot()
-        return AsciiJson(self.shown(status_json(moment.picture, moment.now_s)), headers=SAFE_HEADERS)
+        return AsciiJson(self.shown(status_json(moment.picture, moment.now_s), moment.trouble), headers=SAFE_HEADERS)
 
     async def events(self, _request: Request) -> Response:
         """The newest events, oldest first."""
