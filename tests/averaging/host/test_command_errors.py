@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
-from averaging.host.command_errors import report_usage
-from protocol.errors import UsageError
+from averaging.host.command_errors import refused_by_the_machine, report, report_usage
+from protocol.errors import MachineError, StorageError, UsageError
 
 
 class _Mistyped(Exception):
@@ -34,3 +37,15 @@ def test_question_is_asked_once_whoever_asks_it(
 ) -> None:
     assert report_usage(error) == UsageError.exit_code
     assert capsys.readouterr().err == said
+
+
+def test_command_that_a_full_disk_ends_says_to_free_space_whatever_it_wrote(capsys: pytest.CaptureFixture[str]) -> None:
+    reason = os.strerror(errno.ENOSPC)
+    refused = refused_by_the_machine(OSError(errno.ENOSPC, reason, "/state/x"))
+    assert refused is not None
+    written = StorageError(f"/state/x cannot be written: {reason}", "a writable folder", "choose another --state-dir")
+    for error in (refused, written):
+        assert report(error) == MachineError.exit_code
+        said = capsys.readouterr().err
+        assert said.startswith("potluck: /state/x")
+        assert said.endswith("No space left on device; expected room on that disk; free space and run it again\n")
