@@ -34,6 +34,7 @@ from averaging.network.seams.interfaces import Network, TrafficCount
 from averaging.network.seams.offload import ThreadOffload
 from averaging.notices.notifier import Notifier
 from averaging.storage.disk_room import DiskMeter
+from averaging.storage.full_disk import FULL_BYTES
 from averaging.system.leave_signals import watch_signals
 from averaging.trio_errors import run_single_error
 from coordinator.admission.addresses import (
@@ -80,6 +81,7 @@ from coordinator.status.metrics import Counts, Moment
 from coordinator.status.screen import run_host_screen
 from coordinator.status.status_page import RunSource, status_app
 from protocol.errors import PotluckError
+from protocol.estimates.estimates import run_size
 from protocol.host.calls import START_DOMAIN, TLS_SERVER_NAME
 from protocol.identity.credential import BACKDATE_S
 from protocol.identity.envelope import open_envelope
@@ -149,7 +151,8 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             say("packing the data, once ...")
         log_path = folder / LOG_FOLDER / LOG_NAME
         say(f"log      {log_path}")
-        kept.enter_context(keep_log(log_path))
+        disk = DiskMeter(folder, offload)
+        kept.enter_context(keep_log(log_path, disk.hear))
         remember_settings(folder, config.model_dump(mode="json"))
         run = await offload.run(lambda: open_run(run_file, folder, held.identity, now_unix_s=clock.unix_s()))
         with open_ledger(folder / LEDGER_FILE) as ledger:
@@ -162,8 +165,8 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             tracker = RunTracker(tracked, writer, clock, offload)
             await tracker.restore()
             tokenizer = await offload.run(lambda: run_tokenizer(run))
-            disk = DiskMeter(folder, offload)
-            memory = MemoryKeeper(writer, clock)
+            disk, memory = DiskMeter(folder, offload), MemoryKeeper(writer, clock)
+            disk.needed_bytes = FULL_BYTES + run_size(run.manifest.config).state_bytes
             host = HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk, memory)
             host.events.restore(await memory.restore())
             yield host
@@ -310,7 +313,7 @@ def _look(host: HostDaemon, node: _Node, server: RpcServer) -> Moment:
         control=traffic.control,
     )
     now_s, past, reach = host.clock.monotonic_s(), host.memory.past, host.events.reach
-    return Moment(host.tracker.picture(), counts, now_s, host.disk.room, past, reach)
+    return Moment(host.tracker.picture(), counts, now_s, host.disk.room, host.disk.sentence(now_s), past, reach)
 
 
 async def _tick(host: HostDaemon) -> None:

@@ -14,7 +14,6 @@ from averaging.network.seams.interfaces import Network
 from averaging.network.seams.offload import ThreadOffload
 from averaging.notices.conditions import Condition
 from averaging.storage.disk_room import DiskMeter
-from averaging.storage.full_disk import full_disk_sentence
 from coordinator.admission.addresses import (
     HostAddresses,
 )
@@ -158,16 +157,13 @@ def shown_view(host: HostDaemon) -> HostView:
     """The host's screen at this moment."""
     events, now_s = newest_events(host, NEW_EVENTS), host.clock.monotonic_s()
     past, warning = host.memory.past, host.events.reach.warning
-    return host_view(host.tracker.picture(), events, now_s, _trouble(host), past, warning)
+    return host_view(host.tracker.picture(), events, now_s, host.disk.sentence(now_s), past, warning)
 
 
 def noticed(host: HostDaemon, looked: HostConditions) -> Sequence[Condition]:
     """The conditions to post notices about that hold now."""
-    return looked.of(host.tracker.picture(), host.clock.monotonic_s(), _trouble(host))
-
-
-def _trouble(host: HostDaemon) -> str:
-    return full_disk_sentence(host.config.state_dir) if host.disk.is_full else ""
+    now_s = host.clock.monotonic_s()
+    return looked.of(host.tracker.picture(), now_s, host.disk.sentence(now_s))
 
 
 def newest_events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:

@@ -11,6 +11,7 @@ from typing import Final
 
 import typer
 
+from averaging.storage.full_disk import is_of_full_disk
 from averaging.system.temporary_folder import temporary_folder
 from protocol.errors import MachineError, PotluckError, UsageError
 from protocol.tables import shortened
@@ -25,8 +26,11 @@ _OF_THE_MACHINE: Final = frozenset(
 
 
 def report(error: PotluckError) -> int:
-    """Print one line for a person; returns the error's exit code."""
-    typer.echo(f"potluck: {error.one_line()}", err=True)
+    """Print one line for a person; returns the error's exit code. A full disk has one remedy, whatever it refused."""
+    told = error
+    if is_of_full_disk(error.found):
+        told = MachineError(error.found, "room on that disk", "free space and run it again")
+    typer.echo(f"potluck: {told.one_line()}", err=True)
     return error.exit_code
 
 
@@ -57,6 +61,9 @@ def report_usage(error: Exception) -> int:
         typer.echo(error)  # empty where rich has printed the help already
         return UsageError.exit_code
     message: Callable[[], str] = getattr(error, "format_message", error.__str__)
+    asked = str(getattr(error, "message", ""))
+    if asked.endswith("?") and message().startswith(asked):  # both typer and a newer click have asked what was meant
+        return report(UsageError(asked))
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "potluck"
     text = message().rstrip(".")

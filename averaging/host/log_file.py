@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from logging import LogRecord, makeLogRecord
@@ -114,13 +114,20 @@ class LogFile(RotatingFileHandler):
         return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding)
 
 
+def _nobody(_event: Mapping[str, object]) -> None:
+    """Hears no events."""
+
+
 @contextmanager
-def keep_log(path: Path) -> Iterator[None]:
-    """Write everything that is logged to the file, too, until the end; standard error stays as it is."""
+def keep_log(path: Path, hear: Callable[[Mapping[str, object]], None] = _nobody) -> Iterator[None]:
+    """Write everything that is logged to the file, too, until the end; standard error stays as it is. `hear` gets every event, from
+    any thread.
+    """
     file = LogFile(path)
 
     def keep(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         # on a copy: the renderer for standard error shows tracebacks in its own way
+        hear(event)
         file.write(log_line(structlog.processors.format_exc_info(logger, method, dict(event))))
         return event
 

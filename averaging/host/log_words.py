@@ -29,8 +29,6 @@ _SAID_BY_ITS_REASON: Final = frozenset(
 _ON_THE_SCREEN: Final = frozenset(("apart", "state_differs", "worker_died"))
 """Events that a daemon's screen tells by itself."""
 
-_FULL_DISK: Final = "warning: the disk is full: free some space on the disk of the state folder"
-
 _WORDS: Final[Mapping[str, str]] = {
     "bulk_connection_not_accepted": "a connection for weights and data was not accepted",
     "codecs_not_compiled": "compression runs without its compiled part",
@@ -75,18 +73,16 @@ _WORDS: Final[Mapping[str, str]] = {
 
 
 def warning_sentence(event: Mapping[str, object]) -> str:
-    """One line for a person: "warning: the newest state was not saved: a reason". A full disk is always told in the same words.
-    Empty for what the screen tells by itself.
+    """One line for a person: "warning: the newest state was not saved: a reason". Empty for what the screen tells by itself. A full
+    disk is one of these.
     """
-    if event.get("event") in _ON_THE_SCREEN:
+    if event.get("event") in _ON_THE_SCREEN or is_of_full_disk(str(event.get("reason"))):
         return ""
     name, level = str(event.get("event", "")), str(event.get("level", "warning"))
     values = {key: value for key, value in event.items() if key not in _APART}
     if "name" in values:
         values.pop("peer", None)
     reason = values.pop("reason", None)
-    if is_of_full_disk(str(reason)):
-        return _FULL_DISK
     words = "" if name in _SAID_BY_ITS_REASON and reason else _WORDS.get(name, name.replace("_", " "))
     text = ": ".join(printable(part) for part in (words, reason) if part)
     if not (name in _SAID_BY_ITS_REASON and reason) and values:

@@ -46,7 +46,7 @@ Json = Mapping[str, object]
 _ROUNDS_FOR_ETA: Final = 1000
 """Rounds to look back on for the time left. A host that was away finds hundreds at once, and they count as one look."""
 
-_OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans"})
+_OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans", "trouble"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,13 +55,14 @@ NO_REACH: Final = Reach()
 @dataclass(frozen=True, slots=True)
 class Moment:
     """One snapshot: the picture, the counters, the time in monotonic seconds, the free space on the host's disk, None if unknown, the
-    run's past, and whether its peers can meet.
+    run's past, and whether its peers can meet. `trouble` is a problem of the host's machine in one sentence, empty for none.
     """
 
     picture: RunPicture
     counts: Counts
     now_s: float
     disk: DiskRoom | None = None
+    trouble: str = ""
     past: RunPast = NO_PAST
     reach: Reach = NO_REACH
 

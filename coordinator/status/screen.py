@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -12,6 +14,7 @@ from rich.text import Text
 
 from averaging.host.daemon_views import rows_of
 from averaging.host.live_screen import bars_of, rows_of_text, run_daemon_screen
+from averaging.storage.full_disk import ROOM_AGAIN
 from coordinator.ledger.run_memory import RunPast
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import NO_PAST, Json, RunPicture, now_json
@@ -24,6 +27,11 @@ PEERS_SHOWN: Final = 12
 
 NEW_EVENTS: Final = 100
 """Most events that one look can find new."""
+
+TROUBLE_EVERY_S: Final = 60.0
+"""A trouble that comes back within this time is not told again."""
+
+_NUMBERS: Final = re.compile(r"[0-9][0-9.,]*( [kMGT]?B)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,9 @@ def host_view(
 async def run_host_screen(read: Callable[[], HostView], *, mode: str, console: Console | None = None) -> None:
     """Show the run until cancelled. `mode` is HostConfig.screen: "auto", "live" or "plain"."""
     lines = PlainLines()
-    await run_daemon_screen(lambda: host_picture(read()), lambda _: lines.of(read()), mode=mode, console=console)
+    await run_daemon_screen(
+        lambda: host_picture(read()), lambda now_s: lines.of(read(), now_s), mode=mode, console=console
+    )
 
 
 class PlainLines:
@@ -69,16 +79,20 @@ class PlainLines:
 
     def __init__(self) -> None:
         self._last: int | None = None
-        self._trouble = ""
+        self._trouble, self._told_s = "", -inf
 
-    def of(self, view: HostView) -> Sequence[str]:
-        """The lines to print now. Events from before the first look are not repeated."""
+    def of(self, view: HostView, now_s: float) -> Sequence[str]:
+        """The lines to print now. Events from before the first look are not repeated. `now_s`: monotonic seconds."""
         newest = view.events[-1].number if view.events else 0
         new = [] if self._last is None else [event for event in view.events if event.number > self._last]
-        lines = [view.trouble] if view.trouble and view.trouble != self._trouble else []
+        lines, trouble = list[str](), _NUMBERS.sub("#", view.trouble)
+        if trouble and trouble != self._trouble and now_s - self._told_s >= TROUBLE_EVERY_S:
+            lines, self._told_s = [view.trouble], now_s
+        elif self._trouble and not trouble:
+            lines = [ROOM_AGAIN]
         last_round = next((event for event in reversed(new) if _is_round(event)), None)
         lines += [f"{event.text}{_beside_round(view)}" if event is last_round else event.text for event in new]
-        self._last, self._trouble = newest, view.trouble
+        self._last, self._trouble = newest, trouble
         return [printable(line) for line in lines]
 
 

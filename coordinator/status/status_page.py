@@ -83,31 +83,28 @@ class _Pages:
     streams: _Streams = field(default_factory=_Streams)
     verifying: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
 
-    def shown(self, status: Json) -> Json:
-        """The status with the host's words and the view's name, limited to what the view may show."""
+    def shown(self, status: Json, trouble: str) -> Json:
+        """The status with the host's words, the view's name and a problem of this machine, limited to what the view may show."""
         own: Json = {
             "page": self.source.page.as_json(),
             "view": "public" if self.is_public else "host",
             "gives_model": self.is_public and self.source.downloads is not None,
         }
+        status = {**status, "trouble": trouble}
         return {**(public_json(status) if self.is_public else status), **own}
 
     def now(self, moment: Moment) -> Json:
         """One message of a stream."""
         newest = self.source.events(1)
         number = newest[-1].number if newest else 0
-        return {
-            **self.shown(now_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)),
-            "last_event": number,
-        }
+        now = now_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)
+        return {**self.shown(now, moment.trouble), "last_event": number}
 
     async def status(self, _request: Request) -> Response:
         """The whole status."""
         moment = self.source.snapshot()
-        return AsciiJson(
-            self.shown(status_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)),
-            headers=SAFE_HEADERS,
-        )
+        status = status_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)
+        return AsciiJson(self.shown(status, moment.trouble), headers=SAFE_HEADERS)
 
     async def events(self, _request: Request) -> Response:
         """The newest events, oldest first."""

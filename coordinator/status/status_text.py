@@ -138,7 +138,8 @@ def progress(status: Mapping[str, object]) -> str:
 
 def alerts(status: Mapping[str, object]) -> list[str]:
     """Each thing that needs the host's eye, in one sentence; empty while all is well."""
-    found = [_missing_line(row) for row in rows_of(status.get("missing"))]
+    found = [str(status["trouble"])] if status.get("trouble") else []
+    found += [_missing_line(row) for row in rows_of(status.get("missing"))]
     found += [
         f"{row.get('unit')} is frozen: {row.get('why')}" for row in rows_of(status.get("units")) if row.get("frozen")
     ]

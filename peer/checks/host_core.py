@@ -64,6 +64,20 @@ class PortTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnPeer:
+    """The peer of this state folder runs and has its ports, so the host could not try them.
+
+    Attributes:
+        port, bulk_port: its ports for other peers and for weights and data; 0 for none, or not known.
+        is_outbound_only: the host could not connect to it when it started.
+    """
+
+    port: int
+    bulk_port: int
+    is_outbound_only: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ReachReport:
     """The result of the host's attempt to connect back.
 
@@ -106,13 +120,13 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class HostReadings:
     """All readings of the way to the host. `reach` is None if the owner takes no inbound connections. `reach` and `line` are None
-    if the host did not answer or refused the probe. `bulk` is the port for weights and data, None if `reach` is.
+    if the host did not answer or refused the probe. `bulk` is the port for weights and data, None if `reach` is or tells of it, too.
     `needed_bits_per_s` is the rate of a round in each direction, 0 if the run is not known here. `ways` are the host's ports besides
     gRPC, each tried as a join uses it; none if no address of them is known.
     """
 
     answer: Answer | NoAnswer
-    reach: ReachReport | PortTaken | Unread | None = None
+    reach: ReachReport | PortTaken | OwnPeer | Unread | None = None
     line: Line | Unread | None = None
     refusal: HostRefusal | None = None
     bulk: ReachReport | PortTaken | Unread | None = None
@@ -188,7 +202,7 @@ def _clock(answer: Answer) -> Finding:
     return Finding("clock", Level.FAIL, f"{found}: all its messages would be refused as expired or too early", fix)
 
 
-def _reach(reach: ReachReport | PortTaken | Unread | None) -> Finding:
+def _reach(reach: ReachReport | PortTaken | OwnPeer | Unread | None) -> Finding:
     name = "reachable"
     if reach is None:
         return Finding(
@@ -196,6 +210,8 @@ def _reach(reach: ReachReport | PortTaken | Unread | None) -> Finding:
         )
     if isinstance(reach, Unread):
         return unread(name, reach)
+    if isinstance(reach, OwnPeer):
+        return _own_peer(reach)
     if isinstance(reach, PortTaken):
         fix = (
             "end the program that listens there (a peer of yours?), or give another with --listen-port or --listen-host"
@@ -208,6 +224,19 @@ def _reach(reach: ReachReport | PortTaken | Unread | None) -> Finding:
         return Finding(name, Level.OK, found)
     fix = f"announce that address: --announce-host {reach.seen_as} --listen-port {reach.port}"
     return Finding(name, Level.WARN, f"{found}, which is a router's address", fix)
+
+
+def _own_peer(own: OwnPeer) -> Finding:
+    name = "reachable"
+    ports = " and ".join(
+        f"TCP {port} ({use})" for port, use in ((own.port, "peers"), (own.bulk_port, "weights and data")) if port
+    )
+    if not own.is_outbound_only:
+        found = f"the peer that runs here listens on {ports or 'ports of its own'}; the host can try them only while it is stopped"
+        return Finding(name, Level.OK, found)
+    found = f"others cannot connect to the peer that runs here, which listens on {ports or 'ports of its own'}"
+    fix = "end it and run potluck doctor again, which says what to open; or let it be: the work counts in full all the same"
+    return Finding(name, Level.WARN, found, fix)
 
 
 def _bulk(bulk: ReachReport | PortTaken | Unread) -> Finding:

@@ -23,7 +23,17 @@ from averaging.network.seams.asyncio_thread import open_asyncio_thread, open_pla
 from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.listening import bind_listeners, listen_addresses
 from averaging.release import installed_release
-from peer.checks.host_core import Answer, Flow, HostReadings, HostRefusal, Line, NoAnswer, PortTaken, ReachReport
+from peer.checks.host_core import (
+    Answer,
+    Flow,
+    HostReadings,
+    HostRefusal,
+    Line,
+    NoAnswer,
+    OwnPeer,
+    PortTaken,
+    ReachReport,
+)
 from peer.checks.machine_core import Unread
 from peer.membership.addresses import bulk_port
 from peer.membership.coordinator_client import (
@@ -35,8 +45,10 @@ from peer.membership.coordinator_client import (
 )
 from peer.membership.host_ways import AsMember, HostWays, host_ways
 from peer.membership.host_ways_core import Tried, data_ports, host_in, peer_ports
+from peer.membership.kept_addresses import read_kept, with_kept
 from peer.membership.saved_membership import is_known, last_run_folder, load_membership, run_folder
 from peer.settings.config import PeerConfig
+from peer.status.local_view import read_daemon
 from protocol.errors import CallTimeout, MachineError, PotluckError, RefusedError, RemoteProtocolError, VersionError
 from protocol.host.calls import DIAL_BACK_NONCE_BYTES, MAX_PROBE_BYTES, MAX_PROBE_DOWN_BYTES, MAX_PROBE_UP_BYTES
 from protocol.identity.envelope import first_sequence, next_session
@@ -119,12 +131,23 @@ def _known_way(config: PeerConfig, folder: Path) -> Way | None:
 
 
 def read_host(config: PeerConfig, invite_text: str) -> HostReadings | None:
-    """Take all readings; None without an invite and a last run. Blocks for ALL_WITHIN_S at most."""
+    """Take all readings, on the ports that the peer uses; None without an invite and a last run. Blocks for ALL_WITHIN_S at most."""
     try:
         way = find_way(config, invite_text)
     except PotluckError as error:
         return HostReadings(_no_answer(error, is_needed=True))
-    return None if way is None else trio.run(_read, config, way)
+    return None if way is None else trio.run(_read, with_kept(config), way, own_peer(config))
+
+
+def own_peer(config: PeerConfig) -> OwnPeer | None:
+    """The peer of this state folder, if it runs and takes connections. Blocks for some seconds at most."""
+    if config.no_listen:
+        return None
+    view = read_daemon(config.state_dir)
+    if not view.is_running:
+        return None
+    kept = read_kept(config.state_dir)
+    return OwnPeer(kept.listen_port, kept.bulk_port, view.status.get("is_outbound_only") is True)
 
 
 def _no_answer(error: PotluckError, *, is_needed: bool) -> NoAnswer:
@@ -136,7 +159,7 @@ def _cause(error: PotluckError) -> str:
     return type(error)(error.found, error.expected).one_line()
 
 
-async def _read(config: PeerConfig, way: Way) -> HostReadings:
+async def _read(config: PeerConfig, way: Way, own: OwnPeer | None) -> HostReadings:
     """Ask the host and try its other ports, both at once."""
     tried = list[Tried]()
 
@@ -146,18 +169,18 @@ async def _read(config: PeerConfig, way: Way) -> HostReadings:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(try_ways)
-        readings = await _read_host(config, way)
+        readings = await _read_host(config, way, own)
     return replace(readings, ways=tuple(tried))
 
 
-async def _read_host(config: PeerConfig, way: Way) -> HostReadings:
+async def _read_host(config: PeerConfig, way: Way, own: OwnPeer | None) -> HostReadings:
     with trio.move_on_after(ALL_WITHIN_S):
-        return await _ask(config, way)
+        return await _ask(config, way, own)
     late = CallTimeout(f"no answer from the host within {ALL_WITHIN_S:.0f} s", "", "try again later")
     return HostReadings(_no_answer(late, is_needed=way.is_needed))
 
 
-async def _ask(config: PeerConfig, way: Way) -> HostReadings:
+async def _ask(config: PeerConfig, way: Way, own: OwnPeer | None) -> HostReadings:
     caller = Caller(way.identity, _next_sequence, SystemClock())
     try:
         async with (
@@ -166,8 +189,8 @@ async def _ask(config: PeerConfig, way: Way) -> HostReadings:
         ):
             answer = await _greet(way, client)
             try:
-                reach = await reach_of(config, way.proof, client)
-                bulk = await _bulk_reach_of(config, way.proof, client, reach)
+                reach = own or await reach_of(config, way.proof, client)
+                bulk = None if isinstance(reach, OwnPeer) else await _bulk_reach_of(config, way.proof, client, reach)
                 line = await _line(way.proof, client)
                 return HostReadings(answer, reach, line, bulk=bulk, needed_bits_per_s=way.needed_bits_per_s)
             except RefusedError as error:

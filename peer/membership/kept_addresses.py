@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -30,6 +30,7 @@ class KeptAddresses(BaseModel):
 
     announce_host: HostName = ""
     listen_port: _KeptPort = 0
+    bulk_port: _KeptPort = 0
     http_port: _KeptPort = 0
 
 
@@ -56,9 +57,17 @@ def with_kept(config: PeerConfig) -> PeerConfig:
     announces = bool(changes.get("announce_host", config.announce_host))
     if not config.listen_port and kept.listen_port and (announces or _is_free(config.listen_host, kept.listen_port)):
         changes["listen_port"] = kept.listen_port
+    if _is_bulk_kept(config, kept, changes) and _is_free(config.listen_host, kept.bulk_port):
+        changes["bulk_port"] = kept.bulk_port
     if not config.http_port and kept.http_port and _is_free(config.http_host, kept.http_port):
         changes["http_port"] = kept.http_port
     return config.model_copy(update=changes) if changes else config
+
+
+def _is_bulk_kept(config: PeerConfig, kept: KeptAddresses, changes: Mapping[str, object]) -> bool:
+    """Whether the port of weights and data is that of the last start. Beside a port that the owner gives it is the next one."""
+    follows_given = config.bulk_port is None and "listen_port" not in changes
+    return bool(kept.bulk_port) and not config.bulk_port and not follows_given and not config.no_listen
 
 
 def _is_free(host: str, port: int) -> bool:
@@ -68,15 +77,18 @@ def _is_free(host: str, port: int) -> bool:
         return False
 
 
-def keep(config: PeerConfig, addresses: Sequence[str], http_port: int) -> KeptAddresses:
-    """Remember what is in use: `addresses`, our multiaddresses, and the port of the status page. Blocks.
+def keep(config: PeerConfig, addresses: Sequence[str], bulk_port: int, http_port: int) -> KeptAddresses:
+    """Remember what is in use: `addresses`, our multiaddresses, the port of weights and data, 0 for none, and that of the status page.
+    Blocks.
 
     Returns:
         What was remembered. A failure to write is logged, since a start without it works, too.
     """
+    before = read_kept(config.state_dir)
     kept = KeptAddresses(
         announce_host=config.announce_host,
-        listen_port=listening_port(addresses) or config.listen_port or read_kept(config.state_dir).listen_port,
+        listen_port=listening_port(addresses) or config.listen_port or before.listen_port,
+        bulk_port=bulk_port or before.bulk_port,
         http_port=http_port,
     )
     path = config.state_dir / FILE_NAME
@@ -100,8 +112,8 @@ def listening_port(addresses: Sequence[str]) -> int:
 
 async def keep_addresses(config: PeerConfig, network: Network, http_port: int) -> str:
     """Remember the addresses in use. Returns the line about the TCP ports for the owner."""
-    kept = await trio.to_thread.run_sync(keep, config, network.addresses(), http_port)
     bulk_port = next((address.port for address in network.bulk_addresses()), 0)
+    kept = await trio.to_thread.run_sync(keep, config, network.addresses(), bulk_port, http_port)
     named = [(0 if config.no_listen else kept.listen_port, "peers"), (bulk_port, "weights and data")]
     ports = [f"{port} ({purpose})" for port, purpose in (*named, (http_port, "status page")) if port]
     return f"ports: TCP {', '.join(ports)}"

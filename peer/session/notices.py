@@ -31,7 +31,9 @@ def notices_of(life: PeerSession) -> AbstractAsyncContextManager[None]:
 def noticed(sources: Sources) -> Sequence[Condition]:
     """All conditions that hold now."""
     disk = sources.disk
-    full_disk = full_disk_sentence(disk.folder) if disk is not None and disk.is_full else ""
+    full_disk = (
+        full_disk_sentence(disk.folder, disk.needed_bytes, disk.free_bytes) if disk is not None and disk.is_full else ""
+    )
     return peer_conditions(status_of(sources), sources.board.allowed, full_disk)
 
 

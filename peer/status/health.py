@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from averaging.rounds.lineage.round_reports import RoundReport, StateDiffers, StateHealed, TaskFailed
-from averaging.storage.full_disk import full_disk_sentence, is_of_full_disk
+from averaging.storage.full_disk import FULL_BYTES, full_disk_sentence, is_of_full_disk, still_refuses
 from protocol.ids import CommitId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.tables import duration
@@ -24,8 +24,29 @@ SHOWN_S: Final = 3600.0
 """A refused write is shown for this long. It is retried with the next round, which may be an hour away."""
 
 
-FULL_SHOWN_S: Final = 600.0
-"""A full disk is shown for this long after it last refused: it refuses with every round until there is room."""
+@dataclass(frozen=True, slots=True)
+class DiskSight:
+    """The disk of the state folder as it was last seen.
+
+    Attributes:
+        folder: the state folder.
+        needed_bytes: the room that its states, updates and log may still take.
+        free_bytes: its free room; None if it is not known.
+    """
+
+    folder: Path
+    needed_bytes: int = 0
+    free_bytes: int | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether not even a log can grow on it."""
+        return self.free_bytes is not None and self.free_bytes < FULL_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        """Whether all that may still come fits."""
+        return self.free_bytes is not None and self.free_bytes >= max(FULL_BYTES, self.needed_bytes)
 
 
 @dataclass
@@ -55,22 +76,23 @@ class HealthNotes:
             case StateHealed():
                 self.differs = ""
 
-    def sentence(self, refused: Sequence[str], now_s: float, folder: Path, *, is_full: bool = False) -> str:
+    def sentence(self, refused: Sequence[str], now_s: float, disk: DiskSight) -> str:
         """All problems in one line, empty if there are none. A full disk is told once, however many writes it refused.
 
         Args:
             refused: per unit, why the last generation was not written.
             now_s: monotonic seconds.
-            folder: the state folder.
-            is_full: whether its disk was found full.
+            disk: the disk of the state folder as it was last seen.
         """
-        shown_s = FULL_SHOWN_S if is_of_full_disk(self.refusal) else SHOWN_S
-        is_new = self.refusal and now_s - self.refused_s < shown_s
+        ago_s = now_s - self.refused_s
+        is_new = self.refusal and ago_s < SHOWN_S
+        if is_of_full_disk(self.refusal):
+            is_new = still_refuses(self.refusal, ago_s, has_room=disk.has_room)
         reasons = dict.fromkeys([*([self.refusal] if is_new else []), *filter(None, refused)])
         others = [f"the disk refuses: {reason}" for reason in reasons if not is_of_full_disk(reason)]
-        has_no_room = is_full or len(others) < len(reasons)
-        sentences = [*([full_disk_sentence(folder)] if has_no_room else []), *others]
-        return "; ".join(filter(None, [self.closed_ports, *sentences, self.differs]))
+        is_full = disk.is_full or len(others) < len(reasons)
+        full = [full_disk_sentence(disk.folder, disk.needed_bytes, disk.free_bytes)] if is_full else []
+        return "; ".join(filter(None, [*full, self.closed_ports, *others, self.differs]))
 
 
 OFFLINE_AFTER_S: Final = 30.0

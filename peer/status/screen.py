@@ -12,9 +12,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from averaging.host.live_screen import bars_of, rows_of_text, run_daemon_screen
+from averaging.storage.full_disk import ROOM_AGAIN
 from peer.status.status import PeerStatus
 from peer.status.status_text import (
     ending,
+    is_disk_full,
     next_round,
     of_the_run,
     progress,
@@ -34,7 +36,7 @@ PLAIN_SILENCE_S = 600.0
 PLAIN_PROGRESS_S = 60.0
 """Interval of lines on the progress of a wait, such as a download. Nothing is said twice within this time."""
 
-_NUMBERS: Final = re.compile(r"[0-9][0-9.,]*")
+_NUMBERS: Final = re.compile(r"[0-9][0-9.,]*( [kMGT]?B)?")
 
 
 async def run_screen(read_status: Callable[[], PeerStatus], *, mode: str, console: Console | None = None) -> None:
@@ -52,7 +54,7 @@ class PlainLines:
         self._round: int | None = None
         self._unusual: frozenset[str] = frozenset()
         self._said_at_s: dict[str, float] = {}
-        self._said_s, self._reason = 0.0, ""
+        self._said_s, self._reason, self._was_full = 0.0, "", False
 
     def of(self, status: PeerStatus, now_s: float) -> Sequence[str]:
         """The lines to print now; a change that only moves numbers is none."""
@@ -65,6 +67,9 @@ class PlainLines:
             if now_s - self._said_at_s.get(key, -inf) >= PLAIN_PROGRESS_S
         ]
         self._said_at_s |= dict.fromkeys(new, now_s)
+        if self._was_full and not is_disk_full(status):
+            lines.append(f"{status.name}: {ROOM_AGAIN}")
+        self._was_full = is_disk_full(status)
         state = f"{status.state} {'' if status.state == 'training' else _NUMBERS.sub('#', status.reason)}"
         if newest is not None and newest.index != self._round and self._round is not None:
             lines.append(f"{status.name}: {round_line(status)}")

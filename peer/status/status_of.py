@@ -12,7 +12,7 @@ from averaging.network.seams.interfaces import Trainer
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.disk_room import DiskMeter
 from peer.membership.credential_cache import CredentialCache
-from peer.status.health import OFFLINE_AFTER_S, offline_sentence
+from peer.status.health import OFFLINE_AFTER_S, DiskSight, offline_sentence
 from peer.status.round_progress import round_progress
 from peer.status.status import LaneStatus, PeerStatus, UnitPlace
 from peer.status.status_board import StatusBoard
@@ -240,13 +240,18 @@ def _of_disk(sources: Sources) -> dict[str, object]:
     return {"disk_free_bytes": room.free_bytes, "disk_all_bytes": room.all_bytes}
 
 
+def _free_bytes(sources: Sources) -> int | None:
+    room = sources.disk.room if sources.disk is not None else None
+    return None if room is None else room.free_bytes
+
+
 def _of_trouble(sources: Sources) -> dict[str, object]:
     board = sources.board
     services = (sources.service, *sources.others) if sources.service is not None else ()
     kept = [service.chain.tools.generations for service in services]
-    disk, folder = sources.disk, sources.disk.folder if sources.disk is not None else Path()
-    is_full = disk is not None and disk.is_full
-    health = board.health.sentence([each.refused for each in kept], board.clock.monotonic_s(), folder, is_full=is_full)
+    left_bytes = sum(service.chain.disk_bound_bytes for service in services) - board.disk_bytes
+    disk = DiskSight(sources.disk.folder if sources.disk is not None else Path(), left_bytes, _free_bytes(sources))
+    health = board.health.sentence([each.refused for each in kept], board.clock.monotonic_s(), disk)
     return {
         "trouble": "; ".join(filter(None, (health, board.convicted.sentence))),
         "writes_refused": board.health.num_refused + sum(each.num_refused for each in kept),

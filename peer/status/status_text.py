@@ -67,7 +67,7 @@ def unusual(status: PeerStatus) -> list[str]:
 
 def is_disk_full(status: PeerStatus) -> bool:
     """Whether the disk is full. Its consequences are not told beside it."""
-    return status.trouble.startswith("the disk of ") and " is full" in status.trouble
+    return status.trouble.startswith("the disk at ") and " is full: " in status.trouble
 
 
 def _is_worker_away(status: PeerStatus) -> bool:

@@ -54,7 +54,7 @@ def test_example_of_settings_is_accepted_once_its_lines_are_taken_in(
 @pytest.mark.parametrize("target", TARGETS)
 def test_target_runs_as_nobody_else_and_ends_with_a_goodbye(target: str) -> None:
     lines = stages()[target]
-    assert [rest for word, rest in lines if word == "USER"] == ["10001:10001"]
+    assert [rest for word, rest in lines if word == "USER"][-1] == "10001:10001"
     assert [rest for word, rest in lines if word == "STOPSIGNAL"] == ["SIGTERM"]
     assert [rest for word, rest in lines if word == "VOLUME"] == ["/state"]
     assert [rest for word, rest in lines if word == "ENTRYPOINT"] == ['["tini", "--", "potluck"]']
@@ -87,6 +87,20 @@ def test_host_has_what_parquet_files_and_data_sets_need_and_a_peer_does_not() ->
         (source,) = re.findall(r"--from=(\S+)", copied)
         assert ("-r requirements-hf.txt" in installed[source]) == (target == "coordinator"), target
         assert "-r requirements.txt" in installed[source], target
+
+
+def test_only_a_peer_with_a_card_has_a_compiler_and_compiles_into_the_volume_of_its_state() -> None:
+    for target in TARGETS:
+        ran = " ".join(rest for word, rest in stages()[target] if word == "RUN")
+        assert (" gcc libc6-dev " in ran) == (target == "peer-gpu"), target
+    given = " ".join(rest for word, rest in stages()["peer-gpu"] if word == "ENV").split()
+    variables = dict(each.split("=", 1) for each in given)
+    service = services()["peer-gpu"]
+    for name in ("TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        assert variables[name].startswith("/state/"), "the root is read-only, and /tmp in memory loads no code"
+        assert service["environment"][name] == variables[name]
+    assert service["tmpfs"] == ["/tmp"]
+    assert "peer-gpu-state:/state" in service["volumes"]
 
 
 def test_no_secret_is_in_a_layer() -> None:

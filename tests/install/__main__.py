@@ -49,7 +49,7 @@ def _check(given: argparse.Namespace, folder: Path) -> list[str]:
         return try_floors(folder, given.python or FLOORS_PYTHON, sources)
     if given.check == "images":
         return try_images(folder, given.target or list(TARGETS), sources)
-    return try_wheels(folder, given.python or list(PYTHONS), sources, given.installer)
+    return try_wheels(folder, given.python or list(PYTHONS), sources, given.installer, given.built)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "wheels":
             versions = ", ".join(PYTHONS)
             check.add_argument("--python", action="append", help=f"as often as wanted; {versions} if not given")
+            check.add_argument("--built", type=Path, help="a folder with a release, for a machine without a compiler")
             check.add_argument("--installer", choices=("pip", "uv"), default="pip", help="uv unpacks large wheels once")
         if name == "images":
             check.add_argument(

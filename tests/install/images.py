@@ -24,7 +24,19 @@ MIRROR: Final = "http://deb.debian.org/debian"
 CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 UID: Final = 10001
 ABSENT: Final = ("gcc", "cc", "make", "git", "curl", "wget", "pip")
-"""Programs that no image may have on its PATH."""
+"""Programs that no image may have on its PATH, but for the compiler of a peer with a card."""
+
+_COMPILES: Final = """
+import ctypes, os, pathlib, subprocess, sysconfig, tempfile
+source = pathlib.Path(tempfile.mkdtemp()) / "kernel.c"
+source.write_text("#include <Python.h>\\nint seven(void) { return 7; }")
+cached = pathlib.Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.so"
+cached.parent.mkdir(parents=True, exist_ok=True)
+include = sysconfig.get_path("include")
+subprocess.run([os.environ["CC"], "-shared", "-fPIC", f"-I{include}", source, "-o", cached], check=True)
+print(source.parent.parent, ctypes.CDLL(cached).seven())
+"""
+"""Does what Triton does for a kernel: C that includes Python.h is compiled, kept and loaded."""
 
 NOT_TRIED: Final = (
     "docker build and compose, ports, networks between containers, a read-only root, the health check by a container's runtime",
@@ -94,15 +106,18 @@ def make_base(buildah: Buildah, folder: Path) -> None:
 
 
 def build_words(target: str, folder: Path, sources: Sources) -> list[str]:
-    """The command `build` for a target. Packages come as this machine's pip has them; folders of wheels are mounted for the build."""
-    pipconf = folder / "pip.conf"
-    folders = "".join(f"\n    {path}" for path in sources.find_links)
+    """The command `build` for a target. Packages come as this machine's pip has them; folders of wheels are mounted for the build. A
+    peer with a card takes the registry's torch, which has CUDA.
+    """
+    wheels = () if target == "peer-gpu" else sources.find_links
+    pipconf = folder / f"{target}-pip.conf"
+    folders = "".join(f"\n    {path}" for path in wheels)
     pipconf.write_text(
         f"[global]\ncert = {CERTIFICATES}\n" + (f"find-links ={folders}\n" if folders else ""), encoding="utf8"
     )
     words = ["build", "--layers", "--build-arg", f"BASE={BASE}", "--secret", f"id=pipconf,src={pipconf}"]
-    words += ["--build-arg", "TORCH_INDEX="] if sources.find_links else []
-    words += [word for path in sources.find_links for word in ("--volume", f"{path}:{path}:ro")]
+    words += ["--build-arg", "TORCH_INDEX="] if wheels else []
+    words += [word for path in wheels for word in ("--volume", f"{path}:{path}:ro")]
     return [
         *words,
         "--file",
@@ -118,7 +133,8 @@ def build_words(target: str, folder: Path, sources: Sources) -> list[str]:
 def _looked_into(buildah: Buildah, target: str) -> Iterator[str]:
     container = buildah.start(f"localhost/potluck:{target}")
     try:
-        asked = "; ".join(f"command -v {name}" for name in ABSENT)
+        absent = [name for name in ABSENT if target != "peer-gpu" or name not in ("gcc", "cc")]
+        asked = "; ".join(f"command -v {name}" for name in absent)
         found = buildah("run", container, "--", "sh", "-c", f"{asked}; true").split()
         strange = [path for path in found if not path.startswith("/opt/potluck/")]
         if strange:
@@ -130,8 +146,12 @@ def _looked_into(buildah: Buildah, target: str) -> Iterator[str]:
         said = buildah("run", container, "--", "python", "-c", codecs)
         if said.strip() != "compiled":
             yield f"codecs: {said.strip()}"
+        if target == "peer-gpu":
+            said = buildah("run", container, "--", "python", "-c", _COMPILES)
+            if said.split() != ["/state/tmp", "7"]:
+                yield f"the compiler: {said.strip()}"
         say(
-            f"  {target} runs as {UID}, with compiled codecs and none of {', '.join(ABSENT)} beside the environment's own"
+            f"  {target} runs as {UID}, with compiled codecs and none of {', '.join(absent)} beside the environment's own"
         )
     finally:
         buildah("rm", container)

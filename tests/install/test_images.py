@@ -23,12 +23,18 @@ def test_folder_of_wheels_is_mounted_for_the_build_and_named_to_pip(tmp_path: Pa
         "/more:/more:ro",
     ]
     assert "TORCH_INDEX=" in words
-    assert "find-links =\n    /wheels\n    /more\n" in (tmp_path / "pip.conf").read_text()
+    assert "find-links =\n    /wheels\n    /more\n" in (tmp_path / "peer-cpu-pip.conf").read_text()
 
 
 def test_without_a_folder_of_wheels_torch_comes_from_where_the_dockerfile_has_it(tmp_path: Path) -> None:
     assert not [word for word in build_words("peer-cpu", tmp_path, Sources()) if word.startswith("TORCH_INDEX")]
-    assert "find-links" not in (tmp_path / "pip.conf").read_text()
+    assert "find-links" not in (tmp_path / "peer-cpu-pip.conf").read_text()
+
+
+def test_peer_with_a_card_takes_the_torch_of_the_registry(tmp_path: Path) -> None:
+    words = build_words("peer-gpu", tmp_path, Sources((Path("/wheels"),)))
+    assert not [word for word in words if word == "--volume" or word.startswith("TORCH_INDEX")]
+    assert "find-links" not in (tmp_path / "peer-gpu-pip.conf").read_text()
 
 
 def test_run_of_one_round_is_a_run_whose_files_are_beside_it(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.install.release import LIBRARY, NEEDED, names_in, problems_of, rooms
-from tests.install.running import ROOT
+from tests.install.release import LIBRARY, NEEDED, names_in, problems_of, release_in, rooms
+from tests.install.running import ROOT, Failed
 
 COMPILED = "potluck_train-0.1.0-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl"
 PURE = "potluck_train-0.1.0-py3-none-any.whl"
@@ -63,6 +63,13 @@ def test_names_are_those_of_the_files_in_either_archive(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as source:
         source.add(tmp_path / "a.py", "x-1.0/peer/a.py")
     assert names_in(tmp_path / "x.whl") == names_in(tmp_path / "x.tar.gz") == ["peer/a.py"]
+
+
+def test_release_that_lacks_a_file_is_none(tmp_path: Path) -> None:
+    for name in (SDIST, COMPILED):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(Failed, match=r"0 files \*-any\.whl in "):
+        release_in(tmp_path)
 
 
 def test_neither_archive_takes_the_tests_and_both_take_the_rooms() -> None:

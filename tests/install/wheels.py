@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.install.one_round import one_host, write_run_of_one_round
-from tests.install.release import Release, build_release, problems_of
+from tests.install.release import Release, build_release, problems_of, release_in
 from tests.install.running import (
     INSTALL_LIMIT_S,
     Failed,
@@ -39,30 +39,35 @@ print(json.dumps({"files": [str(path) for path in files("potluck-train")], "code
 """
 
 
-def try_wheels(folder: Path, pythons: Sequence[str], sources: Sources, installer: str) -> list[str]:
-    """Build the release and try each file on each Python. Returns what failed; says which Pythons could not be had."""
-    release = build_release(folder / "dist")
-    say(*(f"built {path.name}" for path in release))
+def try_wheels(
+    folder: Path, pythons: Sequence[str], sources: Sources, installer: str, built: Path | None = None
+) -> list[str]:
+    """Try each file of the release on each Python. Returns what failed; says which Pythons could not be had. The release is built, or
+    is in the folder `built`.
+    """
+    release = build_release(folder / "dist") if built is None else release_in(built)
+    say(*(f"{'built' if built is None else 'found'} {path.name}" for path in release))
     problems: list[str] = []
-    missing = []
-    for wanted in pythons:
-        python = find_python(wanted)
-        if python is None:
-            missing.append(wanted)
-            continue
+    found = {wanted: find_python(wanted) for wanted in pythons}
+    there = [python for python in found.values() if python is not None]
+    kept: Path | None = None
+    for python in there:
         version = run([python, "-c", "import platform; print(platform.python_version())"]).strip()
         for archive in (release.compiled, release.sdist):
             name = f"Python {version}, {'wheel' if archive is release.compiled else 'sdist'}"
             say(f"== {name}")
             at = folder / version / archive.suffix.lstrip(".")
-            problems += [f"{name}: {problem}" for problem in _caught(_trial(at, python, archive, sources, installer))]
-    say(*(f"NOT TRIED: Python {wanted} is not on this machine" for wanted in missing))
-    if len(missing) == len(pythons):
-        problems.append("no Python was tried")
-    else:
-        problems += _caught(_pure_trial(folder / "pure", folder, release))
-        problems += _caught(_run_by_uvx(folder / "uvx", release, sources))
-    return problems
+            failed = [f"{name}: {problem}" for problem in _caught(_trial(at, python, archive, sources, installer))]
+            problems += failed
+            if kept is None:
+                kept = at / "env/bin/python"
+            elif not failed:
+                shutil.rmtree(at / "env")  # torch with CUDA is large
+    say(*(f"NOT TRIED: Python {wanted} is not on this machine" for wanted, python in found.items() if python is None))
+    if kept is None:
+        return [*problems, "no Python was tried"]
+    problems += _caught(_pure_trial(folder / "pure", kept, release))
+    return problems + _caught(_run_by_uvx(folder / "uvx", there[0], release, sources))
 
 
 def _caught(trial: Iterator[str]) -> list[str]:
@@ -78,7 +83,7 @@ def _caught(trial: Iterator[str]) -> list[str]:
 def _trial(folder: Path, interpreter: Path, archive: Path, sources: Sources, installer: str) -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
     python = new_environment(folder / "env", interpreter, with_pip=installer == "pip")
-    environment = bare(python, folder / "home")
+    environment = {"PIP_CACHE_DIR": str(folder.parent.parent / "pip-cache"), **bare(python, folder / "home")}
     pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
     if installer == "uv":
         pip = [uv(), "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
@@ -129,17 +134,16 @@ def _demo(python: Path, folder: Path, environment: Mapping[str, str]) -> Iterato
         yield "the demo committed no round"
 
 
-def _pure_trial(folder: Path, tried: Path, release: Release) -> Iterator[str]:
-    """The pure wheel in place of the compiled one, in the first environment that has all it depends on."""
+def _pure_trial(folder: Path, python: Path, release: Release) -> Iterator[str]:
+    """The pure wheel in place of the compiled one, in an environment that has all it depends on."""
     say("== the pure wheel")
-    python = next(iter(sorted(tried.glob("*/whl/env/bin/python"))))
     environment = bare(python, folder / "home")
     replace = [uv(), "pip", "install", "--quiet", "--no-deps", "--reinstall", "--python", python, release.pure]
     run(replace, environment={**os.environ, "PATH": environment["PATH"]})
     yield from _installed(python, environment, is_compiled=False)
 
 
-def _run_by_uvx(folder: Path, release: Release, sources: Sources) -> Iterator[str]:
+def _run_by_uvx(folder: Path, interpreter: Path, release: Release, sources: Sources) -> Iterator[str]:
     """`uvx --from WHEEL potluck ...`, without an environment that anybody made."""
     say("== uvx")
     home = folder / "home"
@@ -151,7 +155,7 @@ def _run_by_uvx(folder: Path, release: Release, sources: Sources) -> Iterator[st
         "tool",
         "run",
         "--python",
-        PYTHONS[0],
+        interpreter,
         "--constraints",
         constraint,
         *sources.flags(),

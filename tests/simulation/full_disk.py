@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from averaging.state.unit_log import LOG_NAME
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
+from peer.status.health import DiskSight
 from protocol.errors import RemoteProtocolError
 from protocol.rounds.messages.messages import Ack, Promise
 from protocol.rounds.messages.wire import decode_message
@@ -74,7 +75,7 @@ async def _check_reported(world: World, node: Node) -> None:
 def reported_of(node: Node) -> str:
     """The trouble in its status, as the status page makes it."""
     refused = [service.chain.tools.generations.refused for service in node.services.values()]
-    return node.trouble.sentence(refused, node.clock.monotonic_s(), Path("state"))
+    return node.trouble.sentence(refused, node.clock.monotonic_s(), DiskSight(Path("state")))
 
 
 def check_reported_vote(who: str, disk: BoundedDisk, payload: bytes, spine: str) -> None:

@@ -18,7 +18,7 @@ from protocol.ids import CommitId
 from tests.coordinator.progress.test_run_view import A, picture, timed
 
 LOSSES = (LossPoint("train", 2, 600, 1.386294, A), LossPoint("heldout", 2, 600, 1.386294, A))
-FULL = "the disk of /state is full: free some space"
+FULL = "the disk at /state is full: 8.0 MB needed, 1.0 MB free; free space and it goes on"
 
 
 def _own(each: TimedRound) -> TimedRound:
@@ -65,17 +65,18 @@ def test_plain_output_is_one_line_a_round_with_members_loss_and_progress() -> No
         for _ in range(4):
             shown = picture(rounds[:number], LOSSES)
             book.note(shown, 100.0, 1000)
-            said += lines.of(_view(shown, tuple(book.newest(100))))
+            said += lines.of(_view(shown, tuple(book.newest(100))), 100.0)
     first, second = said
     assert first.startswith("round 2: 2 counted")
     assert first.endswith("; training loss 2.000, held-out loss 2.000, 60% of the run, 13 s to go")
     assert second.startswith("round 3: ")
 
 
-def test_full_disk_is_told_once_while_it_lasts() -> None:
-    lines = PlainLines()
-    said = [line for trouble in ("", FULL, FULL, "", FULL) for line in lines.of(_view(picture(), trouble=trouble))]
-    assert said == [FULL, FULL]
+def test_full_disk_is_told_once_while_it_lasts_and_once_a_minute_at_most() -> None:
+    lines, less = PlainLines(), FULL.replace("1.0 MB free", "999.0 kB free")
+    seen = ((0, ""), (1, FULL), (2, less), (20, ""), (21, FULL), (22, ""), (61, less))
+    said = [line for now_s, trouble in seen for line in lines.of(_view(picture(), trouble=trouble), float(now_s))]
+    assert said == [FULL, "the disk has room again", "the disk has room again", less]
 
 
 async def test_piped_host_prints_the_lines(autojump_clock: trio.testing.MockClock) -> None:

@@ -14,6 +14,7 @@ from peer.checks.host_core import (
     HostRefusal,
     Line,
     NoAnswer,
+    OwnPeer,
     PortTaken,
     ReachReport,
     judge_host,
@@ -164,6 +165,13 @@ def test_port_for_weights_and_data(bulk: ReachReport | PortTaken, level: Level, 
     found = find(replace(FINE, bulk=bulk), "bulk")
     assert found.level is level
     assert says in f"{found.found}; {found.fix}"
+
+
+@pytest.mark.parametrize(("is_outbound_only", "level"), [(False, Level.OK), (True, Level.WARN)])
+def test_peer_that_runs_here_is_named_with_its_ports(is_outbound_only: bool, level: Level) -> None:
+    found = find(replace(FINE, reach=OwnPeer(4001, 4007, is_outbound_only)), "reachable")
+    assert found.level is level
+    assert "listens on TCP 4001 (peers) and TCP 4007 (weights and data)" in found.found
 
 
 def test_port_for_weights_and_data_is_not_told_where_nobody_can_connect_anyway() -> None:

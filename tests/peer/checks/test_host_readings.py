@@ -10,11 +10,14 @@ import pytest
 import trio
 import trio.testing
 
+from averaging.host.daemon_views import DaemonView
 from averaging.network.seams.clocks import SystemClock
+from peer.checks import host_readings
 from peer.checks.doctor import run_doctor
-from peer.checks.host_core import Answer, HostReadings, Line, NoAnswer, PortTaken, ReachReport
+from peer.checks.host_core import Answer, HostReadings, Line, NoAnswer, OwnPeer, PortTaken, ReachReport
 from peer.checks.host_readings import read_host
 from peer.checks.machine_core import Unread
+from peer.membership.kept_addresses import keep
 from peer.membership.saved_membership import SavedMembership, run_folder, save_membership
 from peer.settings.config import PeerConfig
 from protocol.host.calls import decode_admit_reply
@@ -108,6 +111,34 @@ async def test_run_that_was_joined_is_known_without_an_invite_and_nothing_of_it_
         assert isinstance(readings.line, Line)
         assert isinstance((await ask(config(tmp_path), invite(host, free_address(), secret=bytes(16)))).answer, Answer)
         assert files_of(tmp_path / "peer") == before
+
+
+async def test_ports_are_those_that_the_peer_kept(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (host, _, address):
+        await join_before(host, address, tmp_path / "peer")
+        port, bulk = (int(free_address().rpartition(":")[2]) for _ in range(2))
+        keep(config(tmp_path), (f"/ip4/127.0.0.1/tcp/{port}/p2p/me",), bulk, 0)
+        readings = await ask(config(tmp_path), "")
+        assert isinstance(readings.reach, ReachReport)
+        assert isinstance(readings.bulk, ReachReport)
+        assert (readings.reach.port, readings.bulk.port) == (port, bulk)
+
+
+async def test_peer_that_runs_has_its_ports_and_no_other_is_tried_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        host_readings,
+        "read_daemon",
+        lambda folder: DaemonView("peer", str(folder), is_running=True, note="", status={"is_outbound_only": True}),
+    )
+    async with serving(tmp_path) as (host, _, address):
+        await join_before(host, address, tmp_path / "peer")
+        with socket.create_server(("127.0.0.1", 0)) as peers, socket.create_server(("127.0.0.1", 0)) as data:
+            port, bulk = peers.getsockname()[1], data.getsockname()[1]
+            keep(config(tmp_path), (f"/ip4/127.0.0.1/tcp/{port}/p2p/me",), bulk, 0)
+            readings = await ask(config(tmp_path), "")
+        assert (readings.reach, readings.bulk) == (OwnPeer(port, bulk, is_outbound_only=True), None)
 
 
 async def test_port_that_is_taken_and_no_listening_are_told(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def _free_port() -> int:
 def test_ports_and_name_of_the_last_start_are_taken_again(tmp_path: Path) -> None:
     port, page = _free_port(), _free_port()
     given = _config(tmp_path, listen_port=port, announce_host="box.example.org")
-    keep(given, (f"/dns/box.example.org/tcp/{port}/p2p/me",), page)
+    keep(given, (f"/dns/box.example.org/tcp/{port}/p2p/me",), 0, page)
     again = with_kept(_config(tmp_path))
     assert (again.listen_port, again.http_port, again.announce_host) == (port, page, "box.example.org")
     assert with_kept(_config(tmp_path, announce_host="")).announce_host == ""
@@ -30,12 +30,31 @@ def test_ports_and_name_of_the_last_start_are_taken_again(tmp_path: Path) -> Non
     assert (other.listen_port, other.http_port, other.announce_host) == (4001, 4003, "other.example")
 
 
+def test_port_of_weights_and_data_is_taken_again_but_not_beside_a_port_that_the_owner_gives(tmp_path: Path) -> None:
+    port, bulk = _free_port(), _free_port()
+    keep(_config(tmp_path), (f"/ip4/127.0.0.1/tcp/{port}/p2p/me",), bulk, 7)
+    again = with_kept(_config(tmp_path))
+    assert (again.listen_port, again.bulk_port) == (port, bulk)
+    assert with_kept(_config(tmp_path, bulk_port=0)).bulk_port == bulk
+    assert with_kept(_config(tmp_path, listen_port=port)).bulk_port is None, "the port after it, as ever"
+    assert with_kept(_config(tmp_path, bulk_port=4002)).bulk_port == 4002
+
+
+def test_file_of_an_earlier_release_names_no_port_of_weights_and_data(tmp_path: Path) -> None:
+    port = _free_port()
+    (tmp_path / FILE_NAME).write_text(
+        f'{{"announce_host": "", "listen_port": {port}, "http_port": 0}}', encoding="utf8"
+    )
+    again = with_kept(_config(tmp_path))
+    assert (again.listen_port, again.bulk_port) == (port, None)
+
+
 def test_kept_port_that_is_in_use_is_left_unless_a_name_is_announced_with_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        keep(_config(tmp_path), (f"/ip4/127.0.0.1/tcp/{port}/p2p/me",), port)
+        keep(_config(tmp_path), (f"/ip4/127.0.0.1/tcp/{port}/p2p/me",), port, port)
         fresh = with_kept(_config(tmp_path))
-        assert (fresh.listen_port, fresh.http_port) == (0, 0)
+        assert (fresh.listen_port, fresh.bulk_port, fresh.http_port) == (0, None, 0)
         assert with_kept(_config(tmp_path, announce_host="box.example.org")).listen_port == port
 
 
@@ -48,7 +67,7 @@ def test_first_start_and_a_file_that_is_damaged_leave_the_settings_alone(tmp_pat
 
 
 def test_peer_that_does_not_listen_keeps_the_port_of_an_earlier_start(tmp_path: Path) -> None:
-    keep(_config(tmp_path), ("/ip4/127.0.0.1/tcp/4001/p2p/me",), 7)
-    keep(_config(tmp_path, no_listen=True), (), 7)
-    assert read_kept(tmp_path).listen_port == 4001
+    keep(_config(tmp_path), ("/ip4/127.0.0.1/tcp/4001/p2p/me",), 4007, 7)
+    keep(_config(tmp_path, no_listen=True), (), 0, 7)
+    assert (read_kept(tmp_path).listen_port, read_kept(tmp_path).bulk_port) == (4001, 4007)
     assert listening_port(()) == 0

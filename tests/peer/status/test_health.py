@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,13 @@ import trio
 import trio.testing
 
 from averaging.rounds.lineage.round_reports import StateDiffers, StateHealed, TaskFailed
+from averaging.storage.full_disk import FULL_SHOWN_S, ROOM_BELIEVED_S
 from peer.status.health import (
     APART_AFTER_S,
-    FULL_SHOWN_S,
     OFFLINE_AFTER_S,
     SHOWN_S,
     UNHEARD_AFTER_S,
+    DiskSight,
     HealthNotes,
     Isolation,
     LineageDivergence,
@@ -22,15 +24,17 @@ from peer.status.health import (
     isolation,
     offline_sentence,
 )
+from peer.status.status import PeerStatus
 from peer.status.status_board import StatusBoard
 from peer.status.status_of import Sources, status_of
+from peer.status.status_text import is_disk_full
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
 from tests.virtual import VirtualClock
 
 FULL = TaskFailed("_vote", "could not append to rounds.log: No space left on device", is_of_disk=True)
 REFUSES = TaskFailed("_vote", "could not append to rounds.log: Input/output error", is_of_disk=True)
-FOLDER = Path("/state")
+DISK = DiskSight(Path("/state"), needed_bytes=9_000_000)
 DIFFERS = "our state at commit 7 is not the one that the run attests: making it again"
 
 
@@ -38,22 +42,29 @@ def test_a_disk_that_refuses_is_told_for_an_hour_and_counted() -> None:
     trouble = HealthNotes()
     trouble.take(REFUSES, 10.0)
     trouble.take(REFUSES, 20.0)
-    assert trouble.sentence([], 20.0 + SHOWN_S - 1, FOLDER) == f"the disk refuses: {REFUSES.reason}"
-    assert trouble.sentence([], 20.0 + SHOWN_S, FOLDER) == ""
+    assert trouble.sentence([], 20.0 + SHOWN_S - 1, DISK) == f"the disk refuses: {REFUSES.reason}"
+    assert trouble.sentence([], 20.0 + SHOWN_S, DISK) == ""
     assert trouble.num_refused == 2
 
 
-def test_full_disk_is_one_sentence_with_what_to_do_however_many_writes_it_refused() -> None:
-    trouble = HealthNotes()
+def test_full_disk_is_one_sentence_with_what_is_needed_and_free_however_many_writes_it_refused() -> None:
+    trouble, disk = HealthNotes(), replace(DISK, free_bytes=4096)
     trouble.take(FULL, 10.0)
-    said = trouble.sentence(
-        ["generation 4: No space left on device", "generation 5: Disk quota exceeded"], 11.0, FOLDER
-    )
-    assert said == (
-        f"the disk of {FOLDER} is full: free some space; training goes on, and rounds are saved and counted again after that"
-    )
-    assert HealthNotes().sentence([], 11.0, FOLDER, is_full=True) == said
-    assert trouble.sentence([], 10.0 + FULL_SHOWN_S, FOLDER) == ""
+    said = trouble.sentence(["generation 4: No space left on device", "generation 5: Disk quota exceeded"], 11.0, disk)
+    assert said == "the disk at /state is full: 9.0 MB needed, 4.1 kB free; free space and it goes on"
+    assert HealthNotes().sentence([], 11.0, disk) == said
+    assert is_disk_full(PeerStatus.model_construct(trouble=said))
+
+
+def test_full_disk_is_forgotten_soon_once_there_is_room_and_later_where_a_quota_may_be_used_up() -> None:
+    trouble, disk = HealthNotes(), replace(DISK, free_bytes=10_000_000)
+    trouble.take(FULL, 10.0)
+    assert "is full: it refuses to take more" in trouble.sentence([], 10.0 + ROOM_BELIEVED_S - 1, disk)
+    assert trouble.sentence([], 10.0 + ROOM_BELIEVED_S, disk) == ""
+    assert "is full: " in trouble.sentence([], 10.0 + ROOM_BELIEVED_S, DISK), "nobody has looked"
+    trouble.take(replace(FULL, reason="could not append to rounds.log: Disk quota exceeded"), 10.0)
+    assert "a quota is used up" in trouble.sentence([], 10.0 + FULL_SHOWN_S - 1, disk)
+    assert trouble.sentence([], 10.0 + FULL_SHOWN_S, disk) == ""
 
 
 def test_silence_of_everybody_is_told_in_one_sentence_and_nobodys_or_a_short_one_is_not() -> None:
@@ -67,21 +78,21 @@ def test_silence_of_everybody_is_told_in_one_sentence_and_nobodys_or_a_short_one
 def test_what_failed_for_another_reason_is_no_trouble_of_the_disk() -> None:
     trouble = HealthNotes()
     trouble.take(TaskFailed("_fetch", "nobody answers", is_of_disk=False), 10.0)
-    assert (trouble.sentence([], 10.0, FOLDER), trouble.num_refused) == ("", 0)
+    assert (trouble.sentence([], 10.0, DISK), trouble.num_refused) == ("", 0)
 
 
 def test_a_generation_that_was_not_written_is_told_until_one_is() -> None:
     trouble = HealthNotes()
-    assert trouble.sentence(["", "no space", "no space"], 1e6, FOLDER) == "the disk refuses: no space"
-    assert trouble.sentence(["", ""], 1e6, FOLDER) == ""
+    assert trouble.sentence(["", "no space", "no space"], 1e6, DISK) == "the disk refuses: no space"
+    assert trouble.sentence(["", ""], 1e6, DISK) == ""
 
 
 def test_a_state_that_differs_is_told_in_words_until_it_is_made_again() -> None:
     trouble = HealthNotes()
     trouble.take(StateDiffers(DIFFERS), 1.0)
-    assert trouble.sentence(["no space"], 2.0, FOLDER) == f"the disk refuses: no space; {DIFFERS}"
+    assert trouble.sentence(["no space"], 2.0, DISK) == f"the disk refuses: no space; {DIFFERS}"
     trouble.take(StateHealed("healed"), 3.0)
-    assert trouble.sentence([], 4.0, FOLDER) == ""
+    assert trouble.sentence([], 4.0, DISK) == ""
 
 
 async def test_the_status_tells_what_any_unit_told(autojump_clock: trio.testing.MockClock) -> None:
@@ -90,7 +101,7 @@ async def test_the_status_tells_what_any_unit_told(autojump_clock: trio.testing.
         publish(board, FULL)
         publish(board, StateDiffers(DIFFERS))
         status = status_of(Sources(board))
-        assert status.trouble.startswith("the disk of . is full: ")
+        assert status.trouble.startswith("the disk at . is full: ")
         assert DIFFERS in status.trouble
         assert (status.writes_refused, status.generations_damaged) == (1, 0)
 
@@ -137,11 +148,11 @@ def test_once_the_hosts_head_is_here_the_time_begins_anew() -> None:
 def test_ports_of_the_host_that_do_not_answer_are_a_trouble_until_they_do() -> None:
     health = HealthNotes()
     health.hears_of_ports("the host answers at 10.9.0.2:4100, but not at 10.9.0.2:4101")
-    assert health.sentence(["no space"], 1.0, FOLDER) == (
+    assert health.sentence(["no space"], 1.0, DISK) == (
         "the host answers at 10.9.0.2:4100, but not at 10.9.0.2:4101; the disk refuses: no space"
     )
     health.hears_of_ports("")
-    assert health.sentence([], 1.0, FOLDER) == ""
+    assert health.sentence([], 1.0, DISK) == ""
 
 
 @pytest.mark.parametrize(

@@ -145,9 +145,18 @@ def test_plain_screen_says_what_is_unusual_once_a_minute_at_most_and_before_the_
     assert lines.of(STATUS, 11.0) == []
     assert len(lines.of(offline[0], 100.0)) == 1
     full = STATUS.model_copy(
-        update={"trouble": "the disk is full", "last_round": LastRound(index=9, members=(), weights={})}
+        update={
+            "trouble": "the disk at /s is full: 9 MB needed, 1 MB free",
+            "last_round": LastRound(index=9, members=(), weights={}),
+        }
     )
-    assert [line.partition(": ")[2].split(":")[0] for line in lines.of(full, 101.0)] == ["the disk is full", "round 9"]
+    assert [line.partition(": ")[2].split(":")[0] for line in lines.of(full, 101.0)] == [
+        "the disk at /s is full", "round 9",
+    ]  # fmt: skip
+    assert lines.of(full.model_copy(update={"trouble": full.trouble.replace("1 MB", "900 kB")}), 102.0) == []
+    assert [line.partition(": ")[2] for line in lines.of(full.model_copy(update={"trouble": ""}), 103.0)] == [
+        "the disk has room again"
+    ]
 
 
 def test_picture_of_a_complete_run_says_what_this_peer_gave_and_no_speed() -> None:

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from averaging.host.command_errors import refused_by_the_machine, report, report_usage
+from protocol.errors import MachineError, StorageError, UsageError
+
+
+class _Mistyped(Exception):
+    """An error of a click that asks what was meant, beside a typer that has asked it already."""
+
+    message = "No such command 'statu'. Did you mean 'status'?"
+
+    def format_message(self) -> str:
+        return f"{self.message} Did you mean 'status'?"
+
+
+class _BadValue(Exception):
+    message = "is it a number?"
+
+    def format_message(self) -> str:
+        return f"Invalid value for '--tokens': {self.message}"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (_Mistyped(), "potluck: No such command 'statu'. Did you mean 'status'?\n"),
+        (_BadValue(), "potluck: Invalid value for '--tokens': is it a number?\n"),
+    ],
+)
+def test_question_is_asked_once_whoever_asks_it(
+    error: Exception, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_usage(error) == UsageError.exit_code
+    assert capsys.readouterr().err == said
+
+
+def test_command_that_a_full_disk_ends_says_to_free_space_whatever_it_wrote(capsys: pytest.CaptureFixture[str]) -> None:
+    reason = os.strerror(errno.ENOSPC)
+    refused = refused_by_the_machine(OSError(errno.ENOSPC, reason, "/state/x"))
+    assert refused is not None
+    written = StorageError(f"/state/x cannot be written: {reason}", "a writable folder", "choose another --state-dir")
+    for error in (refused, written):
+        assert report(error) == MachineError.exit_code
+        said = capsys.readouterr().err
+        assert said.startswith("potluck: /state/x")
+        assert said.endswith("No space left on device; expected room on that disk; free space and run it again\n")
