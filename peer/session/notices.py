@@ -9,7 +9,6 @@ from typing import Final
 
 from averaging.notices.conditions import Condition
 from averaging.notices.notifier import Notifier
-from averaging.storage.full_disk import full_disk_sentence
 from peer.owner.controls_core import TrainingAllowance
 from peer.session.session import PeerSession
 from peer.status.status import PeerStatus
@@ -31,9 +30,7 @@ def notices_of(life: PeerSession) -> AbstractAsyncContextManager[None]:
 def noticed(sources: Sources) -> Sequence[Condition]:
     """All conditions that hold now."""
     disk = sources.disk
-    full_disk = (
-        full_disk_sentence(disk.folder, disk.needed_bytes, disk.free_bytes) if disk is not None and disk.is_full else ""
-    )
+    full_disk = disk.sentence(sources.board.clock.monotonic_s()) if disk is not None else ""
     return peer_conditions(status_of(sources), sources.board.allowed, full_disk)
 
 

@@ -25,11 +25,11 @@ from peer.training.learning_rate import learning_rate_at
 from peer.training.micro_batch_search import MicroBatchSearch, fitting_size
 from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.cards_core import native_precision
-from peer.training.replica.batches import Batches
 from peer.training.replica.bridge import Bridge
 from peer.training.replica.moments import KeptMoments, moments_layout
 from peer.training.replica.replica import Replica
 from peer.training.replica.run_ahead import RunAhead
+from peer.training.replica.text_batches import Batches
 from peer.training.training_plan import TrainingPlan
 
 

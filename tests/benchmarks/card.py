@@ -105,7 +105,8 @@ def measured(contest: Contest, device: torch.device, trials: int) -> list[Row]:
         trainer = _trainer(contest, device, Path(folder))
         micro_batch = trainer.micro_batch or trainer.find_micro_batch()
         tight = tight_step(contest.model, device, contest.sequences, micro_batch)
-        ours_s, theirs_s = [], []
+        ours_s: list[float] = []
+        theirs_s: list[float] = []
         for trial in range(trials + 1):
             for step, times_s in ((lambda: trainer.step(), ours_s), (tight, theirs_s)):
                 taken_s = _time_s(step, device)
@@ -207,7 +208,8 @@ def _loss_peak_bytes(loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], 
     inputs = _loss_inputs()
     with PretendedCard() as card:
         torch.autograd.backward(loss(*inputs))
-    return card.peak_bytes
+    peak_bytes: int = card.peak_bytes
+    return peak_bytes
 
 
 @contextmanager
@@ -224,12 +226,12 @@ def one_thread(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and report. 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.card", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="the smallest model and few steps")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     device, trials = choose_device("auto"), 3 if options.quick else 12
     rows: list[Row] = []
     with one_thread(device):

@@ -40,7 +40,7 @@ class Bridge:
 
     def send(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Write parameters into parts of the shared memory, each of the same shape: all as they are now. `is_sent` tells when it is
-        done. Where the card has no memory for a copy, they are written at once.
+        done. On a card without memory for a copy, they are written at once.
         """
         try:
             copies = [(room, parameter.detach().clone()) for parameter, room in parts] if self._is_beside else None

@@ -40,7 +40,7 @@ _SCALARS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class MomentsKey:
-    """What a file of moments belongs to.
+    """The model, the optimizer and the time that a file of moments belongs to.
 
     Attributes:
         layout: of the parameters and the optimizer; moments of another do not fit.
@@ -67,7 +67,7 @@ def copied(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def write_moments(path: Path, moments: Sequence[torch.Tensor], key: MomentsKey) -> None:
-    """Replace the file at once. What `copied` gave.
+    """Replace the file at once by the moments that `copied` gave.
 
     Raises:
         OSError: the disk is full or cannot be written. The file before is still there.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from averaging.data.shards import TokenReader
-from peer.training.replica.batches import Batches
+from peer.training.replica.text_batches import Batches
 from tests.peer.training_world import training_plan
 
 WINDOW = 5
