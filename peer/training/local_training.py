@@ -112,6 +112,11 @@ class LocalTrainer:
         ).run()
         return self.micro_batch
 
+    @property
+    def moments_bytes(self) -> int:
+        """Bytes of the optimizer's moments once they exist."""
+        return self._replica.optimizer.moments_bytes
+
     def give_back_memory(self) -> None:
         """Free cached memory of the card for other programs, if no steps come now."""
         give_back_memory(self._device)

@@ -53,6 +53,11 @@ class InnerSection(Section):
     matrix_momentum: Fraction = 0.95
     """Momentum of Muon."""
 
+    moments: Literal["exact", "int8"] = "exact"
+    """How peers store AdamW's moments: "exact" in float32; with "int8", a peer whose card is too small may store them in 8 bits. That
+    changes its steps by about a hundredth.
+    """
+
     @property
     def matrix_rate(self) -> float:
         """Learning rate of the matrices inside the model."""

@@ -74,11 +74,17 @@ class Speeds:
     decode: list[float] = field(default_factory=list)
 
 
-def real_deltas(folder: Path, warm_steps: int, local_steps: int) -> list[torch.Tensor]:
-    """(N,) anchor - theta of some members after so many steps each from an anchor that has left the start behind."""
+def packed_text(folder: Path) -> Path:
+    """A shard of Python's standard library, a token a byte."""
     text = b"".join(document.path.read_bytes() for document in islice(python_stdlib_documents(), 400))[:TEXT_BYTES]
     shard = folder / "shard"
     np.frombuffer(text, dtype=np.uint8).astype("<u2").tofile(shard)
+    return shard
+
+
+def real_deltas(folder: Path, warm_steps: int, local_steps: int) -> list[torch.Tensor]:
+    """(N,) anchor - theta of some members after so many steps each from an anchor that has left the start behind."""
+    shard = packed_text(folder)
     anchor_N, deltas = genesis_anchor(model_schema(MODEL), 1), []
     for member in range(NUM_MEMBERS):
         trainer = LocalTrainer(_plan(shard, f"benchmark {member}"))

@@ -9,7 +9,9 @@ from typing import Protocol
 import torch
 
 from peer.training.optimizers.adamw import AdamW, ParameterGroup
+from peer.training.optimizers.adamw_int8 import AdamWInt8
 from peer.training.optimizers.muon import Muon
+from peer.training.plan.card_plan import Moments
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import layer_of
 from protocol.tensors.tensor_schema import TensorSchema
@@ -54,7 +56,7 @@ class MuonWithAdamW:
     """
 
     muon: Muon
-    adamw: AdamW
+    adamw: AdamW | AdamWInt8
     matrix_share: float
 
     @property
@@ -93,8 +95,11 @@ class MuonWithAdamW:
         self.adamw.step(learning_rate)
 
 
-def make_optimizer(inner: InnerSection, schema: TensorSchema, parameters: Sequence[torch.nn.Parameter]) -> Optimizer:
-    """The manifest's optimizer, over parameters in the schema's order. Norms have no weight decay.
+def make_optimizer(
+    inner: InnerSection, schema: TensorSchema, parameters: Sequence[torch.nn.Parameter], moments: Moments = "exact"
+) -> Optimizer:
+    """The manifest's optimizer, over parameters in the schema's order. Norms have no weight decay. With `moments` "int8", AdamW's
+    are in 8 bits; Muon's one momentum stays as it is.
 
     Muon moves the matrices of layers. The rows of all other matrices are tokens or positions. Each row has its own gradient, and
     making rows orthogonal gains nothing (Jordan 2024).
@@ -105,11 +110,9 @@ def make_optimizer(inner: InnerSection, schema: TensorSchema, parameters: Sequen
     tables = [parameter for layer, parameter in matrices if layer is None]
     inside = [parameter for layer, parameter in matrices if layer is not None]
     decayed = tables if inner.optimizer == "muon" else [*tables, *inside]
-    adamw = AdamW(
-        (ParameterGroup(decayed, inner.weight_decay), ParameterGroup(vectors, 0.0)),
-        beta1=inner.beta1,
-        beta2=inner.beta2,
-    )
+    make_adamw = AdamWInt8 if moments == "int8" else AdamW
+    groups = (ParameterGroup(decayed, inner.weight_decay), ParameterGroup(vectors, 0.0))
+    adamw = make_adamw(groups, beta1=inner.beta1, beta2=inner.beta2)
     if inner.optimizer == "adamw":
         return adamw
     muon = Muon(inside, momentum=inner.matrix_momentum, weight_decay=inner.weight_decay)

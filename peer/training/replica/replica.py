@@ -38,7 +38,7 @@ class Replica:
         self.model, self.schema, self.plan = model, schema, plan
         self.parameters = parameters_in_order(model, schema)
         self.device = self.parameters[0].device
-        self.optimizer = make_optimizer(inner, schema, self.parameters)
+        self.optimizer = make_optimizer(inner, schema, self.parameters, plan.moments)
         self.scale = LossScale(is_needed=plan.precision == "fp16")
         self._dtype = DTYPES[plan.precision]
 
