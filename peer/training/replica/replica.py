@@ -12,9 +12,11 @@ from typing import Final
 
 import torch
 
+from averaging.models.family import call_layer
 from peer.models.decoder import Spine, parameters_in_order, parts_of
 from peer.training.optimizers.optimizer import make_optimizer
 from peer.training.plan.card_plan import CardPlan
+from peer.training.replica.checkpointing import checkpointed
 from peer.training.replica.loss_scale import LossScale
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.tensor_schema import TensorSchema
@@ -41,6 +43,7 @@ class Replica:
         self.optimizer = make_optimizer(inner, schema, self.parameters)
         self.scale = LossScale(is_needed=plan.precision == "fp16")
         self._dtype = DTYPES[plan.precision]
+        model.call = checkpointed(plan.checkpointing, call_layer)
 
     def computing(self) -> AbstractContextManager[object]:
         """The context of a forward pass: matrix products in the plan's type."""
