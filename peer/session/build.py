@@ -36,6 +36,7 @@ from peer.pipeline.stage.stage_channel import StagePlan
 from peer.session.damaged_logs import has_begun_anew
 from peer.session.restart_report import Restored, restored, units_sentence
 from peer.settings.config import PeerConfig, whole_bytes
+from peer.training.replica.compile_folder import COMPILE_FOLDER
 from peer.training.training_plan import TextPlan, TrainingPlan
 from protocol.errors import LocalProtocolError
 from protocol.identity.identity import Verifier
@@ -195,6 +196,7 @@ def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage
         num_threads=own.num_threads,
         max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
         slowdown=own.slowdown,
+        compile_folder=own.state_dir / COMPILE_FOLDER,
     )
 
 
@@ -227,6 +229,7 @@ def training_plan(
         num_fragments=config.num_fragments,
         mixture=config.mixture,
         experts=experts,
+        compile_folder=own.state_dir / COMPILE_FOLDER,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict
 
 from averaging.data.shards import ShardPath, TokenBytes
@@ -53,6 +55,7 @@ class TrainingPlan(TextPlan):
             once.
         mixture: in a run of experts; `experts` are those held here, in numeric order.
         card_plan: how the card trains, None to choose it at the start.
+        compile_folder: for compiled code, None for the places that torch chooses.
     """
 
     model: ModelSection
@@ -74,6 +77,7 @@ class TrainingPlan(TextPlan):
     mixture: MixtureConfig | None = None
     experts: tuple[int, ...] = ()
     card_plan: CardPlan | None = None
+    compile_folder: Path | None = None
 
     @property
     def units(self) -> ModelUnits:
