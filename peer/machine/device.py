@@ -99,7 +99,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def held_by_others(device: torch.device) -> int:
     """Bytes of a card's memory that other programs hold; 0 if that cannot be told."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():
         return 0
     try:
         free_bytes, all_bytes = torch.cuda.mem_get_info(device)
