@@ -207,7 +207,7 @@ def _report(plan: TrainingPlan, micro_batch: int, error: Exception) -> OutOfMemo
 
 
 def _in_words(error: Exception) -> str:
-    """What happened, as a part of a sentence."""
+    """The error as a part of a sentence."""
     if is_out_of_memory(error):
         return "out of memory"
     fault = card_fault(error)

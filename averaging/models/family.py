@@ -43,7 +43,7 @@ class Repeatable(Protocol):
     """
 
     def copy_for_repeat(self) -> Self:
-        """A copy in the same state. What happens to it has no effect on the original."""
+        """A copy in the same state. Changes of it have no effect on the original."""
         ...
 
 

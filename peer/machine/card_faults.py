@@ -12,7 +12,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class CardFault:
-    """What happened to a card.
+    """A failure of a card.
 
     Attributes:
         reason: as a part of a sentence.
@@ -62,7 +62,7 @@ _MOST_DETAIL: Final = 160
 
 
 def card_fault(error: BaseException) -> CardFault | None:
-    """What the error says of the card; None if it is about something else. Not for errors of memory that ran out."""
+    """The fault of the card that an error reports; None if it is about something else. Not for errors of memory that ran out."""
     if not isinstance(error, RuntimeError):
         return None
     text = str(error)

@@ -43,6 +43,7 @@ from peer.training.worker_errors import (
     misfit_reason,
     out_of_memory_reason,
 )
+from peer.training.worker_notes import WorkerNotes
 from peer.training.worker_process import EarlyWorker
 from protocol.errors import LocalProtocolError
 
@@ -57,9 +58,6 @@ PATIENCE_STEPS: Final = 20.0
 LEAST_PATIENCE_S: Final = 20.0
 MOST_PATIENCE_S: Final = 300.0
 SECOND_LOOK_S: Final = 2.0
-MOST_CARD_FAULTS: Final = 3
-"""Lives in a row that a card ended before their first step. Then training goes on on the CPU, if the owner chose no device."""
-
 """How long a command may go unanswered, in steps and in seconds. An evaluation may take as long as many steps."""
 
 
@@ -98,15 +96,7 @@ class WorkerTrainer:
         self.record: Record = nowhere
         self.card: str | None = None
         """UUID of the NVIDIA card that trains, empty for another device; None before the training process has named it."""
-        self.compile_note = ""
-        """Why layers run eagerly although the plan compiles them, in one line."""
-
-        self.skipped_steps = 0
-        """Steps that were not taken, since their gradient was not finite."""
-
-        self._skipped_before = 0
-        self._card_faults = 0
-        self._left_card_because = ""
+        self.notes = WorkerNotes()
         self._state = "starting"
         self._reason = "the training process is starting"
         self._losses: deque[float] = deque(maxlen=10)
@@ -341,7 +331,7 @@ class WorkerTrainer:
     def _next_plan(self) -> TrainingPlan:
         """The plan of the next worker. It continues in the data and in the schedule."""
         plan = self._plan.model_copy(update={"trains": False, "device": "cpu"}) if self._misfit else self._plan
-        if self._card_faults >= MOST_CARD_FAULTS and plan.device == "auto":
+        if self.notes.leaves_card and plan.device == "auto":
             plan = plan.model_copy(update={"device": "cpu", "card_plan": None})
         return plan.model_copy(
             update={
@@ -356,15 +346,11 @@ class WorkerTrainer:
     def _note_death(self, cause: OutOfMemory | Failed | None) -> None:
         self._ready = trio.Event()
         self._trained_before += self._last.tokens_trained
-        self._skipped_before = self.skipped_steps
         micro_batch = self._last.micro_batch
         if isinstance(cause, OutOfMemory):  # a micro-batch that was not found yet is found again
             micro_batch = min(cause.micro_batch, max(1, cause.micro_batch // 2))
-        elif isinstance(cause, Failed) and cause.is_of_card:
-            self._card_faults += 1
-            is_left = cause.is_gone or self._card_faults >= MOST_CARD_FAULTS
-            self._left_card_because = cause.reason if is_left or self.card else ""
-            micro_batch = 0 if is_left else micro_batch  # the CPU may take its place, and has another
+        if self.notes.died(cause):
+            micro_batch = 0
         self._last = self._begun(self._last.step, micro_batch)
         self._restarts += 1
         self._state = "restarting"
@@ -417,7 +403,7 @@ class WorkerTrainer:
         else:
             self._last, now_s = event, trio.current_time()
             self.card = event.card
-            self._note(event)
+            self.notes.take(event)
             if event.busy_s:
                 self.record(Span(COMPUTE, "", now_s - event.busy_s, now_s))
             self._speed.append((now_s, self._trained_before + event.tokens_trained))
@@ -430,24 +416,11 @@ class WorkerTrainer:
                 self._ready.set()
         self._wake()
 
-    def _note(self, event: Progress) -> None:
-        if event.card:
-            self._left_card_because = ""
-        if event.busy_s and event.card:
-            self._card_faults = 0
-        if event.compile_note != self.compile_note:
-            self.compile_note = event.compile_note
-            log.info("layers_not_compiled", reason=self.compile_note)
-        skipped = self._skipped_before + event.skipped_steps
-        if skipped > self.skipped_steps and skipped.bit_count() == 1:  # a line for the first, then ever fewer
-            log.warning("step_skipped", reason="its gradient was not finite; nothing was changed", skipped=skipped)
-        self.skipped_steps = skipped
-
     def _say_what_it_does(self) -> None:
         if self._misfit:
             self._state, self._reason = "held", self._misfit
         else:
-            because = f"on the CPU: {self._left_card_because}" if self._left_card_because else ""
+            because = f"on the CPU: {self.notes.on_cpu_because}" if self.notes.on_cpu_because else ""
             self._state, self._reason = ("paused", "paused by its owner") if self._is_paused else ("training", because)
 
     def _tokens_per_s(self) -> float:

@@ -36,7 +36,7 @@ def all_finite(losses: Sequence[float | None]) -> tuple[float, ...]:
 
 
 def out_of_memory_reason(micro_batch: int, others_bytes: int) -> str:
-    """What follows from memory that ran out: the next micro-batch, 0 for one to be found. `others_bytes` of the card's memory are
+    """The consequence of memory that ran out: the next micro-batch, 0 for one to be found. `others_bytes` of the card's memory are
     held by other programs.
     """
     found = f"out of memory: the micro-batch is {f'now {micro_batch}' if micro_batch else 'to be found'}"

@@ -19,6 +19,7 @@ import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from peer import worker as worker_module
+from peer.pipeline.stage.stage_channel import FAREWELL, StageReply, parse_reply
 from peer.training import local_training
 from peer.training.local_training import Counters, LocalTrainer
 from peer.training.replica.replica import Replica
@@ -460,6 +461,19 @@ def test_the_end_of_a_process_is_told_in_one_line(
         data = read_message(ours)
     assert data is not None
     assert parse_event(data) == told
+
+
+def test_a_process_of_a_stage_says_why_it_ends(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_arguments: object) -> None:
+        raise RuntimeError("CUDA error: the GPU is lost")
+
+    monkeypatch.setattr(worker_module, "run_stage", fails)
+    monkeypatch.setattr(worker_module, "is_stage_plan", lambda _first: True)
+    with _ending(plan, monkeypatch, KeyError()) as ours:
+        assert worker_module.main() == EXIT_FAILED
+        data = read_message(ours)
+    assert data is not None
+    assert parse_reply(data) == StageReply(number=FAREWELL, failed="the card is lost (CUDA error: the GPU is lost)")
 
 
 def test_an_error_that_nobody_expected_is_told_too_and_leaves_its_trace(

@@ -61,7 +61,7 @@ class StageProcess:
         """Why layers run eagerly although the plan compiles them, in one line."""
 
         self.failed_because = ""
-        """What the last process said of its end, in one line."""
+        """Why the last process ended, in its own words; empty if it said nothing."""
 
         self._made_s = trio.current_time()
         self._plan = plan

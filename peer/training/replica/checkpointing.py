@@ -31,7 +31,7 @@ _ATTENTIONS: Final = (
     "_scaled_dot_product_fused_attention_overrideable.default",
     "_scaled_dot_product_attention_math_for_mps.default",
 )
-"""The attention of every kind of device. Where torch computes it by products of matrices instead, these are kept."""
+"""The attention of every kind of device. If torch computes it by products of matrices instead, these are kept."""
 
 
 def _operations(names: tuple[str, ...]) -> frozenset[object]:

@@ -48,7 +48,7 @@ _MOST_LINE: Final = 300
 
 
 def why_no_compiler(device_type: str, environment: Mapping[str, str] = os.environ) -> str:
-    """What compiling lacks on this machine for a device ("cpu", "cuda", "mps"), in one line; empty if nothing."""
+    """The first thing that compiling lacks on this machine for a device ("cpu", "cuda", "mps"), in one line; empty if nothing."""
     if not callable(getattr(torch, "compile", None)):
         return f"torch {torch.__version__} has no torch.compile"
     if sys.platform == "win32":
@@ -203,7 +203,7 @@ def not_compiled(reason: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says first, of a readable length."""
+    """The kind of an error and its first line, of a readable length."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:_MOST_LINE]
 

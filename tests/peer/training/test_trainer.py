@@ -22,6 +22,7 @@ from peer.training.plan.card_plan import CardPlan
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.worker_channel import Failed, OutOfMemory, Progress, Reply, parse_event
 from peer.training.worker_errors import DoesNotFit, LossNotFinite, WorkerDied
+from peer.training.worker_notes import MOST_CARD_FAULTS
 from protocol.tensors.model_config import model_schema
 from tests.forked import Forked, open_forked
 from tests.peer.failing_worker import FAILS_VARIABLE
@@ -254,7 +255,7 @@ async def test_the_reason_of_an_end_is_that_of_the_process_in_one_line(
         trainer._note_death(OutOfMemory(micro_batch=8, others_bytes=9_100_000_000))
         expected = "out of memory: the micro-batch is now 4; other programs hold 9.1 GB of the card"
         assert trainer.progress().reason == expected
-        for _ in range(trainer_module.MOST_CARD_FAULTS + 1):
+        for _ in range(MOST_CARD_FAULTS + 1):
             trainer._note_death(FAULT)
         assert trainer._next_plan().device == "cuda", "its owner chose it"
 
@@ -281,7 +282,7 @@ async def test_a_card_that_fails_at_each_start_is_left_for_the_cpu(
 ) -> None:
     with _unstarted(tmp_path, device="auto", card_plan=CardPlan(precision="bf16")) as trainer:
         started = trainer._begun(0, 4).model_copy(update={"card": "GPU-1"})
-        for _ in range(trainer_module.MOST_CARD_FAULTS):
+        for _ in range(MOST_CARD_FAULTS):
             assert trainer._next_plan().device == "auto"
             trainer._take(started)
             trainer._note_death(FAULT)
@@ -298,7 +299,7 @@ async def test_steps_that_were_not_taken_are_counted_over_lives_and_told_ever_mo
             trainer._take(trainer._begun(skipped, 4).model_copy(update={"skipped_steps": skipped}))
         trainer._note_death(None)
         trainer._take(trainer._begun(3, 4).model_copy(update={"skipped_steps": 1, "compile_note": "not compiled, why"}))
-        assert (trainer.skipped_steps, trainer.compile_note) == (4, "not compiled, why")
+        assert (trainer.notes.skipped_steps, trainer.notes.compile_note) == (4, "not compiled, why")
     assert [line["skipped"] for line in logs if line["event"] == "step_skipped"] == [1, 2, 4]
     assert [line["reason"] for line in logs if line["event"] == "layers_not_compiled"] == ["not compiled, why"]
 

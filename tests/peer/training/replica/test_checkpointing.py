@@ -1,4 +1,4 @@
-"""What a layer computes again has the gradients of what it keeps, in every kind of peer."""
+"""A layer that computes again has the gradients of one that keeps all, in every kind of peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a compiler is missing, fails or hangs, the plan goes on without it and a line says why."""
+"""If a compiler is missing, fails or hangs, the plan goes on without it and a line says why."""
 
 from __future__ import annotations
 
