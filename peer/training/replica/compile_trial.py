@@ -17,6 +17,7 @@ import torch
 
 from averaging.models.family import LayerCall, blocks_of, call_layer
 from peer.training.plan.card_plan import Precision
+from peer.training.replica.compiler import one_line
 from peer.training.replica.compiling import CompiledCall
 from protocol.tensors.model_config import ModelConfig
 from protocol.tensors.model_families import parse_model
@@ -58,7 +59,9 @@ def _passed(
 
 
 def _end_with_input() -> None:
-    sys.stdin.buffer.read()
+    # not by sys.stdin, whose lock this thread would still hold when the interpreter ends
+    while os.read(sys.stdin.fileno(), 1):
+        pass
     os._exit(1)
 
 
@@ -68,7 +71,11 @@ def main() -> int:
     task = json.loads(sys.argv[1])
     model = parse_model({"family": task["family"], **task["model"]})
     precision: Precision = task["precision"]
-    error = error_of(CompiledCall(), model, precision, torch.device(task["device"]))
+    try:
+        error = error_of(CompiledCall(), model, precision, torch.device(task["device"]))
+    except Exception as problem:  # noqa: BLE001 - a compiler may fail in any way
+        print(one_line(problem))
+        return 1
     if not error <= MOST_ERROR[precision]:
         print(f"a compiled layer differs from the eager one by {error:.2g} of its norm")
         return 1
