@@ -20,14 +20,18 @@ from typing import Final
 from averaging.gc_freeze import frozen_imports
 
 with frozen_imports():
-    from peer.machine.device import card_uuid, choose_device, is_out_of_memory
+    from peer.machine.card_faults import card_fault
+    from peer.machine.device import card_uuid, choose_device, held_by_others, is_out_of_memory
+    from peer.pipeline.stage.stage_channel import FAREWELL, StageReply
     from peer.pipeline.stage.stage_worker import is_stage_plan, run_stage
     from peer.training.evaluation import EvaluationDoesNotFit
     from peer.training.local_training import LocalTrainer
+    from peer.training.replica.compiler import one_line
     from peer.training.training_plan import TrainingPlan
     from peer.training.worker_channel import (
         Area,
         Command,
+        Failed,
         OutOfMemory,
         Progress,
         Reply,
@@ -36,11 +40,13 @@ with frozen_imports():
         read_message,
     )
     from peer.training.worker_process import TERMINAL_SIGNALS
+    from protocol.errors import PotluckError
 
 NICENESS: Final = 10
 """The volunteer's own programs take priority."""
 
 EXIT_OUT_OF_MEMORY: Final = 3
+EXIT_FAILED: Final = 4
 
 STEPS_A_COLLECTION: Final = 100
 
@@ -71,6 +77,8 @@ class Worker:
     def _run(self) -> None:
         if not self._trainer.micro_batch and not self._is_paused:
             self._trainer.find_micro_batch()
+        if self._trainer.micro_batch and self._trainer.plan.trains:
+            self._trainer.compile_layers()  # also if paused: no later order waits for a compiler then
         # Read the anchor last: the daemon may have written a newer one during the search for the micro-batch.
         self._trainer.load(self._vectors.view(Area.IN), self._trainer.plan.schedule_tokens)
         self._trainer.take_up_moments()
@@ -84,6 +92,7 @@ class Worker:
             begin_s = time.perf_counter()
             if not self._trainer.micro_batch:
                 self._trainer.find_micro_batch()  # it was started paused, when even that is too much
+                self._trainer.compile_layers()
             self._trainer.step(self._goes_on)
             self._collect_garbage()
             self._tell_progress(time.perf_counter() - begin_s)
@@ -212,30 +221,59 @@ class Worker:
             micro_batch=self._trainer.micro_batch,
             busy_s=busy_s,
             card=self._card,
+            compile_note=self._trainer.compile_note,
+            skipped_steps=counters.skipped_steps,
         )
         self._channel.sendall(frame(progress))
 
 
 def _ran_out(plan: TrainingPlan, micro_batch: int) -> OutOfMemory:
     """The report to the daemon. Without a memory limit the next try may succeed, since another program may have held the memory."""
-    is_limited = plan.max_gpu_memory_bytes > 0 and choose_device(plan.device).type != "cpu"
-    return OutOfMemory(micro_batch=micro_batch, is_final=is_limited and micro_batch <= 1)
+    device = choose_device(plan.device)
+    is_final = plan.max_gpu_memory_bytes > 0 and device.type != "cpu" and micro_batch <= 1
+    return OutOfMemory(micro_batch=micro_batch, is_final=is_final, others_bytes=held_by_others(device))
+
+
+def _report(plan: TrainingPlan, micro_batch: int, error: Exception) -> OutOfMemory | Failed:
+    """The daemon's part of the end of this process: what happened, in one line."""
+    if is_out_of_memory(error):
+        return _ran_out(plan, micro_batch)
+    fault = card_fault(error)
+    is_gone = fault is not None and fault.is_gone
+    return Failed(reason=_in_words(error), is_of_card=fault is not None, is_gone=is_gone)
+
+
+def _in_words(error: Exception) -> str:
+    """The error as a part of a sentence."""
+    if is_out_of_memory(error):
+        return "out of memory"
+    fault = card_fault(error)
+    if fault is not None:
+        return fault.reason
+    return error.one_line() if isinstance(error, PotluckError) else one_line(error)
+
+
+def _is_understood(error: Exception) -> bool:
+    """Whether a line says everything of the error, so that no traceback is needed."""
+    return is_out_of_memory(error) or card_fault(error) is not None or isinstance(error, PotluckError)
 
 
 def _run_stage(channel: socket.socket, first: bytes) -> int:
     try:
         run_stage(channel, first, int(sys.argv[2]))
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return EXIT_OUT_OF_MEMORY
     except (BrokenPipeError, ConnectionResetError):
         pass
+    except Exception as error:
+        with suppress(OSError):
+            channel.sendall(frame(StageReply(number=FAREWELL, failed=_in_words(error))))
+        if not _is_understood(error):
+            raise
+        return EXIT_OUT_OF_MEMORY if is_out_of_memory(error) else EXIT_FAILED
     return 0
 
 
 def main() -> int:
-    """Exit code 3 after running out of memory."""
+    """Exit code 3 after running out of memory, 4 after another failure that was reported."""
     os.nice(NICENESS)
     for number in TERMINAL_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the daemon handles them, and ends this process
@@ -251,13 +289,14 @@ def main() -> int:
         trainer = LocalTrainer(plan)
         vectors = SharedVectors(int(sys.argv[2]), trainer.schema.num_elements)
         Worker(channel, trainer, vectors).run()
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        channel.sendall(frame(_ran_out(plan, trainer.micro_batch if trainer is not None else 0)))
-        return EXIT_OUT_OF_MEMORY
     except (BrokenPipeError, ConnectionResetError):
         pass  # the daemon is gone, so nothing can be reported
+    except Exception as error:
+        with suppress(OSError):
+            channel.sendall(frame(_report(plan, trainer.micro_batch if trainer is not None else 0, error)))
+        if not _is_understood(error):
+            raise
+        return EXIT_OUT_OF_MEMORY if is_out_of_memory(error) else EXIT_FAILED
     return 0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from protocol.errors import LocalProtocolError
 from protocol.tensors.model_config import ModelConfig
@@ -63,6 +63,25 @@ class CachedLayer(Protocol):
 
     def extend(self, x_BTD: torch.Tensor, table: torch.Tensor, cache: LayerCache, /) -> torch.Tensor:
         """(B, T, D) of the tokens after those in the cache, to (B, T, D). After the first call T is 1."""
+        ...
+
+
+class LayerCall(Protocol):
+    """Runs one layer: `call_layer`, or another that gives the same result."""
+
+    def __call__(self, layer: nn.Module, x_BTD: torch.Tensor, *shared: object) -> torch.Tensor:
+        """(B, T, D) to (B, T, D), with the values that all layers share."""
+        ...
+
+
+@runtime_checkable
+class Repeatable(Protocol):
+    """A shared value that a layer's run changes. A layer that runs a second time, in its backward pass, gets a copy of it as it was
+    before the first run.
+    """
+
+    def copy_for_repeat(self) -> Self:
+        """A copy in the same state. Changes of it have no effect on the original."""
         ...
 
 
@@ -124,10 +143,20 @@ def layout_of(config: ModelConfig) -> Layout[ModelConfig]:
     return found
 
 
-def run_layers(layers: Iterable[nn.Module], x_BTD: torch.Tensor, *shared: object) -> torch.Tensor:
-    """Run (B, T, D) through layer after layer. Each is called as a module with the shared values, so that wrappers and compilers
-    of modules see every layer.
+def call_layer(layer: nn.Module, x_BTD: torch.Tensor, *shared: object) -> torch.Tensor:
+    """Run (B, T, D) through one layer, called as a module, so that wrappers of modules see it."""
+    y_BTD: torch.Tensor = layer(x_BTD, *shared)
+    return y_BTD
+
+
+def run_layers(
+    layers: Iterable[nn.Module], x_BTD: torch.Tensor, *shared: object, call: LayerCall = call_layer
+) -> torch.Tensor:
+    """Run (B, T, D) through layer after layer, each with the shared values.
+
+    Args:
+        call: runs one layer. Another one may keep less for the backward pass, or compile.
     """
     for layer in layers:
-        x_BTD = layer(x_BTD, *shared)
+        x_BTD = call(layer, x_BTD, *shared)
     return x_BTD

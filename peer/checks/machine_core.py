@@ -90,10 +90,26 @@ class NoCard:
 
 
 @dataclass(frozen=True, slots=True)
+class Rocm:
+    """The AMD card that trains, as reported by torch.
+
+    Attributes:
+        architecture: such as "gfx1100".
+        attention: how torch computes it there: "flash", "efficient" or "math"; empty if torch cannot tell.
+    """
+
+    version: str
+    name: str
+    architecture: str
+    memory_bytes: int
+    attention: str
+
+
+@dataclass(frozen=True, slots=True)
 class Torch:
     """The report of torch itself. `cuda` is empty for a build without CUDA; `architectures` as in torch.cuda.get_arch_list().
     `codecs_problem` comes from the same process: why the compiled codecs are missing, empty if they are there. `card` is the UUID
-    of the NVIDIA card that it takes, empty if there is none.
+    of the NVIDIA card that it takes, empty if there is none. `rocm` is the AMD card that it takes, if it is built for those.
     """
 
     version: str
@@ -103,6 +119,7 @@ class Torch:
     can_use_mps: bool
     codecs_problem: str
     card: str = ""
+    rocm: Rocm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +268,10 @@ def runs_on(capability: tuple[int, int], architectures: Sequence[str]) -> str:
 
 def _graphics(readings: Readings) -> Finding:
     device, graphics = readings.device, readings.graphics
+    rocm = _rocm_of(readings)
+    if rocm is not None:
+        architecture = f", {rocm.architecture}" if rocm.architecture else ""
+        return Finding("gpu", Level.OK, f"{rocm.name}{architecture}, {in_gib(rocm.memory_bytes)}; ROCm {rocm.version}")
     if isinstance(graphics, Unread):
         return unread("gpu", graphics)
     if isinstance(graphics, Card):
@@ -285,6 +306,8 @@ def _architecture(readings: Readings, torch: Torch | NoTorch | Unread) -> list[F
         return [Finding(name, Level.FAIL, f"torch cannot be imported: {torch.reason}", "install potluck again")]
     if device == "mps":
         return [_mps(torch)]
+    if _rocm_of(readings) is not None and torch.rocm is not None:
+        return [_attention(torch.version, torch.rocm)]
     if not isinstance(card, Card) or device == "cpu":
         return [Finding(name, Level.OK, f"torch {torch.version}, on the CPU")]
     # With --device auto, a torch without CUDA trains on the CPU without a message.
@@ -299,6 +322,20 @@ def _architecture(readings: Readings, torch: Torch | NoTorch | Unread) -> list[F
         found = f"torch {torch.version} (CUDA {torch.cuda}) finds no card that it can use"
         return [Finding(name, unusable, found, "reboot after a driver update; look at CUDA_VISIBLE_DEVICES")]
     return [_kernels(card, torch)]
+
+
+def _rocm_of(readings: Readings) -> Rocm | None:
+    """The AMD card, where training may use it."""
+    may_use = readings.device in ("auto", "cuda")
+    return readings.torch.rocm if may_use and isinstance(readings.torch, Torch) else None
+
+
+def _attention(version: str, rocm: Rocm) -> Finding:
+    found = f"torch {version} on ROCm; attention: {rocm.attention or 'not known'}"
+    if rocm.attention != "math":
+        return Finding("torch", Level.OK, found)
+    takes = f"{found}, which takes memory by the square of the context and is slow"
+    return Finding("torch", Level.WARN, takes, "install a newer torch for ROCm (pytorch.org/get-started)")
 
 
 def _codecs(torch: Torch | NoTorch | Unread) -> list[Finding]:

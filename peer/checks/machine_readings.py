@@ -12,7 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,12 +29,14 @@ from peer.checks.machine_core import (
     NoCard,
     NoTorch,
     Readings,
+    Rocm,
     Sockets,
     Torch,
     Unread,
     Versions,
 )
 from peer.machine.card import CardsHidden, CardUnknown, find_card, largest_card, text_of
+from peer.machine.rocm import rocm_environment
 from protocol.errors import MachineError
 from protocol.identity.key_disk import missing_on_disk
 from protocol.ids import PROTOCOL_VERSION
@@ -61,9 +63,21 @@ try:
     codecs_problem = problem()
 except (ImportError, OSError) as error:
     codecs_problem = f"{type(error).__name__}: {error}"
+rocm = None
+if torch.version.hip and torch.cuda.is_available():
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    try:
+        cuda, q = torch.backends.cuda, torch.zeros(1, 2, 64, 64, dtype=torch.float16, device="cuda")
+        given = cuda.SDPAParams(q, q, q, None, 0.0, True, False)
+        is_flash, is_efficient = cuda.can_use_flash_attention(given), cuda.can_use_efficient_attention(given)
+        attention = "flash" if is_flash else "efficient" if is_efficient else "math"
+    except (AttributeError, TypeError, RuntimeError):
+        attention = ""
+    rocm = {"version": torch.version.hip, "name": found.name, "architecture": getattr(found, "gcnArchName", ""),
+        "memory_bytes": found.total_memory, "attention": attention}
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or "",
     "architectures": torch.cuda.get_arch_list(), "can_use_cuda": torch.cuda.is_available(),
-    "can_use_mps": torch.backends.mps.is_available(), "codecs_problem": codecs_problem, "card": str(card)}))
+    "can_use_mps": torch.backends.mps.is_available(), "codecs_problem": codecs_problem, "card": str(card), "rocm": rocm}))
 """
 
 
@@ -160,7 +174,7 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
         done = subprocess.run(
             python_command("-c", program),
             stdin=subprocess.DEVNULL,
-            env=child_environment(),
+            env={**child_environment(), **rocm_environment()},
             cwd=CHILD_FOLDER,
             capture_output=True,
             text=True,
@@ -185,9 +199,22 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
             can_use_mps=bool(answer["can_use_mps"]),
             codecs_problem=str(answer["codecs_problem"]),
             card=str(answer["card"]),
+            rocm=_rocm_of(answer.get("rocm")),
         )
     except (ValueError, KeyError, IndexError, TypeError):
         return Unread("its answer cannot be understood")
+
+
+def _rocm_of(answer: Mapping[str, object] | None) -> Rocm | None:
+    if answer is None:
+        return None
+    return Rocm(
+        version=str(answer["version"]),
+        name=str(answer["name"]),
+        architecture=str(answer["architecture"]),
+        memory_bytes=int(str(answer["memory_bytes"])),
+        attention=str(answer["attention"]),
+    )
 
 
 def read_memory() -> Memory:

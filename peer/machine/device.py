@@ -9,7 +9,13 @@ import torch
 from peer.machine.card import NO_CARD
 from protocol.errors import MachineError
 
-_MEMORY_WORDS: Final = ("out of memory", "can't allocate memory", "cannot allocate memory")
+_MEMORY_WORDS: Final = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "status_alloc_failed",  # libraries of a card, where another program took the last of its memory
+    "hiperroroutofmemory",
+)
 
 _MOST_MPS_SHARE: Final = 2.0
 """Share of the memory that Metal recommends; torch takes no more."""
@@ -89,6 +95,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _MEMORY_WORDS)
     )
+
+
+def held_by_others(device: torch.device) -> int:
+    """Bytes of a card's memory that other programs hold; 0 if that cannot be told."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return 0
+    try:
+        free_bytes, all_bytes = torch.cuda.mem_get_info(device)
+        return max(0, all_bytes - free_bytes - torch.cuda.memory_reserved(device))
+    except RuntimeError:  # the card answers nothing more
+        return 0
 
 
 def wait_for(device: torch.device) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from averaging.models.family import blocks_of, run_layers
+from averaging.models.family import LayerCall, blocks_of, call_layer, run_layers
 from peer.models.chunked_loss import chunked_cross_entropy
 from protocol.errors import LocalProtocolError
 from protocol.tensors.model_config import ModelConfig
@@ -47,6 +47,9 @@ class Spine(nn.Module):
         super().__init__()
         blocks = blocks_of(config)
         self.config = config
+        self.call: LayerCall = call_layer
+        """How each layer is run. A replica may set another one, which keeps less for the backward pass or is compiled."""
+
         self.embed = blocks.embed(config) if is_first else None
         self.layers = layers()
         self.norm = blocks.norm(config) if is_last else None
@@ -77,7 +80,7 @@ class Spine(nn.Module):
     def hidden(self, arrived: torch.Tensor, *shared: object) -> torch.Tensor:
         """Like `run`, without the head: (B, T, D). Under autocast the stream has autocast's type from its first value on."""
         x_BTD = arrived if self.embed is None else self.embed(arrived)
-        x_BTD = run_layers(self._layers(), in_compute_type(x_BTD), self.table, *shared)
+        x_BTD = run_layers(self.layers_in_order(), in_compute_type(x_BTD), self.table, *shared, call=self.call)
         return x_BTD if self.norm is None else self.norm(x_BTD)
 
     @property
@@ -86,7 +89,8 @@ class Spine(nn.Module):
         last = self.embed if self.head is None and self.norm is not None else self.head
         return None if last is None else last.weight
 
-    def _layers(self) -> Iterable[nn.Module]:
+    def layers_in_order(self) -> Iterable[nn.Module]:
+        """The layers, in the order in which the stream passes them."""
         return self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers
 
 

@@ -12,7 +12,7 @@ Shapes: as peer/models/decoder.py; X experts, F inner values of an expert.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -84,6 +84,10 @@ class Routing:
     expert: int | None = None
     top_k: int | None = None
     chosen: list[Routed] = field(default_factory=list)
+
+    def copy_for_repeat(self) -> Routing:
+        """The same routing with a list of its own, so that a layer that runs again adds no choice twice."""
+        return replace(self, chosen=[])
 
 
 class MixtureLayer(Layer):

@@ -36,7 +36,13 @@ class Masks:
         self._seed = seed
         self._drawn = 0
 
-    def drop(self, added_BTD: torch.Tensor) -> torch.Tensor:
+    def copy_for_repeat(self) -> Masks:
+        """Masks that draw from here on what these draw."""
+        copy = Masks(0.0, self._seed)
+        copy._dropped, copy._drawn = self._dropped, self._drawn
+        return copy
+
+    def __call__(self, added_BTD: torch.Tensor) -> torch.Tensor:
         """Drop values and scale the rest so that the mean stays. Every call draws another mask, in the order of the calls."""
         self._drawn += 1
         if not self._dropped:
@@ -76,7 +82,7 @@ class StageDecoder(Spine):
         Args:
             seed: of the micro-batch at this stage; only dropout uses it.
         """
-        return self.run(arrived, Masks(self._dropout, seed).drop)
+        return self.run(arrived, Masks(self._dropout, seed))
 
     def loss(self, arrived: torch.Tensor, targets_BT: torch.Tensor, seed: int = 0) -> torch.Tensor:
         """At the last stage: like `forward`, to the mean cross-entropy with the next tokens, in nats: a scalar.
@@ -84,7 +90,7 @@ class StageDecoder(Spine):
         Raises:
             LocalProtocolError: another stage.
         """
-        return self.loss_of(arrived, targets_BT, Masks(self._dropout, seed).drop)
+        return self.loss_of(arrived, targets_BT, Masks(self._dropout, seed))
 
     def require_input(self, arrived: torch.Tensor) -> None:
         """Check data from another peer before computing with it.

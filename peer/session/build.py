@@ -36,6 +36,7 @@ from peer.pipeline.stage.stage_channel import StagePlan
 from peer.session.damaged_logs import has_begun_anew
 from peer.session.restart_report import Restored, restored, units_sentence
 from peer.settings.config import PeerConfig, whole_bytes
+from peer.training.replica.compile_folder import COMPILE_FOLDER
 from peer.training.replica.moments import MOMENTS_NAME, MOST_COMMITS_OLD
 from peer.training.training_plan import TextPlan, TrainingPlan
 from protocol.errors import LocalProtocolError
@@ -198,6 +199,7 @@ def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage
         slowdown=own.slowdown,
         moments_file=own.state_dir.absolute() / MOMENTS_NAME,
         moments_within_tokens=MOST_COMMITS_OLD * config.round.target_tokens,
+        compile_folder=own.state_dir / COMPILE_FOLDER,
     )
 
 
@@ -232,6 +234,7 @@ def training_plan(
         num_fragments=config.num_fragments,
         mixture=config.mixture,
         experts=experts,
+        compile_folder=own.state_dir / COMPILE_FOLDER,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from peer.training.micro_batch_search import MicroBatchSearch, fitting_size
 from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.cards_core import native_precision
 from peer.training.replica.bridge import Bridge
+from peer.training.replica.compiler import Compiler
 from peer.training.replica.moments import KeptMoments, moments_layout
 from peer.training.replica.replica import Replica
 from peer.training.replica.run_ahead import RunAhead
@@ -35,12 +37,18 @@ from peer.training.training_plan import TrainingPlan
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The trainer's counters. A unit's ready tokens are lost if and only if its theta is lost (R20)."""
+    """The trainer's counters. A unit's ready tokens are lost if and only if its theta is lost (R20).
+
+    Attributes:
+        skipped_steps: steps that were not taken because their gradient was not finite. Those by which a loss scale is found do
+            not count.
+    """
 
     step: int = 0
     ready: tuple[int, ...] = (0,)
     tokens_trained: int = 0
     loss_nats: float | None = None
+    skipped_steps: int = 0
 
     @property
     def tokens_ready(self) -> int:
@@ -78,7 +86,10 @@ class LocalTrainer:
         self._device = choose_device(plan.device)
         if plan.max_gpu_memory_bytes:
             limit_memory(self._device, plan.max_gpu_memory_bytes)  # before anything is allocated there
-        card_plan = plan.card_plan or CardPlan(precision=native_precision(read_card(self._device)))
+        self._compiler = Compiler(plan.compile_folder)
+        card_plan, self.compile_note = self._compiler.prepared(
+            plan.card_plan or CardPlan(precision=native_precision(read_card(self._device))), plan.model, self._device
+        )
         self._model = _model_of(plan).to(self._device)
         self._replica = Replica(self._model, self.schema, plan.inner, card_plan)
         self._parameters = self._replica.parameters
@@ -117,6 +128,12 @@ class LocalTrainer:
         """Bytes of the optimizer's moments once they exist."""
         return self._replica.optimizer.moments_bytes
 
+    def compile_layers(self) -> None:
+        """Compile the layers for the micro-batch, if the plan says so. `compile_note` says why they run eagerly otherwise."""
+        tokens_BT = torch.zeros((self.micro_batch, self._window), dtype=torch.long, device=self._device)
+        passes = (partial(self._loss, tokens_BT, expert) for expert in self.plan.experts or (None,))
+        self.compile_note = self._replica.compile(passes, self._compiler) or self.compile_note
+
     def give_back_memory(self) -> None:
         """Free cached memory of the card for other programs, if no steps come now."""
         give_back_memory(self._device)
@@ -150,7 +167,8 @@ class LocalTrainer:
         total = sum(parts) / plan.train_bytes_per_token
         if not math.isfinite(norm) or not math.isfinite(total):
             replica.skip_step()
-            self.counters = replace(counters, step=counters.step + 1, loss_nats=total)
+            skipped = counters.skipped_steps + (not replica.scale.is_searching)
+            self.counters = replace(counters, step=counters.step + 1, loss_nats=total, skipped_steps=skipped)
             return self.counters
         rate = learning_rate_at(plan.inner, plan.total_tokens, self._schedule_tokens + counters.tokens_ready)
         replica.step(rate)
@@ -160,6 +178,7 @@ class LocalTrainer:
             tuple(ready + num_tokens * (place in trained) for place, ready in enumerate(counters.ready)),
             counters.tokens_trained + num_tokens,
             total,
+            counters.skipped_steps,
         )
         return self.counters
 

@@ -2,8 +2,9 @@
 
 A dead worker is restarted from the anchor (theta <- A, ready tokens <- 0). After running out of memory, it restarts with half the
 micro-batch. If not even one sequence fits into the allowed memory of the card, it holds the state on the CPU and does not train. A
-worker that does not answer is killed first. Commands that were running at its death are obsolete or fail: `shift` and `load` both
-end at the anchor; `snapshot` and `evaluate` raise.
+worker that does not answer is killed first. A card that fails at each start is left for the CPU, if the owner chose no device.
+Commands that were running at its death are obsolete or fail: `shift` and `load` both end at the anchor; `snapshot` and `evaluate`
+raise.
 """
 
 from __future__ import annotations
@@ -23,8 +24,26 @@ from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgre
 from averaging.rounds.traffic.spans import COMPUTE, Record, Span, nowhere
 from peer.training.training_plan import TrainingPlan
 from peer.training.training_process import MessageReader, TrainingProcess, no_process, restart_pause_s
-from peer.training.worker_channel import Area, Command, Op, OutOfMemory, Progress, Reply, frame, parse_event
-from peer.training.worker_errors import NO_ROOM_TO_EVALUATE, DoesNotFit, WorkerDied, all_finite, misfit_reason
+from peer.training.worker_channel import (
+    Area,
+    Command,
+    Failed,
+    Op,
+    OutOfMemory,
+    Progress,
+    Reply,
+    frame,
+    parse_event,
+)
+from peer.training.worker_errors import (
+    NO_ROOM_TO_EVALUATE,
+    DoesNotFit,
+    WorkerDied,
+    all_finite,
+    misfit_reason,
+    out_of_memory_reason,
+)
+from peer.training.worker_notes import WorkerNotes
 from peer.training.worker_process import EarlyWorker
 from protocol.errors import LocalProtocolError
 
@@ -77,6 +96,7 @@ class WorkerTrainer:
         self.record: Record = nowhere
         self.card: str | None = None
         """UUID of the NVIDIA card that trains, empty for another device; None before the training process has named it."""
+        self.notes = WorkerNotes()
         self._state = "starting"
         self._reason = "the training process is starting"
         self._losses: deque[float] = deque(maxlen=10)
@@ -311,6 +331,8 @@ class WorkerTrainer:
     def _next_plan(self) -> TrainingPlan:
         """The plan of the next worker. It continues in the data and in the schedule."""
         plan = self._plan.model_copy(update={"trains": False, "device": "cpu"}) if self._misfit else self._plan
+        if self.notes.leaves_card and plan.device == "auto":
+            plan = plan.model_copy(update={"device": "cpu", "card_plan": None})
         return plan.model_copy(
             update={
                 "first_step": self._last.step,
@@ -321,26 +343,29 @@ class WorkerTrainer:
             }
         )
 
-    def _note_death(self, cause: OutOfMemory | None) -> None:
+    def _note_death(self, cause: OutOfMemory | Failed | None) -> None:
         self._ready = trio.Event()
         self._trained_before += self._last.tokens_trained
         micro_batch = self._last.micro_batch
-        if cause is not None:  # a micro-batch that was not found yet is found again
+        if isinstance(cause, OutOfMemory):  # a micro-batch that was not found yet is found again
             micro_batch = min(cause.micro_batch, max(1, cause.micro_batch // 2))
+        if self.notes.died(cause):
+            micro_batch = 0
         self._last = self._begun(self._last.step, micro_batch)
         self._restarts += 1
         self._state = "restarting"
-        if cause is not None and cause.is_final:
-            self._reason = self._misfit = misfit_reason(self._plan.max_gpu_memory_bytes)
-        elif cause is not None:
-            self._reason = f"out of memory: the micro-batch is {f'now {micro_batch}' if micro_batch else 'to be found'}"
+        if isinstance(cause, OutOfMemory):
+            if cause.is_final:
+                self._misfit = misfit_reason(self._plan.max_gpu_memory_bytes)
+            self._reason = self._misfit or out_of_memory_reason(micro_batch, cause.others_bytes)
         else:
-            self._reason = f"{self._kill_reason or 'the training process died'}; restarting it"
+            said = cause.reason if cause is not None else ""
+            self._reason = f"{self._kill_reason or said or 'the training process died'}; restarting it"
         self._kill_reason = ""
         log.warning("worker_died", reason=self._reason, restarts=self._restarts)
         self._wake()
 
-    async def _live(self, plan: TrainingPlan) -> OutOfMemory | None:
+    async def _live(self, plan: TrainingPlan) -> OutOfMemory | Failed | None:
         """One life of a worker. Returns the reason of its end if it reported one."""
         for span, anchor_N in zip(self._spans, self._anchors, strict=True):
             self._vectors.part(Area.IN, span).copy_(anchor_N)
@@ -354,11 +379,11 @@ class WorkerTrainer:
             self._kill_reason = error.one_line()
         return None
 
-    async def _listen(self, incoming: MessageReader) -> OutOfMemory | None:
+    async def _listen(self, incoming: MessageReader) -> OutOfMemory | Failed | None:
         with trio.CancelScope(deadline=trio.current_time() + START_WITHIN_S) as self._starting:
             while (data := await incoming.message()) is not None:
                 event = parse_event(data)
-                if isinstance(event, OutOfMemory):
+                if isinstance(event, OutOfMemory | Failed):
                     return event
                 self._take(event)
             return None
@@ -378,6 +403,7 @@ class WorkerTrainer:
         else:
             self._last, now_s = event, trio.current_time()
             self.card = event.card
+            self.notes.take(event)
             if event.busy_s:
                 self.record(Span(COMPUTE, "", now_s - event.busy_s, now_s))
             self._speed.append((now_s, self._trained_before + event.tokens_trained))
@@ -394,7 +420,8 @@ class WorkerTrainer:
         if self._misfit:
             self._state, self._reason = "held", self._misfit
         else:
-            self._state, self._reason = ("paused", "paused by its owner") if self._is_paused else ("training", "")
+            because = f"on the CPU: {self.notes.on_cpu_because}" if self.notes.on_cpu_because else ""
+            self._state, self._reason = ("paused", "paused by its owner") if self._is_paused else ("training", because)
 
     def _tokens_per_s(self) -> float:
         now_s = trio.current_time()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict
 
 from averaging.data.shards import ShardPath, TokenBytes
@@ -55,6 +57,7 @@ class TrainingPlan(TextPlan):
         card_plan: how the card trains, None to choose it at the start.
         moments_file: where the optimizer's moments are kept over a restart, None for nowhere.
         moments_within_tokens: moments from more of the run's tokens ago are not taken up.
+        compile_folder: for compiled code, None for the places that torch chooses.
     """
 
     model: ModelSection
@@ -78,6 +81,7 @@ class TrainingPlan(TextPlan):
     card_plan: CardPlan | None = None
     moments_file: ShardPath | None = None
     moments_within_tokens: int = 0
+    compile_folder: Path | None = None
 
     @property
     def units(self) -> ModelUnits:

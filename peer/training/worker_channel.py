@@ -93,7 +93,8 @@ class Reply(_Message):
 class Progress(_Message):
     """Sent after each step, and once when the worker is ready. A non-finite loss is sent as None. `tokens_ready` are those of the
     spine, `others_ready` those of the other units. `busy_s` is the duration of the step, 0 if there was none. `card` is the UUID of
-    the NVIDIA card that trains, empty for another device.
+    the NVIDIA card that trains, empty for another device. `compile_note` says why layers run eagerly although the plan compiles
+    them. `skipped_steps` were not taken in this life, since their gradient was not finite.
     """
 
     kind: Literal["progress"] = "progress"
@@ -105,21 +106,37 @@ class Progress(_Message):
     micro_batch: int
     busy_s: float = 0.0
     card: str | None = None
+    compile_note: str = ""
+    skipped_steps: int = 0
 
 
 class OutOfMemory(_Message):
     """The worker ran out of memory at this micro-batch, 0 if there was none yet, and ends.
 
-    is_final: the model does not fit into the allowed memory of the card with any micro-batch.
+    is_final: the model does not fit into the allowed memory of the card with any micro-batch. others_bytes: of the card's memory
+    that other programs hold, 0 if that is not known.
     """
 
     kind: Literal["out_of_memory"] = "out_of_memory"
     micro_batch: int
     is_final: bool = False
+    others_bytes: int = 0
 
 
-Event = Annotated[Reply | Progress | OutOfMemory, Field(discriminator="kind")]
-_EVENTS: Final[TypeAdapter[Reply | Progress | OutOfMemory]] = TypeAdapter(Event)
+class Failed(_Message):
+    """The worker cannot go on, and ends.
+
+    reason: why, as a part of a sentence. is_of_card: the card failed; a new process may work. is_gone: the card itself is lost.
+    """
+
+    kind: Literal["failed"] = "failed"
+    reason: str
+    is_of_card: bool = False
+    is_gone: bool = False
+
+
+Event = Reply | Progress | OutOfMemory | Failed
+_EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 
 
 def frame(message: BaseModel) -> bytes:
@@ -166,7 +183,7 @@ def read_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
     return bytes(data)
 
 
-def parse_event(data: bytes) -> Reply | Progress | OutOfMemory:
+def parse_event(data: bytes) -> Event:
     """An event of the worker.
 
     Raises:

@@ -35,6 +35,14 @@ def all_finite(losses: Sequence[float | None]) -> tuple[float, ...]:
     return found
 
 
+def out_of_memory_reason(micro_batch: int, others_bytes: int) -> str:
+    """The consequence of memory that ran out: the next micro-batch, 0 for one to be found. `others_bytes` of the card's memory are
+    held by other programs.
+    """
+    found = f"out of memory: the micro-batch is {f'now {micro_batch}' if micro_batch else 'to be found'}"
+    return f"{found}; other programs hold {others_bytes / 1e9:.3g} GB of the card" if others_bytes else found
+
+
 def misfit_reason(most_bytes: int) -> str:
     """Why nothing is trained on a card with this memory limit."""
     return (

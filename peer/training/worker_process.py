@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from averaging.system.child_python import CHILD_FOLDER, child_environment, python_command
+from peer.machine.rocm import rocm_environment
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 """The signals of a terminal, which reach all processes that were started in it."""
@@ -109,6 +110,6 @@ def shared_memory() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """An environment without our secrets, and with limits on library threads."""
+    """An environment without our secrets, with limits on library threads and what the card needs."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("POTLUCK_")}
-    return {**child_environment(kept), "OMP_WAIT_POLICY": "PASSIVE"}
+    return {**child_environment(kept), "OMP_WAIT_POLICY": "PASSIVE", **rocm_environment()}

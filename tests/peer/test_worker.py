@@ -19,6 +19,7 @@ import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from peer import worker as worker_module
+from peer.pipeline.stage.stage_channel import FAREWELL, StageReply, parse_reply
 from peer.training import local_training
 from peer.training.local_training import Counters, LocalTrainer
 from peer.training.replica.replica import Replica
@@ -26,6 +27,7 @@ from peer.training.training_plan import TrainingPlan
 from peer.training.worker_channel import (
     Area,
     Command,
+    Failed,
     Op,
     OutOfMemory,
     Progress,
@@ -36,7 +38,8 @@ from peer.training.worker_channel import (
     parse_event,
     read_message,
 )
-from peer.worker import EXIT_OUT_OF_MEMORY, Worker
+from peer.worker import EXIT_FAILED, EXIT_OUT_OF_MEMORY, Worker
+from protocol.errors import MachineError
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.model_units import model_units
 from tests.benchmarks.timed_worker import (
@@ -415,8 +418,20 @@ def test_only_a_single_sequence_that_does_not_fit_below_a_limit_of_the_card_is_f
 def test_a_model_that_does_not_fit_at_all_is_told_as_out_of_memory_too(
     plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    error = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    with _ending(plan, monkeypatch, error) as ours:
+        assert worker_module.main() == EXIT_OUT_OF_MEMORY
+        data = read_message(ours)
+    assert data is not None
+    assert parse_event(data) == OutOfMemory(micro_batch=0)
+
+
+@contextmanager
+def _ending(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch, error: Exception) -> Iterator[socket.socket]:
+    """`main` finds a daemon at the other end of its channel, and this error when it begins."""
+
     def fails(_plan: TrainingPlan) -> LocalTrainer:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        raise error
 
     monkeypatch.setattr(worker_module, "LocalTrainer", fails)
     monkeypatch.setattr(os, "nice", lambda _by: 0)
@@ -426,10 +441,79 @@ def test_a_model_that_does_not_fit_at_all_is_told_as_out_of_memory_too(
         monkeypatch.setattr(sys, "argv", ["worker", str(theirs.fileno()), "0"])
         monkeypatch.setattr(socket, "socket", lambda fileno: theirs)
         ours.sendall(frame(plan))
-        assert worker_module.main() == EXIT_OUT_OF_MEMORY
+        yield ours
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "code"),
+    [
+        (
+            RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be"),
+            Failed(
+                reason="a kernel on the card stopped itself (device-side assert) (CUDA error: device-side assert triggered)",
+                is_of_card=True,
+            ),
+            EXIT_FAILED,
+        ),
+        (
+            RuntimeError("CUDA error: the GPU is lost"),
+            Failed(reason="the card is lost (CUDA error: the GPU is lost)", is_of_card=True, is_gone=True),
+            EXIT_FAILED,
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            OutOfMemory(micro_batch=0),
+            EXIT_OUT_OF_MEMORY,
+        ),
+        (
+            MachineError("device cuda is not available", "one of: cpu"),
+            Failed(reason="device cuda is not available; expected one of: cpu"),
+            EXIT_FAILED,
+        ),
+    ],
+)
+def test_the_end_of_a_process_is_told_in_one_line(
+    plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch, error: Exception, told: Failed | OutOfMemory, code: int
+) -> None:
+    with _ending(plan, monkeypatch, error) as ours:
+        assert worker_module.main() == code
         data = read_message(ours)
-        assert data is not None
-        assert parse_event(data) == OutOfMemory(micro_batch=0)
+    assert data is not None
+    assert parse_event(data) == told
+
+
+def test_a_process_of_a_stage_says_why_it_ends(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_arguments: object) -> None:
+        raise RuntimeError("CUDA error: the GPU is lost")
+
+    monkeypatch.setattr(worker_module, "run_stage", fails)
+    monkeypatch.setattr(worker_module, "is_stage_plan", lambda _first: True)
+    with _ending(plan, monkeypatch, KeyError()) as ours:
+        assert worker_module.main() == EXIT_FAILED
+        data = read_message(ours)
+    assert data is not None
+    assert parse_reply(data) == StageReply(number=FAREWELL, failed="the card is lost (CUDA error: the GPU is lost)")
+
+
+def test_an_error_that_nobody_expected_is_told_too_and_leaves_its_trace(
+    plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _ending(plan, monkeypatch, KeyError("weights")) as ours:
+        with pytest.raises(KeyError):
+            worker_module.main()
+        data = read_message(ours)
+    assert data is not None
+    assert parse_event(data) == Failed(reason="KeyError: 'weights'")
+
+
+def test_a_gradient_that_is_not_finite_is_no_step_and_is_counted(plan: TrainingPlan) -> None:
+    trainer = LocalTrainer(plan)
+    trainer.load(ANCHOR_N, 0)
+    before_N = trainer.theta()
+    trainer._parameters[0].register_hook(lambda grad: grad * float("nan"))
+    counters = trainer.step()
+    assert torch.equal(trainer.theta(), before_N)
+    assert (counters.step, counters.tokens_ready, counters.skipped_steps) == (1, 0, 1)
 
 
 def test_timed_it_trains_in_its_steps_and_in_the_waits_that_its_slowdown_asks_for(tmp_path: Path) -> None:

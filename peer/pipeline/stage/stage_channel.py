@@ -6,11 +6,13 @@ between stages, or a snapshot. The stage's parameters go through shared memory.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from averaging.data.shards import ShardPath, TokenBytes
+from peer.training.plan.card_plan import CardPlan
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import LaneConfig, Point
@@ -21,6 +23,9 @@ from protocol.tensors.stage_schema import StageMap
 
 STAGE_KIND: Final = "stage"
 """Kind in the first message to a training process that is to hold a stage."""
+
+FAREWELL: Final = 0
+"""Number of a reply to no order: the process says why it ends, in `failed`."""
 
 StageOp = Literal["open", "arrived", "run_pass", "square", "take_step", "snapshot", "restore", "theta", "adopt", "slow"]
 
@@ -38,6 +43,8 @@ class StagePlan(_Message):
         slowdown: it works at 1 / slowdown of full speed.
         moments_file: where the optimizer's moments are kept over a restart, None for nowhere.
         moments_within_tokens: moments from more of the run's tokens ago are not taken up.
+        card_plan: how the card trains, None to choose it at the start.
+        compile_folder: for compiled code, None for the places that torch chooses.
     """
 
     kind: Literal["stage"] = "stage"
@@ -59,6 +66,8 @@ class StagePlan(_Message):
     slowdown: float = 1.0
     moments_file: ShardPath | None = None
     moments_within_tokens: int = 0
+    card_plan: CardPlan | None = None
+    compile_folder: Path | None = None
 
     @property
     def stages(self) -> StageMap:
@@ -118,6 +127,7 @@ class StageReply(_Message):
         loss_nats: mean of the last inner step, in nats per byte, at the last stage.
         heldout_nats: of the held-out text, with its last pass, at the last stage.
         card: UUID of the NVIDIA card that trains, empty for another device.
+        compile_note: why layers run eagerly although the plan compiles them, in one line.
     """
 
     kind: Literal["stage_reply"] = "stage_reply"
@@ -132,6 +142,7 @@ class StageReply(_Message):
     heldout_nats: float | None = None
     num_bytes: Annotated[int, Field(ge=0)] = 0
     card: str | None = None
+    compile_note: str = ""
 
 
 def parse_reply(data: bytes) -> StageReply:

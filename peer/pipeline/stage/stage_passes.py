@@ -1,13 +1,14 @@
 """Forward and backward passes of micro-batches through one stage, and what is kept between the two.
 
 Between its passes, a stage keeps a micro-batch under its full identity. It keeps the graph or, with recomputation, only the
-input, from which everything else is computed again bit for bit.
+input, from which everything else is computed again: bit for bit, but for the rounding of layers that are compiled.
 
 Shapes: as peer/models/decoder.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -93,6 +94,32 @@ class StagePasses:
         self._require_work(batch, arrived, targets_BT)
         with torch.no_grad():
             return self._run(batch, arrived, targets_BT)
+
+    def trial_passes(self, shape: tuple[int, int], device: torch.device) -> Iterator[Callable[[], torch.Tensor]]:
+        """Passes of the stage without anything of a lane, each with a scalar as its result: what a compiler sees later.
+
+        Args:
+            shape: (sequences, tokens) of a micro-batch.
+        """
+        model = self._model
+        tokens_BT = torch.zeros(shape, dtype=torch.long, device=device)
+        like = self._replica.parameters[0]
+        arrived = (
+            tokens_BT if model.is_first else torch.ones((*shape, model.config.dim), dtype=like.dtype, device=device)
+        )
+
+        def run() -> torch.Tensor:
+            with self._replica.computing():
+                given = self._with_gradient(arrived)
+                return model.loss(given, tokens_BT) if model.is_last else model(given).float().sum()
+
+        def measure() -> torch.Tensor:
+            with torch.no_grad():
+                run()
+            return torch.zeros((), device=device, requires_grad=True)  # nothing of it is to go backward
+
+        yield run
+        yield measure
 
     def backward(self, batch: MicroBatch, grad_BTD: torch.Tensor | None = None) -> torch.Tensor | None:
         """Add the micro-batch's gradients to the parameters'. Returns the gradient of the input, (B, T, D), None at the first

@@ -16,7 +16,7 @@ import structlog
 import torch
 import trio
 
-from peer.pipeline.stage.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
+from peer.pipeline.stage.stage_channel import FAREWELL, StageOp, StageOrder, StagePlan, StageReply, parse_reply
 from peer.training.training_process import SLOW_RESTART_S, MessageReader, TrainingProcess, no_process, restart_pause_s
 from peer.training.worker_channel import Area, frame, with_bytes
 from peer.training.worker_process import EarlyWorker
@@ -56,6 +56,12 @@ class StageProcess:
 
         self.started_in_s: float | None = None
         """Start-up time of the first process; None before that."""
+
+        self.compile_note = ""
+        """Why layers run eagerly although the plan compiles them, in one line."""
+
+        self.failed_because = ""
+        """Why the last process ended, in its own words; empty if it said nothing."""
 
         self._made_s = trio.current_time()
         self._plan = plan
@@ -141,10 +147,11 @@ class StageProcess:
         quick_deaths = 0
         while True:
             began_s = trio.current_time()
+            self.failed_because = ""
             await self._live()
             quick_deaths = quick_deaths + 1 if trio.current_time() - began_s < SLOW_RESTART_S else 0
             self.restarts += 1
-            log.warning("stage_process_died", restarts=self.restarts)
+            log.warning("stage_process_died", restarts=self.restarts, reason=self.failed_because or "it died")
             await trio.sleep(restart_pause_s(quick_deaths))
 
     async def _live(self) -> None:
@@ -163,7 +170,13 @@ class StageProcess:
         try:
             while (data := await incoming.message()) is not None:
                 reply = parse_reply(data)
+                if reply.number == FAREWELL:
+                    self.failed_because = reply.failed
+                    continue
                 self.card = reply.card
+                if reply.compile_note != self.compile_note:
+                    self.compile_note = reply.compile_note
+                    log.info("layers_not_compiled", reason=self.compile_note)
                 left = await incoming.exactly(reply.num_bytes) if reply.num_bytes else b""
                 if left is None:
                     return

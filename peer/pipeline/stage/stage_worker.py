@@ -27,6 +27,7 @@ from peer.training.cards import read_card
 from peer.training.learning_rate import learning_rate_at
 from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.cards_core import native_precision
+from peer.training.replica.compiler import Compiler
 from peer.training.replica.moments import KeptMoments, moments_layout
 from peer.training.worker_channel import Area, SharedVectors, frame, read_exactly, read_message, with_bytes
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
@@ -76,6 +77,7 @@ class StageWorker:
         self._slowdown = plan.slowdown
         self._work: LaneWork | None = None
         self._moments: KeptMoments | None = None
+        self._compile_note = ""
 
     def run(self) -> None:
         """Carry out orders until the channel ends. Then keep what the next process continues from."""
@@ -95,7 +97,8 @@ class StageWorker:
             if order.op in _SLOWED:
                 time.sleep((self._slowdown - 1.0) * (time.perf_counter() - begin_s))
             busy_s = time.perf_counter() - begin_s
-            for piece in with_bytes(frame(reply.model_copy(update={"busy_s": busy_s, "card": self._card})), left):
+            told = {"busy_s": busy_s, "card": self._card, "compile_note": self._compile_note}
+            for piece in with_bytes(frame(reply.model_copy(update=told)), left):
                 self._channel.sendall(piece)
 
     def _answer(self, order: StageOrder, blob: bytes) -> tuple[StageReply, bytes]:
@@ -183,9 +186,16 @@ class StageWorker:
         pipeline = self._plan.pipeline
         kept = most_in_flight(pipeline.schedule, stage, self._stages.num_stages, pipeline.micro_batches)
         model = StageDecoder(self._stages, stage).to(self._device)
-        card_plan = CardPlan(precision=native_precision(read_card(self._device)))
+        compiler = Compiler(self._plan.compile_folder)
+        card_plan, note = compiler.prepared(
+            self._plan.card_plan or CardPlan(precision=native_precision(read_card(self._device))),
+            self._plan.model,
+            self._device,
+        )
         trainer = StageTrainer(model, self._plan.inner, most_kept=kept, recomputes=pipeline.recomputes, plan=card_plan)
         trainer.load(anchor_N)
+        passes = trainer.passes.trial_passes(self._shape, self._device)
+        self._compile_note = trainer.replica.compile(passes, compiler) or note
         return trainer
 
     def _learning_rate(self, at: Point) -> float:

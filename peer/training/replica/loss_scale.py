@@ -30,6 +30,11 @@ class LossScale:
         self._good_steps = 0
         self.factor = FIRST_SCALE if is_needed else 1.0
 
+    @property
+    def is_searching(self) -> bool:
+        """Whether a gradient that is not finite may be due to the factor, which is then halved."""
+        return self._is_needed and self.factor > LEAST_SCALE
+
     def undo(self, gradients: Iterable[torch.Tensor]) -> None:
         """Divide gradients by the factor, in place."""
         found = list(gradients)

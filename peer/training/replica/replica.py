@@ -6,15 +6,21 @@ Shapes: N values of all parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 import torch
 
+from averaging.models.family import call_layer
+from peer.machine.card_faults import card_fault
+from peer.machine.device import is_out_of_memory
 from peer.models.decoder import Spine, parameters_in_order, parts_of
 from peer.training.optimizers.optimizer import make_optimizer
-from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.card_plan import CardPlan, Checkpointing
+from peer.training.replica.checkpointing import checkpointed
+from peer.training.replica.compiler import Compiler, not_compiled, one_line
+from peer.training.replica.compiling import CompiledCall
 from peer.training.replica.loss_scale import LossScale
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.tensor_schema import TensorSchema
@@ -41,6 +47,31 @@ class Replica:
         self.optimizer = make_optimizer(inner, schema, self.parameters, plan.moments)
         self.scale = LossScale(is_needed=plan.precision == "fp16")
         self._dtype = DTYPES[plan.precision]
+        self.model.call = checkpointed(plan.checkpointing, call_layer)
+
+    def compile(self, passes: Iterable[Callable[[], torch.Tensor]], compiler: Compiler) -> str:
+        """Run the layers compiled from now on, if the plan says so. Returns why not, in one line; they run eagerly then.
+
+        Args:
+            passes: each returns a scalar, and has shapes of later passes. Nothing is compiled after them.
+        """
+        if not self.plan.is_compiled:
+            return ""
+        # the compiler itself keeps the results of products and computes the cheap rest again
+        kept: Checkpointing = "full" if self.plan.checkpointing == "full" else "none"
+        self.model.call = checkpointed(kept, CompiledCall())
+        try:
+            with compiler.watched():
+                for run_pass in passes:
+                    self.backward(run_pass())
+        except Exception as error:
+            if is_out_of_memory(error) or card_fault(error) is not None:
+                raise
+            self.model.call = checkpointed(self.plan.checkpointing, call_layer)
+            return not_compiled(f"the compiler failed: {one_line(error)}")
+        finally:
+            self.optimizer.zero_grad()
+        return ""
 
     def computing(self) -> AbstractContextManager[object]:
         """The context of a forward pass: matrix products in the plan's type."""
@@ -101,6 +132,7 @@ class Replica:
             values_N: (N,) float32 on the CPU, where they are used in place without a copy.
             steps_aside: copy the own parameters into the machine's memory meanwhile. So the device never holds both.
         """
+        call, self.model.call = self.model.call, call_layer  # other shapes than training's would be compiled anew
         with torch.no_grad():
             own = [
                 parameter.detach().to("cpu", copy=True) if steps_aside else parameter.data
@@ -114,6 +146,7 @@ class Replica:
                         parameter.data = value.to(self.device)
                 yield
             finally:
+                self.model.call = call
                 for parameter, value in zip(self.parameters, own, strict=True):
                     if steps_aside:
                         parameter.copy_(value)

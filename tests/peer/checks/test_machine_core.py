@@ -17,6 +17,7 @@ from peer.checks.machine_core import (
     NoCard,
     NoTorch,
     Readings,
+    Rocm,
     Sockets,
     Torch,
     Unread,
@@ -257,3 +258,23 @@ def test_hidden_cards_and_several_cards_are_no_missing_driver() -> None:
 def test_cores_within_a_group_are_told() -> None:
     assert find(FINE, "cores").found == "16"
     assert find(replace(FINE, cores=Cores(1.5, 64)), "cores").found.startswith("1.5 of the machine's 64")
+
+
+AMD = Rocm("6.4", "AMD Radeon RX 7900 XTX", "gfx1100", 24 * GIB, "flash")
+
+
+def test_an_amd_card_is_named_with_how_it_computes_attention() -> None:
+    readings = replace(FINE, graphics=NO_CARD, torch=replace(CPU_TORCH, can_use_cuda=True, rocm=AMD))
+    assert find(readings, "gpu").found == "AMD Radeon RX 7900 XTX, gfx1100, 24.0 GiB; ROCm 6.4"
+    assert find(readings, "torch").found == "torch 2.9.0+cpu on ROCm; attention: flash"
+    assert find(readings, "torch").level is Level.OK
+    on_cpu = replace(readings, device="cpu")
+    assert "on the CPU" in find(on_cpu, "torch").found
+    assert "no NVIDIA card" in find(on_cpu, "gpu").found
+
+
+def test_attention_by_plain_products_on_an_amd_card_is_a_warning() -> None:
+    slow = replace(CPU_TORCH, can_use_cuda=True, rocm=replace(AMD, attention="math"))
+    found = find(replace(FINE, graphics=NO_CARD, torch=slow), "torch")
+    assert found.level is Level.WARN
+    assert "square of the context" in found.found

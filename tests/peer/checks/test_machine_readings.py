@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.checks.machine_core import Card, NoCard, NoTorch, Sockets, Torch, Unread
+from peer.checks.machine_core import Card, NoCard, NoTorch, Rocm, Sockets, Torch, Unread
 from peer.checks.machine_readings import (
     has_nvidia_on_bus,
     read_disk,
@@ -46,8 +46,14 @@ def test_reading_that_fails_or_hangs_is_told_and_ends_nothing() -> None:
             '"codecs_problem": "none here", "card": "99"}')""",
             Torch("2", "", ("sm_80",), can_use_cuda=False, can_use_mps=True, codecs_problem="none here", card="99"),
         ),
+        (
+            """print('{"version": "2", "cuda": "", "architectures": [], "can_use_cuda": 1, "can_use_mps": 0, '
+            '"codecs_problem": "", "card": "", "rocm": {"version": "6.4", "name": "AMD", "architecture": "gfx1100", '
+            '"memory_bytes": 8, "attention": "math"}}')""",
+            Torch("2", "", (), True, False, codecs_problem="", rocm=Rocm("6.4", "AMD", "gfx1100", 8, "math")),
+        ),
     ],
-    ids=["crash", "not installed", "no JSON", "nothing", "other JSON", "good"],
+    ids=["crash", "not installed", "no JSON", "nothing", "other JSON", "good", "ROCm"],
 )
 def test_torch_is_asked_where_it_can_do_no_harm(program: str, reading: Torch | NoTorch | Unread) -> None:
     assert read_torch(30.0, program) == reading

@@ -42,13 +42,13 @@ def test_dropout_is_the_same_with_one_seed_and_another_with_another() -> None:
 
 def test_masks_drop_their_share_keep_the_mean_and_never_repeat() -> None:
     masks = Masks(0.25, 11)
-    first, second = masks.drop(torch.ones(100, 100)), masks.drop(torch.ones(100, 100))
+    first, second = masks(torch.ones(100, 100)), masks(torch.ones(100, 100))
     assert not torch.equal(first, second)
     assert float((first == 0).float().mean()) == pytest.approx(0.25, abs=0.02)
     assert float(first.mean()) == pytest.approx(1.0, abs=0.03)
-    assert torch.equal(first, Masks(0.25, 11).drop(torch.ones(100, 100)))
+    assert torch.equal(first, Masks(0.25, 11)(torch.ones(100, 100)))
     # whole numbers, so that no release of any library draws others
-    assert (Masks(0.5, 1).drop(torch.ones(16)) > 0).int().tolist() == MASK
+    assert (Masks(0.5, 1)(torch.ones(16)) > 0).int().tolist() == MASK
 
 
 MASK = [0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 0, 1, 0, 0]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+import structlog
 import torch
 import trio
 import trio.testing
@@ -16,9 +18,11 @@ import trio.testing
 from averaging.arithmetic.genesis import genesis_anchor
 from peer.training import trainer as trainer_module
 from peer.training import training_process, worker_process
+from peer.training.plan.card_plan import CardPlan
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
-from peer.training.worker_channel import OutOfMemory, Progress, Reply, parse_event
+from peer.training.worker_channel import Failed, OutOfMemory, Progress, Reply, parse_event
 from peer.training.worker_errors import DoesNotFit, LossNotFinite, WorkerDied
+from peer.training.worker_notes import MOST_CARD_FAULTS
 from protocol.tensors.model_config import model_schema
 from tests.forked import Forked, open_forked
 from tests.peer.failing_worker import FAILS_VARIABLE
@@ -234,5 +238,77 @@ async def test_memory_that_ran_out_before_the_micro_batch_was_found_leaves_it_to
         for micro_batch, then in ((0, 0), (8, 4), (1, 1)):
             trainer._note_death(OutOfMemory(micro_batch=micro_batch))
             assert trainer._next_plan().micro_batch == then
+    finally:
+        trainer.close()
+
+
+GONE = Failed(reason="the card is lost (the GPU is lost)", is_of_card=True, is_gone=True)
+FAULT = Failed(reason="a kernel on the card failed", is_of_card=True)
+
+
+async def test_the_reason_of_an_end_is_that_of_the_process_in_one_line(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    with _unstarted(tmp_path, device="cuda") as trainer:
+        trainer._note_death(Failed(reason="KeyError: 'weights'"))
+        assert trainer.progress().reason == "KeyError: 'weights'; restarting it"
+        trainer._note_death(OutOfMemory(micro_batch=8, others_bytes=9_100_000_000))
+        expected = "out of memory: the micro-batch is now 4; other programs hold 9.1 GB of the card"
+        assert trainer.progress().reason == expected
+        for _ in range(MOST_CARD_FAULTS + 1):
+            trainer._note_death(FAULT)
+        assert trainer._next_plan().device == "cuda", "its owner chose it"
+
+
+async def test_after_a_card_that_is_lost_training_goes_on_on_the_cpu_and_says_so(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    with _unstarted(tmp_path, device="auto", card_plan=CardPlan(precision="bf16")) as trainer:
+        on_card = trainer._begun(5, 4).model_copy(update={"card": "GPU-1", "busy_s": 1.0})
+        trainer._take(on_card)
+        trainer._note_death(GONE)
+        assert (trainer._next_plan().device, trainer._next_plan().micro_batch) == ("auto", 0)
+        trainer._take(trainer._begun(5, 1).model_copy(update={"card": ""}))
+        assert trainer.progress().state == "training"
+        assert trainer.progress().reason == "on the CPU: the card is lost (the GPU is lost)"
+        # one that answers again, as after a driver's reset
+        trainer._note_death(None)
+        trainer._take(on_card)
+        assert trainer.progress().reason == ""
+
+
+async def test_a_card_that_fails_at_each_start_is_left_for_the_cpu(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    with _unstarted(tmp_path, device="auto", card_plan=CardPlan(precision="bf16")) as trainer:
+        started = trainer._begun(0, 4).model_copy(update={"card": "GPU-1"})
+        for _ in range(MOST_CARD_FAULTS):
+            assert trainer._next_plan().device == "auto"
+            trainer._take(started)
+            trainer._note_death(FAULT)
+        assert (trainer._next_plan().device, trainer._next_plan().card_plan) == ("cpu", None)
+        trainer._take(trainer._begun(0, 1).model_copy(update={"card": ""}))
+        assert trainer.progress().reason == "on the CPU: a kernel on the card failed"
+
+
+async def test_steps_that_were_not_taken_are_counted_over_lives_and_told_ever_more_rarely(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    with _unstarted(tmp_path) as trainer, structlog.testing.capture_logs() as logs:
+        for skipped in (1, 2, 3):
+            trainer._take(trainer._begun(skipped, 4).model_copy(update={"skipped_steps": skipped}))
+        trainer._note_death(None)
+        trainer._take(trainer._begun(3, 4).model_copy(update={"skipped_steps": 1, "compile_note": "not compiled, why"}))
+        assert (trainer.notes.skipped_steps, trainer.notes.compile_note) == (4, "not compiled, why")
+    assert [line["skipped"] for line in logs if line["event"] == "step_skipped"] == [1, 2, 4]
+    assert [line["reason"] for line in logs if line["event"] == "layers_not_compiled"] == ["not compiled, why"]
+
+
+@contextmanager
+def _unstarted(folder: Path, **changes: object) -> Iterator[WorkerTrainer]:
+    """Without a process: what it would do at messages and deaths."""
+    trainer = WorkerTrainer(training_plan(folder, **changes), genesis_anchor(model_schema(MODEL), 1))
+    try:
+        yield trainer
     finally:
         trainer.close()

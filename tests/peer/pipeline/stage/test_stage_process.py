@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 import trio
 
 from peer.pipeline.stage import stage_process
-from peer.pipeline.stage.stage_channel import StageReply
+from peer.pipeline.stage.stage_channel import FAREWELL, StageReply
 from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
 from peer.training import training_process
+from peer.training.worker_channel import frame
 from protocol.errors import LocalProtocolError, MachineError, RemoteProtocolError
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
@@ -118,6 +120,21 @@ async def test_a_process_that_dies_fails_what_it_is_asked_is_brought_back_and_se
         again = _work(process, _Reported(), tmp_path)
         await again.open()
         assert await again.run_pass(0, START, Pass(0, False))
+
+
+async def test_what_a_process_says_of_its_end_is_told_in_one_line(tmp_path: Path, starts: Starts) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with open_stage_process(stage_plan(tmp_path, 0)) as process:
+            await _ready(process)
+            starts.started[0].channel.sendall(frame(StageReply(number=FAREWELL, failed="the card is lost")))
+            with trio.fail_after(WITHIN_S):
+                while not process.failed_because:
+                    await trio.sleep(0.01)
+            process.kill()
+            await _ready(process, restarts=1)
+            assert process.failed_because == ""
+    told = [(line["restarts"], line["reason"]) for line in logs if line["event"] == "stage_process_died"]
+    assert told == [(1, "the card is lost")]
 
 
 async def test_one_that_neither_answers_nor_dies_is_killed_and_brought_back(

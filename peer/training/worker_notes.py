@@ -1,0 +1,62 @@
+"""Notes of training processes beside their progress, over all of their lives: compiling, steps not taken, faults of the card."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from peer.training.worker_channel import Failed, OutOfMemory, Progress
+
+log = structlog.get_logger()
+
+MOST_CARD_FAULTS: Final = 3
+"""Lives in a row that a card ended before a step. Then training goes on on the CPU, if the owner chose no device."""
+
+
+class WorkerNotes:
+    """Collects the notes of one life after another."""
+
+    def __init__(self) -> None:
+        self.compile_note = ""
+        """Why layers run eagerly although the plan compiles them, in one line."""
+
+        self.skipped_steps = 0
+        """Steps that were not taken, since their gradient was not finite."""
+
+        self.on_cpu_because = ""
+        """Why training is on the CPU and not on the card; empty while it is where it belongs."""
+
+        self._skipped_before = 0
+        self._card_faults = 0
+        self._card: str | None = None
+
+    @property
+    def leaves_card(self) -> bool:
+        """Whether the card failed so often that the next life is better without it."""
+        return self._card_faults >= MOST_CARD_FAULTS
+
+    def take(self, event: Progress) -> None:
+        """Note what a running process says."""
+        self._card = event.card
+        if event.card:
+            self.on_cpu_because = ""
+        if event.busy_s and event.card:
+            self._card_faults = 0
+        if event.compile_note != self.compile_note:
+            self.compile_note = event.compile_note
+            log.info("layers_not_compiled", reason=self.compile_note)
+        skipped = self._skipped_before + event.skipped_steps
+        if skipped > self.skipped_steps and skipped.bit_count() == 1:  # a line for the first, then ever fewer
+            log.warning("step_skipped", reason="its gradient was not finite; nothing was changed", skipped=skipped)
+        self.skipped_steps = skipped
+
+    def died(self, cause: OutOfMemory | Failed | None) -> bool:
+        """Note the end of a life. Returns whether the next one may be on another device, with a micro-batch of its own."""
+        self._skipped_before = self.skipped_steps
+        if not isinstance(cause, Failed) or not cause.is_of_card:
+            return False
+        self._card_faults += 1
+        is_left = cause.is_gone or self.leaves_card
+        self.on_cpu_because = cause.reason if is_left or self._card else ""
+        return is_left

@@ -1,0 +1,155 @@
+"""If a compiler is missing, fails or hangs, the plan goes on without it and a line says why."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from peer.training.plan.card_plan import CardPlan
+from peer.training.replica import compiler as compiler_module
+from peer.training.replica.compiler import Compiler, run_trial, why_no_compiler
+from tests.peer.training.replica.oracle_world import MODEL
+
+CPU = torch.device("cpu")
+PLAN = CardPlan(is_compiled=True, checkpointing="selective")
+
+
+class Trials:
+    """In place of trials in child processes."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason, self.number = reason, 0
+
+    def __call__(self, command: list[str], within_s: float) -> str:
+        self.number += 1
+        return self.reason
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> Trials:
+    found = Trials()
+    monkeypatch.setattr(compiler_module, "run_trial", found)
+    monkeypatch.setattr(compiler_module, "why_no_compiler", lambda _: "")
+    for variable in (*compiler_module._CACHES, compiler_module._THREADS_VARIABLE):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+    return found
+
+
+def test_what_a_compiler_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compiler_module.importlib.util, "find_spec", lambda name: None)
+    assert "C compiler" in why_no_compiler("cpu", {})
+    assert "triton" in why_no_compiler("cuda", {})
+    assert "Apple" in why_no_compiler("mps", {})
+    monkeypatch.setattr(compiler_module.shutil, "which", lambda name: name if name == "mine" else None)
+    assert why_no_compiler("cpu", {"CC": "mine -O1"}) == ""
+    monkeypatch.delattr(compiler_module.torch, "compile")
+    assert "has no torch.compile" in why_no_compiler("cpu", {})
+
+
+def test_a_plan_that_does_not_compile_tries_nothing(trials: Trials, tmp_path: Path) -> None:
+    assert Compiler(tmp_path).prepared(CardPlan(), MODEL, CPU) == (CardPlan(), "")
+    assert trials.number == 0
+
+
+def test_a_compiler_that_worked_is_not_tried_again_with_the_same_cache(trials: Trials, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert Compiler(tmp_path / "cache").prepared(PLAN, MODEL, CPU) == (PLAN, "")
+    assert trials.number == 1
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "inductor")
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "triton")
+    Compiler(tmp_path / "cache").prepared(PLAN, MODEL.model_copy(update={"dim": 32}), CPU)
+    assert trials.number == 2
+
+
+def test_after_a_failed_trial_the_rest_of_the_plan_stays(trials: Trials, tmp_path: Path) -> None:
+    trials.reason = "the compiler failed: no space in the cache"
+    plan, note = Compiler(tmp_path).prepared(PLAN, MODEL, CPU)
+    assert plan == PLAN.model_copy(update={"is_compiled": False})
+    assert note == "not compiled, the compiler failed: no space in the cache; training goes on more slowly"
+
+
+def test_a_folder_that_takes_nothing_is_named(trials: Trials, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    plan, note = Compiler(tmp_path / "file" / "cache").prepared(PLAN, MODEL, CPU)
+    assert not plan.is_compiled
+    assert "the folder for compiled code cannot be used: Not a directory" in note
+
+
+def test_a_cache_that_grew_too_large_is_emptied(
+    trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inductor").mkdir()
+    (tmp_path / "inductor" / "old").write_bytes(bytes(100))
+    Compiler(tmp_path).prepared(PLAN, MODEL, CPU)
+    assert (tmp_path / "inductor" / "old").exists()
+    monkeypatch.setattr(compiler_module, "MOST_CACHE_BYTES", 99)
+    Compiler(tmp_path).prepared(PLAN, MODEL, CPU)
+    assert not (tmp_path / "inductor" / "old").exists()
+
+
+def _fails(compiler: Compiler, error: Exception) -> None:
+    with compiler.watched():
+        raise error
+
+
+def test_what_failed_once_is_not_compiled_again_in_this_life_of_the_daemon(
+    trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="no kernel"):
+        _fails(Compiler(tmp_path), ValueError("no kernel\nand a trace"))
+    plan, note = Compiler(tmp_path).prepared(PLAN, MODEL, CPU)
+    assert not plan.is_compiled
+    assert "the compiler failed: ValueError: no kernel;" in note
+    monkeypatch.setattr(compiler_module, "_daemon", lambda: "another")
+    assert Compiler(tmp_path).prepared(PLAN, MODEL, CPU) == (PLAN, "")
+
+
+def test_a_process_that_ended_while_it_compiled_does_not_compile_when_it_is_back(
+    trials: Trials, tmp_path: Path
+) -> None:
+    compiling = Compiler(tmp_path).watched()
+    compiling.__enter__()
+    assert "the training process ended while it compiled" in Compiler(tmp_path).prepared(PLAN, MODEL, CPU)[1]
+    compiling.__exit__(None, None, None)
+    assert Compiler(tmp_path).prepared(PLAN, MODEL, CPU) == (PLAN, "")
+
+
+def test_memory_that_ran_out_says_nothing_of_the_compiler(trials: Trials, tmp_path: Path) -> None:
+    with pytest.raises(MemoryError):
+        _fails(Compiler(tmp_path), MemoryError())
+    assert Compiler(tmp_path).prepared(PLAN, MODEL, CPU) == (PLAN, "")
+
+
+def test_a_process_whose_compiler_hangs_is_given_up_and_the_next_one_says_why(trials: Trials, tmp_path: Path) -> None:
+    over = threading.Event()
+    with Compiler(tmp_path, within_s=0.01).watched(over.set):
+        assert over.wait(60)
+        assert "not done after" in Compiler(tmp_path).prepared(PLAN, MODEL, CPU)[1]
+
+
+def test_a_trial_ends_by_its_code_and_its_last_line_says_why() -> None:
+    assert run_trial([sys.executable, "-c", ""], 60) == ""
+    assert run_trial([sys.executable, "-c", "print('one'); print('two'); raise SystemExit(1)"], 60).endswith(": two")
+    assert "ended with -9" in run_trial(
+        [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], 60
+    )
+    assert "no process could be started" in run_trial(["/nowhere"], 60)
+
+
+def test_a_trial_that_hangs_is_killed_with_the_processes_that_it_started() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    hangs = "import subprocess, sys; subprocess.run(['sleep', '3600'])"
+    begin_s = time.monotonic()
+    assert "not done after 1 s" in run_trial([sys.executable, "-c", hangs], 1.0)
+    assert time.monotonic() - begin_s < 60
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not [each for each in left if each.status() != psutil.STATUS_ZOMBIE]
