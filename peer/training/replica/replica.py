@@ -46,8 +46,11 @@ class Replica:
         model.call = checkpointed(plan.checkpointing, call_layer)
 
     def computing(self) -> AbstractContextManager[object]:
-        """The context of a forward pass: matrix products in the plan's type."""
-        return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None)
+        """The context of a forward pass: matrix products in the plan's type.
+
+        A pass uses each matrix once, so casts are not cached: a layer that is computed again does not keep its own.
+        """
+        return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None, cache_enabled=False)
 
     def backward(self, left: torch.Tensor, grad: torch.Tensor | None = None) -> None:
         """Add the gradients of a pass to the parameters'. They are scaled (`LossScale`) until `norm` or `square` is asked.
