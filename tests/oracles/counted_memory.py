@@ -7,8 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from peer.models.chunked_loss import CPU_LOGITS
 from peer.models.decoder import Decoder
+from peer.training.plan.card_memory_core import MemoryNeed, memory_need, whole_load
 from peer.training.plan.card_plan import CardPlan
-from peer.training.plan.memory_core import MemoryNeed, memory_need, whole_load
 from peer.training.replica.replica import Replica
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import ModelConfig, model_schema

@@ -21,6 +21,28 @@ Offload = Literal["none", "moments", "all"]
 """Values that lie in the machine's memory and not on the card: none, the moments, or the moments and the float32 parameters."""
 
 
+Fit = Literal["auto", "fast", "small", "smallest"]
+"""Memory of the card to spare: as the card needs, none, or more than it needs."""
+
+WishedPrecision = Literal["auto", "fp32", "bf16", "fp16"]
+
+Switch = Literal["auto", "on", "off"]
+
+
+class Wishes(BaseModel):
+    """The part of a plan that the volunteer fixes. The card decides the rest.
+
+    Attributes:
+        compiles: "on" and "auto" compile where that works.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fit: Fit = "auto"
+    precision: WishedPrecision = "auto"
+    compiles: Switch = "auto"
+
+
 class CardPlan(BaseModel):
     """How one card trains a model. It changes rounding, memory and speed, but never what is trained: tokens of each step, one clip
     by the norm of the whole gradient, float32 parameters.

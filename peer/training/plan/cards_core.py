@@ -1,4 +1,4 @@
-"""What a card can do: pure facts by its kind and name."""
+"""The abilities of a card: pure facts by its kind and name."""
 
 from __future__ import annotations
 

@@ -10,17 +10,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Final
 
-from peer.training.plan.card_plan import CardPlan, Checkpointing, Moments, Offload, Precision
+from peer.training.plan.card_memory_core import CARD_LOGITS, CPU_LOGITS, CardLoad, memory_need
+from peer.training.plan.card_plan import CardPlan, Checkpointing, Fit, Moments, Offload, Wishes
 from peer.training.plan.cards_core import Card, CardKind, native_precision
-from peer.training.plan.memory_core import CARD_LOGITS, CPU_LOGITS, CardLoad, memory_need
 from protocol.run.training_sections import InnerSection
-
-Fit = Literal["auto", "fast", "small", "smallest"]
-"""How much memory to spare: as the card needs, none, or more than it needs."""
-
-Switch = Literal["auto", "on", "off"]
 
 CARD_SHARE: Final = 0.93
 CARD_RESERVE_BYTES: Final = 500_000_000
@@ -58,8 +53,8 @@ _OFFLOAD_SAYS: Final[dict[Offload, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the volunteer fixes, and what this machine and the run allow. The card decides the rest.
+class Limits:
+    """The limits that this machine and the run set.
 
     Attributes:
         most_bytes: of the card's own memory, 0 for all of it.
@@ -67,9 +62,6 @@ class Wishes:
         may_be_int8: whether the run allows moments in 8 bits, and this machine can keep them so.
     """
 
-    fit: Fit = "auto"
-    precision: Precision | Literal["auto"] = "auto"
-    compiles: Switch = "auto"
     most_bytes: int = 0
     has_compiler: bool = False
     may_be_int8: bool = False
@@ -114,16 +106,18 @@ def ladder(kind: CardKind, first: CardPlan, *, may_be_int8: bool = False) -> tup
     )
 
 
-def choose(card: Card, load: CardLoad, inner: InnerSection, wishes: Wishes, micro_batch: int = 0) -> Choice:
+def choose(
+    card: Card, load: CardLoad, inner: InnerSection, wishes: Wishes, limits: Limits, micro_batch: int = 0
+) -> Choice:
     """The fastest plan that fits the card; the smallest one where none does.
 
     Args:
         micro_batch: where it is given, as in a run of stages; 0 to take the largest that fits.
     """
     precision = native_precision(card) if wishes.precision == "auto" else wishes.precision
-    first = CardPlan(precision=precision, is_compiled=_is_compiled(card, wishes))
-    rungs = ladder(card.kind, first, may_be_int8=wishes.may_be_int8)
-    usable_bytes = usable(card, wishes)
+    first = CardPlan(precision=precision, is_compiled=_is_compiled(card, wishes, limits))
+    rungs = ladder(card.kind, first, may_be_int8=limits.may_be_int8)
+    usable_bytes = usable(card, wishes.fit, limits)
     sizes = [micro_batch] if micro_batch else [*_divisors(inner.batch_tokens // load.model.context_tokens)]
     tried = ((plan, size) for plan in _of_fit(rungs, wishes.fit) for size in sizes)
     fits = ((plan, size) for plan, size in tried if expected_bytes(card, load, inner, size, plan) <= usable_bytes)
@@ -150,6 +144,11 @@ def next_rung(
     return None if after is None else (after, 0)
 
 
+def allows_int8(inner: InnerSection) -> bool:
+    """Whether the run lets peers keep the optimizer's moments in 8 bits."""
+    return getattr(inner, "moments", "exact") == "int8"
+
+
 def expected_bytes(card: Card, load: CardLoad, inner: InnerSection, micro_batch: int, plan: CardPlan) -> int:
     """Bytes of this card that training takes by a plan."""
     is_card = card.kind != "cpu"
@@ -157,20 +156,29 @@ def expected_bytes(card: Card, load: CardLoad, inner: InnerSection, micro_batch:
     return memory_need(load, inner, micro_batch, plan, has_fused_norms=is_card, chunk_logits=logits).total
 
 
-def usable(card: Card, wishes: Wishes) -> int:
+def usable(card: Card, fit: Fit, limits: Limits) -> int:
     """Bytes of the card that a plan may take. The volunteer's limit holds for a card's own memory."""
     if card.kind == "cpu":
         return int(card.memory_bytes * SHARED_SHARE)
     own_bytes = int(card.memory_bytes * CARD_SHARE) - CARD_RESERVE_BYTES
     if card.kind == "mps":
         own_bytes = int(card.memory_bytes * SHARED_SHARE)
-    elif wishes.fit == "fast":
+    elif fit == "fast":
         own_bytes = card.memory_bytes
-    return min(own_bytes, wishes.most_bytes) if wishes.most_bytes else own_bytes
+    return min(own_bytes, limits.most_bytes) if limits.most_bytes else own_bytes
 
 
 def explained(card: Card, plan: CardPlan, expected: int, usable_bytes: int) -> str:
     """A plan in one sentence, as "RTX 3060, 12 GB: bf16, compiled, activations partly computed again, 8.9 of 11.2 GB"."""
+    how = plan_words(plan)
+    if expected > usable_bytes:
+        missing = f"{_gb(expected - usable_bytes)} GB are missing of {_gb(expected)} GB"
+        return f"{card_words(card)}: the model is not expected to fit; {missing}, with {how}"
+    return f"{card_words(card)}: {how}, {_gb(expected)} of {_gb(usable_bytes)} GB"
+
+
+def plan_words(plan: CardPlan) -> str:
+    """A plan in words, as "bf16, compiled, activations partly computed again"."""
     words = [
         plan.precision,
         "compiled" if plan.is_compiled else "",
@@ -178,11 +186,7 @@ def explained(card: Card, plan: CardPlan, expected: int, usable_bytes: int) -> s
         "moments in 8 bits" if plan.moments == "int8" else "",
         _OFFLOAD_SAYS[plan.offload],
     ]
-    how = ", ".join(word for word in words if word)
-    if expected > usable_bytes:
-        missing = f"{_gb(expected - usable_bytes)} GB are missing of {_gb(expected)} GB"
-        return f"{card_words(card)}: the model is not expected to fit; {missing}, with {how}"
-    return f"{card_words(card)}: {how}, {_gb(expected)} of {_gb(usable_bytes)} GB"
+    return ", ".join(word for word in words if word)
 
 
 def card_words(card: Card) -> str:
@@ -194,9 +198,9 @@ def card_words(card: Card) -> str:
     return f"{shown}, {round(card.memory_bytes / (1 << 30))} GB"
 
 
-def _is_compiled(card: Card, wishes: Wishes) -> bool:
+def _is_compiled(card: Card, wishes: Wishes, limits: Limits) -> bool:
     can_be = card.kind == "rocm" or (card.kind == "cuda" and card.capability >= _LEAST_TRITON)
-    return can_be and wishes.has_compiler and wishes.compiles != "off"
+    return can_be and limits.has_compiler and wishes.compiles != "off"
 
 
 def _of_fit(rungs: Sequence[CardPlan], fit: Fit) -> Sequence[CardPlan]:

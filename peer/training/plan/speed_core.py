@@ -1,4 +1,4 @@
-"""What a card could reach: its peak, and the share of it that training uses (model FLOPs utilisation). Pure.
+"""The peak of a card, and the share of it that training uses (model FLOPs utilisation). Pure.
 
 Peaks are dense, of one torch device, with sums in float32, without boost beyond the specification. Sources: NVIDIA's data sheets of
 each data-centre and RTX professional card; the Turing, Ampere, Ada and Blackwell whitepapers for GeForce cards, whose tensor cores

@@ -6,10 +6,10 @@ from typing import Final
 import pytest
 
 from averaging.models.llama.config import LlamaConfig
-from peer.training.plan.card_plan import FLOAT32, CardPlan
+from peer.training.plan.card_memory_core import stage_load, whole_load
+from peer.training.plan.card_plan import FLOAT32, CardPlan, Wishes
 from peer.training.plan.cards_core import Card
-from peer.training.plan.memory_core import stage_load, whole_load
-from peer.training.plan.plan_core import Choice, Wishes, choose, expected_bytes, ladder, next_rung
+from peer.training.plan.plan_core import Choice, Limits, choose, expected_bytes, ladder, next_rung
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import ModelConfig
 from protocol.tensors.stage_schema import StageMap
@@ -63,11 +63,12 @@ MODELS = {
     "3B": _model(3072, 26, 8192, 2048),
 }
 GOLDEN: Final = Path(__file__).with_name("plans.txt")
-COMPILES = Wishes(has_compiler=True)
+COMPILES = Limits(has_compiler=True)
+ANY = Wishes()
 
 
-def _chosen(card: Card, model: ModelConfig, wishes: Wishes = COMPILES) -> Choice:
-    return choose(card, whole_load(model), INNER, wishes)
+def _chosen(card: Card, model: ModelConfig, wishes: Wishes = ANY, limits: Limits = COMPILES) -> Choice:
+    return choose(card, whole_load(model), INNER, wishes, limits)
 
 
 def _table() -> str:
@@ -106,13 +107,14 @@ def test_each_rung_takes_less_of_the_card_than_the_one_before() -> None:
     rungs = ladder("cuda", CardPlan(precision="bf16"), may_be_int8=True)
     needs = [expected_bytes(H100, load, INNER, 4, plan) for plan in rungs]
     assert len(rungs) == 6
-    assert needs == sorted(needs, reverse=True) and len(set(needs)) == 6
+    assert needs == sorted(needs, reverse=True)
+    assert len(set(needs)) == 6
 
 
 def test_moments_are_in_8_bits_only_where_the_run_allows_it() -> None:
     model = _model(1536, 24, 4224, 2048)
     assert _chosen(RTX_3060, model).plan.moments == "exact"
-    allowed = _chosen(RTX_3060, model, Wishes(has_compiler=True, may_be_int8=True))
+    allowed = _chosen(RTX_3060, model, limits=Limits(has_compiler=True, may_be_int8=True))
     assert (allowed.plan.moments, allowed.plan.offload) == ("int8", "none")
 
 
@@ -123,8 +125,8 @@ def test_memory_that_the_machine_shares_is_not_spared_by_moving_values_there() -
 def test_it_compiles_on_cards_where_a_compiler_works_and_the_owner_lets_it() -> None:
     model = MODELS["136M"]
     assert _chosen(H100, model).plan.is_compiled
-    assert not _chosen(H100, model, Wishes()).plan.is_compiled
-    assert not _chosen(H100, model, Wishes(has_compiler=True, compiles="off")).plan.is_compiled
+    assert not _chosen(H100, model, limits=Limits()).plan.is_compiled
+    assert not _chosen(H100, model, Wishes(compiles="off")).plan.is_compiled
     assert not any(_chosen(card, model).plan.is_compiled for card in (M3, CPU))
     assert not _chosen(MACHINES[0], model).plan.is_compiled, "torch's compiler has no code for Pascal"
 
@@ -132,9 +134,9 @@ def test_it_compiles_on_cards_where_a_compiler_works_and_the_owner_lets_it() -> 
 def test_the_owners_precision_and_limit_hold() -> None:
     model = MODELS["350M"]
     assert _chosen(H100, model, Wishes(precision="fp32")).plan.precision == "fp32"
-    limited = _chosen(H100, model, Wishes(most_bytes=6_000_000_000, has_compiler=True))
+    limited = _chosen(H100, model, limits=Limits(most_bytes=6_000_000_000))
     assert limited.expected_bytes <= limited.usable_bytes == 6_000_000_000
-    assert _chosen(CPU, MODELS["5M"], Wishes(most_bytes=7)).plan == FLOAT32, "it is a limit of cards"
+    assert _chosen(CPU, MODELS["5M"], limits=Limits(most_bytes=7)).plan == FLOAT32, "it is a limit of cards"
 
 
 def test_fit_moves_the_start_of_the_ladder() -> None:
@@ -158,7 +160,7 @@ def test_what_fits_nowhere_says_how_much_is_missing() -> None:
 def test_a_stages_micro_batch_is_the_runs() -> None:
     model = MODELS["1B"].model_copy(update={"is_tied": False})
     load = stage_load(StageMap(model, (7, 6, 7)), 1, 3)
-    choice = choose(RTX_3060, load, INNER, COMPILES, micro_batch=4)
+    choice = choose(RTX_3060, load, INNER, ANY, COMPILES, micro_batch=4)
     assert choice.micro_batch == 4
     assert choice.expected_bytes == expected_bytes(RTX_3060, load, INNER, 4, choice.plan) <= choice.usable_bytes
 
@@ -183,7 +185,8 @@ def test_after_running_out_the_micro_batch_is_halved_and_from_one_on_the_next_pl
 def test_a_plan_of_no_rung_goes_to_the_last_one(kind: str, last: str) -> None:
     other = CardPlan(checkpointing="selective", moments="int8")
     then = next_rung(other, 1, "cuda" if kind == "cuda" else "cpu")
-    assert then is not None and (then[0].offload, then[1]) == (last, 0)
+    assert then is not None
+    assert (then[0].offload, then[1]) == (last, 0)
 
 
 if __name__ == "__main__":

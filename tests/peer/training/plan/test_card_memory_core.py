@@ -4,9 +4,9 @@ import pytest
 
 from averaging.models.llama.config import LlamaConfig
 from peer.models.chunked_loss import CARD_LOGITS, CPU_LOGITS, LEAST_CHUNK_TOKENS
-from peer.training.plan import memory_core
+from peer.training.plan import card_memory_core
+from peer.training.plan.card_memory_core import experts_load, flops_per_token, memory_need, stage_load, whole_load
 from peer.training.plan.card_plan import FLOAT32, CardPlan
-from peer.training.plan.memory_core import experts_load, flops_per_token, memory_need, stage_load, whole_load
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.expert_schema import MixtureConfig
 from protocol.tensors.model_config import model_schema
@@ -36,7 +36,7 @@ def test_the_need_of_untied_tables_and_one_sequence_is_near_what_torch_counts() 
 
 
 def test_the_constants_of_the_loss_are_those_of_the_loss() -> None:
-    found = (memory_core.CPU_LOGITS, memory_core.CARD_LOGITS, memory_core.LEAST_CHUNK_TOKENS)
+    found = (card_memory_core.CPU_LOGITS, card_memory_core.CARD_LOGITS, card_memory_core.LEAST_CHUNK_TOKENS)
     assert found == (CPU_LOGITS, CARD_LOGITS, LEAST_CHUNK_TOKENS)
 
 

@@ -1,7 +1,7 @@
 """Bytes that training takes on a card, by the model's numbers. Pure; held against torch's own counting in tests.
 
 A step has three moments that may take most: the end of a forward pass with its loss, a layer's backward pass, and the optimizer's
-step. What all of them share is added to the largest.
+step. Bytes that all of them share are added to the largest.
 
 Shapes: N values of all parameters, D values of a token between layers, V vocabulary.
 """
