@@ -21,7 +21,8 @@ with frozen_imports():
     from peer.machine.device import card_uuid, choose_device, is_out_of_memory
     from peer.pipeline.stage.stage_worker import is_stage_plan, run_stage
     from peer.training.evaluation import EvaluationDoesNotFit
-    from peer.training.local_training import LocalTrainer
+    from peer.training.local_training import LocalTrainer, card_at_work
+    from peer.training.plan.plan_core import next_rung
     from peer.training.training_plan import TrainingPlan
     from peer.training.worker_channel import (
         Area,
@@ -174,14 +175,18 @@ class Worker:
             micro_batch=self._trainer.micro_batch,
             busy_s=busy_s,
             card=self._card,
+            card_report=self._trainer.card.report(self._trainer.micro_batch),
         )
         self._channel.sendall(frame(progress))
 
 
 def _ran_out(plan: TrainingPlan, micro_batch: int) -> OutOfMemory:
     """The report to the daemon. Without a memory limit the next try may succeed, since another program may have held the memory."""
-    is_limited = plan.max_gpu_memory_bytes > 0 and choose_device(plan.device).type != "cpu"
-    return OutOfMemory(micro_batch=micro_batch, is_final=is_limited and micro_batch <= 1)
+    device = choose_device(plan.device)
+    report = card_at_work(plan, device).report(micro_batch)
+    is_last = next_rung(report.plan, micro_batch, report.kind, may_be_int8=report.may_be_int8) is None
+    is_limited = plan.max_gpu_memory_bytes > 0 and device.type != "cpu"
+    return OutOfMemory(micro_batch=micro_batch, is_final=is_limited and is_last, card_report=report)
 
 
 def _run_stage(channel: socket.socket, first: bytes) -> int:

@@ -195,6 +195,7 @@ def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage
         num_threads=own.num_threads,
         max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
         slowdown=own.slowdown,
+        wishes=own.wishes,
     )
 
 
@@ -222,6 +223,7 @@ def training_plan(
         max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
         max_memory_bytes=whole_bytes(own.max_memory_gb),
         slowdown=own.slowdown,
+        wishes=own.wishes,
         is_paused=is_paused,
         first_step=max(chain.data_position(me) for chain in chains),
         num_fragments=config.num_fragments,

@@ -18,6 +18,7 @@ from typing import Annotated, Final, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from peer.training.plan.card_report import CardReport
 from protocol.errors import LocalProtocolError
 
 _LENGTH: Final = struct.Struct("<I")
@@ -93,7 +94,7 @@ class Reply(_Message):
 class Progress(_Message):
     """Sent after each step, and once when the worker is ready. A non-finite loss is sent as None. `tokens_ready` are those of the
     spine, `others_ready` those of the other units. `busy_s` is the duration of the step, 0 if there was none. `card` is the UUID of
-    the NVIDIA card that trains, empty for another device.
+    the NVIDIA card that trains, empty for another device. `card_report` tells how it trains.
     """
 
     kind: Literal["progress"] = "progress"
@@ -105,17 +106,20 @@ class Progress(_Message):
     micro_batch: int
     busy_s: float = 0.0
     card: str | None = None
+    card_report: CardReport | None = None
 
 
 class OutOfMemory(_Message):
     """The worker ran out of memory at this micro-batch, 0 if there was none yet, and ends.
 
-    is_final: the model does not fit into the allowed memory of the card with any micro-batch.
+    is_final: the model does not fit into the allowed memory of the card with any micro-batch, by any plan. card_report: how the card
+    trained.
     """
 
     kind: Literal["out_of_memory"] = "out_of_memory"
     micro_batch: int
     is_final: bool = False
+    card_report: CardReport | None = None
 
 
 Event = Annotated[Reply | Progress | OutOfMemory, Field(discriminator="kind")]

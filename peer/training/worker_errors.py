@@ -35,9 +35,11 @@ def all_finite(losses: Sequence[float | None]) -> tuple[float, ...]:
     return found
 
 
-def misfit_reason(most_bytes: int) -> str:
-    """Why nothing is trained on a card with this memory limit."""
+def misfit_reason(most_bytes: int, needed_bytes: int = 0) -> str:
+    """Why nothing is trained on a card with this memory limit. `needed_bytes`: expected with the smallest plan, 0 if unknown."""
+    missing_bytes = needed_bytes - most_bytes
+    missing = f": about {missing_bytes / 1e9:.1f} GB are missing" if missing_bytes > 0 else ""
     return (
-        f"the model does not fit into {most_bytes / 1e9:.3g} GB of the card, not even with one sequence at a time; "
+        f"the model does not fit into {most_bytes / 1e9:.3g} GB of the card, not even with one sequence at a time{missing}; "
         "allow more with --max-gpu-memory-gb, or train with --device cpu"
     )

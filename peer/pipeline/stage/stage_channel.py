@@ -11,6 +11,8 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from averaging.data.shards import ShardPath, TokenBytes
+from peer.training.plan.card_plan import CardPlan, Wishes
+from peer.training.plan.card_report import CardReport
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import LaneConfig, Point
@@ -36,6 +38,7 @@ class StagePlan(_Message):
         total_tokens: of the run, for the learning-rate schedule.
         train_shards, heldout_shards: read at the first and the last stage only.
         slowdown: it works at 1 / slowdown of full speed.
+        card_plan: how the card trains, None to choose it at the start by the `wishes` of the owner.
     """
 
     kind: Literal["stage"] = "stage"
@@ -55,6 +58,8 @@ class StagePlan(_Message):
     num_threads: int = 0
     max_gpu_memory_bytes: int = 0
     slowdown: float = 1.0
+    card_plan: CardPlan | None = None
+    wishes: Wishes = Wishes()
 
     @property
     def stages(self) -> StageMap:
@@ -114,6 +119,8 @@ class StageReply(_Message):
         loss_nats: mean of the last inner step, in nats per byte, at the last stage.
         heldout_nats: of the held-out text, with its last pass, at the last stage.
         card: UUID of the NVIDIA card that trains, empty for another device.
+        card_report: how it trains.
+        ran_out: the process ran out of memory, and ends. It is then the answer to no order.
     """
 
     kind: Literal["stage_reply"] = "stage_reply"
@@ -128,6 +135,8 @@ class StageReply(_Message):
     heldout_nats: float | None = None
     num_bytes: Annotated[int, Field(ge=0)] = 0
     card: str | None = None
+    card_report: CardReport | None = None
+    ran_out: bool = False
 
 
 def parse_reply(data: bytes) -> StageReply:
