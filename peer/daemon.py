@@ -295,6 +295,7 @@ async def _train(joined: JoinedSession) -> None:
         plan = training_plan(life.config, me, membership, reads, chains, held, is_paused=is_paused)
         async with open_worker_trainer(plan, whole_anchor(chains), life.worker) as trainer:
             life.board.machine.trains_on = lambda: trainer.card
+            life.board.card_report = lambda: trainer.card_report
             trainer.hold(life.controls.decision.is_held)
             if first.is_missing:
                 trainer.hold(True, HELD_BECAUSE)

@@ -25,7 +25,8 @@ with frozen_imports():
     from peer.pipeline.stage.stage_channel import FAREWELL, StageReply
     from peer.pipeline.stage.stage_worker import is_stage_plan, run_stage
     from peer.training.evaluation import EvaluationDoesNotFit
-    from peer.training.local_training import LocalTrainer
+    from peer.training.local_training import LocalTrainer, card_at_work
+    from peer.training.plan.plan_core import next_rung
     from peer.training.replica.compiler import one_line
     from peer.training.training_plan import TrainingPlan
     from peer.training.worker_channel import (
@@ -223,6 +224,7 @@ class Worker:
             card=self._card,
             compile_note=self._trainer.compile_note,
             skipped_steps=counters.skipped_steps,
+            card_report=self._trainer.card.report(self._trainer.micro_batch),
         )
         self._channel.sendall(frame(progress))
 
@@ -230,8 +232,13 @@ class Worker:
 def _ran_out(plan: TrainingPlan, micro_batch: int) -> OutOfMemory:
     """The report to the daemon. Without a memory limit the next try may succeed, since another program may have held the memory."""
     device = choose_device(plan.device)
-    is_final = plan.max_gpu_memory_bytes > 0 and device.type != "cpu" and micro_batch <= 1
-    return OutOfMemory(micro_batch=micro_batch, is_final=is_final, others_bytes=held_by_others(device))
+    report = card_at_work(plan, device).report(micro_batch)
+    is_last = next_rung(report.plan, micro_batch, report.kind, may_be_int8=report.may_be_int8) is None
+    is_limited = plan.max_gpu_memory_bytes > 0 and device.type != "cpu"
+    others_bytes = held_by_others(device)
+    return OutOfMemory(
+        micro_batch=micro_batch, is_final=is_limited and is_last, others_bytes=others_bytes, card_report=report
+    )
 
 
 def _report(plan: TrainingPlan, micro_batch: int, error: Exception) -> OutOfMemory | Failed:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from peer.checks.machine_core import Finding, Level, Readings, Unread, judge, report_lines, unread, worst
+from peer.checks.machine_core import Finding, Level, Readings, Torch, Unread, judge, report_lines, unread, worst
 from peer.checks.machine_readings import READING_WITHIN_S, read_machine, within
 from peer.settings.config import PeerConfig
 from peer.settings.exit_codes import OK
@@ -20,6 +20,7 @@ from protocol.errors import MachineError
 
 if TYPE_CHECKING:
     from peer.checks.host_core import HostReadings
+    from protocol.run.manifest import RunConfig
 
 FAILED: Final = MachineError.exit_code
 NO_HOST: Final = "to check clock, ports and bandwidth, add the line of a host: potluck doctor potluck1:..."
@@ -37,7 +38,7 @@ def run_doctor(config: PeerConfig, invite_text: str, *, as_json: bool) -> int:
     machine = read_machine(
         config.state_dir, config.device, cache_bytes=config.cache_bytes, num_parameters=num_parameters
     )
-    findings = judge(machine)
+    findings = judge(machine) + _judge_plan(config, machine, invite_text)
     if not as_json:
         print("\n".join(report_lines(findings)), flush=True)
     host = within(HOST_WITHIN_S, partial(_read_host, config, invite_text))
@@ -62,6 +63,21 @@ def _judge_host(host: HostReadings | Unread | None) -> tuple[Finding, ...]:
     if host is None:
         return ()
     return (unread("host", host),) if isinstance(host, Unread) else judge_host(host)
+
+
+def _judge_plan(config: PeerConfig, machine: Readings, invite_text: str) -> tuple[Finding, ...]:
+    """How the last joined run would be trained here; nothing without a run, or where the readings do not tell."""
+    run = within(READING_WITHIN_S, partial(_run_kept, config.state_dir, invite_text))
+    if run is None or isinstance(run, Unread) or isinstance(machine.memory, Unread):
+        return ()
+    from peer.checks.expected_plan import card_of, expected_plan, plan_finding
+    from peer.machine.compiler import has_compiler
+
+    torch = machine.torch if isinstance(machine.torch, Torch) else None
+    card = card_of(machine.graphics, machine.memory.total_bytes, config.device, torch)
+    if card is None:
+        return ()
+    return (plan_finding(expected_plan(card, run, config, has_compiler=has_compiler())),)
 
 
 def check_before_join(config: PeerConfig, invite_text: str) -> None:
@@ -90,16 +106,16 @@ def check_before_join(config: PeerConfig, invite_text: str) -> None:
 
 def _num_parameters(state_dir: Path, invite_text: str) -> int:
     """Number of parameters of the model of the last joined run; 0 if unknown."""
-    found = within(READING_WITHIN_S, partial(_parameters_kept, state_dir, invite_text))
-    return 0 if isinstance(found, Unread) else found
+    found = within(READING_WITHIN_S, partial(_run_kept, state_dir, invite_text))
+    return 0 if found is None or isinstance(found, Unread) else found.held_elements
 
 
-def _parameters_kept(state_dir: Path, invite_text: str) -> int:
+def _run_kept(state_dir: Path, invite_text: str) -> RunConfig | None:
     from peer.checks.known_runs import find_kept_run
     from protocol.identity.invite import decode_invite
 
     kept = find_kept_run(state_dir, decode_invite(invite_text).run_id if invite_text else None)
-    return 0 if kept is None else kept.manifest.config.held_elements
+    return None if kept is None else kept.manifest.config
 
 
 def _json(findings: Sequence[Finding], machine: Readings, host: HostReadings | Unread | None) -> str:

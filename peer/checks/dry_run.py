@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from averaging.host.settings import settings_with_origins
 from peer.checks.dry_run_core import OfferedResources, peer_estimates
 from peer.checks.known_runs import KeptRun, find_kept_run
+from peer.checks.machine_readings import CARD_WITHIN_S, read_graphics, read_memory, within
+from peer.machine.compiler import has_compiler
 from peer.settings.config import PeerConfig, whole_bytes
 from protocol.errors import PotluckError
-from protocol.estimates.dry_run import END, estimate_lines, setting_lines
+from protocol.estimates.dry_run import END, Estimate, estimate_lines, setting_lines
 from protocol.identity.invite import Invite, decode_invite
+from protocol.run.manifest import RunConfig
 from protocol.tables import duration, printable
 
 
@@ -40,8 +44,20 @@ def dry_run_lines(config: PeerConfig, flags: Mapping[str, object], invite_text: 
         *(() if invite or kept else ("  an invite is needed: ask the host for one",)),
         "estimates",
         *estimate_lines(peer_estimates(kept.manifest.config if kept else None, data_bytes, offer)),
+        *estimate_lines(_card_estimates(config, kept.manifest.config) if kept else ()),
         END,
     ]
+
+
+def _card_estimates(config: PeerConfig, run: RunConfig) -> tuple[Estimate, ...]:
+    """How the card would train, and why, if its driver tells what it is."""
+    from peer.checks.expected_plan import card_of, expected_plan
+
+    graphics = within(CARD_WITHIN_S, partial(read_graphics, None, takes_any=True))
+    card = card_of(graphics, read_memory().total_bytes, config.device)
+    if card is None:
+        return (Estimate("card", "chosen once training begins; `potluck doctor` looks closer"),)
+    return (Estimate("card", expected_plan(card, run, config, has_compiler=has_compiler()).reason),)
 
 
 def _data_bytes(kept: KeptRun) -> int:

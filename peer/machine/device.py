@@ -90,6 +90,17 @@ def give_back_memory(device: torch.device) -> None:
         torch.mps.empty_cache()
 
 
+def most_used_bytes(device: torch.device) -> int:
+    """The most bytes of the card that torch's tensors took since `forget_most_used`; 0 where torch does not count them."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def forget_most_used(device: torch.device) -> None:
+    """Begin to count `most_used_bytes` anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether torch or Python ran out of memory, on any device."""
     return isinstance(error, MemoryError) or (

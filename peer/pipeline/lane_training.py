@@ -145,6 +145,7 @@ async def train_in_lanes(
     plan = stage_plan(joined.life.config, joined.membership, cache, run.stage)
     async with open_stage_process(plan, joined.life.worker) as process:
         joined.life.board.machine.trains_on = lambda: process.card
+        joined.life.board.card_report = lambda: process.card_report
         control = LaneControl(process, shares, first)
         holders = _holders(joined, run, rounds)
         moves = _moves(joined, run, holders, control)

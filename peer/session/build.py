@@ -200,6 +200,7 @@ def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage
         moments_file=own.state_dir.absolute() / MOMENTS_NAME,
         moments_within_tokens=MOST_COMMITS_OLD * config.round.target_tokens,
         compile_folder=own.state_dir / COMPILE_FOLDER,
+        wishes=own.wishes,
     )
 
 
@@ -227,6 +228,7 @@ def training_plan(
         max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
         max_memory_bytes=whole_bytes(own.max_memory_gb),
         slowdown=own.slowdown,
+        wishes=own.wishes,
         is_paused=is_paused,
         first_step=max(chain.data_position(me) for chain in chains),
         moments_file=own.state_dir.absolute() / MOMENTS_NAME,

@@ -12,6 +12,7 @@ from averaging.host.settings import DaemonSettings, HostName, ListenHost, Notify
 from averaging.network.seams.host_names import ANY_HOST
 from averaging.system.usual_folders import state_root
 from peer.settings.hours_core import parse_hours
+from peer.training.plan.card_plan import Fit, Switch, WishedPrecision, Wishes
 from protocol.errors import ConfigError
 from protocol.host.expert_choice import parse_experts
 
@@ -61,6 +62,17 @@ class PeerConfig(PlaceConfig):
 
     http_port: Port = 0
     """Port of the status page and metrics; 0 for any free one."""
+
+    fit: Fit = "auto"
+    """Memory of the card to spare. auto takes the fastest way to train that fits; fast spares nothing; small and smallest take less
+    memory and more time, as for a card that other programs use too.
+    """
+
+    precision: WishedPrecision = "auto"
+    """Type that matrix products are computed in: fp32, bf16 or fp16; auto takes what the card is fast in."""
+
+    compile: Switch = "auto"
+    """Whether torch compiles the model for the card: on, off, or auto, where a compiler is found."""
 
     reduce_only: bool = False
     """Train nothing and hold no state: only sum contributions for peers that nobody can connect to."""
@@ -128,6 +140,11 @@ class PeerConfig(PlaceConfig):
     most one of a kind an hour. Only https, or http on this machine. Better in peer.toml or a variable than as a flag, since others on
     this machine can read flags. No notices if not given.
     """
+
+    @property
+    def wishes(self) -> Wishes:
+        """The owner's part of the card's plan."""
+        return Wishes(fit=self.fit, precision=self.precision, compiles=self.compile)
 
     @field_validator("weekly_hours")
     @classmethod

@@ -69,6 +69,24 @@ PEER_METRICS: Final = (
         "In a pipeline run, tokens of finished rounds that the stage's next round is to count.",
         lambda s: _one(s.owed_tokens if s.lane_reason else None),
     ),
+    PeerMetric(
+        "potluck_peer_mfu_ratio",
+        "gauge",
+        "Model FLOPs utilisation: share of the card's peak that training uses.",
+        lambda s: _one(s.mfu),
+    ),
+    PeerMetric(
+        "potluck_peer_card_expected_bytes",
+        "gauge",
+        "Memory of the card that its plan is expected to take.",
+        lambda s: _one(s.card_expected_bytes),
+    ),
+    PeerMetric(
+        "potluck_peer_card_used_bytes",
+        "gauge",
+        "The most memory of the card that training took.",
+        lambda s: _one(s.card_used_bytes),
+    ),
     PeerMetric("potluck_peer_loss_nats", "gauge", "Training loss, nats per byte.", lambda s: _one(s.loss)),
     PeerMetric(
         "potluck_peer_sent_bytes",

@@ -135,6 +135,10 @@ class PeerStatus(BaseModel):
         suspected: peer ids of members of the running exchange that are suspected to be dead or cut off.
         worker_state: of the training process: "starting", "training", "paused", "held" or "restarting"; `worker_reason` says why.
         worker_restarts: number of restarts of the training process.
+        card_plan: how the card trains, and why; empty before the training process has told it.
+        card_expected_bytes: of the card's memory with that plan, None before it is known. `card_used_bytes`: the most that training
+            took of it, None where it is not measured.
+        mfu: model FLOPs utilisation, the share of the card's peak that training uses, 0 to 1; None where the peak is not known.
         download_bytes_here: bytes received of the state that is being downloaded, of `download_bytes_all` from `download_donors`
             peers. All are 0 while there is no download.
         disk_bytes: disk use of the run's folder; `disk_bound_bytes` is the limit for states, updates and log. Both exclude data.
@@ -214,6 +218,10 @@ class PeerStatus(BaseModel):
     worker_state: str = ""
     worker_reason: str = ""
     worker_restarts: int = 0
+    card_plan: str = ""
+    card_expected_bytes: int | None = None
+    card_used_bytes: int | None = None
+    mfu: float | None = None
     download_bytes_here: int = 0
     download_bytes_all: int = 0
     download_donors: int = 0

@@ -31,6 +31,7 @@ from peer.status.health import HealthNotes, Isolation, LineageDivergence, after_
 from peer.status.round_progress import EtaEstimator
 from peer.status.status import LastRound
 from peer.status.traffic import RoundBytes, RoundTraffic, traffic_fields
+from peer.training.plan.card_report import CardReport
 from protocol.host.reports import HeldoutResult
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -44,6 +45,10 @@ ROOTS_REMEMBERED: Final = 256
 """Number of our contributions remembered, to recognise the commits that count them. A contribution is counted within some rounds or
 never.
 """
+
+
+def _no_report() -> CardReport | None:
+    return None
 
 
 def _no_commits() -> CommitTree | None:
@@ -138,6 +143,7 @@ class StatusBoard:
 
     `known_commits` returns the commits that the rounds know, None before they run. `for_host` is set by a round that we must send
     to the host at once: one that we have to upload, or one of an expert that no other peer votes on. So does a convicted voter.
+    `card_report` tells how the card trains, None before the training process has told it.
     """
 
     peer: PeerId
@@ -160,6 +166,7 @@ class StatusBoard:
     allowed: TrainingAllowance = field(default_factory=TrainingAllowance)
     cpu_celsius: float | None = None
     machine: MachineMeter = field(default_factory=MachineMeter)
+    card_report: Callable[[], CardReport | None] = _no_report
     spans: SpanRing = field(default_factory=SpanRing)
     health: HealthNotes = field(default_factory=HealthNotes)
     divergence: LineageDivergence = field(default_factory=LineageDivergence)

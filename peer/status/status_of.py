@@ -17,6 +17,7 @@ from peer.status.round_progress import round_progress
 from peer.status.status import LaneStatus, PeerStatus, UnitPlace
 from peer.status.status_board import StatusBoard
 from peer.status.traffic import since_start, traffic_fields, traffic_row
+from peer.training.plan.card_report import CardReport
 from protocol.errors import RefusedError
 from protocol.identity.credential import credential_ends_unix_s
 from protocol.identity.names import peer_name
@@ -294,8 +295,9 @@ def _of_traffic(sources: Sources) -> dict[str, object]:
 def _of_training(sources: Sources) -> dict[str, object]:
     if sources.trainer is None:
         return {}
-    progress = sources.trainer.progress()
+    progress, card = sources.trainer.progress(), sources.board.card_report()
     return {
+        **(_of_card(card, progress.tokens_per_s) if card is not None else {}),
         "tokens_per_s": progress.tokens_per_s,
         "tokens_ready": progress.tokens_ready,
         "tokens_trained": progress.tokens_trained,
@@ -303,6 +305,15 @@ def _of_training(sources: Sources) -> dict[str, object]:
         "worker_state": progress.state,
         "worker_reason": progress.reason,
         "worker_restarts": progress.restarts,
+    }
+
+
+def _of_card(card: CardReport, tokens_per_s: float) -> dict[str, object]:
+    return {
+        "card_plan": card.reason,
+        "card_expected_bytes": card.expected_bytes,
+        "card_used_bytes": card.used_bytes or None,
+        "mfu": card.mfu(tokens_per_s),
     }
 
 

@@ -121,10 +121,19 @@ def speed(status: PeerStatus) -> str:
     return f"{whole(status.tokens_per_s)} tokens/s, {bits(status.loss)} bits per byte"
 
 
+def card_line(status: PeerStatus) -> str:
+    """How the card trains and why, the memory used, and the share of its peak; empty before it is known."""
+    used = f"{in_bytes(status.card_used_bytes)} used" if status.card_used_bytes is not None else ""
+    share = f"{status.mfu:.0%} of the card's peak" if status.mfu is not None else ""
+    told = ", ".join(filter(None, (used, share)))
+    return "; ".join(filter(None, (status.card_plan, told)))
+
+
 def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
     """Labelled rows: the work done, the resources used, and problems that the owner should know of."""
     rows = [
         ("training", speed(status)),
+        ("plan", card_line(status)),
         ("yours", f"{status.tokens_trained:,} tokens trained, counted in {several(status.rounds_counted, 'round')}"),
         ("traffic", _traffic(status)),
         ("disk", f"{in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}"),

@@ -19,13 +19,11 @@ from averaging.models.llama.config import require_llama
 from peer.machine.device import choose_device, give_back_memory, limit_memory
 from peer.models.decoder import Decoder, parts_of
 from peer.models.mixture import MixtureDecoder
-from peer.training.cards import read_card
+from peer.training.card_at_work import CardAtWork
 from peer.training.evaluation import Evaluation
 from peer.training.expert_turns import expert_of_step
 from peer.training.learning_rate import learning_rate_at
 from peer.training.micro_batch_search import MicroBatchSearch, fitting_size
-from peer.training.plan.card_plan import CardPlan
-from peer.training.plan.cards_core import native_precision
 from peer.training.replica.bridge import Bridge
 from peer.training.replica.compiler import Compiler
 from peer.training.replica.moments import KeptMoments, moments_layout
@@ -74,6 +72,12 @@ def _readers(
     return dict.fromkeys(plan.experts or (None,), whole)
 
 
+def card_at_work(plan: TrainingPlan, device: torch.device) -> CardAtWork:
+    """The device's own plan for this training."""
+    limit_bytes = plan.max_gpu_memory_bytes
+    return CardAtWork(device, plan.load, plan.inner, plan.wishes, most_bytes=limit_bytes, given=plan.card_plan)
+
+
 class LocalTrainer:
     """Model, optimizer and data position of one training process."""
 
@@ -86,12 +90,10 @@ class LocalTrainer:
         self._device = choose_device(plan.device)
         if plan.max_gpu_memory_bytes:
             limit_memory(self._device, plan.max_gpu_memory_bytes)  # before anything is allocated there
-        self._compiler = Compiler(plan.compile_folder)
-        card_plan, self.compile_note = self._compiler.prepared(
-            plan.card_plan or CardPlan(precision=native_precision(read_card(self._device))), plan.model, self._device
-        )
+        self.card, self._compiler = card_at_work(plan, self._device), Compiler(plan.compile_folder)
+        self.card.plan, self.compile_note = self._compiler.prepared(self.card.plan, plan.model, self._device)
         self._model = _model_of(plan).to(self._device)
-        self._replica = Replica(self._model, self.schema, plan.inner, card_plan)
+        self._replica = Replica(self._model, self.schema, plan.inner, self.card.plan)
         self._parameters = self._replica.parameters
         self._window = plan.model.context_tokens + 1
         self.bridge = Bridge(self._device)
@@ -121,6 +123,7 @@ class LocalTrainer:
             window=self._window,
             most_bytes=self.plan.max_memory_bytes,
         ).run()
+        self.card.begin()
         return self.micro_batch
 
     @property

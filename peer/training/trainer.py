@@ -1,10 +1,10 @@
 """The real Trainer: supervises the training process. Its death costs only the tokens since the last commit.
 
 A dead worker is restarted from the anchor (theta <- A, ready tokens <- 0). After running out of memory, it restarts with half the
-micro-batch. If not even one sequence fits into the allowed memory of the card, it holds the state on the CPU and does not train. A
-worker that does not answer is killed first. A card that fails at each start is left for the CPU, if the owner chose no device.
-Commands that were running at its death are obsolete or fail: `shift` and `load` both end at the anchor; `snapshot` and `evaluate`
-raise.
+micro-batch, and from one sequence on with the next plan of the ladder (plan/plan_core.py). If not even one sequence fits into the
+allowed memory of the card by the last plan, it holds the state on the CPU and does not train. A worker that does not answer is
+killed first. A card that fails at each start is left for the CPU, if the owner chose no device. Commands that were running at its
+death are obsolete or fail: `shift` and `load` both end at the anchor; `snapshot` and `evaluate` raise.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ import trio
 
 from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.traffic.spans import COMPUTE, Record, Span, nowhere
+from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.card_report import CardReport
+from peer.training.plan.plan_core import next_rung, plan_words
 from peer.training.training_plan import TrainingPlan
 from peer.training.training_process import MessageReader, TrainingProcess, no_process, restart_pause_s
 from peer.training.worker_channel import (
@@ -89,6 +92,7 @@ class WorkerTrainer:
         self._life_of_theta = [0] * len(self._spans)
         """`restarts` when the caller last knew a unit's theta. A shift applies to that life's theta only."""
         self._kill_reason = ""
+        self._card_plan = plan.card_plan
         self._last = self._begun(plan.first_step, plan.micro_batch)
         self._trained_before = 0
         self._speed: deque[tuple[float, int]] = deque()
@@ -97,6 +101,8 @@ class WorkerTrainer:
         self.card: str | None = None
         """UUID of the NVIDIA card that trains, empty for another device; None before the training process has named it."""
         self.notes = WorkerNotes()
+        self.card_report: CardReport | None = None
+        """How the card trains, and why; None before the training process has told it."""
         self._state = "starting"
         self._reason = "the training process is starting"
         self._losses: deque[float] = deque(maxlen=10)
@@ -330,13 +336,16 @@ class WorkerTrainer:
 
     def _next_plan(self) -> TrainingPlan:
         """The plan of the next worker. It continues in the data and in the schedule."""
-        plan = self._plan.model_copy(update={"trains": False, "device": "cpu"}) if self._misfit else self._plan
-        if self.notes.leaves_card and plan.device == "auto":
-            plan = plan.model_copy(update={"device": "cpu", "card_plan": None})
+        plan, card_plan = self._plan, self._card_plan
+        if self._misfit:
+            plan, card_plan = plan.model_copy(update={"trains": False, "device": "cpu"}), None
+        elif self.notes.leaves_card and plan.device == "auto":
+            plan, card_plan = plan.model_copy(update={"device": "cpu"}), None
         return plan.model_copy(
             update={
                 "first_step": self._last.step,
                 "micro_batch": self._last.micro_batch,
+                "card_plan": card_plan,
                 "schedule_tokens": self._schedule_tokens,
                 "slowdown": self._slowdown,
                 "is_paused": self._is_paused,
@@ -347,17 +356,18 @@ class WorkerTrainer:
         self._ready = trio.Event()
         self._trained_before += self._last.tokens_trained
         micro_batch = self._last.micro_batch
-        if isinstance(cause, OutOfMemory):  # a micro-batch that was not found yet is found again
-            micro_batch = min(cause.micro_batch, max(1, cause.micro_batch // 2))
+        if isinstance(cause, OutOfMemory):
+            self._card_plan, micro_batch = _smaller(cause)
         if self.notes.died(cause):
-            micro_batch = 0
+            self._card_plan, micro_batch = self._plan.card_plan, 0
         self._last = self._begun(self._last.step, micro_batch)
         self._restarts += 1
         self._state = "restarting"
         if isinstance(cause, OutOfMemory):
             if cause.is_final:
-                self._misfit = misfit_reason(self._plan.max_gpu_memory_bytes)
-            self._reason = self._misfit or out_of_memory_reason(micro_batch, cause.others_bytes)
+                needed_bytes = cause.card_report.expected_bytes if cause.card_report is not None else 0
+                self._misfit = misfit_reason(self._plan.max_gpu_memory_bytes, needed_bytes)
+            self._reason = self._misfit or _told(cause, self._card_plan, micro_batch)
         else:
             said = cause.reason if cause is not None else ""
             self._reason = f"{self._kill_reason or said or 'the training process died'}; restarting it"
@@ -402,8 +412,10 @@ class WorkerTrainer:
             self._reply = event
         else:
             self._last, now_s = event, trio.current_time()
-            self.card = event.card
+            self.card, self.card_report = event.card, event.card_report or self.card_report
             self.notes.take(event)
+            if event.card_report is not None:
+                self._card_plan = event.card_report.plan
             if event.busy_s:
                 self.record(Span(COMPUTE, "", now_s - event.busy_s, now_s))
             self._speed.append((now_s, self._trained_before + event.tokens_trained))
@@ -435,6 +447,21 @@ class WorkerTrainer:
     def close(self) -> None:
         """Free the shared memory."""
         self._process.close()
+
+
+def _smaller(cause: OutOfMemory) -> tuple[CardPlan | None, int]:
+    """The next plan after running out of memory, and its micro-batch, 0 if it is to be found. The same one again after the last."""
+    report, micro_batch = cause.card_report, cause.micro_batch
+    if report is None:  # it ended before it had chosen
+        return None, min(micro_batch, max(1, micro_batch // 2))
+    then = next_rung(report.plan, micro_batch, report.kind, may_be_int8=report.may_be_int8)
+    return then if then is not None else (report.plan, micro_batch)
+
+
+def _told(cause: OutOfMemory, plan: CardPlan | None, micro_batch: int) -> str:
+    """Why the training process starts anew after running out of memory."""
+    is_new = cause.card_report is not None and cause.card_report.plan != plan
+    return out_of_memory_reason(micro_batch, cause.others_bytes, plan_words(plan) if is_new and plan else "")
 
 
 @asynccontextmanager

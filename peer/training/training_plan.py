@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from averaging.data.shards import ShardPath, TokenBytes
-from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.card_memory_core import CardLoad, experts_load, whole_load
+from peer.training.plan.card_plan import CardPlan, Wishes
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_families import ModelSection
@@ -54,7 +55,7 @@ class TrainingPlan(TextPlan):
         num_fragments: number of fragments that are averaged separately (protocol/tensors/model_units.py), 0 for the whole model at
             once.
         mixture: in a run of experts; `experts` are those held here, in numeric order.
-        card_plan: how the card trains, None to choose it at the start.
+        card_plan: how the card trains, None to choose it at the start by the `wishes` of the owner.
         moments_file: where the optimizer's moments are kept over a restart, None for nowhere.
         moments_within_tokens: moments from more of the run's tokens ago are not taken up.
         compile_folder: for compiled code, None for the places that torch chooses.
@@ -82,6 +83,7 @@ class TrainingPlan(TextPlan):
     moments_file: ShardPath | None = None
     moments_within_tokens: int = 0
     compile_folder: Path | None = None
+    wishes: Wishes = Wishes()
 
     @property
     def units(self) -> ModelUnits:
@@ -89,6 +91,13 @@ class TrainingPlan(TextPlan):
         if self.mixture is not None:
             return held_units(self.model, self.mixture, self.experts)
         return model_units(self.model, self.num_fragments)
+
+    @property
+    def load(self) -> CardLoad:
+        """The part of the model that the card holds."""
+        if self.mixture is not None:
+            return experts_load(self.model, self.mixture, self.experts)
+        return whole_load(self.model)
 
     def places_of(self, expert: int | None) -> range | tuple[int, int]:
         """Indexes of the units that a step trains: all of them, or the trunk and one expert."""

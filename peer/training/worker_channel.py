@@ -18,6 +18,7 @@ from typing import Annotated, Final, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from peer.training.plan.card_report import CardReport
 from protocol.errors import LocalProtocolError
 
 _LENGTH: Final = struct.Struct("<I")
@@ -93,8 +94,8 @@ class Reply(_Message):
 class Progress(_Message):
     """Sent after each step, and once when the worker is ready. A non-finite loss is sent as None. `tokens_ready` are those of the
     spine, `others_ready` those of the other units. `busy_s` is the duration of the step, 0 if there was none. `card` is the UUID of
-    the NVIDIA card that trains, empty for another device. `compile_note` says why layers run eagerly although the plan compiles
-    them. `skipped_steps` were not taken in this life, since their gradient was not finite.
+    the NVIDIA card that trains, empty for another device. `card_report` tells how it trains. `compile_note` says why layers run
+    eagerly although the plan compiles them. `skipped_steps` were not taken in this life, since their gradient was not finite.
     """
 
     kind: Literal["progress"] = "progress"
@@ -108,19 +109,21 @@ class Progress(_Message):
     card: str | None = None
     compile_note: str = ""
     skipped_steps: int = 0
+    card_report: CardReport | None = None
 
 
 class OutOfMemory(_Message):
     """The worker ran out of memory at this micro-batch, 0 if there was none yet, and ends.
 
-    is_final: the model does not fit into the allowed memory of the card with any micro-batch. others_bytes: of the card's memory
-    that other programs hold, 0 if that is not known.
+    is_final: the model does not fit into the allowed memory of the card with any micro-batch, by any plan. others_bytes: of the
+    card's memory that other programs hold, 0 if that is not known. card_report: how the card trained.
     """
 
     kind: Literal["out_of_memory"] = "out_of_memory"
     micro_batch: int
     is_final: bool = False
     others_bytes: int = 0
+    card_report: CardReport | None = None
 
 
 class Failed(_Message):

@@ -35,17 +35,20 @@ def all_finite(losses: Sequence[float | None]) -> tuple[float, ...]:
     return found
 
 
-def out_of_memory_reason(micro_batch: int, others_bytes: int) -> str:
+def out_of_memory_reason(micro_batch: int, others_bytes: int, now_with: str = "") -> str:
     """The consequence of memory that ran out: the next micro-batch, 0 for one to be found. `others_bytes` of the card's memory are
-    held by other programs.
+    held by other programs. `now_with`: the next plan in words, empty if it stays.
     """
-    found = f"out of memory: the micro-batch is {f'now {micro_batch}' if micro_batch else 'to be found'}"
+    with_plan = f"now with {now_with}; " if now_with else ""
+    found = f"out of memory: {with_plan}the micro-batch is {f'now {micro_batch}' if micro_batch else 'to be found'}"
     return f"{found}; other programs hold {others_bytes / 1e9:.3g} GB of the card" if others_bytes else found
 
 
-def misfit_reason(most_bytes: int) -> str:
-    """Why nothing is trained on a card with this memory limit."""
+def misfit_reason(most_bytes: int, needed_bytes: int = 0) -> str:
+    """Why nothing is trained on a card with this memory limit. `needed_bytes`: expected with the smallest plan, 0 if unknown."""
+    missing_bytes = needed_bytes - most_bytes
+    missing = f": about {missing_bytes / 1e9:.1f} GB are missing" if missing_bytes > 0 else ""
     return (
-        f"the model does not fit into {most_bytes / 1e9:.3g} GB of the card, not even with one sequence at a time; "
+        f"the model does not fit into {most_bytes / 1e9:.3g} GB of the card, not even with one sequence at a time{missing}; "
         "allow more with --max-gpu-memory-gb, or train with --device cpu"
     )

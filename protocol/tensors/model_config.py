@@ -29,6 +29,27 @@ NumLayers = Annotated[int, Field(ge=1, le=512)]
 _LAYER: Final = "layers."
 
 
+@dataclass(frozen=True, slots=True)
+class LayerActivations:
+    """Values a token of one layer's activations. All but `sums` are in the type that the layer computes in.
+
+    Attributes:
+        kept: that the layer keeps for its backward pass beside its input, with norms in one kernel.
+        products: results of matrix products and of attention.
+        compiled: that a compiler keeps beside the layer's input; it computes what lies between products again.
+        sums: kept in float32: one for each norm and head.
+        widest: of the widest activation between two products.
+        num_norms: norms of the stream.
+    """
+
+    kept: int
+    products: int
+    compiled: int
+    sums: int
+    widest: int
+    num_norms: int
+
+
 class ModelConfig(Protocol):
     """A model's numbers: the `[model]` section of its family. A frozen pydantic model.
 
@@ -74,6 +95,11 @@ class ModelConfig(Protocol):
     @property
     def layer_kept_values(self) -> int:
         """Values a token that one layer keeps for its backward pass, in float32."""
+        ...
+
+    @property
+    def layer_activations(self) -> LayerActivations:
+        """Activations of one layer, by which a peer plans its card's memory."""
         ...
 
     @property

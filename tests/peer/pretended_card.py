@@ -52,7 +52,7 @@ class PretendedCard(TorchDispatchMode):
 
     def _take(self, storage: torch.UntypedStorage) -> None:
         size = storage.nbytes()
-        if storage.data_ptr() in self._known:
+        if storage._cdata in self._known:
             return
         if self.most_bytes and self.live_bytes + size > self.most_bytes:
             raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes")
@@ -60,7 +60,7 @@ class PretendedCard(TorchDispatchMode):
 
     def _know(self, storage: torch.UntypedStorage, size: int) -> None:
         """Count a storage once, for as long as it lives. One from before the block counts 0."""
-        key = storage.data_ptr()
+        key = storage._cdata
         if not storage.nbytes() or key in self._known:
             return
         self._known.add(key)

@@ -20,8 +20,10 @@ import torch
 from averaging.arithmetic.genesis import genesis_anchor
 from peer import worker as worker_module
 from peer.pipeline.stage.stage_channel import FAREWELL, StageReply, parse_reply
-from peer.training import local_training
+from peer.training import card_at_work, local_training
 from peer.training.local_training import Counters, LocalTrainer
+from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.cards_core import Card
 from peer.training.replica.replica import Replica
 from peer.training.training_plan import TrainingPlan
 from peer.training.worker_channel import (
@@ -304,7 +306,8 @@ def test_the_process_says_that_memory_ran_out_and_at_which_micro_batch(
         (tmp_path / "fails").touch()
         while isinstance(event := daemon.event(), Progress):
             pass
-        assert event == OutOfMemory(micro_batch=4)
+        assert isinstance(event, OutOfMemory)
+        assert (event.micro_batch, event.is_final) == (4, False)
         assert child.wait(ENDS_WITHIN_S) == EXIT_OUT_OF_MEMORY
 
 
@@ -392,27 +395,38 @@ def test_a_worker_that_only_holds_the_state_obeys_and_takes_no_step_even_when_re
         assert torch.equal(daemon.vectors.read(Area.OUT), ANCHOR_N * 2)
 
 
+SMALLEST = CardPlan(precision="bf16", checkpointing="full", offload="moments")
+PLAIN = CardPlan(precision="bf16")
+
+
 @pytest.mark.parametrize(
-    ("most_bytes", "device", "micro_batch", "is_final"),
+    ("most_bytes", "device", "micro_batch", "card_plan", "is_final"),
     [
-        (10**9, "cuda", 2, False),
-        (10**9, "cuda", 1, True),
-        (10**9, "cuda", 0, True),
-        (0, "cuda", 1, False),
-        (10**9, "cpu", 1, False),
+        (10**9, "cuda", 2, SMALLEST, False),
+        (10**9, "cuda", 1, SMALLEST, True),
+        (10**9, "cuda", 0, SMALLEST, True),
+        (10**9, "cuda", 1, PLAIN, False),
+        (0, "cuda", 1, SMALLEST, False),
+        (10**9, "cpu", 1, CardPlan(checkpointing="full"), False),
     ],
 )
-def test_only_a_single_sequence_that_does_not_fit_below_a_limit_of_the_card_is_final(
+def test_only_a_single_sequence_that_does_not_fit_below_a_limit_of_the_card_by_the_last_plan_is_final(
     plan: TrainingPlan,
     monkeypatch: pytest.MonkeyPatch,
     most_bytes: int,
-    device: str,
+    device: Literal["cuda", "cpu"],
     micro_batch: int,
+    card_plan: CardPlan,
     is_final: bool,
 ) -> None:
     monkeypatch.setattr(worker_module, "choose_device", torch.device)
-    limited = plan.model_copy(update={"max_gpu_memory_bytes": most_bytes, "device": device})
-    assert worker_module._ran_out(limited, micro_batch) == OutOfMemory(micro_batch=micro_batch, is_final=is_final)
+    monkeypatch.setattr(card_at_work, "read_card", lambda of: Card(of.type, "NVIDIA H100", 80 << 30, (9, 0)))
+    monkeypatch.setattr(card_at_work, "most_used_bytes", lambda _of: 0)
+    changes = {"max_gpu_memory_bytes": most_bytes, "device": device, "card_plan": card_plan}
+    told = worker_module._ran_out(plan.model_copy(update=changes), micro_batch)
+    assert (told.micro_batch, told.is_final) == (micro_batch, is_final)
+    assert told.card_report is not None
+    assert (told.card_report.plan, told.card_report.kind) == (card_plan, device)
 
 
 def test_a_model_that_does_not_fit_at_all_is_told_as_out_of_memory_too(

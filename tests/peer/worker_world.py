@@ -112,8 +112,8 @@ class ThreadedProcess:
             first = read_message(self.channel)
             if first is not None:
                 run_stage(self.channel, first, self.memory_fd)
-        except OSError:
-            pass  # killed in the middle of a message
+        except (OSError, MemoryError):
+            pass  # killed in the middle of a message, or out of memory, which it has told
         finally:
             self.channel.close()
             os.close(self.memory_fd)

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from protocol.errors import LocalProtocolError
-from protocol.tensors.model_config import EMBEDDING, ModelConfig, NumLayers, Size
+from protocol.tensors.model_config import EMBEDDING, LayerActivations, ModelConfig, NumLayers, Size
 from protocol.tensors.tensor_schema import TensorSpec
 
 
@@ -78,6 +78,21 @@ class LlamaConfig(BaseModel):
         feed-forward's inner width.
         """
         return 10 * self.dim + 4 * self.ffn_dim + self.num_heads + 2
+
+    @property
+    def layer_activations(self) -> LayerActivations:
+        """Kept are the inputs of both norms, the normed values, rotated queries, keys and values, the attention's output, and in the
+        feed-forward gate, its silu, the other factor and their product. Six of these are results of products.
+        """
+        dim, kv_dim, ffn = self.dim, self.num_kv_heads * self.head_dim, self.ffn_dim
+        return LayerActivations(
+            kept=6 * dim + 2 * kv_dim + 4 * ffn,
+            products=4 * dim + 2 * kv_dim + 2 * ffn,
+            compiled=5 * dim + 2 * kv_dim + 2 * ffn,
+            sums=self.num_heads + 2,
+            widest=ffn,
+            num_norms=2,
+        )
 
     @property
     def takes_experts(self) -> bool:

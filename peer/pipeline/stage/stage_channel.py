@@ -12,7 +12,8 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from averaging.data.shards import ShardPath, TokenBytes
-from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.card_plan import CardPlan, Wishes
+from peer.training.plan.card_report import CardReport
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import LaneConfig, Point
@@ -43,7 +44,7 @@ class StagePlan(_Message):
         slowdown: it works at 1 / slowdown of full speed.
         moments_file: where the optimizer's moments are kept over a restart, None for nowhere.
         moments_within_tokens: moments from more of the run's tokens ago are not taken up.
-        card_plan: how the card trains, None to choose it at the start.
+        card_plan: how the card trains, None to choose it at the start by the `wishes` of the owner.
         compile_folder: for compiled code, None for the places that torch chooses.
     """
 
@@ -67,6 +68,7 @@ class StagePlan(_Message):
     moments_file: ShardPath | None = None
     moments_within_tokens: int = 0
     card_plan: CardPlan | None = None
+    wishes: Wishes = Wishes()
     compile_folder: Path | None = None
 
     @property
@@ -128,6 +130,8 @@ class StageReply(_Message):
         heldout_nats: of the held-out text, with its last pass, at the last stage.
         card: UUID of the NVIDIA card that trains, empty for another device.
         compile_note: why layers run eagerly although the plan compiles them, in one line.
+        card_report: how it trains.
+        ran_out: the process ran out of memory, and ends. It is then the answer to no order.
     """
 
     kind: Literal["stage_reply"] = "stage_reply"
@@ -143,6 +147,8 @@ class StageReply(_Message):
     num_bytes: Annotated[int, Field(ge=0)] = 0
     card: str | None = None
     compile_note: str = ""
+    card_report: CardReport | None = None
+    ran_out: bool = False
 
 
 def parse_reply(data: bytes) -> StageReply:

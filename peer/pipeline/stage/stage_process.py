@@ -17,6 +17,8 @@ import torch
 import trio
 
 from peer.pipeline.stage.stage_channel import FAREWELL, StageOp, StageOrder, StagePlan, StageReply, parse_reply
+from peer.training.plan.card_report import CardReport
+from peer.training.plan.plan_core import next_rung, plan_words
 from peer.training.training_process import SLOW_RESTART_S, MessageReader, TrainingProcess, no_process, restart_pause_s
 from peer.training.worker_channel import Area, frame, with_bytes
 from peer.training.worker_process import EarlyWorker
@@ -53,6 +55,9 @@ class StageProcess:
         self.restarts = 0
         self.card: str | None = None
         """UUID of the NVIDIA card that trains, empty for another device; None before the process has answered."""
+
+        self.card_report: CardReport | None = None
+        """How the card trains, and why; None before the process has answered."""
 
         self.started_in_s: float | None = None
         """Start-up time of the first process; None before that."""
@@ -173,7 +178,10 @@ class StageProcess:
                 if reply.number == FAREWELL:
                     self.failed_because = reply.failed
                     continue
-                self.card = reply.card
+                if reply.ran_out:
+                    self._go_down(reply.card_report)
+                    return
+                self.card, self.card_report = reply.card, reply.card_report or self.card_report
                 if reply.compile_note != self.compile_note:
                     self.compile_note = reply.compile_note
                     log.info("layers_not_compiled", reason=self.compile_note)
@@ -187,6 +195,14 @@ class StageProcess:
         finally:
             for pending in self._pending.values():
                 pending.answered.set()
+
+    def _go_down(self, report: CardReport | None) -> None:
+        """The next process takes the next plan of the ladder: the run fixes the micro-batch of a stage."""
+        then = next_rung(report.plan, 1, report.kind, may_be_int8=report.may_be_int8) if report is not None else None
+        if then is not None:
+            self._plan = self._plan.model_copy(update={"card_plan": then[0]})
+        now = self._plan.card_plan or (report.plan if report is not None else None)
+        log.warning("stage_out_of_memory", now_with=plan_words(now) if now is not None else "the same plan")
 
     def close(self) -> None:
         """Release the shared memory."""

@@ -18,15 +18,14 @@ import torch
 
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenReader
-from peer.machine.device import card_uuid, choose_device, limit_memory
+from peer.machine.device import card_uuid, choose_device, is_out_of_memory, limit_memory
 from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
 from peer.pipeline.stage.stage_channel import STAGE_KIND, StageOrder, StagePlan, StageReply
 from peer.pipeline.stage.stage_trainer import StageTrainer
-from peer.training.cards import read_card
+from peer.training.card_at_work import CardAtWork
 from peer.training.learning_rate import learning_rate_at
-from peer.training.plan.card_plan import CardPlan
-from peer.training.plan.cards_core import native_precision
+from peer.training.plan.card_memory_core import stage_load
 from peer.training.replica.compiler import Compiler
 from peer.training.replica.moments import KeptMoments, moments_layout
 from peer.training.worker_channel import Area, SharedVectors, frame, read_exactly, read_message, with_bytes
@@ -73,11 +72,22 @@ class StageWorker:
         sequences = plan.inner.batch_tokens // plan.model.context_tokens
         self._shape = (sequences // plan.pipeline.micro_batches, plan.model.context_tokens)
         self._sequences = sequences
+        self.card = CardAtWork(
+            self._device,
+            stage_load(self._stages, plan.stage, 1 if plan.pipeline.recomputes else self._most_kept),
+            plan.inner,
+            plan.wishes,
+            most_bytes=plan.max_gpu_memory_bytes,
+            given=plan.card_plan,
+            micro_batch=self._shape[0],
+        )
+        self._compiler = Compiler(plan.compile_folder)
+        self.card.plan, self._why_eager = self._compiler.prepared(self.card.plan, plan.model, self._device)
         self._schedule_tokens = 0
         self._slowdown = plan.slowdown
         self._work: LaneWork | None = None
         self._moments: KeptMoments | None = None
-        self._compile_note = ""
+        self._compile_note = self._why_eager
 
     def run(self) -> None:
         """Carry out orders until the channel ends. Then keep what the next process continues from."""
@@ -97,9 +107,16 @@ class StageWorker:
             if order.op in _SLOWED:
                 time.sleep((self._slowdown - 1.0) * (time.perf_counter() - begin_s))
             busy_s = time.perf_counter() - begin_s
-            told = {"busy_s": busy_s, "card": self._card, "compile_note": self._compile_note}
-            for piece in with_bytes(frame(reply.model_copy(update=told)), left):
+            for piece in with_bytes(frame(reply.model_copy(update=self._of_machine(busy_s))), left):
                 self._channel.sendall(piece)
+
+    def _of_machine(self, busy_s: float) -> dict[str, object]:
+        return {"busy_s": busy_s, "card": self._card, "card_report": self.card.report(self._shape[0])}
+
+    @property
+    def _most_kept(self) -> int:
+        plan, pipeline = self._plan, self._plan.pipeline
+        return most_in_flight(pipeline.schedule, plan.stage, self._stages.num_stages, pipeline.micro_batches)
 
     def _answer(self, order: StageOrder, blob: bytes) -> tuple[StageReply, bytes]:
         try:
@@ -183,19 +200,18 @@ class StageWorker:
             optimizer.load_moments(earlier.moments())
 
     def _trainer(self, anchor_N: torch.Tensor, stage: int) -> StageTrainer:
-        pipeline = self._plan.pipeline
-        kept = most_in_flight(pipeline.schedule, stage, self._stages.num_stages, pipeline.micro_batches)
+        plan = self._plan
         model = StageDecoder(self._stages, stage).to(self._device)
-        compiler = Compiler(self._plan.compile_folder)
-        card_plan, note = compiler.prepared(
-            self._plan.card_plan or CardPlan(precision=native_precision(read_card(self._device))),
-            self._plan.model,
-            self._device,
+        trainer = StageTrainer(
+            model,
+            plan.inner,
+            most_kept=self._most_kept,
+            recomputes=plan.pipeline.recomputes,
+            plan=self.card.plan,
         )
-        trainer = StageTrainer(model, self._plan.inner, most_kept=kept, recomputes=pipeline.recomputes, plan=card_plan)
         trainer.load(anchor_N)
         passes = trainer.passes.trial_passes(self._shape, self._device)
-        self._compile_note = trainer.replica.compile(passes, compiler) or note
+        self._compile_note = trainer.replica.compile(passes, self._compiler) or self._why_eager
         return trainer
 
     def _learning_rate(self, at: Point) -> float:
@@ -230,5 +246,10 @@ def run_stage(channel: socket.socket, first: bytes, memory_fd: int) -> None:
         MemoryError, RuntimeError: the machine's or the card's memory is not enough.
     """
     worker = StageWorker(channel, StagePlan.model_validate_json(first), memory_fd)
-    warm_up()
-    worker.run()
+    try:
+        warm_up()
+        worker.run()
+    except (MemoryError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            channel.sendall(frame(StageReply(number=0, ran_out=True, card_report=worker.card.report(0))))
+        raise

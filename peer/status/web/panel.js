@@ -76,6 +76,9 @@ function show(s) {
     ["connections", s.is_outbound_only ? "only those made from here" : "from and to here"], ["restarted", s.restarted]]);
   facts("machine", [["up for", span(Date.now() / 1000 - s.started_unix_s)], ["memory", inBytes(s.memory_bytes)],
     ["card", s.gpu_busy == null ? "" : `${(100 * s.gpu_busy).toFixed(0)}% busy`],
+    ["how it trains", s.card_plan],
+    ["card's peak that training uses", s.mfu == null ? "" : `${(100 * s.mfu).toFixed(0)}%`],
+    ["memory that training took", s.card_used_bytes == null ? "" : `${inBytes(s.card_used_bytes)} of ${inBytes(s.card_expected_bytes)} expected`],
     ["card's memory", inBytes(s.gpu_memory_bytes)],
     ["card's temperature", s.gpu_celsius == null ? "" : `${s.gpu_celsius} °C`],
     ["card's power", s.gpu_watts == null ? "" : `${s.gpu_watts.toFixed(0)} W`],

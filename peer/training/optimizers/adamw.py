@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch.optim.adamw import adamw
 
+from peer.training.optimizers.moment_home import BESIDE, MomentHome
 from protocol.errors import LocalProtocolError
 
 EPSILON: Final = 1e-8
@@ -34,8 +35,11 @@ class ParameterGroup:
 class AdamW:
     """Decoupled weight decay (1711.05101, algorithm 2) over groups of parameters; in place, like torch's."""
 
-    def __init__(self, groups: Sequence[ParameterGroup], *, beta1: float, beta2: float) -> None:
+    def __init__(
+        self, groups: Sequence[ParameterGroup], *, beta1: float, beta2: float, home: MomentHome = BESIDE
+    ) -> None:
         self._groups = tuple(groups)
+        self._home = home
         self._beta1 = beta1
         self._beta2 = beta2
 
@@ -46,16 +50,19 @@ class AdamW:
 
     @property
     def moments_bytes(self) -> int:
-        """Bytes of the moments once they exist."""
+        """Bytes of the moments beside the parameters, once they exist."""
+        if self._home.is_away:
+            return 0
         parameters = [parameter for group in self._groups for parameter in group.parameters]
         return 2 * sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
     @property
     def step_bytes(self) -> int:
-        """Bytes that a step takes for a moment: none in a fused kernel, else a copy of the parameters."""
+        """Bytes that a step takes for a moment: a copy of the parameters without a fused kernel, and moments that are brought."""
         parameters = [parameter for group in self._groups for parameter in group.parameters]
-        copied = [] if _is_fused(parameters) else parameters
-        return sum(parameter.numel() * parameter.element_size() for parameter in copied)
+        sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
+        brought_bytes = 2 * max(sizes, default=0) if self._home.is_away else 0
+        return brought_bytes + (0 if _is_fused(parameters) else sum(sizes))
 
     def zero_grad(self) -> None:
         """Discard the gradients."""
@@ -69,7 +76,7 @@ class AdamW:
         """
         if not self.has_moments:
             return []
-        each = [group.moments.get(p) or _begin(group, p) for group in self._groups for p in group.parameters]
+        each = [group.moments.get(p) or self._begin(group, p) for group in self._groups for p in group.parameters]
         return [moment for moments in each for moment in moments]
 
     @torch.no_grad()
@@ -85,7 +92,7 @@ class AdamW:
         for group in self._groups:
             group.moments.clear()
         for place, (group, parameter) in enumerate(parameters if moments else []):
-            own = _begin(group, parameter)
+            own = self._begin(group, parameter)
             for room, moment in zip(own, moments[3 * place : 3 * place + 3], strict=True):
                 if room.shape != moment.shape:
                     raise LocalProtocolError(f"a moment of shape {tuple(moment.shape)}", f"{tuple(room.shape)}")
@@ -96,30 +103,40 @@ class AdamW:
         """Move every parameter that has a gradient."""
         for group in self._groups:
             moved = [parameter for parameter in group.parameters if parameter.grad is not None]
-            moments = [group.moments.get(parameter) or _begin(group, parameter) for parameter in moved]
-            adamw(
-                list(moved),
-                [parameter.grad for parameter in moved if parameter.grad is not None],
-                [first for first, _, _ in moments],
-                [second for _, second, _ in moments],
-                [],
-                [num_steps for _, _, num_steps in moments],
-                amsgrad=False,
-                beta1=self._beta1,
-                beta2=self._beta2,
-                lr=learning_rate,
-                weight_decay=group.weight_decay,
-                eps=EPSILON,
-                maximize=False,
-                fused=_is_fused(moved),
-            )
+            for together in self._home.together(moved):
+                self._move(group, together, learning_rate)
 
+    def _move(self, group: ParameterGroup, moved: Sequence[torch.nn.Parameter], learning_rate: float) -> None:
+        moments = [group.moments.get(parameter) or self._begin(group, parameter) for parameter in moved]
+        firsts = [self._home.brought(first, near) for near, (first, _, _) in zip(moved, moments, strict=True)]
+        seconds = [self._home.brought(second, near) for near, (_, second, _) in zip(moved, moments, strict=True)]
+        adamw(
+            list(moved),
+            [parameter.grad for parameter in moved if parameter.grad is not None],
+            firsts,
+            seconds,
+            [],
+            [num_steps for _, _, num_steps in moments],
+            amsgrad=False,
+            beta1=self._beta1,
+            beta2=self._beta2,
+            lr=learning_rate,
+            weight_decay=group.weight_decay,
+            eps=EPSILON,
+            maximize=False,
+            fused=_is_fused(moved),
+        )
+        for (first, second, _), new_first, new_second in zip(moments, firsts, seconds, strict=True):
+            self._home.write_back(first, new_first)
+            self._home.write_back(second, new_second)
 
-def _begin(group: ParameterGroup, parameter: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    first, second = (torch.zeros_like(parameter, memory_format=torch.preserve_format) for _ in range(2))
-    num_steps = torch.zeros((), dtype=torch.float32, device=parameter.device)
-    moments = group.moments[parameter] = (first, second, num_steps)
-    return moments
+    def _begin(
+        self, group: ParameterGroup, parameter: torch.nn.Parameter
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        first, second = (self._home.zeros(parameter) for _ in range(2))
+        num_steps = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        moments = group.moments[parameter] = (first, second, num_steps)
+        return moments
 
 
 def _is_fused(parameters: Sequence[torch.Tensor]) -> bool:

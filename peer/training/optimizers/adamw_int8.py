@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
@@ -18,11 +17,6 @@ from protocol.errors import LocalProtocolError, MachineError
 
 BYTES_PER_VALUE: Final = 2.03
 """Two codes of a byte, and two scales of float32 for each block of 256 values."""
-
-
-def has_torchao() -> bool:
-    """Whether the extra is installed."""
-    return find_spec("torchao") is not None
 
 
 class AdamWInt8:

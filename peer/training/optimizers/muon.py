@@ -16,6 +16,7 @@ from typing import Final
 
 import torch
 
+from peer.training.optimizers.moment_home import BESIDE, MomentHome
 from protocol.errors import LocalProtocolError
 
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
@@ -73,6 +74,7 @@ class Muon:
     parameters: Sequence[torch.nn.Parameter]
     momentum: float
     weight_decay: float
+    home: MomentHome = BESIDE
     momenta: dict[torch.nn.Parameter, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -82,7 +84,9 @@ class Muon:
 
     @property
     def moments_bytes(self) -> int:
-        """Bytes of the momenta once they exist."""
+        """Bytes of the momenta beside the parameters, once they exist."""
+        if self.home.is_away:
+            return 0
         return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters)
 
     @property
@@ -134,14 +138,16 @@ class Muon:
         gradient = parameter.grad
         if gradient is None:
             return torch.zeros_like(parameter)
-        momentum = self._momentum(parameter)
+        kept = self._momentum(parameter)
+        momentum = self.home.brought(kept, parameter)
         momentum.lerp_(gradient, 1.0 - self.momentum)
+        self.home.write_back(kept, momentum)
         return gradient.lerp(momentum, self.momentum)
 
     def _momentum(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         momentum = self.momenta.get(parameter)
         if momentum is None:
-            momentum = self.momenta[parameter] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            momentum = self.momenta[parameter] = self.home.zeros(parameter)
         return momentum
 
 

@@ -10,8 +10,9 @@ import torch
 
 from peer.training.optimizers.adamw import AdamW, ParameterGroup
 from peer.training.optimizers.adamw_int8 import AdamWInt8
+from peer.training.optimizers.moment_home import MomentHome
 from peer.training.optimizers.muon import Muon
-from peer.training.plan.card_plan import Moments
+from peer.training.plan.card_plan import FLOAT32, CardPlan
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import layer_of
 from protocol.tensors.tensor_schema import TensorSchema
@@ -96,10 +97,10 @@ class MuonWithAdamW:
 
 
 def make_optimizer(
-    inner: InnerSection, schema: TensorSchema, parameters: Sequence[torch.nn.Parameter], moments: Moments = "exact"
+    inner: InnerSection, schema: TensorSchema, parameters: Sequence[torch.nn.Parameter], plan: CardPlan = FLOAT32
 ) -> Optimizer:
-    """The manifest's optimizer, over parameters in the schema's order. Norms have no weight decay. With `moments` "int8", AdamW's
-    are in 8 bits; Muon's one momentum stays as it is.
+    """The manifest's optimizer, over parameters in the schema's order. Norms have no weight decay. The plan says
+    where moments lie, and whether those of AdamW are in 8 bits; Muon's one momentum stays as it is.
 
     Muon moves the matrices of layers. The rows of all other matrices are tokens or positions. Each row has its own gradient, and
     making rows orthogonal gains nothing (Jordan 2024).
@@ -110,10 +111,14 @@ def make_optimizer(
     tables = [parameter for layer, parameter in matrices if layer is None]
     inside = [parameter for layer, parameter in matrices if layer is not None]
     decayed = tables if inner.optimizer == "muon" else [*tables, *inside]
-    make_adamw = AdamWInt8 if moments == "int8" else AdamW
+    home = MomentHome(is_away=plan.offload == "moments")
     groups = (ParameterGroup(decayed, inner.weight_decay), ParameterGroup(vectors, 0.0))
-    adamw = make_adamw(groups, beta1=inner.beta1, beta2=inner.beta2)
+    adamw = (
+        AdamWInt8(groups, beta1=inner.beta1, beta2=inner.beta2)
+        if plan.moments == "int8"
+        else AdamW(groups, beta1=inner.beta1, beta2=inner.beta2, home=home)
+    )
     if inner.optimizer == "adamw":
         return adamw
-    muon = Muon(inside, momentum=inner.matrix_momentum, weight_decay=inner.weight_decay)
+    muon = Muon(inside, momentum=inner.matrix_momentum, weight_decay=inner.weight_decay, home=home)
     return MuonWithAdamW(muon, adamw, inner.matrix_rate / inner.learning_rate)

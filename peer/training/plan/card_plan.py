@@ -17,8 +17,30 @@ products and of attention, or all but each layer's input.
 Moments = Literal["exact", "int8"]
 """How the optimizer's moments are stored: in float32, or in blocks of 8 bits."""
 
-Offload = Literal["none", "moments", "all"]
-"""Values that lie in the machine's memory and not on the card: none, the moments, or the moments and the float32 parameters."""
+Offload = Literal["none", "moments"]
+"""Values that lie in the machine's memory between steps, and on the card only for a step: none, or the moments."""
+
+
+Fit = Literal["auto", "fast", "small", "smallest"]
+"""Memory of the card to spare: as the card needs, none, or more than it needs."""
+
+WishedPrecision = Literal["auto", "fp32", "bf16", "fp16"]
+
+Switch = Literal["auto", "on", "off"]
+
+
+class Wishes(BaseModel):
+    """The part of a plan that the volunteer fixes. The card decides the rest.
+
+    Attributes:
+        compiles: "on" and "auto" compile where that works.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fit: Fit = "auto"
+    precision: WishedPrecision = "auto"
+    compiles: Switch = "auto"
 
 
 class CardPlan(BaseModel):

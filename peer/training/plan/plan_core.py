@@ -1,45 +1,218 @@
-"""Chooses how a card trains a model, and why: a ladder from fast and large to slow and small."""
+"""Chooses how a card trains a model, and why: a ladder from fast and large to slow and small.
+
+Each rung takes less of the card's memory and more time than the one before. The micro-batch is made smaller first, because that
+costs least.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Final
 
-from peer.training.plan.card_plan import CardPlan, Precision
-from peer.training.plan.cards_core import Card, native_precision
+from peer.training.plan.card_memory_core import CARD_LOGITS, CPU_LOGITS, CardLoad, memory_need
+from peer.training.plan.card_plan import CardPlan, Checkpointing, Fit, Moments, Offload, Wishes
+from peer.training.plan.cards_core import Card, CardKind, native_precision
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.model_config import ModelConfig
 
-Fit = Literal["auto", "fast", "small", "smallest"]
-"""How much memory to spare: as the card needs, none, or more than it needs."""
+CARD_SHARE: Final = 0.93
+CARD_RESERVE_BYTES: Final = 500_000_000
+"""Share of a card's memory that training may plan with, less what the driver takes: torch's allocator leaves gaps."""
 
-Switch = Literal["auto", "on", "off"]
+SHARED_SHARE: Final = 0.5
+"""The same where the machine's memory is the card's. The daemon and other programs have the rest."""
+
+_LEAST_TRITON: Final = (7, 0)
+"""Compute capability of the oldest NVIDIA cards that torch's compiler makes code for."""
+
+_OWN_MEMORY: Final = frozenset[CardKind](["cuda", "rocm"])
+
+_RUNGS: Final[tuple[tuple[Checkpointing, Moments, Offload], ...]] = (
+    ("none", "exact", "none"),
+    ("selective", "exact", "none"),
+    ("full", "exact", "none"),
+    ("full", "int8", "none"),
+    ("full", "exact", "moments"),
+)
+
+_MAKERS: Final = re.compile(r"^(NVIDIA|AMD|GeForce|Radeon|Instinct|Tesla|Quadro)\s+", re.IGNORECASE)
+
+_CHECKPOINTING_SAYS: Final[dict[Checkpointing, str]] = {
+    "none": "",
+    "selective": "activations partly computed again",
+    "full": "activations computed again",
+}
+_OFFLOAD_SAYS: Final[dict[Offload, str]] = {
+    "none": "",
+    "moments": "moments in the machine's memory",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """The volunteer's own choices. The card decides everything else.
+class Limits:
+    """The limits that this machine and the run set.
 
     Attributes:
-        most_bytes: of the card's memory, 0 for all of it.
+        most_bytes: of the card's own memory, 0 for all of it.
+        has_compiler: whether torch can compile here.
+        may_be_int8: whether the run allows moments in 8 bits, and this machine can keep them so.
     """
 
-    fit: Fit = "auto"
-    precision: Precision | Literal["auto"] = "auto"
-    compiles: Switch = "auto"
     most_bytes: int = 0
+    has_compiler: bool = False
+    may_be_int8: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A plan, its reason in one sentence, and the bytes of the card that it is expected to take with one sequence at a time."""
+    """A plan, and why.
+
+    Attributes:
+        reason: one sentence for the volunteer.
+        micro_batch: the most sequences at a time that are expected to fit; 1 if not even one is.
+        expected_bytes: of the card with so many, of its `usable_bytes`.
+    """
 
     plan: CardPlan
     reason: str
+    micro_batch: int
     expected_bytes: int
+    usable_bytes: int
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that the card lacks with the smallest plan; 0 where the model fits."""
+        return max(0, self.expected_bytes - self.usable_bytes)
 
 
-def choose(card: Card, model: ModelConfig, inner: InnerSection, wishes: Wishes) -> Choice:
-    """The fastest plan that fits the card."""
+def ladder(kind: CardKind, first: CardPlan, *, may_be_int8: bool = False) -> tuple[CardPlan, ...]:
+    """The plans of a card from the fastest to the smallest, in the precision of `first` and compiled if that is. Memory that the
+    card shares with the machine is not spared by moving values there.
+    """
+    return tuple(
+        CardPlan(
+            precision=first.precision,
+            is_compiled=first.is_compiled,
+            checkpointing=checkpointing,
+            moments=moments,
+            offload=offload,
+        )
+        for checkpointing, moments, offload in _RUNGS
+        if (moments == "exact" or may_be_int8) and (offload == "none" or kind in _OWN_MEMORY)
+    )
+
+
+def choose(
+    card: Card, load: CardLoad, inner: InnerSection, wishes: Wishes, limits: Limits, micro_batch: int = 0
+) -> Choice:
+    """The fastest plan that fits the card; the smallest one where none does.
+
+    Args:
+        micro_batch: where it is given, as in a run of stages; 0 to take the largest that fits.
+    """
     precision = native_precision(card) if wishes.precision == "auto" else wishes.precision
-    return Choice(CardPlan(precision=precision), f"{card.name}: {precision}", 0)
+    first = CardPlan(precision=precision, is_compiled=_is_compiled(card, wishes, limits))
+    rungs = ladder(card.kind, first, may_be_int8=limits.may_be_int8)
+    usable_bytes = usable(card, wishes.fit, limits)
+    sizes = [micro_batch] if micro_batch else [*_divisors(inner.batch_tokens // load.model.context_tokens)]
+    tried = ((plan, size) for plan in _of_fit(rungs, wishes.fit) for size in sizes)
+    fits = ((plan, size) for plan, size in tried if expected_bytes(card, load, inner, size, plan) <= usable_bytes)
+    plan, size = next(fits, (rungs[-1], sizes[-1]))
+    expected = expected_bytes(card, load, inner, size, plan)
+    return Choice(plan, explained(card, plan, expected, usable_bytes), size, expected, usable_bytes)
+
+
+def next_rung(
+    plan: CardPlan, micro_batch: int, kind: CardKind, *, may_be_int8: bool = False
+) -> tuple[CardPlan, int] | None:
+    """How to go on after running out of memory: with half the micro-batch, or from one sequence on by the next plan of the ladder,
+    with a micro-batch to be found (0). None after the last.
+
+    Args:
+        micro_batch: that the memory did not suffice for; 0 if it was not found yet.
+    """
+    if micro_batch > 1:
+        return plan, micro_batch // 2
+    rungs = ladder(kind, plan, may_be_int8=may_be_int8)
+    if plan not in rungs:  # the rungs have changed since it was chosen
+        return rungs[-1], 0
+    after = dict(pairwise(rungs)).get(plan)
+    return None if after is None else (after, 0)
+
+
+def allows_int8(inner: InnerSection) -> bool:
+    """Whether the run lets peers keep the optimizer's moments in 8 bits."""
+    return inner.moments == "int8"
+
+
+def expected_bytes(card: Card, load: CardLoad, inner: InnerSection, micro_batch: int, plan: CardPlan) -> int:
+    """Bytes of this card that training takes by a plan."""
+    is_card = card.kind != "cpu"
+    logits = CARD_LOGITS if is_card else CPU_LOGITS
+    return memory_need(load, inner, micro_batch, plan, has_fused_norms=is_card, chunk_logits=logits).total
+
+
+def usable(card: Card, fit: Fit, limits: Limits) -> int:
+    """Bytes of the card that a plan may take. The volunteer's limit holds for a card's own memory."""
+    if card.kind == "cpu":
+        return int(card.memory_bytes * SHARED_SHARE)
+    own_bytes = int(card.memory_bytes * CARD_SHARE) - CARD_RESERVE_BYTES
+    if card.kind == "mps":
+        own_bytes = int(card.memory_bytes * SHARED_SHARE)
+    elif fit == "fast":
+        own_bytes = card.memory_bytes
+    return min(own_bytes, limits.most_bytes) if limits.most_bytes else own_bytes
+
+
+def explained(card: Card, plan: CardPlan, expected: int, usable_bytes: int) -> str:
+    """A plan in one sentence, as "RTX 3060, 12 GB: bf16, compiled, activations partly computed again, 8.9 of 11.2 GB"."""
+    how = plan_words(plan)
+    if expected > usable_bytes:
+        missing = f"{_gb(expected - usable_bytes)} GB are missing of {_gb(expected)} GB"
+        return f"{card_words(card)}: the model is not expected to fit; {missing}, with {how}"
+    return f"{card_words(card)}: {how}, {_gb(expected)} of {_gb(usable_bytes)} GB"
+
+
+def plan_words(plan: CardPlan) -> str:
+    """A plan in words, as "bf16, compiled, activations partly computed again"."""
+    words = [
+        plan.precision,
+        "compiled" if plan.is_compiled else "",
+        _CHECKPOINTING_SAYS[plan.checkpointing],
+        "moments in 8 bits" if plan.moments == "int8" else "",
+        _OFFLOAD_SAYS[plan.offload],
+    ]
+    return ", ".join(word for word in words if word)
+
+
+def card_words(card: Card) -> str:
+    """The card's name without its maker's, and its memory, as "RTX 3060, 12 GB"."""
+    name = card.name
+    while found := _MAKERS.match(name):
+        name = name[found.end() :]
+    shown = "CPU" if card.kind == "cpu" else name
+    return f"{shown}, {round(card.memory_bytes / (1 << 30))} GB"
+
+
+def _is_compiled(card: Card, wishes: Wishes, limits: Limits) -> bool:
+    can_be = card.kind == "rocm" or (card.kind == "cuda" and card.capability >= _LEAST_TRITON)
+    return can_be and limits.has_compiler and wishes.compiles != "off"
+
+
+def _of_fit(rungs: Sequence[CardPlan], fit: Fit) -> Sequence[CardPlan]:
+    """The part of the ladder that this wish allows."""
+    if fit == "smallest":
+        return rungs[-1:]
+    return [plan for plan in rungs if plan.checkpointing == "full"] if fit == "small" else rungs
+
+
+def _divisors(sequences: int) -> Iterator[int]:
+    """Micro-batches of which a step has a whole number, the largest first."""
+    return (size for size in range(max(1, sequences), 0, -1) if sequences % size == 0 or size == 1)
+
+
+def _gb(num_bytes: int) -> str:
+    gigabytes = num_bytes / 1e9
+    return f"{gigabytes:.1f}" if gigabytes >= 0.1 else f"{gigabytes:.2g}"

@@ -44,7 +44,7 @@ class Replica:
         self.model, self.schema, self.plan = model, schema, plan
         self.parameters = parameters_in_order(model, schema)
         self.device = self.parameters[0].device
-        self.optimizer = make_optimizer(inner, schema, self.parameters, plan.moments)
+        self.optimizer = make_optimizer(inner, schema, self.parameters, plan)
         self.scale = LossScale(is_needed=plan.precision == "fp16")
         self._dtype = DTYPES[plan.precision]
         self.model.call = checkpointed(plan.checkpointing, call_layer)
@@ -74,8 +74,11 @@ class Replica:
         return ""
 
     def computing(self) -> AbstractContextManager[object]:
-        """The context of a forward pass: matrix products in the plan's type."""
-        return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None)
+        """The context of a forward pass: matrix products in the plan's type.
+
+        A pass uses each matrix once, so casts are not cached: a layer that is computed again does not keep its own.
+        """
+        return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None, cache_enabled=False)
 
     def backward(self, left: torch.Tensor, grad: torch.Tensor | None = None) -> None:
         """Add the gradients of a pass to the parameters'. They are scaled (`LossScale`) until `norm` or `square` is asked.

@@ -20,7 +20,8 @@ def _text(status: PeerStatus) -> str:
 
 
 def test_every_row_of_the_table_appears_once_a_status_has_its_value() -> None:
-    text = _text(STATUS.model_copy(update={"loss": 2.0, "credential_left_s": 1.0, "host_heard_ago_s": 1.0}))
+    card = {"mfu": 0.4, "card_expected_bytes": 2, "card_used_bytes": 1}
+    text = _text(STATUS.model_copy(update={"loss": 2.0, "credential_left_s": 1.0, "host_heard_ago_s": 1.0, **card}))
     for row in PEER_METRICS:
         assert f"# HELP {row.name}" in text
 
@@ -99,3 +100,10 @@ def test_health_membership_and_the_download_are_read_off_the_status() -> None:
         "potluck_peer_generations_damaged_total 2.0",
     ):
         assert line in lines
+
+
+def test_the_cards_share_and_memory_are_absent_where_they_are_not_known() -> None:
+    assert not any(f"\npotluck_peer_{name} " in _text(STATUS) for name in ("mfu_ratio", "card_used_bytes"))
+    known = _text(STATUS.model_copy(update={"mfu": 0.41, "card_used_bytes": 7}))
+    assert "\npotluck_peer_mfu_ratio 0.41\n" in known
+    assert "\npotluck_peer_card_used_bytes 7.0\n" in known

@@ -146,3 +146,12 @@ def test_words_of_insiders_are_on_no_line() -> None:
     assert "1 peer banned" in text
     for word in ("bulk", "lineage", "quorum", "roster", "bans", "acks", "delta", "coordinator"):
         assert word not in text
+
+
+def test_how_the_card_trains_is_told_with_its_memory_and_share_once_they_are_known() -> None:
+    assert not any(line.startswith("plan:") for line in status_lines(STATUS))
+    reason = "RTX 3060, 12 GB: bf16, compiled, 8.9 of 11.2 GB"
+    planned = STATUS.model_copy(update={"card_plan": reason, "card_expected_bytes": 8_900_000_000})
+    assert f"plan: {reason}" in status_lines(planned)
+    at_work = planned.model_copy(update={"card_used_bytes": 8_700_000_000, "mfu": 0.412})
+    assert f"plan: {reason}; 8.7 GB used, 41% of the card's peak" in status_lines(at_work)

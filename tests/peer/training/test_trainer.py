@@ -19,6 +19,7 @@ from averaging.arithmetic.genesis import genesis_anchor
 from peer.training import trainer as trainer_module
 from peer.training import training_process, worker_process
 from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.card_report import CardReport
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.worker_channel import Failed, OutOfMemory, Progress, Reply, parse_event
 from peer.training.worker_errors import DoesNotFit, LossNotFinite, WorkerDied
@@ -310,5 +311,48 @@ def _unstarted(folder: Path, **changes: object) -> Iterator[WorkerTrainer]:
     trainer = WorkerTrainer(training_plan(folder, **changes), genesis_anchor(model_schema(MODEL), 1))
     try:
         yield trainer
+    finally:
+        trainer.close()
+
+
+async def test_after_running_out_with_one_sequence_the_next_plan_is_taken_and_told(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    plain = CardPlan(precision="bf16", is_compiled=True)
+    trainer = WorkerTrainer(training_plan(tmp_path, micro_batch=0), genesis_anchor(model_schema(MODEL), 1))
+
+    def ran_out(plan: CardPlan, micro_batch: int) -> tuple[CardPlan | None, int, str]:
+        report = CardReport(plan=plan, kind="cuda")
+        trainer._note_death(OutOfMemory(micro_batch=micro_batch, card_report=report))
+        then = trainer._next_plan()
+        return then.card_plan, then.micro_batch, trainer.progress().reason
+
+    try:
+        assert ran_out(plain, 8) == (plain, 4, "out of memory: the micro-batch is now 4")
+        selective = plain.model_copy(update={"checkpointing": "selective"})
+        told = (
+            "out of memory: now with bf16, compiled, activations partly computed again; the micro-batch is to be found"
+        )
+        assert ran_out(plain, 1) == (selective, 0, told)
+        last = CardPlan(precision="bf16", checkpointing="full", offload="moments")
+        assert ran_out(last, 1) == (last, 1, "out of memory: the micro-batch is now 1")
+    finally:
+        trainer.close()
+
+
+async def test_a_model_that_fits_by_no_plan_says_how_much_is_missing_and_is_held_plainly_on_the_processor(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    plan = training_plan(tmp_path, max_gpu_memory_bytes=1_500_000_000)
+    trainer = WorkerTrainer(plan, genesis_anchor(model_schema(MODEL), 1))
+    last = CardPlan(precision="bf16", checkpointing="full", offload="moments")
+    report = CardReport(plan=last, kind="cuda", expected_bytes=4_700_000_000)
+    try:
+        trainer._note_death(OutOfMemory(micro_batch=1, is_final=True, card_report=report))
+        assert (
+            "into 1.5 GB of the card, not even with one sequence at a time: about 3.2 GB are missing"
+            in trainer.progress().reason
+        )
+        assert (trainer._next_plan().device, trainer._next_plan().card_plan) == ("cpu", None)
     finally:
         trainer.close()

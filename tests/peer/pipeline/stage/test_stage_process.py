@@ -12,6 +12,7 @@ import trio
 from peer.pipeline.stage import stage_process
 from peer.pipeline.stage.stage_channel import FAREWELL, StageReply
 from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
+from peer.pipeline.stage.stage_worker import StageWorker
 from peer.training import training_process
 from peer.training.worker_channel import frame
 from protocol.errors import LocalProtocolError, MachineError, RemoteProtocolError
@@ -174,3 +175,23 @@ async def test_values_cross_in_the_memory_that_both_have(tmp_path: Path, starts:
         await process.ask("open", {"lane": 1}, vector_N=anchor(plan))
         await process.ask("theta")
         assert torch.equal(process.theta(), anchor(plan))
+
+
+async def test_after_running_out_of_memory_the_next_process_takes_the_next_plan(
+    tmp_path: Path, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object) -> None:
+        raise MemoryError("injected")
+
+    plan = stage_plan(tmp_path, 0)
+    async with open_stage_process(plan) as process:
+        await _ready(process)
+        with monkeypatch.context() as at_first:
+            at_first.setattr(StageWorker, "_open", full)
+            with pytest.raises(StageProcessDied):
+                await process.ask("open", {"lane": 7}, vector_N=anchor(plan))
+        await _ready(process, restarts=1)
+        await process.ask("open", {"lane": 7}, vector_N=anchor(plan))
+        report = process.card_report
+    assert report is not None
+    assert (report.plan.checkpointing, report.kind) == ("selective", "cpu")

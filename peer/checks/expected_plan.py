@@ -1,0 +1,68 @@
+"""How this machine would train a run's model, before anything is started: for `potluck doctor` and `join --dry-run`. Without torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from peer.checks import machine_core
+from peer.checks.machine_core import Finding, Level, NoCard, Torch, Unread
+from peer.machine.compiler import has_torchao
+from peer.settings.config import PeerConfig, whole_bytes
+from peer.training.plan.card_memory_core import CardLoad, experts_load, stage_load, whole_load
+from peer.training.plan.cards_core import Card
+from peer.training.plan.plan_core import Choice, Limits, allows_int8, choose
+from protocol.pipeline.schedule import most_in_flight
+from protocol.run.manifest import RunConfig
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+def card_of(
+    graphics: machine_core.Card | NoCard | Unread, memory_bytes: int, device: Device, torch: Torch | None = None
+) -> Card | None:
+    """The card that would train, by the readings; None where they do not tell.
+
+    Args:
+        memory_bytes: of the machine.
+        torch: what torch says of itself, None if it was not asked.
+    """
+    if device != "cpu" and isinstance(graphics, machine_core.Card):
+        return Card("cuda", graphics.name, graphics.memory_total_bytes, graphics.capability)
+    if device == "cpu":
+        return Card("cpu", "", memory_bytes)
+    if torch is None or torch.can_use_cuda or torch.can_use_mps or device != "auto":
+        return None  # a card of another maker, whose kind only the training process reads
+    return Card("cpu", "", memory_bytes)
+
+
+def expected_plan(card: Card, run: RunConfig, own: PeerConfig, *, has_compiler: bool) -> Choice:
+    """The plan that training would begin with. Of a run of stages, that of its largest stage."""
+    may_be_int8 = allows_int8(run.inner) and has_compiler and has_torchao()
+    limits = Limits(whole_bytes(own.max_gpu_memory_gb), has_compiler, may_be_int8)
+    loads, micro_batch = _loads(run)
+    choices = [choose(card, load, run.inner, own.wishes, limits, micro_batch) for load in loads]
+    return max(choices, key=lambda choice: choice.expected_bytes)
+
+
+def plan_finding(choice: Choice) -> Finding:
+    """A line of the doctor's report."""
+    if not choice.missing_bytes:
+        return Finding("plan", Level.OK, choice.reason)
+    return Finding("plan", Level.WARN, choice.reason, "join a run of a smaller model, or train with --device cpu")
+
+
+def _loads(run: RunConfig) -> tuple[list[CardLoad], int]:
+    """The parts of the model that a card of this run may hold, and the micro-batch where the run fixes it."""
+    if run.pipeline is not None and run.stages is not None:
+        pipeline, stages = run.pipeline, run.stages
+        size = run.inner.batch_tokens // run.model.context_tokens // pipeline.micro_batches
+        kept = [
+            1
+            if pipeline.recomputes
+            else most_in_flight(pipeline.schedule, stage, stages.num_stages, pipeline.micro_batches)
+            for stage in range(stages.num_stages)
+        ]
+        return [stage_load(stages, stage, kept[stage]) for stage in range(stages.num_stages)], size
+    if run.mixture is not None:
+        return [experts_load(run.model, run.mixture, (0,))], 0
+    return [whole_load(run.model)], 0

@@ -1,0 +1,65 @@
+"""The plan of the card that a training process has, chosen at its start, and what is told of it."""
+
+from __future__ import annotations
+
+import torch
+
+from peer.machine.compiler import has_compiler, has_torchao
+from peer.machine.device import forget_most_used, most_used_bytes
+from peer.training.cards import read_card
+from peer.training.plan.card_memory_core import CardLoad, flops_per_token
+from peer.training.plan.card_plan import CardPlan, Wishes
+from peer.training.plan.card_report import CardReport
+from peer.training.plan.plan_core import Limits, allows_int8, choose, expected_bytes, explained, usable
+from peer.training.plan.speed_core import peak_flops
+from protocol.run.training_sections import InnerSection
+
+
+class CardAtWork:
+    """Chooses the plan, unless one is given.
+
+    Args:
+        most_bytes: of the card's own memory, 0 for all of it.
+        given: the plan to use instead, as after running out of memory.
+        micro_batch: where the run fixes it, 0 where it is to be found.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        load: CardLoad,
+        inner: InnerSection,
+        wishes: Wishes,
+        *,
+        most_bytes: int = 0,
+        given: CardPlan | None = None,
+        micro_batch: int = 0,
+    ) -> None:
+        self._device, self._load, self._inner = device, load, inner
+        self._card = read_card(device)
+        compiles = has_compiler()
+        self._limits = Limits(most_bytes, compiles, allows_int8(inner) and compiles and has_torchao())
+        choice = choose(self._card, load, inner, wishes, self._limits, micro_batch)
+        self.plan = given or choice.plan
+        self._micro_batch = choice.micro_batch
+        self._usable_bytes = usable(self._card, wishes.fit, self._limits)
+
+    def begin(self) -> None:
+        """Training begins: memory that was taken before does not count as used."""
+        forget_most_used(self._device)
+
+    def report(self, micro_batch: int) -> CardReport:
+        """The plan at so many sequences at a time; 0 if that is not known yet."""
+        size = micro_batch or self._micro_batch
+        expected = expected_bytes(self._card, self._load, self._inner, size, self.plan)
+        return CardReport(
+            plan=self.plan,
+            kind=self._card.kind,
+            may_be_int8=self._limits.may_be_int8,
+            reason=explained(self._card, self.plan, expected, self._usable_bytes),
+            expected_bytes=expected,
+            usable_bytes=self._usable_bytes,
+            used_bytes=most_used_bytes(self._device),
+            flops_per_token=flops_per_token(self._load),
+            peak_flops=peak_flops(self._card, self.plan.precision),
+        )

@@ -1,0 +1,38 @@
+"""The report on the card: from a training process to its daemon, and from the daemon to its owner."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.cards_core import CardKind
+from peer.training.plan.speed_core import utilisation
+
+
+class CardReport(BaseModel):
+    """How the card trains, and why.
+
+    Attributes:
+        may_be_int8: whether the run and this machine allow moments in 8 bits.
+        reason: one sentence for the volunteer.
+        expected_bytes: of the card with this plan, of its `usable_bytes`.
+        used_bytes: the most that torch took of the card while it trained; 0 where this is not measured.
+        flops_per_token: of forward and backward pass.
+        peak_flops: FLOP/s of the card in this precision; None if that is not known.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: CardPlan
+    kind: CardKind
+    may_be_int8: bool = False
+    reason: str = ""
+    expected_bytes: int = 0
+    usable_bytes: int = 0
+    used_bytes: int = 0
+    flops_per_token: int = 0
+    peak_flops: float | None = None
+
+    def mfu(self, tokens_per_s: float) -> float | None:
+        """Model FLOPs utilisation at this speed, 0 to 1; None if it is not known."""
+        return utilisation(tokens_per_s, self.flops_per_token, self.peak_flops)

@@ -1,0 +1,44 @@
+"""Torch's own counting of a step's memory, without computing it: tensors have shapes and no values."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from peer.models.chunked_loss import CPU_LOGITS
+from peer.models.decoder import Decoder
+from peer.training.plan.card_memory_core import MemoryNeed, memory_need, whole_load
+from peer.training.plan.card_plan import CardPlan
+from peer.training.replica.replica import Replica
+from protocol.run.training_sections import InnerSection
+from protocol.tensors.model_config import ModelConfig, model_schema
+from tests.peer.pretended_card import PretendedCard
+
+
+def expected(model: ModelConfig, inner: InnerSection, micro_batch: int, plan: CardPlan) -> MemoryNeed:
+    """The formulas for the CPU, where the step below is counted."""
+    return memory_need(whole_load(model), inner, micro_batch, plan, has_fused_norms=False, chunk_logits=CPU_LOGITS)
+
+
+def counted_bytes(model: ModelConfig, inner: InnerSection, micro_batch: int, plan: CardPlan) -> int:
+    """The most bytes at any moment of a later micro-batch of a later step, and of that step."""
+    card = PretendedCard()
+    with FakeTensorMode(), card:
+        made = Decoder(model)
+        replica = Replica(made, model_schema(model), inner, plan)
+        _give_gradients(replica)
+        replica.step(1e-3)  # makes the moments
+        _give_gradients(replica)
+        card.forget_peak()
+        tokens_BT = torch.zeros((micro_batch, model.context_tokens + 1), dtype=torch.int64)
+        with replica.computing():
+            loss = made.loss(tokens_BT[:, :-1], tokens_BT[:, 1:])
+        replica.backward(loss)
+        del loss
+        replica.step(1e-3)
+    return card.peak_bytes
+
+
+def _give_gradients(replica: Replica) -> None:
+    for parameter in replica.parameters:
+        parameter.grad = torch.zeros_like(parameter)

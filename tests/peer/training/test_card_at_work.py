@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.training import card_at_work as module
+from peer.training.card_at_work import CardAtWork
+from peer.training.local_training import LocalTrainer
+from peer.training.plan.card_memory_core import flops_per_token, whole_load
+from peer.training.plan.card_plan import FLOAT32, CardPlan, Wishes
+from peer.training.plan.cards_core import Card
+from protocol.run.training_sections import InnerSection
+from tests.peer.training.plan.test_plan_core import MODELS, RTX_3060
+from tests.peer.training_world import MODEL, training_plan
+
+INNER = InnerSection(learning_rate=1e-3, batch_tokens=1 << 16)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def rtx_3060(monkeypatch: pytest.MonkeyPatch) -> Card:
+    monkeypatch.setattr(module, "read_card", lambda _device: RTX_3060)
+    monkeypatch.setattr(module, "has_compiler", lambda: True)
+    return RTX_3060
+
+
+def test_a_process_chooses_the_plan_of_its_card_and_tells_why(rtx_3060: Card) -> None:
+    load = whole_load(MODELS["350M"])
+    card = CardAtWork(CPU, load, INNER, Wishes())
+    assert card.plan == CardPlan(precision="bf16", is_compiled=True)
+    first, report = card.report(0), card.report(2)
+    assert first.expected_bytes > report.expected_bytes, "the largest that fits, before one was found"
+    assert report.reason == f"RTX 3060, 12 GB: bf16, compiled, {report.expected_bytes / 1e9:.1f} of 11.3 GB"
+    assert (report.kind, report.flops_per_token, report.used_bytes) == ("cuda", flops_per_token(load), 0)
+    assert report.peak_flops == pytest.approx(25.5e12)
+    assert report.mfu(3000.0) == pytest.approx(3000.0 * report.flops_per_token / 25.5e12)
+
+
+def test_a_given_plan_is_kept_and_the_reason_is_its_own(rtx_3060: Card) -> None:
+    given = CardPlan(precision="bf16", checkpointing="full")
+    card = CardAtWork(CPU, whole_load(MODELS["350M"]), INNER, Wishes(), given=given)
+    assert card.plan == given
+    assert "activations computed again" in card.report(1).reason
+
+
+def test_the_owners_wishes_and_limit_reach_the_plan(rtx_3060: Card) -> None:
+    wishes = Wishes(precision="fp32", compiles="off", fit="small")
+    card = CardAtWork(CPU, whole_load(MODELS["136M"]), INNER, wishes, most_bytes=4_000_000_000)
+    assert card.plan == CardPlan(precision="fp32", checkpointing="full")
+    assert card.report(0).usable_bytes == 4_000_000_000
+
+
+def test_a_small_model_on_a_processor_is_trained_plainly(tmp_path: Path) -> None:
+    trainer = LocalTrainer(training_plan(tmp_path))
+    assert trainer.card.plan == FLOAT32
+    report = trainer.card.report(trainer.micro_batch)
+    assert (report.kind, report.peak_flops, report.mfu(100.0)) == ("cpu", None, None)
+    assert 0 < report.expected_bytes < report.usable_bytes
+    assert report.flops_per_token == flops_per_token(whole_load(MODEL))
