@@ -31,7 +31,7 @@ try:
         from averaging.host.stderr_log import log_to_stderr
         from averaging.release import installed_release
         from averaging.system.machine_limits import keep_threads_to_cores
-        from protocol.errors import MachineError, PotluckError
+        from protocol.errors import ConfigError, MachineError, PotluckError
         from protocol.ids import PROTOCOL_VERSION
 except KeyboardInterrupt:
     # Imports are the longest part of a short command. Nothing was done yet, so a traceback would not help.
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from averaging.host.daemon_views import LocalDaemon
     from averaging.state.run_model import PeerModels
     from coordinator.experts.merge_inputs import MergeModels
+    from peer.service_commands import LocalHost
 
 # Otherwise grpc's C core prints failed TLS handshakes of strangers and ports in use. We report those ourselves.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -95,10 +96,18 @@ def _write_trace(state_dir: Path | None, file: Path) -> str:
 
 
 def _forget_run(state_dir: Path | None, run: str, confirm: Callable[[str], bool]) -> str:
-    import peer.status.local_view
-    from peer.membership.forget_run import forget_run
+    """Delete a run that is hosted here or was joined from here. Raises ConfigError where it is both: the user names the folder."""
+    from coordinator.run.forget_hosted import forget_hosted, is_hosted
+    from peer.membership.forget_run import forget_run, is_joined
 
-    return forget_run(peer.status.local_view.folder_of(state_dir), run, confirm)
+    hosted, joined = (kind.folder_of(state_dir) for kind in _daemons())
+    if not is_hosted(hosted, run):
+        return forget_run(joined, run, confirm)
+    if is_joined(joined, run):
+        raise ConfigError(
+            f"{run} is hosted from {hosted} and was joined from {joined}", "one of the two", "name one with --state-dir"
+        )
+    return forget_hosted(hosted, run, confirm)
 
 
 def _merge_models() -> MergeModels:
@@ -122,8 +131,15 @@ def _open_checkpoint(name: str, state_dir: Path | None) -> AbstractContextManage
     return opened_checkpoint(name, _peer_models(), state_dir)
 
 
+def _local_host() -> LocalHost:
+    """The host of this machine, for the peer's `potluck stop`."""
+    import coordinator.run.hosted_folder
+
+    return coordinator.run.hosted_folder
+
+
 coordinator.command_line.add_commands(app, _merge_models, _peer_models)
-peer.commands.add_commands(app, _open_checkpoint)
+peer.commands.add_commands(app, _open_checkpoint, _local_host)
 local_commands = LocalCommands(_daemons, _write_trace, _forget_run)
 local_commands.add_to(app)
 keep_help_texts(app)

@@ -59,11 +59,12 @@ def host(run_file: Path, flags: Mapping[str, object]) -> int:
 
     load_run_config(run_file)
     from averaging.gc_freeze import frozen_imports
+    from coordinator.run.start_command import start_command
 
     with frozen_imports():
         from coordinator.daemon import run_host
 
-    return run_host(run_file, config)
+    return run_host(run_file, config, start_command(run_file, flags))
 
 
 def dry_run(run_file: Path, flags: Mapping[str, object]) -> list[str]:

@@ -34,6 +34,7 @@ from averaging.network.seams.interfaces import Network, TrafficCount
 from averaging.network.seams.offload import ThreadOffload
 from averaging.storage.disk_room import DiskMeter
 from averaging.system.leave_signals import watch_signals
+from averaging.system.process_record import running_here
 from averaging.trio_errors import run_single_error
 from coordinator.admission.addresses import (
     HostAddresses,
@@ -71,6 +72,7 @@ from coordinator.run.run_files import (
     run_tokenizer,
     start_units,
 )
+from coordinator.run.start_command import StartCommand, remember_command
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
 from coordinator.status.screen import run_host_screen
@@ -97,18 +99,18 @@ _log = structlog.get_logger()
 _TICK_S: Final = 1.0
 
 
-def run_host(run_file: Path, config: HostConfig) -> int:
-    """Host the run until SIGINT, SIGTERM or SIGHUP; returns the exit code.
+def run_host(run_file: Path, config: HostConfig, command: StartCommand) -> int:
+    """Host the run until SIGINT, SIGTERM or SIGHUP; returns the exit code. `command` is told as the one that goes on.
 
     Raises:
         ConfigError, MachineError, StorageError: the run cannot be hosted, with the reason.
     """
     # A failed service ends the daemon; its own error is what the user should read.
-    run_single_error(partial(serve_run, run_file, config, say=partial(print, flush=True)))
+    run_single_error(partial(serve_run, run_file, config, command, say=partial(print, flush=True)))
     return 0
 
 
-async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
+async def serve_run(run_file: Path, config: HostConfig, command: StartCommand, *, say: Say) -> None:
     """Open the run and serve it until a signal comes; `say` gets the lines for the user's terminal.
 
     Raises:
@@ -119,20 +121,20 @@ async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
 
         def leave(reason: str) -> None:
             _log.info("host_leaving", reason=reason)
-            say(f"closed; peers train on without the host. Go on with: potluck host {run_file}")
+            say(f"closed; peers train on without the host. Go on with: {command}")
             leaving.cancel()
 
         # Outside of `leaving`, because a second signal must be heard while the daemon is leaving.
         root.start_soon(watch_signals, leave)
         with leaving:
-            async with _open_host(run_file, config, say) as host:
+            async with _open_host(run_file, config, command, say) as host:
                 with no_progress():
                     await _serve(host, say)
         root.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncIterator[HostDaemon]:
+async def _open_host(run_file: Path, config: HostConfig, command: StartCommand, say: Say) -> AsyncIterator[HostDaemon]:
     clock, offload = SystemClock(), ThreadOffload()
     folder = config.state_dir
     with open_identity(folder / IDENTITY_FILE) as held, ExitStack() as kept:
@@ -142,6 +144,8 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
         log_path = folder / LOG_FOLDER / LOG_NAME
         say(f"log      {log_path}")
         kept.enter_context(keep_log(log_path))
+        remember_command(folder, command)
+        kept.enter_context(running_here(folder))
         remember_settings(folder, config.model_dump(mode="json"))
         run = await offload.run(lambda: open_run(run_file, folder, held.identity, now_unix_s=clock.unix_s()))
         with open_ledger(folder / LEDGER_FILE) as ledger:
@@ -155,7 +159,7 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             await tracker.restore()
             tokenizer = await offload.run(lambda: run_tokenizer(run))
             disk = DiskMeter(folder, offload)
-            yield HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk)
+            yield HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk, command)
 
 
 async def _serve(host: HostDaemon, say: Say) -> None:
@@ -183,6 +187,7 @@ async def _serve(host: HostDaemon, say: Say) -> None:
             )
         with kept_status_address(config.state_dir, urls[0]):
             services.start_soon(_tick, host)
+            say("starting the network: some seconds, or half a minute on a busy machine ...")
             async with _open_network(host, thread, addresses) as network:
                 node.network = network
                 await greet(host, addresses, network, local_address(urls[0]), say)

@@ -16,13 +16,15 @@ from averaging.storage.disk_room import DiskMeter
 from averaging.storage.full_disk import full_disk_sentence
 from coordinator.admission.addresses import (
     HostAddresses,
+    wider_note,
 )
-from coordinator.admission.greeting import address_lines, invite_lines
+from coordinator.admission.greeting import WITHDRAWN_NOTE, address_lines, invite_lines
 from coordinator.admission.invites import (
     InviteAddresses,
     IssuedInvite,
     invite_of_start,
     issue_invite,
+    known_reach,
     remember_reach,
 )
 from coordinator.admission.qr_code import qr_lines
@@ -39,6 +41,7 @@ from coordinator.run.run_files import (
     RunFiles,
     RunTokenizer,
 )
+from coordinator.run.start_command import UNKNOWN, StartCommand
 from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
 from coordinator.status.screen import NEW_EVENTS, HostView, host_view
 from coordinator.status.status_page import RunSource
@@ -65,6 +68,7 @@ class HostDaemon:
     tracker: RunTracker
     tokenizer: RunTokenizer | None
     disk: DiskMeter
+    command: StartCommand = UNKNOWN
     events: EventBook = field(default_factory=EventBook)
 
 
@@ -112,6 +116,8 @@ async def greet(host: HostDaemon, addresses: HostAddresses, network: Network, ur
             now_unix_s=host.clock.unix_s(),
         )
 
+    earlier = await host.writer.run(known_reach)
+    before = earlier.addresses if earlier is not None else ()
     issued = await host.writer.run(invite)
     news, bulk_port = host.tracker.news(), next((address.port for address in network.bulk_addresses()), 0)
     say(f"run {run.manifest.config.run.name} is {'complete' if is_over else 'open'}: {news.phase}, {news.reason}")
@@ -119,10 +125,15 @@ async def greet(host: HostDaemon, addresses: HostAddresses, network: Network, ur
     say(f"metrics  {url}/metrics")
     for line in address_lines(addresses, bulk_port):
         say(line)
+    if issued is None and not is_over:
+        say(WITHDRAWN_NOTE)
+        return
     if issued is None:
         say("nobody can join it any more, so there is no invite; its model: potluck checkpoint list")
         return
-    for line in invite_lines(issued, addresses):
+    if note := wider_note(before, addresses, host.command):
+        say(note)
+    for line in invite_lines(issued, addresses, host.command):
         say(line)
     if sys.stdout.isatty() and (code := qr_lines(issued.line, shutil.get_terminal_size().columns)):
         say("\n".join(code))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from averaging.host.flags import command_with_flags, flags_given
-from peer.service_commands import add_service_commands
+from peer.service_commands import LocalHost, add_service_commands
 from protocol.tables import examples, several
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ OpenCheckpoint: TypeAlias = Callable[[str, Path | None], AbstractContextManager[
 """The folder of the checkpoint that a name and a state folder mean, for as long as it is used."""
 
 
-def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint) -> None:
-    """Add this folder's commands to the command line."""
+def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint, load_host: Callable[[], LocalHost]) -> None:
+    """Add this folder's commands to the command line. `load_host` imports the access to this machine's host."""
     joining = (
         "potluck join potluck1:... --detach",
         "potluck join --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle",
@@ -33,7 +33,7 @@ def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint) -> None:
     app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*joining))(join)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck pause --for 1h30m", "potluck pause"))(pause)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck resume"))(resume)
-    add_service_commands(app)
+    add_service_commands(app, load_host)
     asking = ("potluck doctor", "potluck doctor potluck1:...")
     app.command(cls=command_with_flags(_place), rich_help_panel=_PANEL, epilog=examples(*asking))(doctor)
     app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)

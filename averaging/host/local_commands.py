@@ -30,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 class LocalCommands:
     """The commands. `daemons` returns the kinds of daemons, `write_trace` writes a peer's newest round to a file, and `forget_run`
-    deletes a run that was joined, once its owner has said yes.
+    deletes a run that was joined or is hosted, once its owner has said yes.
     """
 
     def __init__(
@@ -167,11 +167,16 @@ class LocalCommands:
         self,
         run: Annotated[str, typer.Argument(metavar="RUN", help="Its name, or the beginning of its id.")],
         state_dir: Annotated[
-            Path | None, typer.Option("--state-dir", help="The peer's folder, as at `potluck join`.")
+            Path | None,
+            typer.Option("--state-dir", help="The host's or the peer's folder; both usual ones if not given."),
         ] = None,
         yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     ) -> None:
-        """Delete a run that was joined: its state, credential and fetched models. Asks first, and never deletes a running one."""
+        """Delete a run that was joined, or that is hosted here. Asks first, and never deletes a running one.
+
+        Of a joined run, its state, credential and fetched models. Of a hosted one,
+        its checkpoints, invites and keys, too: nobody can host it again.
+        """
         typer.echo(self._forget_run(state_dir, run, lambda question: yes or typer.confirm(question)))
 
     def bugreport(

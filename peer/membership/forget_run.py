@@ -12,7 +12,7 @@ from typing import Final
 from averaging.storage.file_storage import folder_bytes
 from peer.membership.named_run import find_run, run_name
 from peer.membership.saved_membership import is_known, last_run_folder
-from protocol.errors import MachineError, StorageError
+from protocol.errors import ConfigError, MachineError, StorageError
 from protocol.identity.identity_file import open_identity
 from protocol.tables import in_bytes, printable
 
@@ -42,6 +42,14 @@ def forget_run(state_dir: Path, name: str, confirm: Callable[[str], bool]) -> st
         if isinstance(error, StorageError) or is_last:
             raise
         return _asked(folder, called, question, confirm)  # the peer runs in another run
+
+
+def is_joined(state_dir: Path, name: str) -> bool:
+    """Whether a run of that name or id was joined from a state folder. Blocks."""
+    try:
+        return bool(name) and find_run(state_dir, name).is_dir()
+    except ConfigError:
+        return False
 
 
 def _asked(folder: Path, called: str, question: str, confirm: Callable[[str], bool]) -> str:

@@ -13,8 +13,6 @@ from peer.status.status import PeerStatus, last_status
 from peer.status.status_text import status_lines
 from protocol.errors import ConfigError, MachineError, StorageError, UnreachableError
 
-_REMEDY: Final = "start it with: potluck join"
-
 LOG_NAME: Final = "peer.log"
 """In the log folder of the state folder."""
 
@@ -56,7 +54,9 @@ def _ask(folder: Path) -> tuple[Row, list[Row], list[Row]]:
             raise UnreachableError(f"another daemon answers at {url}")
         peers, rounds = get_json(f"{url}/peers.json"), get_json(f"{url}/rounds.json")
     except (UnreachableError, ConfigError, MachineError) as error:
-        raise UnreachableError(f"no peer runs from {folder}", "", _REMEDY) from error
+        from peer.owner.running_peer import join_command
+
+        raise UnreachableError(f"no peer runs from {folder}", "", f"start it with: {join_command(folder)}") from error
     return status, rows_of(peers.get("peers")), rows_of(rounds.get("rounds"))
 
 
