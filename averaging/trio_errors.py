@@ -21,11 +21,16 @@ def run_single_error(main: Callable[[], Awaitable[T]]) -> T:
     except BaseExceptionGroup as group:
         if group.subgroup(KeyboardInterrupt) is not None:
             raise KeyboardInterrupt from group  # before the signals were watched
-        errors = list(_leaves(group))
-        ours = [error for error in errors if isinstance(error, PotluckError)]
-        if not ours and len(errors) > 1:
+        errors, ours = list(_leaves(group)), first_of_ours(group)
+        if ours is None and len(errors) > 1:
             raise
-        raise (ours or errors)[0] from group
+        raise ours or errors[0] from group
+
+
+def first_of_ours(error: BaseException) -> PotluckError | None:
+    """The first error of ours inside groups, or the error itself; None if there is none."""
+    leaves = _leaves(error) if isinstance(error, BaseExceptionGroup) else (error,)
+    return next((leaf for leaf in leaves if isinstance(leaf, PotluckError)), None)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

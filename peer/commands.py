@@ -124,12 +124,20 @@ def _check_named_run(config: PeerConfig, run: str, text: str) -> None:
 
 
 def _check_invite(config: PeerConfig, text: str, run: str) -> None:
-    """Refuse an invite that cannot work, or none without an earlier run, before any slow import."""
+    """Refuse an invite that cannot work, none without an earlier run, a banned peer, and a second one of a state folder, before any
+    slow import.
+    """
     import time
 
     from peer.membership.joining import usable_invite
+    from peer.membership.own_ban import own_ban
+    from peer.membership.saved_membership import run_folder
+    from peer.owner.running_peer import refuse_second_peer
 
-    usable_invite(config.state_dir, text, time.time(), run)
+    refuse_second_peer(config.state_dir)
+    invite = usable_invite(config.state_dir, text, time.time(), run)
+    if ban := own_ban(config.state_dir, run_folder(config.state_dir, invite.run_id)):
+        raise ban
 
 
 def _whole(invite: list[str] | None) -> str:

@@ -16,6 +16,9 @@ from protocol.errors import ConfigError, MachineError, StorageError
 from protocol.identity.identity_file import open_identity
 from protocol.tables import in_bytes, printable
 
+_FINAL_STATUS: Final = "final_status.json"
+"""The last status of the peer in its last run (peer/status/status.py). It must not outlive the run."""
+
 _DOOMED: Final = ".forgotten-"
 """The folder has another name while it is deleted, so that half of it never looks like a run."""
 
@@ -35,13 +38,13 @@ def forget_run(state_dir: Path, name: str, confirm: Callable[[str], bool]) -> st
     question = f"delete {called} in {folder.parent}? Its training that was not counted yet is lost"
     try:
         if not identity.exists():
-            return _asked(folder, called, question, confirm)
+            return _asked(folder, called, question, confirm, is_last)
         with open_identity(identity):
-            return _asked(folder, called, question, confirm)
+            return _asked(folder, called, question, confirm, is_last)
     except MachineError as error:
         if isinstance(error, StorageError) or is_last:
             raise
-        return _asked(folder, called, question, confirm)  # the peer runs in another run
+        return _asked(folder, called, question, confirm, is_last)  # the peer runs in another run
 
 
 def is_joined(state_dir: Path, name: str) -> bool:
@@ -52,7 +55,7 @@ def is_joined(state_dir: Path, name: str) -> bool:
         return False
 
 
-def _asked(folder: Path, called: str, question: str, confirm: Callable[[str], bool]) -> str:
+def _asked(folder: Path, called: str, question: str, confirm: Callable[[str], bool], is_last: bool) -> str:
     if not confirm(question):
         return "nothing was deleted"
     doomed = folder.with_name(_DOOMED + folder.name)
@@ -60,9 +63,13 @@ def _asked(folder: Path, called: str, question: str, confirm: Callable[[str], bo
         shutil.rmtree(doomed, ignore_errors=True)
         os.replace(folder, doomed)
         shutil.rmtree(doomed)
+        if is_last:
+            (folder.parent.parent / _FINAL_STATUS).unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(f"{folder} cannot be deleted ({error.strerror})", "a writable folder") from error
-    return f"deleted: {called}"
+    return (
+        f"deleted: {called}; text that it fetched may stay in {folder.parent.parent / 'data'}, a cache of limited size"
+    )
 
 
 @contextmanager

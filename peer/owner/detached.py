@@ -12,7 +12,7 @@ from typing import Final
 
 from averaging.host.http_client import get_json, read_status_address
 from averaging.host.log_file import LOG_FOLDER
-from peer.owner.running_peer import running_peer
+from peer.owner.running_peer import refuse_second_peer, running_peer
 from protocol.errors import ConfigError, MachineError, StorageError, UnreachableError
 from protocol.tables import printable
 
@@ -48,8 +48,7 @@ def join_detached(
         MachineError: a peer runs already, or the process ended at once; with its last lines.
         StorageError: its output cannot be written.
     """
-    if running_peer(state_dir) is not None:
-        raise MachineError(f"a peer runs from {state_dir} already", "one peer for a folder", "potluck stop ends it")
+    refuse_second_peer(state_dir)
     output = state_dir / LOG_FOLDER / OUTPUT_FILE
     arguments = command or [*own_command(), *detached_arguments(sys.argv[1:])]
     try:
