@@ -129,7 +129,7 @@ async def serve_run(run_file: Path, config: HostConfig, command: StartCommand, *
         with leaving:
             async with _open_host(run_file, config, command, say) as host:
                 with no_progress():
-                    await _serve(host, say)
+                    await _serve(host, command, say)
         root.cancel_scope.cancel()
 
 
@@ -159,10 +159,10 @@ async def _open_host(run_file: Path, config: HostConfig, command: StartCommand, 
             await tracker.restore()
             tokenizer = await offload.run(lambda: run_tokenizer(run))
             disk = DiskMeter(folder, offload)
-            yield HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk, command)
+            yield HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk)
 
 
-async def _serve(host: HostDaemon, say: Say) -> None:
+async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
     config = host.config
     addresses = await host.writer.run(lambda ledger: settle_addresses(config, ledger))
     http_port = config.http_port or await host.writer.run(partial(kept_http_port, http_host=config.http_host))
@@ -190,7 +190,7 @@ async def _serve(host: HostDaemon, say: Say) -> None:
             say("starting the network: some seconds, or half a minute on a busy machine ...")
             async with _open_network(host, thread, addresses) as network:
                 node.network = network
-                await greet(host, addresses, network, local_address(urls[0]), say)
+                await greet(host, command, addresses, network, local_address(urls[0]), say)
                 for url in public_urls:
                     say(
                         f"public   {public_url(url, addresses.public_host)}   (read-only, for anybody who can reach it)"

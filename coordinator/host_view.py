@@ -41,7 +41,7 @@ from coordinator.run.run_files import (
     RunFiles,
     RunTokenizer,
 )
-from coordinator.run.start_command import UNKNOWN, StartCommand
+from coordinator.run.start_command import StartCommand
 from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
 from coordinator.status.screen import NEW_EVENTS, HostView, host_view
 from coordinator.status.status_page import RunSource
@@ -68,7 +68,6 @@ class HostDaemon:
     tracker: RunTracker
     tokenizer: RunTokenizer | None
     disk: DiskMeter
-    command: StartCommand = UNKNOWN
     events: EventBook = field(default_factory=EventBook)
 
 
@@ -94,8 +93,10 @@ def helper_context(host: HostDaemon, addresses: HostAddresses, reach: InviteAddr
     )
 
 
-async def greet(host: HostDaemon, addresses: HostAddresses, network: Network, url: str, say: Say) -> None:
-    """Print the run's state, addresses and invite, and remember how the host is reached."""
+async def greet(
+    host: HostDaemon, command: StartCommand, addresses: HostAddresses, network: Network, url: str, say: Say
+) -> None:
+    """Print the run's state, addresses and invite, and remember how the host is reached. `command` started it."""
     config, run = host.config, host.run
     reach = InviteAddresses(addresses.grpc_addresses, network.addresses())
     is_over = host.tracker.state.phase is Phase.FINISHED
@@ -131,9 +132,9 @@ async def greet(host: HostDaemon, addresses: HostAddresses, network: Network, ur
     if issued is None:
         say("nobody can join it any more, so there is no invite; its model: potluck checkpoint list")
         return
-    if note := wider_note(before, addresses, host.command):
+    if note := wider_note(before, addresses, command):
         say(note)
-    for line in invite_lines(issued, addresses, host.command):
+    for line in invite_lines(issued, addresses, command):
         say(line)
     if sys.stdout.isatty() and (code := qr_lines(issued.line, shutil.get_terminal_size().columns)):
         say("\n".join(code))

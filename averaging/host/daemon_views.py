@@ -190,7 +190,7 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
     cells = [
         (
             row.get("name") or "?",
-            row.get("state") or "?",
+            shown_state(row),
             whole(row.get("index")),
             whole(row.get("tokens_per_s")),
             bits(row.get("loss")),
@@ -202,6 +202,11 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
     ]
     header = ("NAME", "STATE", "ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED", "HERE", "SILENT")
     return table(header, cells, right=frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED"}))
+
+
+def shown_state(row: Row) -> str:
+    """The state of a peer for people: that it is banned before anything else."""
+    return "banned" if row.get("is_banned") is True else str(row.get("state") or "?")
 
 
 def _lasted(seconds: object) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from coordinator.progress.run_core import Phase
 from coordinator.progress.run_view import LIVE_S, PeerEntry, RunPicture, TimedRound
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
@@ -71,6 +72,10 @@ def _state(entry: PeerEntry, now_s: float) -> str:
     return word if word in ("left", "paused") else "here"
 
 
+def _is_empty(states: Mapping[PeerId, str]) -> bool:
+    return all(state in ("left", "silent") for state in states.values())
+
+
 def _first(picture: RunPicture) -> Iterator[_NewEvent]:
     phase = picture.state.phase.value
     yield _NewEvent("run", f"the host {picture.restarted}" if picture.restarted else f"the host is up: {phase}")
@@ -84,6 +89,8 @@ def _between(
     if after.restarted and not before.restarted:
         yield _NewEvent("run", f"the host {after.restarted}")
     yield from _peers(were, are)
+    if after.state.phase is Phase.TRAINING and _is_empty(are) and not _is_empty(were) and were:
+        yield _NewEvent("trouble", "no peer is here: the run waits until one comes back")
     known = {timed.row.commit for timed in before.rounds}
     newest = before.state.index
     for timed in after.rounds:
@@ -100,8 +107,8 @@ def _between(
         yield _NewEvent("trouble", f"{unit} is frozen: {frozen[unit]}")
     for unit in sorted(was_frozen.keys() - frozen.keys()):
         yield _NewEvent("run", f"{unit} has a holder again and goes on")
-    if after.num_bans > before.num_bans:
-        yield _NewEvent("trouble", f"{after.num_bans - before.num_bans} more banned")
+    for peer in sorted(after.banned - before.banned):
+        yield _NewEvent("trouble", f"{peer_name(peer)} was banned", peer)
     before_checkpoints = {row.commit for row in before.checkpoints}
     for row in after.checkpoints:
         if row.commit not in before_checkpoints:

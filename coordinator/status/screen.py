@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from averaging.host.daemon_views import rows_of
+from averaging.host.daemon_views import rows_of, shown_state
 from averaging.host.live_screen import bars_of, rows_of_text, run_daemon_screen
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import Json, RunPicture, now_json
@@ -114,7 +114,7 @@ def _peer_rows(status: Json) -> list[tuple[str, str]]:
         rows.append(
             (
                 f"  {printable(row.get('name'))}",
-                f"{row.get('state')}, {whole(row.get('tokens_per_s'))} tokens/s{loss}, {counted}",
+                f"{shown_state(row)}, {whole(row.get('tokens_per_s'))} tokens/s{loss}, {counted}",
             )
         )
     return rows + ([("", f"and {len(peers) - PEERS_SHOWN} more: potluck peers")] if len(peers) > PEERS_SHOWN else [])

@@ -48,6 +48,7 @@ from averaging.network.seams.interfaces import MAX_CONTROL_BYTES, DirectoryEntry
 from protocol.errors import (
     MachineError,
     PotluckError,
+    TemporaryError,
 )
 from protocol.ids import PeerId
 
@@ -209,8 +210,17 @@ class Session:
         await self._p2p.shutdown()
 
     async def addresses(self) -> tuple[str, ...]:
-        """Our multiaddresses, each ending in /p2p/<peer id>."""
-        return tuple(str(address) for address in await self._p2p.get_visible_maddrs(latest=True))
+        """Our multiaddresses, each ending in /p2p/<peer id>.
+
+        Raises:
+            TemporaryError: this machine has no network interface with an address.
+        """
+        try:
+            return tuple(str(address) for address in await self._p2p.get_visible_maddrs(latest=True))
+        except ValueError as error:  # hivemind's word for none
+            raise TemporaryError(
+                "no network interface of this machine is up", "one with an address", "connect it, then try again"
+            ) from error
 
     async def _connect(self, addresses: Sequence[str]) -> tuple[str, ...]:
         from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
