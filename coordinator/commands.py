@@ -110,6 +110,15 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
         return issue_invite(ledger, run, reach, uses=uses, hours=hours, now_unix_s=time.time()).line
 
 
+def invite_note(line: str, *, uses: int, hours: float) -> str:
+    """The limits and the id of an invite that was just made, in one line."""
+    from coordinator.admission.invites import invite_id
+    from protocol.tables import several
+
+    known_as = invite_id(line)
+    return f"for {several(uses, 'peer')} within {hours:g} h; to withdraw it: potluck invite withdraw {known_as}"
+
+
 def list_invites(state_dir: Path | None) -> list[dict[str, object]]:
     """The run's invites, the newest last: id, made_unix_s, expires_unix_s, uses, max_uses, and the reason in `ends` if it admits
     nobody now. The host may be running.

@@ -61,7 +61,10 @@ def join(
     context: typer.Context,
     invite: Annotated[
         list[str] | None,
-        typer.Argument(help="The line the host gave you (potluck1:...); leave out to go on with the last run."),
+        typer.Argument(
+            help="The line the host gave you (potluck1:...), or - to read it from standard input, which keeps it out of `ps`; leave "
+            "out to go on with the last run."
+        ),
     ] = None,
     run: Annotated[
         str, typer.Option("--run", help="Go on with this run, by its name or id as `potluck runs` shows them.")
@@ -104,7 +107,7 @@ def join(
     if detach:
         from peer.owner.detached import join_detached
 
-        typer.echo("\n".join(join_detached(config.state_dir)))
+        typer.echo("\n".join(join_detached(config.state_dir, line=text, pieces=invite or ())))
         return
     with nullcontext() if config.reduce_only else early_worker() as worker:
         # Both import torch, which is slow, so they import in parallel.
@@ -141,8 +144,15 @@ def _check_invite(config: PeerConfig, text: str, run: str) -> None:
 
 
 def _whole(invite: list[str] | None) -> str:
-    """The pasted line. A terminal or a chat may have put spaces into it; the shell then passes several arguments."""
-    return "".join("".join(invite or ()).split())
+    """The pasted line, or the first line of standard input for "-". A terminal or a chat may have put spaces into it; the shell then
+    passes several arguments.
+    """
+    pieces = invite or ()
+    if list(pieces) == ["-"]:
+        import sys
+
+        pieces = [sys.stdin.readline()]
+    return "".join("".join(pieces).split())
 
 
 _StateDir = Annotated[Path | None, typer.Option(help="Folder of identity and progress, as at `potluck join`.")]

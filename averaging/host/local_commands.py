@@ -71,7 +71,7 @@ class LocalCommands:
             ),
         ] = None,
     ) -> None:
-        """Show how the host and the peer of this machine are doing; exit code 5 if neither runs."""
+        """Show how the host and the peer of this machine are doing; exit code 5 if neither runs, 3 if there is none here."""
         from averaging.host.daemon_views import status_json, status_text
 
         if trace is not None:
@@ -90,8 +90,8 @@ class LocalCommands:
     ) -> None:
         """List the peers of the run, as the host or the peer of this machine knows them.
 
-        COUNTED are a peer's tokens in the rounds that are shown. HERE is the time for
-        which the host has heard it without a break.
+        COUNTED are a peer's tokens in the rounds that the host or this peer remembers.
+        HERE is the time for which the host has heard it without a break.
         """
         from averaging.host.daemon_views import peers_json, peers_text, sorted_peers
 
@@ -104,7 +104,11 @@ class LocalCommands:
         last: Annotated[int, typer.Option(min=1, help="How many, the newest ones.")] = 20,
         as_json: AsJson = False,
     ) -> None:
-        """List the latest rounds: the members, their shares, and what was left out."""
+        """List the latest rounds: the members, their shares, and what was left out.
+
+        COVERED is the share of the members' work that arrived. OUT is the number of
+        peers whose work is not in the round.
+        """
         from averaging.host.daemon_views import rounds_json, rounds_text
 
         views = self._look(state_dir)

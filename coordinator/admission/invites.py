@@ -142,6 +142,11 @@ class ListedInvite:
     ends: str
 
 
+def invite_id(line: str) -> str:
+    """The id of an invite in the list of invites."""
+    return hash_secret(decode_invite(line).secret).hex()[:_ID_LETTERS]
+
+
 def list_invites(ledger: Ledger, now_unix_s: float) -> list[ListedInvite]:
     """All invites of the run, the newest last."""
     return [_listed(row, now_unix_s) for row in ledger.invites()]

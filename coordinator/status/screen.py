@@ -79,7 +79,9 @@ def _is_round(event: RunEvent) -> bool:
 
 
 def _beside_round(view: HostView) -> str:
-    status, losses = view.status, [f"{name} loss {bits(nats)}" for name, nats in view.losses]
+    status = view.status
+    told = ", ".join(f"{name} {bits(nats)}" for name, nats in view.losses)
+    losses = [f"{told} bits per byte"] if told else []
     share = done_percent(_number(status, "total_tokens"), _number(status, "target_total_tokens"))
     left = [f"{duration(status['eta_s'])} to go"] if status.get("eta_s") is not None else []
     return "; " + ", ".join([*losses, f"{share} of the run", *left])

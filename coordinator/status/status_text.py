@@ -44,7 +44,7 @@ def _of_experts(status: Mapping[str, object]) -> str:
 
 def _peer_line(row: Mapping[str, object]) -> str:
     loss = row.get("loss")
-    said = f", loss {bits(loss)}" if isinstance(loss, (int, float)) else ""
+    said = f", {bits(loss)} bits per byte" if isinstance(loss, (int, float)) else ""
     return (
         f"  {row.get('name', '?'):<24} {shown_state(row):<12} {_number(row, 'tokens_per_s'):>8,.0f} tokens/s"
         f"{said}, seen {duration(row.get('last_seen_s'))} ago"

@@ -183,7 +183,8 @@ class Session:
         await bring_to(self._socket, self.daemon.control_socket, tuple(serving))
         reached = await self._connect(addresses)
         if tried := sorted({address.rpartition("/p2p/")[0] for address in addresses} if not reached else ()):
-            log.warning("no_known_peer_answers", tried=tried[:8], effect="goes on alone until one is found")
+            reason = f"tried {len(tried)}, first {tried[0]}; this peer goes on alone until it finds one"
+            log.warning("no_known_peer_answers", reason=reason)
         self._node = await DHTNode.create(
             p2p=self._p2p,
             initial_peers=list(reached) or None,
