@@ -77,8 +77,8 @@ def host(
 ) -> None:
     """Open a run and keep it healthy: prints the line to paste for volunteers, and the status page's address.
 
-    Ctrl-C closes the host, or `potluck stop` from another terminal; peers train on.
-    Run it again to go on.
+    Ctrl-C closes the host, or `potluck stop` from another terminal. Peers train
+    on. Run it again to go on.
 
     Flags win over POTLUCK_HOST_* variables, and those over host.toml.
     --dry-run shows every setting and where it comes from.

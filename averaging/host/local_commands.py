@@ -90,7 +90,7 @@ class LocalCommands:
     ) -> None:
         """List the peers of the run, as the host or the peer of this machine knows them.
 
-        COUNTED are a peer's tokens in the rounds that the host or this peer remembers.
+        COUNTED are a peer's tokens in the rounds that its daemon remembers.
         HERE is the time for which the host has heard it without a break.
         """
         from averaging.host.daemon_views import peers_json, peers_text, sorted_peers
